@@ -76,12 +76,12 @@ class QualityOptions:
 
 
 def _quality(options: QualityOptions) -> int:
-    """Measure what --mxfp4-layers changes in what the model says; 15 where it is too much."""
+    """Measure the effect of --mxfp4-layers on the model's answers; 15 if it is too large."""
     from sparkforge.build import serve
     from sparkforge.inspect.perf import losses, quality, roofline
 
     for layers in options.layers:
-        roofline.parse_layers(layers)  # here, and not by a server after the first has run
+        roofline.parse_layers(layers)  # checked here, not by a server after the first has run
     project = Project.open(options.project)
     context = last_context(
         project, options.target, options.variant, options.server, options.arguments
@@ -125,7 +125,7 @@ def _quality(options: QualityOptions) -> int:
 
 
 def judge_quality(report: losses.Report) -> int:
-    """Print what is wrong with what was measured; returns the exit code."""
+    """Print the problems of the measurements; returns the exit code."""
     code = 0
     if report.beyond:
         remedy = (

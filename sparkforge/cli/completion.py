@@ -35,7 +35,7 @@ def complete(
     quote, begun, _, words, _ = split_line(line, point)
     before = words[int(os.environ[VARIABLE]) :]
     if "--" in before:
-        os._exit(0)  # what follows is not ours
+        os._exit(0)  # the rest is not ours
     # with the default command in place, so that its options are known
     *full, begun = spelled_out([*before, begun]) or [""]
     known = {name for group in overview.GROUPS.values() for name in group}
@@ -81,4 +81,4 @@ def _named(what: str) -> Iterable[str]:
 
 
 _NAMES = {"target": _targets, "upstream": _upstreams}
-"""By the option or argument: what gives its values."""
+"""Functions for values, by option or argument."""

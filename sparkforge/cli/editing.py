@@ -105,7 +105,7 @@ def _export(options: ExportOptions) -> int:
             )
         chain = Chain(source, commits, tree.objects)
         now = series.read(project.series_folder(tree.upstream))
-        # what others did to the series since must not be undone: only a no-op may pass
+        # changes to the series since then must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
         try:
             fresh, report, written = exporting.export(

@@ -62,7 +62,7 @@ _TAKES_A_COMMAND = ("ablate", "dev")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ended: list[int] = []
 """The signal that has ended this run."""
-# the operating system's answers that are about the user's files, and no bug of ours
+# errors of the operating system about the user's files, not bugs of ours
 _ACCESS, _ROOM = "give the user access to it", "free some space"
 _REFUSED = {
     errno.EACCES: _ACCESS,
@@ -142,13 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments[0] = overview.QUESTIONS[arguments[0]]
     arguments = spelled_out(arguments)
     _ended.clear()
-    # a killed build must clean up as an interrupted one does
+    # a killed build must clean up like an interrupted one
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
             signal.signal(number, _interrupt)
     gitsafe.unbind()
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us
+        if getattr(sys, name) is None:  # closed by the parent
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     # until the options are parsed
@@ -200,7 +200,7 @@ def _interrupted(seconds: float) -> int:
 
 
 def _refused(error: Exception) -> StoreError | None:
-    """Return what the operating system refused, where that is about the user's files."""
+    """Return the operating system's error, if it is about the user's files."""
     if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve()
         return StoreError(str(error), _REFUSED[errno.ELOOP])
     if not isinstance(error, OSError) or error.errno not in _REFUSED:

@@ -1,4 +1,4 @@
-"""The commands in groups, and what `build.py` and `--help` print of them."""
+"""The commands in groups, and the text of `build.py` and `--help`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "sign": "sign a build's receipt, checksums, SBOM and provenance with cosign",
     },
 }
-"""Every command, by what it is for, with what it does."""
+"""Every command by purpose, with its description."""
 QUESTIONS: Mapping[str, str] = {"--version": "version", "--exit-codes": "exit-codes"}
 """Options that stand in place of a command, and the command that answers them."""
 _EXAMPLES = (
@@ -60,14 +60,14 @@ _MORE = """\
 
 
 def short() -> str:
-    """Return what `build.py` alone prints: three examples, and where to read on."""
+    """Return the text of `build.py` alone: three examples, and pages to read."""
     return (
         f"usage: build.py COMMAND [OPTIONS]\n\n{_examples()}\nbuild.py --help lists all commands\n"
     )
 
 
 def long() -> str:
-    """Return what `build.py --help` prints."""
+    """Return the text of `build.py --help`."""
     blocks = [f"usage: build.py COMMAND [OPTIONS]\n\n{_examples()}"]
     for group, commands in GROUPS.items():
         rows = "".join(f"  {name:9} {what}\n" for name, what in commands.items())

@@ -1,4 +1,4 @@
-"""What commands share: the parser itself, options as dataclasses, groups of options."""
+"""Shared parts of commands: the parser, options as dataclasses, groups of options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Unrecognized(UsageError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose complaints look like all our errors, and whose options are written out."""
+    """argparse with errors in our form, and without abbreviated options."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more, allow_abbrev=False)
@@ -57,7 +57,9 @@ class Parser(argparse.ArgumentParser):
 
     def commands(self) -> Iterator[Parser]:
         """Yield the parsers of all commands below this one; itself if it has none."""
-        below = [one for one in self._actions if isinstance(one, argparse._SubParsersAction)]
+        below = [
+            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        ]
         if not below:
             yield self
         for action in below:
@@ -73,7 +75,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        names = [str(one) for one in action.choices]
+        names = [str(choice) for choice in action.choices]
         what = f"argument {'/'.join(action.option_strings) or action.metavar or action.dest}"
         listed = f"use one of {', '.join(names)}"
         if action.dest == "command":
@@ -82,7 +84,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _near(word: str, names: Iterable[str]) -> str:
-    """Return a question that names what a misspelt word may mean; "" where nothing is near."""
+    """Return a question with the probable meaning of a misspelt word; "" if there is none."""
     near = difflib.get_close_matches(word, list(names), n=1)
     return f"did you mean {near[0]}? " if near else ""
 
@@ -104,11 +106,11 @@ def add_commands(
             family = top.add_parser(first, help=known[first])
             families[first] = _subparsers(family, "action")
         where = families[first] if action else top
-        one = where.add_parser(
+        subparser = where.add_parser(
             action or first, help=command.help or known.get(first), description=command.description
         )
-        add_options(one, command.options)
-        one.set_defaults(entry=command)
+        add_options(subparser, command.options)
+        subparser.set_defaults(entry=command)
 
 
 def _subparsers(parser: Parser, name: str) -> Subparsers:
@@ -186,8 +188,8 @@ def from_namespace(kind: type[T], parsed: argparse.Namespace) -> T:
 
 
 def _check_needs(kind: type[Any], values: Mapping[str, Any]) -> None:
-    options = {_names(one)[0]: one for one in fields(kind) if OPTION in one.metadata}
-    given = {name for name, one in options.items() if values[one.name] != one.default}
+    options = {_names(field)[0]: field for field in fields(kind) if OPTION in field.metadata}
+    given = {name for name, field in options.items() if values[field.name] != field.default}
     for name in sorted(given):
         needs = options[name].metadata[OPTION].needs
         if needs and needs not in given:

@@ -59,7 +59,7 @@ def _list(options: SeriesOptions) -> int:
     if options.output.json:
         log.json(
             {
-                one.upstream: [
+                own.upstream: [
                     {
                         "file": patch.name,
                         "subject": patch.subject,
@@ -68,15 +68,15 @@ def _list(options: SeriesOptions) -> int:
                         "trailers": dict(patch.trailers),
                         "files": [entry.path for entry in patch.entries],
                     }
-                    for patch in one.patches
+                    for patch in own.patches
                 ]
-                for one in chosen
+                for own in chosen
             }
         )
         return 0
-    for one in chosen:
-        log.heading(f"{one.upstream}: {counted(len(one.patches), 'patch', 'patches')}")
-        for patch in one.patches:
+    for own in chosen:
+        log.heading(f"{own.upstream}: {counted(len(own.patches), 'patch', 'patches')}")
+        for patch in own.patches:
             risk = patch.trailers.get("Risk", "?")
             status = patch.trailers.get("Upstream-Status", "?")
             log.info(f"{patch.name}  [{risk}, {status}]")
@@ -92,30 +92,30 @@ def _check(options: CheckOptions) -> int:
     report: dict[str, Any] = {}
     problems: list[str] = []
     todo: list[tuple[Series, Source]] = []
-    for one in chosen_series(options.upstream, project.root, loaded):
-        upstream = loaded.upstreams[one.upstream]
-        problems += lint.lint(one, project.root, upstream.paths)
-        series.check_emptied(one, upstream)
-        report[one.upstream] = {"patches": len(one.patches)}
-        if one.patches:
-            source = sources.ensure(store, one.upstream, upstream, plan, project.access)
-            todo.append((one, source))
+    for own in chosen_series(options.upstream, project.root, loaded):
+        upstream = loaded.upstreams[own.upstream]
+        problems += lint.lint(own, project.root, upstream.paths)
+        series.check_emptied(own, upstream)
+        report[own.upstream] = {"patches": len(own.patches)}
+        if own.patches:
+            source = sources.ensure(store, own.upstream, upstream, plan, project.access)
+            todo.append((own, source))
 
-    def applied(one: tuple[Series, Source], stopping: Event) -> Patched:
-        return series.apply(store, *one, again=True)
+    def applied(job: tuple[Series, Source], stopping: Event) -> Patched:
+        return series.apply(store, *job, again=True)
 
     # each in a repository of its own
-    for (one, source), patched in zip(todo, in_parallel(applied, todo, _PARALLEL), strict=True):
-        recorded = loaded.upstreams[one.upstream].patched.get(source.provider)
-        series.check_record(one.upstream, source, patched.commit, patched.tree, recorded)
-        report[one.upstream] |= {"tree": patched.tree, "recorded": recorded is not None}
+    for (own, source), patched in zip(todo, in_parallel(applied, todo, _PARALLEL), strict=True):
+        recorded = loaded.upstreams[own.upstream].patched.get(source.provider)
+        series.check_record(own.upstream, source, patched.commit, patched.tree, recorded)
+        report[own.upstream] |= {"tree": patched.tree, "recorded": recorded is not None}
         note = (
             "as recorded"
             if recorded
             else f"not recorded: build.py {series.RECORD[source.provider]}"
         )
         log.info(
-            f"{one.upstream}: {counted(len(one.patches), 'patch applies', 'patches apply')}"
+            f"{own.upstream}: {counted(len(own.patches), 'patch applies', 'patches apply')}"
             f" exactly, tree {patched.tree[:12]}, {note}"
         )
     if problems:

@@ -61,7 +61,7 @@ def _check(options: CheckOptions) -> int:
         "targets": len(loaded.targets),
         "files": sum(len(u.files) for u in loaded.upstreams.values()),
     }
-    unknown = [name for name, one in loaded.upstreams.items() if one.commit is None]
+    unknown = [name for name, upstream in loaded.upstreams.items() if upstream.commit is None]
     if options.output.json:
         log.json({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
     else:
@@ -84,7 +84,7 @@ def _record(options: RecordOptions) -> int:
         if not series.read(folder).patches:
             continue
         source = sources.ensure(store, name, upstream, plan, project.access)
-        with project.locked():  # an export beside us must not change the series now
+        with project.locked():  # a concurrent export must not change the series now
             patched = series.apply(store, series.read(folder), source)
             recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
             edit.record(path, name, source.provider, recorded)
@@ -102,7 +102,7 @@ def _resolve(options: ResolveOptions) -> int:
     for name in options.upstream:
         loaded.upstream(name)
     chosen = options.upstream or [
-        name for name, one in loaded.upstreams.items() if one.commit is None
+        name for name, upstream in loaded.upstreams.items() if upstream.commit is None
     ]
     found: dict[str, Any] = {}
     for name in chosen:

@@ -42,28 +42,28 @@ def _release(options: Options) -> int:
     signs = _signs(options)
     here = checkout(options.pins)
     here.pins.target(options.target)
-    one = _candidate(here, options.target)
-    image = _reference(options.push, one) if options.push is not None else None
+    candidate = _candidate(here, options.target)
+    image = _reference(options.push, candidate) if options.push is not None else None
     if signs and not options.dry_run:
         cosign.need()
-    rows = list(checks.check(one))
-    log.heading(f"{one.version}, target {one.target}")
+    rows = list(checks.check(candidate))
+    log.heading(f"{candidate.version}, target {candidate.target}")
     log.table([("ok" if row.ok else "FAIL", row.name, row.said) for row in rows])
     failed = [row for row in rows if not row.ok]
-    made = _Made(collect.folder_of(one), [], None if image is None else str(image))
+    made = _Made(collect.folder_of(candidate), [], None if image is None else str(image))
     if not failed and not options.dry_run:
-        made = _made(one, options.signer if signs else None, image)
+        made = _made(candidate, options.signer if signs else None, image)
     signed = signs or bool(made.signed)
-    steps = [] if failed else next_steps(one, made.image, signed=signed)
+    steps = [] if failed else next_steps(candidate, made.image, signed=signed)
     log.document(
         {
-            "release": one.version,
-            "tag": one.tag,
-            "target": one.target,
-            "commit": git.head(one.root),
+            "release": candidate.version,
+            "tag": candidate.tag,
+            "target": candidate.target,
+            "commit": git.head(candidate.root),
             "checks": [asdict(row) for row in rows],
             "folder": str(made.folder),
-            "files": [] if failed else collect.names(one),
+            "files": [] if failed else collect.names(candidate),
             "signed": made.signed,
             "image": made.image,
             "dry_run": options.dry_run,
@@ -71,9 +71,9 @@ def _release(options: Options) -> int:
         }
     )
     if failed:
-        return log.failure(_not_ready(one, failed))
+        return log.failure(_not_ready(candidate, failed))
     if options.dry_run:
-        for name in collect.names(one):
+        for name in collect.names(candidate):
             log.info(f"would collect  {made.folder / name}")
         if signs:
             log.info("would sign     receipt, checksums, bill, provenance, release.json")
@@ -113,8 +113,8 @@ def _candidate(here: Checkout, target: str) -> Candidate:
     return Candidate(here.root, here.pins_path, here.pins, target, pages, page)
 
 
-def _reference(name: str, one: Candidate) -> Reference:
-    """Return what the last build's image will be in a registry.
+def _reference(name: str, candidate: Candidate) -> Reference:
+    """Return the last build's image as it will be in a registry.
 
     Raises:
         UsageError: the registry's name is malformed.
@@ -123,10 +123,10 @@ def _reference(name: str, one: Candidate) -> Reference:
     from sparkforge.runtime import registry
 
     where = registry.repository(name, "--push")
-    built = checks.built_image(one)
+    built = checks.built_image(candidate)
     if built is None:
-        msg = f"--push: the last build of {one.target} has no image"
-        raise ReleaseError(msg, f"build one: {one.build} --engine docker")
+        msg = f"--push: the last build of {candidate.target} has no image"
+        raise ReleaseError(msg, f"build one: {candidate.build} --engine docker")
     if built.digest is None:
         msg = "--push: this engine's image store gives images no digest before the push"
         raise ReleaseError(
@@ -141,7 +141,7 @@ class _Made:
 
     Attributes:
         signed: files with a signature.
-        image: where it is in a registry, as release.json has it.
+        image: its reference in a registry, as in release.json.
     """
 
     folder: Path
@@ -149,29 +149,29 @@ class _Made:
     image: str | None
 
 
-def _made(one: Candidate, signer: cosign.Signer | None, image: Reference | None) -> _Made:
+def _made(candidate: Candidate, signer: cosign.Signer | None, image: Reference | None) -> _Made:
     """Collect the files, sign them, push the image and sign it."""
     from sparkforge.inspect.verify import signing
 
-    sections = notes.sections((one.root / notes.NAME).read_text(encoding="utf-8"))
-    text = next(section.text for section in sections if section.version == one.version)
-    with collect.fresh(one, collect.Texts(text, one.page())) as files:
+    sections = notes.sections((candidate.root / notes.NAME).read_text(encoding="utf-8"))
+    text = next(section.text for section in sections if section.version == candidate.version)
+    with collect.fresh(candidate, collect.Texts(text, candidate.page())) as files:
         # the files first: a wrong password is known before hours of pushing
         if signer is not None:
-            signing.sign_folder(files, signer, f"build.py release --target {one.target}")
+            signing.sign_folder(files, signer, f"build.py release --target {candidate.target}")
         if image is not None and signer is not None:
-            _pushed(one, image)
+            _pushed(candidate, image)
             cosign.sign_image(str(image), files, signer)
-        # last, since it says where the image is
-        there = collect.record(one, files, None if image is None else str(image))
+        # last, since it names the image in the registry
+        there = collect.record(candidate, files, None if image is None else str(image))
         if signer is not None:
             signing.sign_file(files / RELEASE, signer)
-    folder = collect.folder_of(one)
+    folder = collect.folder_of(candidate)
     log.info(f"collected  {folder}")
     return _Made(folder, collect.signatures(folder), there)
 
 
-def _pushed(one: Candidate, image: Reference) -> None:
+def _pushed(candidate: Candidate, image: Reference) -> None:
     """Push the image of the last build.
 
     Raises:
@@ -179,36 +179,39 @@ def _pushed(one: Candidate, image: Reference) -> None:
     """
     from sparkforge.runtime import engine, registry
 
-    built = checks.built_image(one)
-    assert built is not None  # _reference has looked
+    built = checks.built_image(candidate)
+    assert built is not None  # _reference checked it
     # the local tag ends with the image's id: no other image ever gets it
     tag = built.tag.rpartition(":")[2]
     there = registry.push(engine.connect(), built.image_id, image.repository, tag)
     if there != image:
         msg = f"{image.repository}: the registry has {there.digest}, the receipt {image.digest}"
-        raise RegistryError(msg, f"build the image again: {one.build}")
+        raise RegistryError(msg, f"build the image again: {candidate.build}")
     log.info(f"pushed  {image}")
 
 
-def _not_ready(one: Candidate, failed: list[Check]) -> ReleaseError:
+def _not_ready(candidate: Candidate, failed: list[Check]) -> ReleaseError:
     lines = [f"  {row.name}: {row.said}\n    fix: {row.hint}" for row in failed]
-    msg = f"{one.version} is not ready for a release:\n" + "\n".join(lines)
+    msg = f"{candidate.version} is not ready for a release:\n" + "\n".join(lines)
     return ReleaseError(msg, "fix these, then run this again")
 
 
-def next_steps(one: Candidate, image: str | None, *, signed: bool) -> list[str]:
-    """Return the commands that are left to a person, in order."""
-    folder = collect.folder_of(one).relative_to(one.root)
-    commit = git.head(one.root)
+def next_steps(candidate: Candidate, image: str | None, *, signed: bool) -> list[str]:
+    """Return the commands that are left to the user, in order."""
+    folder = collect.folder_of(candidate).relative_to(candidate.root)
+    commit = git.head(candidate.root)
     steps = []
     if not signed:
-        steps.append(f"python3 build.py release --target {one.target} --key cosign.key")
-    if not checks.tagged(one):  # as it is once another target is released
+        steps.append(f"python3 build.py release --target {candidate.target} --key cosign.key")
+    if not checks.tagged(candidate):  # as it is once another target is released
         text = folder / collect.NOTES
-        steps.append(f"git tag --annotate {one.tag} {commit} --cleanup=verbatim --file {text}")
+        steps.append(
+            f"git tag --annotate {candidate.tag} {commit} --cleanup=verbatim --file {text}"
+        )
     steps += [
-        f"git push origin {one.tag}",
-        f"upload {folder}/* to the forge's release {one.tag}, with {collect.NOTES} as its text",
+        f"git push origin {candidate.tag}",
+        f"upload {folder}/* to the forge's release {candidate.tag},"
+        f" with {collect.NOTES} as its text",
     ]
     if image is not None:
         steps.append(f"publish {image} and the public key; users: docs/release.md")

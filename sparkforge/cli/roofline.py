@@ -64,7 +64,7 @@ def _roofline(options: Options) -> int:
 
 
 def _kernels(options: Options, target: Target) -> int:
-    """Print what limits each decode kernel."""
+    """Print the limit of each decode kernel."""
     from sparkforge.inspect.perf import kerneltable, kernelwork
 
     machine, recorded = kerneltable.machine_of(target, options.target), kernelwork.load()

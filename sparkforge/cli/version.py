@@ -1,4 +1,4 @@
-"""What `--version` and `--exit-codes` print."""
+"""Output of `--version` and `--exit-codes`."""
 
 from __future__ import annotations
 

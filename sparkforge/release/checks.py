@@ -1,4 +1,4 @@
-"""What has to hold before a build is released: one row a check; a failed one has a hint."""
+"""Checks of a build before its release: one row each; a failed one has a hint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Check:
     """A row.
 
     Attributes:
-        said: what was found.
+        said: the finding.
         hint: next step, where it failed.
     """
 
@@ -76,81 +76,85 @@ class Candidate:
         return f"python3 build.py --target {self.target}"
 
 
-def tagged(one: Candidate) -> str:
+def tagged(candidate: Candidate) -> str:
     """Return the commit of the release's tag, or "" if there is none."""
-    ref = f"refs/tags/{one.tag}^{{commit}}"
-    code, found = git.attempt(one.root, "rev-parse", "--verify", "--quiet", ref)
+    ref = f"refs/tags/{candidate.tag}^{{commit}}"
+    code, found = git.attempt(candidate.root, "rev-parse", "--verify", "--quiet", ref)
     return found.strip() if code == 0 else ""
 
 
-def receipt_of(one: Candidate) -> Receipt | None:
+def receipt_of(candidate: Candidate) -> Receipt | None:
     """Return the receipt of the last build; None if there is none."""
-    return receipt.load(one.folder / receipt.NAME)
+    return receipt.load(candidate.folder / receipt.NAME)
 
 
-def built_image(one: Candidate) -> ImageResult | None:
+def built_image(candidate: Candidate) -> ImageResult | None:
     """Return the image of the last build; None if it has none.
 
     Raises:
         UsageError: another version of sparkforge wrote the receipt.
     """
-    built = receipt_of(one)
+    built = receipt_of(candidate)
     return None if built is None else built.image
 
 
-def check(one: Candidate) -> Iterator[Check]:
+def check(candidate: Candidate) -> Iterator[Check]:
     """Yield the result of each check; cheap ones first."""
-    commit = git.head(one.root)
-    yield from _checkout(one, commit)
-    yield _changelog(one)
-    yield _made("pages", one.pages, "generated pages agree with pins and patches")
-    built = receipt_of(one)
+    commit = git.head(candidate.root)
+    yield from _checkout(candidate, commit)
+    yield _changelog(candidate)
+    yield _made("pages", candidate.pages, "generated pages agree with pins and patches")
+    built = receipt_of(candidate)
     if built is None:
-        yield Check("build", False, _NOT_BUILT.format(one.target), one.build)
+        yield Check("build", False, _NOT_BUILT.format(candidate.target), candidate.build)
         return
-    yield _files(one, built)
-    yield _origin(one, commit)
-    yield _smoke(one, built)
-    yield _made("report", one.page, "can be made")
+    yield _files(candidate, built)
+    yield _origin(candidate, commit)
+    yield _smoke(candidate, built)
+    yield _made("report", candidate.page, "can be made")
 
 
-def _checkout(one: Candidate, commit: str) -> Iterator[Check]:
+def _checkout(candidate: Candidate, commit: str) -> Iterator[Check]:
     if not commit:
-        yield Check("checkout", False, f"{one.root}: no git repository", "release from a clone")
+        yield Check(
+            "checkout", False, f"{candidate.root}: no git repository", "release from a clone"
+        )
         return
-    changed = git.git(one.root, "status", "--porcelain", "--untracked-files=normal").splitlines()
+    changed = git.git(
+        candidate.root, "status", "--porcelain", "--untracked-files=normal"
+    ).splitlines()
     said = f"clean, commit {commit[:12]}"
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         said = f"not committed: {', '.join(line[3:] for line in changed[:3])}{more}"
     yield Check("checkout", not changed, said, "commit or remove these files, then build again")
-    free = tagged(one) in ("", commit)
+    free = tagged(candidate) in ("", commit)
     yield Check(
         "version",
         free,
-        f"{one.version}" + ("" if free else f": tag {one.tag} is another commit"),
+        f"{candidate.version}" + ("" if free else f": tag {candidate.tag} is another commit"),
         "raise release.counter in pins.yaml",
     )
 
 
-def _changelog(one: Candidate) -> Check:
-    path = one.root / notes.NAME
+def _changelog(candidate: Candidate) -> Check:
+    path = candidate.root / notes.NAME
     found = notes.sections(path.read_text(encoding="utf-8")) if path.is_file() else []
-    heading = f"## {one.version} (YYYY-MM-DD)"
+    heading = f"## {candidate.version} (YYYY-MM-DD)"
     hint = f"write the heading as {heading}, and commit"
-    ours = next((section for section in found if section.version == one.version), None)
+    ours = next((section for section in found if section.version == candidate.version), None)
     if ours is None:
-        return Check("changelog", False, f"{notes.NAME} has no section {one.version}", hint)
+        return Check("changelog", False, f"{notes.NAME} has no section {candidate.version}", hint)
     if not _is_date(ours.date):
-        said = f"{notes.NAME}: {one.version} has no date: ({ours.date})"
+        said = f"{notes.NAME}: {candidate.version} has no date: ({ours.date})"
         return Check("changelog", False, said, hint)
     if not ours.text:
-        said = f"{notes.NAME}: the section {one.version} is empty"
+        said = f"{notes.NAME}: the section {candidate.version} is empty"
         return Check("changelog", False, said, "list what users notice")
     if found[0] is not ours:
-        said = f"{notes.NAME}: {found[0].version} is above {one.version}"
+        said = f"{notes.NAME}: {found[0].version} is above {candidate.version}"
         return Check("changelog", False, said, "put the newest release first")
-    return Check("changelog", True, f"{one.version} of {ours.date}")
+    return Check("changelog", True, f"{candidate.version} of {ours.date}")
 
 
 def _is_date(text: str) -> bool:
@@ -169,25 +173,25 @@ def _made(name: str, make: Callable[[], object], said: str) -> Check:
     return Check(name, True, said)
 
 
-def _files(one: Candidate, built: Receipt) -> Check:
+def _files(candidate: Candidate, built: Receipt) -> Check:
     name = "build"
-    if built.pins_sha256 != sha256_file(one.pins_path):
-        return Check(name, False, "pins.yaml has changed since the build", one.build)
+    if built.pins_sha256 != sha256_file(candidate.pins_path):
+        return Check(name, False, "pins.yaml has changed since the build", candidate.build)
     if not built.files:
-        return Check(name, False, "the last build stopped before its wheels", one.build)
+        return Check(name, False, "the last build stopped before its wheels", candidate.build)
     try:
-        problems = signing.sums(one.folder)
+        problems = signing.sums(candidate.folder)
     except SparkforgeError as error:
         problems = [error.what]
     if problems:
-        return Check(name, False, "; ".join(problems[:3]), one.build)
+        return Check(name, False, "; ".join(problems[:3]), candidate.build)
     return Check(name, True, f"{len(built.files)} files match receipt and checksums")
 
 
-def _origin(one: Candidate, commit: str) -> Check:
+def _origin(candidate: Candidate, commit: str) -> Check:
     """Check that the provenance names this commit, or one whose build has the same inputs."""
-    name, again = "provenance", f"rm {_shown(one.folder / receipt.NAME)}; {one.build}"
-    statement = read_json(one.folder / PROVENANCE) or {}
+    name, again = "provenance", f"rm {_shown(candidate.folder / receipt.NAME)}; {candidate.build}"
+    statement = read_json(candidate.folder / PROVENANCE) or {}
     try:
         dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
         ours = next(part for part in dependencies if part["name"] == "sparkforge")
@@ -199,18 +203,18 @@ def _origin(one: Candidate, commit: str) -> Check:
         return Check(name, False, said, again)
     if made == commit:
         return Check(name, True, f"names commit {made[:12]}")
-    if not commit or not git.git_ok(one.root, "diff", "--quiet", made, commit, "--", *INPUTS):
+    if not commit or not git.git_ok(candidate.root, "diff", "--quiet", made, commit, "--", *INPUTS):
         said = f"names commit {made[:12]}, from which files of the build differ"
         return Check(name, False, said, again)
     return Check(name, True, f"names commit {made[:12]}, with the same files for the build")
 
 
-def _smoke(one: Candidate, built: Receipt) -> Check:
-    if one.pins.target(one.target).smoke is None:
-        return Check("smoke test", True, f"target {one.target} has none (it needs its GPU)")
+def _smoke(candidate: Candidate, built: Receipt) -> Check:
+    if candidate.pins.target(candidate.target).smoke is None:
+        return Check("smoke test", True, f"target {candidate.target} has none (it needs its GPU)")
     if any(item.stage == "smoke" for item in built.items):
         return Check("smoke test", True, "passed")
-    return Check("smoke test", False, "not run on this build", one.build)
+    return Check("smoke test", False, "not run on this build", candidate.build)
 
 
 def _shown(path: Path) -> str:

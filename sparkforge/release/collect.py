@@ -37,32 +37,32 @@ class Texts:
     report: str
 
 
-def folder_of(one: Candidate) -> Path:
+def folder_of(candidate: Candidate) -> Path:
     """Return the folder of a release."""
-    return one.root / "dist" / "releases" / one.version / one.target
+    return candidate.root / "dist" / "releases" / candidate.version / candidate.target
 
 
-def names(one: Candidate) -> list[str]:
+def names(candidate: Candidate) -> list[str]:
     """Return the files of a release, without signatures."""
-    return sorted([*_built(one).files, SUMS, receipt.NAME, NOTES, REPORT, RELEASE])
+    return sorted([*_built(candidate).files, SUMS, receipt.NAME, NOTES, REPORT, RELEASE])
 
 
 @contextmanager
-def fresh(one: Candidate, texts: Texts) -> Iterator[Path]:
+def fresh(candidate: Candidate, texts: Texts) -> Iterator[Path]:
     """Write the files of a release, without release.json, into a folder of its own.
 
     At the end of the block it takes the place of the release's folder. If the block fails, an
     earlier release's folder stays as it is. It also stays, with its signatures, if the new one has
     no signatures and the same files.
     """
-    folder = folder_of(one)
+    folder = folder_of(candidate)
     made = folder.with_name(f".{folder.name}.new")
     try:
         with disk_errors(folder):
             shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
             made.mkdir(parents=True)
-            for name in (*_built(one).files, SUMS, receipt.NAME):
-                publish.link(one.folder / name, made / name)
+            for name in (*_built(candidate).files, SUMS, receipt.NAME):
+                publish.link(candidate.folder / name, made / name)
             write_file(made / NOTES, f"{texts.notes}\n".encode())
             write_file(made / REPORT, texts.report.encode())
         yield made
@@ -72,7 +72,7 @@ def fresh(one: Candidate, texts: Texts) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def record(one: Candidate, made: Path, image: str | None) -> str | None:
+def record(candidate: Candidate, made: Path, image: str | None) -> str | None:
     """Write release.json, the last file of a release.
 
     Args:
@@ -80,40 +80,43 @@ def record(one: Candidate, made: Path, image: str | None) -> str | None:
         image: REPOSITORY@sha256:… where the image has been pushed; None: not by this run.
 
     Returns:
-        ``image``, or where an earlier run has pushed the same image.
+        ``image``, or the reference to which an earlier run pushed the same image.
     """
-    built, its_image = _built(one), built_image(one)
-    image = image or _pushed_before(one)
+    built, its_image = _built(candidate), built_image(candidate)
+    image = image or _pushed_before(candidate)
     document = {
         "schema": SCHEMA,
         "sparkforge": __version__,
-        "release": one.version,
-        "tag": one.tag,
-        "target": one.target,
+        "release": candidate.version,
+        "tag": candidate.tag,
+        "target": candidate.target,
         "platform": built.platform,
-        "commit": git.head(one.root),
+        "commit": git.head(candidate.root),
         "pins_sha256": built.pins_sha256,
         "image": None if its_image is None else {"digest": its_image.digest, "reference": image},
-        "files": {name: sha256_file(made / name) for name in names(one) if name != RELEASE},
+        "files": {name: sha256_file(made / name) for name in names(candidate) if name != RELEASE},
     }
     write_file(made / RELEASE, (json.dumps(document, indent=2, sort_keys=True) + "\n").encode())
     return image
 
 
-def _built(one: Candidate) -> Receipt:
-    built = receipt_of(one)
-    assert built is not None  # the checks have looked
+def _built(candidate: Candidate) -> Receipt:
+    built = receipt_of(candidate)
+    assert built is not None  # the checks found it
     return built
 
 
 def signatures(folder: Path) -> list[str]:
-    """Return the files of a folder that have a signature beside them."""
+    """Return the files of a folder that have a signature."""
     return [name for name in SIGNED if (folder / f"{name}{SUFFIX}").is_file()]
 
 
-def _pushed_before(one: Candidate) -> str | None:
-    """Return where an earlier run has pushed the image of the last build."""
-    built, before = built_image(one), (read_json(folder_of(one) / RELEASE) or {}).get("image")
+def _pushed_before(candidate: Candidate) -> str | None:
+    """Return the reference to which an earlier run pushed the image of the last build."""
+    built, before = (
+        built_image(candidate),
+        (read_json(folder_of(candidate) / RELEASE) or {}).get("image"),
+    )
     reference = before.get("reference") if isinstance(before, dict) else None
     if built is None or built.digest is None or not isinstance(reference, str):
         return None

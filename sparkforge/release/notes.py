@@ -11,7 +11,7 @@ _HEAD = re.compile(r"^## (?P<version>\S+) \((?P<date>[^)]*)\)[ \t]*$", re.MULTIL
 
 @dataclass(frozen=True)
 class Section:
-    """What a release changes.
+    """The changes of a release.
 
     Attributes:
         date: as the heading has it: YYYY-MM-DD, or ``unreleased``.
