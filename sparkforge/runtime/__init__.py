@@ -1,1 +1,1 @@
-"""Where programs run: engine, containers, environments, servers."""
+"""Places where programs run: engine, containers, environments, servers."""

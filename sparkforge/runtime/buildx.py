@@ -26,7 +26,7 @@ class Builder:
     driver: str
     """``docker`` is the BuildKit in an engine, which sees that engine's images."""
     platforms: frozenset[str]
-    """Of the programs that it runs, natively or emulated."""
+    """Platforms of the programs that it runs, natively or emulated."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def parse(name: str, text: str) -> Builder:
 
 
 def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
-    """Refuse a base or a platform that the builder can't have, before anything is fetched.
+    """Refuse a base or a platform that the builder cannot use, before anything is fetched.
 
     Raises:
         EngineError: the base is a local image that the builder does not see or of another

@@ -24,16 +24,16 @@ LOOPBACK = "127.0.0.1"
 CONNECT_S = 5.0
 SILENCE_S = 600.0
 """Longest time without a byte: a long prompt, or a kernel that is compiled."""
-_SHOWN = 300  # characters of a server's words in a message
+_SHOWN = 300  # characters of a server's text in a message
 _MOST_BYTES = 64 << 20
-"""Of an answer: what sends more is no OpenAI server. One of a whole context has some MiB."""
+"""Limit of an answer: no OpenAI server sends more. One of a whole context has some MiB."""
 _PIECE_BYTES = 512  # of a stream: small, so that a piece is not held back for the next
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the server is."""
+    """Address of a server."""
 
     url: str
     """With ``/v1`` at its end."""
@@ -98,7 +98,7 @@ class Said:
 
     @property
     def empty(self) -> bool:
-        """Whether there is neither reasoning nor content nor a call."""
+        """There is neither reasoning nor content nor a call."""
         return not (self.reasoning or self.content or self.calls)
 
 
@@ -203,7 +203,7 @@ def chat(place: Place, body: Json) -> Said:
     try:
         choice, usage = found["choices"][0], found.get("usage") or {}
         message = choice["message"]
-        calls = tuple(_call(one) for one in message.get("tool_calls") or [])
+        calls = tuple(_call(call) for call in message.get("tool_calls") or [])
         return Said(
             reasoning=str(_reasoning(message)),
             content=str(message.get("content") or ""),
@@ -232,7 +232,7 @@ def streamed(place: Place, body: Json) -> Said:
 def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, None]:
     """Send a request that streams, and yield its events; None: ``[DONE]``.
 
-    Closing the iterator hangs up, as a client that goes away does.
+    Closing the iterator hangs up, like a client that leaves.
     """
     with (
         session(place) as opened,
@@ -298,7 +298,7 @@ def session(place: Place) -> requests.Session:
 
 @dataclass
 class _Pieces:
-    """Events of a stream, put together. State: what came so far."""
+    """Events of a stream, put together. State: the parts so far."""
 
     began: float = field(default_factory=time.monotonic)
     reasoning: list[str] = field(default_factory=list)
@@ -323,9 +323,9 @@ class _Pieces:
             self.reasoning += [thought] if thought else []
             self.content += [text] if text else []
             calls = delta.get("tool_calls") or []
-            for one in calls:
-                made = _call(one)
-                kept = self.calls.setdefault(int(one.get("index") or 0), ["", "", ""])
+            for call in calls:
+                made = _call(call)
+                kept = self.calls.setdefault(int(call.get("index") or 0), ["", "", ""])
                 kept[0] = kept[0] or made.id
                 kept[1] += made.name
                 kept[2] += made.arguments
@@ -336,7 +336,7 @@ class _Pieces:
         return Said(
             "".join(self.reasoning),
             "".join(self.content),
-            tuple(Call(*one) for one in self.calls.values()),
+            tuple(Call(*parts) for parts in self.calls.values()),
             self.finish,
             int(self.usage.get("prompt_tokens") or 0),
             int(self.usage.get("completion_tokens") or 0),
@@ -351,10 +351,10 @@ def _reasoning(message: Json) -> str:
     return message.get("reasoning") or message.get("reasoning_content") or ""
 
 
-def _call(one: Json) -> Call:
-    function = one.get("function") or {}
+def _call(call: Json) -> Call:
+    function = call.get("function") or {}
     return Call(
-        str(one.get("id") or ""),
+        str(call.get("id") or ""),
         str(function.get("name") or ""),
         str(function.get("arguments") or ""),
     )

@@ -57,7 +57,7 @@ class Engine:
 
         try:
             return str(self.client.images.get(reference).id)
-        except APIError:  # not there, or no name that an image can have
+        except APIError:  # missing, or not a valid name of an image
             msg = f"--base {reference}: no such image in the engine"
             remedy = (
                 "build or load it first (scripts/make-base.sh NAME builds one without a"
@@ -89,7 +89,7 @@ class Engine:
             raise ImageError(msg, "see the docker output above") from error
 
     def remove(self, image: str) -> str:
-        """Remove an image by its name; returns why it stays (a container uses it), or ""."""
+        """Remove an image by name; returns the reason if it stays (a container uses it), or ""."""
         from docker.errors import APIError
 
         try:
@@ -202,7 +202,7 @@ _SYSTEM = re.compile(r"\w+Error\(\d+, '([^']+)'\)|\[Errno -?\d+\] ([^'\")]+)")
 
 
 def _reason(error: Exception) -> str:
-    """Return why an engine cannot be reached: what the operating system says of it, or all."""
+    """Return why an engine cannot be reached: the operating system's error, or the whole text."""
     found = _SYSTEM.search(str(error))
     return (found[1] or found[2]) if found else str(error).splitlines()[0][:200]
 

@@ -1,4 +1,4 @@
-"""Wheels → a virtual environment: what is built without a container engine.
+"""Wheels → a virtual environment, the result of a build without a container engine.
 
 It has the same wheels from the same wheelhouse as the image.
 """
@@ -28,7 +28,7 @@ def python_path(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Ingredients:
-    """What a virtual environment is made from."""
+    """The inputs of a virtual environment."""
 
     python: Path
     lock: Path
@@ -45,8 +45,8 @@ class Ingredients:
 def install(of: Ingredients, folder: Path) -> Path:
     """Create a virtual environment in ``folder/venv`` from local files.
 
-    What uv keeps of a wheel may have been damaged by a disk or cut off by a power failure, and uv
-    does not look: every byte is compared with the wheels, and what does not match is unpacked anew.
+    A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So
+    every byte is compared with the wheels, and damaged ones are unpacked anew.
 
     Raises:
         ImageError: the wheels conflict, or the disk damages them.
@@ -130,8 +130,8 @@ def share_byte_code(source: Path, target: Path) -> None:
     """Link the byte code that servers of one environment left into another.
 
     Only of modules that are one file in both, as third-party ones are: Python itself compares dates
-    and sizes, which two versions of a module may share. What cannot be linked is left out, and
-    Python compiles it again: a server that runs may be writing it, or it is another user's.
+    and sizes, which two versions of a module may share. Files that cannot be linked are left out,
+    and Python compiles them again: a running server may be writing one, or another user owns it.
 
     Args:
         source, target: folders made by ``install``.
@@ -142,9 +142,9 @@ def share_byte_code(source: Path, target: Path) -> None:
         ours = target / Path(folder).relative_to(source)
         for name in names:
             module = Path(folder).with_name(f"{name.partition('.')[0]}.py")
-            other = ours.with_name(module.name)
+            twin = ours.with_name(module.name)
             with suppress(OSError):
-                if name.endswith(".pyc") and module.samefile(other):
+                if name.endswith(".pyc") and module.samefile(twin):
                     ours.mkdir(exist_ok=True)
                     (ours / name).hardlink_to(Path(folder) / name)
 
@@ -162,7 +162,7 @@ VLLM_CACHE = "VLLM_CACHE_ROOT"
 def vllm_cache(cache: Path, name: str) -> Path:
     """Return the folder of vLLM's own cache, one for each environment.
 
-    A start stores there what it learnt of the model's class (10 s of CPU) under the hash of that
+    A start stores data about the model's class there (10 s of CPU), under the hash of that
     class's file, which does not cover the modules that the file imports.
 
     Args:
@@ -184,10 +184,10 @@ def server_env(cache: Path, name: str = "") -> dict[str, str]:
     compiled = {} if have("c++") or have("g++") else {"TORCH_COMPILE_DISABLE": "1"}
     return {
         **compiled,
-        # the first start writes the byte code of what it imports, later ones are 30 s faster;
+        # the first start writes the byte code of its imports, later ones are 30 s faster;
         # compiling all 20,000 modules in advance costs more (measured: 80 s)
         "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPATH": "",  # a user's own modules must not stand in for the installed ones
+        "PYTHONPATH": "",  # a user's own modules must not replace the installed ones
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(cache / "hf"),
         VLLM_CACHE: str(vllm_cache(cache, name)),

@@ -1,7 +1,7 @@
 """Images in a registry: their names, and push and pull through the engine.
 
 The engine moves the bytes: it has the user's credentials (docker's own configuration), checks every
-digest, and skips what the other side has, so that an interrupted transfer continues.
+digest, and skips layers that the other side has, so that an interrupted transfer continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REPOSITORY = re.compile(rf"(?P<host>{_HOST}(?::\d+)?)/{_PART}(?:/{_PART})*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SHORTEST, _LONGEST = 2, 255  # of NAME, by cosign and by the registries' API
 
-# what a message of the engine or cosign contains, by what it means; the first that fits
+# parts of messages of the engine or cosign, by their meaning; the first match counts
 _WRONG_BYTES = (
     "unexpected commit digest",
     "failed size validation",
@@ -173,7 +173,7 @@ def pull(engine: Engine, image: Reference) -> None:
 
     Raises:
         RegistryError: the registry cannot be reached, refuses, or lacks the image.
-        VerifyError: the registry gives other bytes than the digest says.
+        VerifyError: the registry gives bytes with another digest.
     """
     _check_transport(engine, host_of(image.repository))
     _follow(engine, "pull", image.repository, image.digest)
@@ -249,7 +249,7 @@ def _show(what: str, name: str, events: Iterable[Mapping[str, Any]]) -> None:
             done[str(event.get("id"))] = (int(progress.get("current", 0)), int(progress["total"]))
             log.progress(
                 f"{what} {name}",
-                sum(min(one) for one in done.values()),
+                sum(min(layer) for layer in done.values()),
                 sum(total for _, total in done.values()),
                 note=f"{len(done)} layers",
             )
@@ -275,9 +275,9 @@ def refusal(what: str, name: str, message: str) -> RegistryError | None:
     """Return the error of a registry that denies access or cannot be reached.
 
     Args:
-        what: what was tried, as a noun.
+        what: the operation, as a noun.
         name: of an image or repository there.
-        message: of a program. None is returned where it means something else.
+        message: of a program. None is returned if it means something else.
     """
     host, lowered = host_of(name), message.lower()
     said = last_line(message)
@@ -291,6 +291,6 @@ def refusal(what: str, name: str, message: str) -> RegistryError | None:
 
 
 def last_line(message: str) -> str:
-    """Return the end of a program's message, where it says what is wrong."""
+    """Return the end of a program's message, where the cause is."""
     lines = message.strip().splitlines()
     return lines[-1].strip()[:300] if lines else "no reason given"

@@ -63,7 +63,7 @@ def _first(rows: Sequence[tuple[str, str]]) -> Failure | None:
             return Failure(process, text.strip()[:_WORDS])
         elif process in frames and _EXCEPTION.match(text):
             # pydantic's exceptions have their details on the next lines, indented
-            more = [one.strip() for _, one in rows[at + 1 : at + 3] if one.startswith("  ")]
+            more = [line.strip() for _, line in rows[at + 1 : at + 3] if line.startswith("  ")]
             words = " ".join([text.strip(), *(more if text.endswith(("Config", ":")) else [])])
             return Failure(process, words[:_WORDS], tuple(frames[process][-_CONTEXT:]))
         elif process in frames and not _NOISE.fullmatch(text):
@@ -72,14 +72,14 @@ def _first(rows: Sequence[tuple[str, str]]) -> Failure | None:
 
 
 def explain(text: str, lines: int = LINES) -> str:
-    """Return why a server failed, indented: its first exception and where, else its last lines.
+    """Return why a server failed, indented: its first exception with place, else its last lines.
 
     Args:
-        lines: at most so many.
+        lines: the maximum number.
     """
     failure = first_failure(text)
     if failure is None:
-        kept = [one for one in text.splitlines() if not _NOISE.match(one)]
+        kept = [line for line in text.splitlines() if not _NOISE.match(line)]
         shown = kept[-lines:]
         first: list[str] = []
     else:

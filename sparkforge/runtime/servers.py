@@ -1,6 +1,6 @@
 """Start a build as an OpenAI server on loopback, and stop it cleanly.
 
-A virtual environment and an image give the same ``Server``, so whatever checks one checks both.
+A virtual environment and an image give the same ``Server``, so the same checks work for both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Server(Protocol):
         """Return its complete output."""
 
     def stop(self) -> Stopped:
-        """Stop it and return how it ended."""
+        """Stop it; returns its end."""
 
 
 def free_port(wanted: int) -> int:
