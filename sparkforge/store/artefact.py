@@ -22,12 +22,12 @@ class Artefact(Generic[T_co]):
     key: str
     """sha256 of ``inputs`` in canonical JSON."""
     inputs: Mapping[str, Any]
-    """Everything that went in, by name."""
+    """All inputs, by name."""
     result: T_co
     """For later stages and the receipt."""
     path: Path
     seconds: float
-    """That it took."""
+    """Time that it took."""
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ def load(kind: type[T], values: Mapping[str, Any] | None, path: Path) -> Artefac
 
 
 def seal(values: Mapping[str, Any]) -> str:
-    """Return the sha256 of an artefact's record, by which a damaged one is known."""
+    """Return the sha256 of an artefact's record, which reveals damage."""
     return key_of({name: value for name, value in values.items() if name != "seal"})

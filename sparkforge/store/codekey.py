@@ -41,13 +41,13 @@ _IMPORT = re.compile(
     r"\n[ \t]*(?:from[ \t]+(sparkforge[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]+)"
     r"|import[ \t]+(sparkforge[\w., \t]*))"
 )
-# files that a module reads beside itself: Path(__file__).with_name("gate.py"), .parent / "include";
+# files next to a module that it reads: Path(__file__).with_name("gate.py"), .parent / "include";
 # in a folder above: Path(__file__).parents[1] / "serving"
 _BESIDE = re.compile(r"Path\(__file__\)(?:\.parents\[(\d)\])?[^\n\"]*\"([\w./-]+)\"")
 
 
 def code_of(module: str) -> str:
-    """Return one digest of a module of sparkforge, all that it imports and the files beside it."""
+    """Return one digest of a module of sparkforge, all that it imports and the files next to it."""
     digest = hashlib.sha256()
     above = len(f"{_ROOT}/")
     for path in closure(module):
@@ -87,7 +87,7 @@ def _files(name: str) -> tuple[str, ...]:
 
 @cache
 def _needs(file: str) -> tuple[str, ...]:
-    """Return the files that one names, whether it imports them at its top or later."""
+    """Return the files that a module names, whether it imports them at its top or later."""
     path = Path(file)
     if path.suffix != ".py":
         return ()

@@ -35,7 +35,7 @@ def mark(root: Path) -> None:
     """Mark a folder as a store, and for backup programs as a cache; the tag is never half written.
 
     Raises:
-        OSError: the folder can't be made or written.
+        OSError: the folder cannot be made or written.
     """
     if not marked(root):
         write_file(root / _NAME, _TEXT.encode())
@@ -50,7 +50,7 @@ def refuse_others(root: Path) -> None:
         StoreError: it has other contents, and no mark.
     """
     found = next(_foreign(root), None)
-    # the mark is looked for last: another build that makes this store sets it before it fills it
+    # look for the mark last: another build that makes this store sets it before it fills it
     if found is None or marked(root):
         return
     msg = f"{root}: is not a sparkforge store, and contains {found.relative_to(root)}"
@@ -64,7 +64,7 @@ def _foreign(root: Path) -> Iterator[Path]:
         if path.name == "lost+found" and not any(_entries(path)):
             continue  # the root of a fresh file system
         inside = list(_entries(path)) if path.name in _BROUGHT and not path.is_symlink() else [path]
-        yield from (one for one in inside if not _SHA256.fullmatch(one.name))
+        yield from (entry for entry in inside if not _SHA256.fullmatch(entry.name))
 
 
 def _entries(folder: Path) -> Iterator[Path]:

@@ -9,11 +9,11 @@ Layout under the root::
     artefacts/<stage>/<key>/           finished results, each with its artefact.json
     last/<target>/<label>.json         inputs of a target's newest build
     unpacked/                          uv's cache of wheels, which environments are linked from
-    bisect/<key>.json                  what an interrupted ablate --bisect knows
-    serve/                             what servers of virtual environments write at run time
-    compile/<wheel>-<key>/, ccache/    an unfinished compile; what compilers made, by ccache
+    bisect/<key>.json                  results of an interrupted ablate --bisect
+    serve/                             files that servers of virtual environments write
+    compile/<wheel>-<key>/, ccache/    an unfinished compile; results of compilers, by ccache
     tmp/                               work in progress; each folder locked by its maker, swept
-                                       when nobody holds that lock
+                                       when that lock is free
     locks/                             one file a resource, held with flock: gone with its holder
 
 Nothing gets its final name before it is complete and checked, so ``kill -9`` at any point
@@ -78,7 +78,7 @@ class Store:
         with disk_errors(self.root):
             marker.refuse_others(self.root)
             try:
-                marker.mark(self.root)  # before there is anything that it would have to explain
+                marker.mark(self.root)  # before the folders that it explains
                 for name in _FOLDERS:
                     (self.root / name).mkdir(parents=True, exist_ok=True)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
@@ -164,7 +164,7 @@ class Store:
     # -- places --------------------------------------------------------------
 
     def download_path(self, sha256: str, name: str) -> Path:
-        """Where a verified file is, or will be; with an empty name the folder of its hash."""
+        """Return the path of a verified file, present or not; name "": the folder of its hash."""
         return self.root / "downloads" / sha256 / name
 
     def partial_path(self, sha256: str) -> Path:
@@ -172,7 +172,7 @@ class Store:
         return self.root / "partial" / sha256
 
     def git_path(self, upstream: str) -> Path:
-        """The bare repository of an upstream; it need not be there yet."""
+        """Return the bare repository of an upstream, present or not."""
         return self.root / "git" / f"{upstream}.git"
 
     def drop_repository(self, repository: Path) -> None:
@@ -261,7 +261,7 @@ class Store:
             inputs: everything that determines the result; JSON values.
             kind: type of the result, a dataclass.
             make: fills the folder it is given and returns the result.
-            again: make it although it is there; the old one stands until the new one does.
+            again: make it even if present; the old one is kept until the new one is complete.
 
         If two builds need the same artefact at once, the second waits, then uses it.
         """
@@ -290,7 +290,7 @@ class Store:
             try:
                 path.rename(work / "it")
             except FileNotFoundError:
-                pass  # another build was quicker
+                pass  # another build was faster
 
     def _load(self, path: Path, kind: type[T]) -> Artefact[T] | None:
         return load(kind, read_json(path / "artefact.json"), path)
@@ -354,7 +354,7 @@ class Store:
         return marker.marked(self.root)
 
     def _remove(self, folder: Path) -> int:
-        """Remove a folder with all that is in it; returns the bytes freed, 0 where it is not."""
+        """Remove a folder with its contents; returns the bytes freed, 0 if it is missing."""
         if not folder.is_dir():
             return 0
         # a file that is linked elsewhere, too (downloads, unpacked wheels), counts by its share
