@@ -47,7 +47,7 @@ class Step:
 
 
 def plan(context: Context, items: Sequence[Item[Any]]) -> list[Step]:
-    """Return what a build would do, without doing any of it."""
+    """Return the steps of a build, without running them."""
     counted: set[str] = set()  # sha256 of files: two items may need one, which is fetched once
     standing = _standing(context, items)
     return [
@@ -135,7 +135,7 @@ class Build:
 
 
 def build(context: Context, until: str) -> Build:
-    """Make what the store lacks of a target, up to and with a stage; raises what ``run`` does."""
+    """Make a target's items that the store lacks, up to and with a stage; raises as ``run``."""
     graph = graph_of(context)
     return Build(graph, run(context, graph.until(until)))
 
@@ -143,9 +143,9 @@ def build(context: Context, until: str) -> Build:
 def run(
     context: Context, items: Sequence[Item[Any]], steps: Sequence[Step] | None = None
 ) -> Results:
-    """Make what the store lacks, in order.
+    """Make the items that the store lacks, in order.
 
-    A failure stops the build; what is finished by then stays and is not made again.
+    A failure stops the build; finished items stay and are not made again.
 
     Args:
         steps: the plan of these items, made just now; None: there is none.
@@ -170,7 +170,7 @@ def run(
 def _run(
     context: Context, items: Sequence[Item[Any]], missing: Sequence[bool], made: set[Item[Any]]
 ) -> Results:
-    """As ``run``; notes in ``made`` what it has made, and stops at a damaged repository."""
+    """As ``run``; adds each result to ``made``, and stops at a damaged repository."""
     steps: list[StepResult[Any]] = []
     for at, item in enumerate(items):
         again = _forced(context, item)

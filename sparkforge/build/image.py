@@ -92,7 +92,7 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
 
 
 def needs(context: Context) -> list[dict[str, str]]:
-    """Return what the finished image must and must not have, as ``serving/needs.py`` reads it."""
+    """Return the requirements and forbidden programs of the image, for ``serving/needs.py``."""
     there = [need.model_dump(exclude_none=True) for need in context.target.needs]
     return [*({"absent": name} for name in context.target.absent), *there]
 

@@ -117,7 +117,7 @@ def undamaged(path: Path, sha256: str, again: str) -> Path:
     """Return a file of an artefact, read for this and found as it was made.
 
     Args:
-        again: what the next build does with a damaged one.
+        again: the next build's action for a damaged one.
 
     Raises:
         StoreError: it is gone, or damaged.
@@ -135,7 +135,7 @@ def wheels_of(items: Iterable[Item[OwnWheel]], results: Results) -> dict[Path, s
 
 
 def kernel_path(folder: Path, member: str) -> Path:
-    """Return where an artefact has a file of kernels, by its path in the wheel."""
+    """Return the file of kernels in an artefact, by its path in the wheel."""
     return folder / member.rpartition("/")[2]
 
 

@@ -16,7 +16,7 @@ KEEP_GIB = 4.0
 
 
 def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
-    """Return how many jobs of a size run at once: as many as fit, and this process has CPUs.
+    """Return the number of jobs of a size to run at once: limited by memory and by CPUs.
 
     Args:
         asked: the user's number, which counts as it is.

@@ -60,7 +60,7 @@ def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Recei
 
     with disk_errors(folder), FileLock(folder / ".lock"):
         for old in folder.glob(f"*{SUFFIX}"):
-            old.unlink()  # it signed what was there before
+            old.unlink()  # a signature of the earlier files
         files: dict[str, str] = {}
         if wheels:  # a run that stopped before has nothing to say about them
             files = _publish_wheels(context, folder, build, wheels)

@@ -70,12 +70,12 @@ class SmokeOptions:
 
 
 def _build(options: BuildOptions) -> int:
-    """Build what the options name."""
+    """Build a target as the options say."""
     return _build_in(Project.open(options.project), options)
 
 
 def _build_in(project: Project, options: BuildOptions) -> int:
-    """Make what the store lacks, publish it under dist/, print the receipt."""
+    """Make the items that the store lacks, publish under dist/, print the receipt."""
     start = time.monotonic()
     tested = project.pins.target(options.target).smoke is not None and options.until == STAGES[-1]
     if options.server != ServerOptions() and not tested:
@@ -128,7 +128,7 @@ def _check_host_compiler(context: Context) -> None:
 
 
 def _dry_run(options: BuildOptions, project: Project) -> int:
-    """Show the plan; where this machine can't make all of it, as far as it can, and why no more."""
+    """Show the plan; if this machine cannot make all of it, the possible part and the reason."""
     until, note = options.until, ""
 
     def planned(until: str, force: Sequence[str]) -> Context:
@@ -212,7 +212,7 @@ def _explain(options: ExplainOptions) -> int:
 
 
 def _smoke(options: SmokeOptions) -> int:
-    """Run the smoke test again; what it tests is built first where it is missing."""
+    """Run the smoke test again; builds the product first if it is missing."""
     project = Project.open(options.project)
     variant = last_variant(project, options.target, options.variant)
     if options.arguments:

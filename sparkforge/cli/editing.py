@@ -163,7 +163,7 @@ def _import(options: ImportOptions) -> int:
 
 
 def _new(options: NewOptions) -> int:
-    """Commit what is staged in a work tree, under a message to be filled in."""
+    """Commit the staged changes of a work tree, under a message to be filled in."""
     if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
         msg = f"{options.subject!r}: empty subject"
         raise UsageError(msg, "say in one line what the patch does; the file is named after it")

@@ -43,7 +43,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 """Every command by purpose, with its description."""
 QUESTIONS: Mapping[str, str] = {"--version": "version", "--exit-codes": "exit-codes"}
-"""Options that stand in place of a command, and the command that answers them."""
+"""Options in place of a command, and the command that answers them."""
 _EXAMPLES = (
     ("doctor --target spark", "check this machine, print a hint for each problem"),
     ("--target cpu", "fetch, patch, build and test; needs no GPU"),

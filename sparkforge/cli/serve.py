@@ -35,7 +35,7 @@ class Options:
 
 
 def _serve(options: Options) -> int:
-    """Serve what was built until Ctrl-C."""
+    """Serve the last build until Ctrl-C."""
     from sparkforge.build import serve  # not needed by a build in which nothing changed
 
     model = None if options.model is None else serve.checkpoint(options.model)

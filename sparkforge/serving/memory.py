@@ -85,7 +85,7 @@ class Reading:
     limit: int | None = None
     """Of this container or control group; None: no limit."""
     used: int = 0
-    """Of the limit, without what the kernel can drop."""
+    """Used part of the limit, without pages that the kernel can drop."""
 
     @property
     def left(self) -> int | None:

@@ -176,7 +176,7 @@ def variables(
     environment: Mapping[str, str],
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Return the server's variables for a pack, and log what it has; the user's own stay.
+    """Return the server's variables for a pack, and log its contents; the user's own stay.
 
     Without compilers FlashInfer's JIT is off: a module outside of the pack that ``check`` does not
     know of then ends the start with MissingJITCacheError, not with that of a missing program.

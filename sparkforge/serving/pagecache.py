@@ -73,7 +73,7 @@ def drop(files: Sequence[Path], say: Callable[[str], None]) -> None:
 
 
 def resident(file: Path) -> int:
-    """Return how many bytes of a file are in the page cache, in whole pages.
+    """Return the bytes of a file in the page cache, in whole pages.
 
     Raises:
         OSError: it cannot be read, or the kernel gives no answer.

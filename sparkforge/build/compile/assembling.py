@@ -48,7 +48,7 @@ def assemble(
 
     Args:
         carried: series that go onto files of the release inside of this wheel.
-        more: members that the wheel gets beside these.
+        more: further members of the wheel.
 
     Raises:
         CompileError: the build lacks a file of the release, and no rule of pins.yaml says why.

@@ -168,7 +168,7 @@ def guard(group: int) -> int:
         os.close(ours)
         return word
     try:
-        os.setsid()  # what is sent to the gate's group, Ctrl-C too, is not for this one
+        os.setsid()  # signals to the gate's group, Ctrl-C too, do not reach this process
         os.close(word)
         # it holds the gate's slot, too: until the compiler is dead, its memory is not free
         if not os.read(ours, 1):

@@ -49,7 +49,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Compile what the store lacks, and link the wheel into dist/.
+    """Compile the modules that the store lacks, and link the wheel into dist/.
 
     Raises:
         UsageError: the target has no GPU, or there is no such module.

@@ -97,7 +97,7 @@ class _Progress:
 def compile_units(
     request: Request, modules: Sequence[Described]
 ) -> dict[Unit, Artefact[ObjectResult]]:
-    """Compile what the store lacks; the large units first.
+    """Compile the units that the store lacks, the large ones first.
 
     Raises:
         CompileError: a compiler refuses a source.

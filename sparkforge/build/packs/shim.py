@@ -1,7 +1,7 @@
 """Modules of FlashInfer that were compiled ahead of time, by sparkforge.
 
-FlashInfer imports this package where it is installed, and loads from it what it would otherwise
-compile. It uses a module only on a device that ``cuda_architectures`` serves.
+FlashInfer imports this package where it is installed, and loads from it the modules that it would
+otherwise compile. It uses a module only on a device that ``cuda_architectures`` serves.
 """
 
 from __future__ import annotations

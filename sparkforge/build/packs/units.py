@@ -89,7 +89,7 @@ def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Describe
     asked = [{"generator": module.generator, "arguments": module.arguments} for module in modules]
     request.write_text(json.dumps({"arch": arch, "modules": asked}), encoding="utf-8")
     try:
-        # isolated but for our own environment, which has jinja2, filelock and the like
+        # isolated but for our own environment, which has jinja2, filelock and others
         out = call(sys.executable, "-I", _PROGRAM, tree, request).stdout
     except CommandError as error:
         msg = f"FlashInfer does not describe its modules as expected:\n{error}"

@@ -143,7 +143,7 @@ class Bisection:
     # -- ends -----------------------------------------------------------------------
 
     def _position(self, word: str) -> int:
-        """Return how many patches are in at an end in the user's words."""
+        """Return the number of patches at an end, given in the user's words."""
         if word in (NONE, ALL):
             return 0 if word == NONE else len(self.patches)
         name = f"{word.removesuffix('.patch')}.patch"

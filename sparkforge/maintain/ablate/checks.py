@@ -62,7 +62,7 @@ class Builder:
         return self.target
 
     def build(self, place: Place, until: str) -> Build:
-        """Build up to a stage; raises what a build raises."""
+        """Build up to a stage; raises as a build does."""
         path = place.root / "pins.yaml"
         loaded = pins.load(path)
         target = loaded.target(self.named(until))

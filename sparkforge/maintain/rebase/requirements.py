@@ -65,7 +65,7 @@ def disagreeing(
 
 
 def declared(store: Store, file: ReleaseFile, access: Access) -> list[Requirement] | None:
-    """Return what a release wheel requires; None if reading them needs the whole file."""
+    """Return the requirements of a wheel; None if reading them needs the whole file."""
     try:
         return _parsed(_metadata(store, file, access))
     except (FetchError, OSError, *UNREADABLE) as error:

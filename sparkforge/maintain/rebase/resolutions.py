@@ -79,7 +79,7 @@ class Memory:
         preimage, _ = _images(work, identity)
         # git has just written the file's conflict there, in the form that the diff starts from
         for diff in sorted(self.folder.glob(f"{preimage.parent.name}-*.diff")):
-            with work.beside("recall") as folder:
+            with work.temporary("recall") as folder:
                 shutil.copyfile(preimage, folder / _NAME)
                 code, _ = git.attempt(
                     folder,
@@ -152,7 +152,7 @@ def _line_resolutions(work: Workspace, identities: Sequence[str]) -> Mapping[str
         preimage, postimage = _images(work, identity)
         if not (preimage.is_file() and postimage.is_file()):
             continue
-        with work.beside("learn") as folder:
+        with work.temporary("learn") as folder:
             for side, image in (("a", preimage), ("b", postimage)):
                 (folder / side).mkdir()
                 shutil.copyfile(image, folder / side / _NAME)
@@ -180,7 +180,7 @@ def _nowhere(folder: Path) -> dict[str, str]:
 
 def _applied(work: Workspace, diff: Path, head: str) -> str | None:
     """Return the tree of ``head`` with a diff applied; None where it does not fit."""
-    with work.beside("recall") as folder:
+    with work.temporary("recall") as folder:
         env = {"GIT_INDEX_FILE": str(folder / "index")}
         work.git("read-tree", head, env=env)
         code, _ = git.attempt(

@@ -72,7 +72,7 @@ class SeriesRebase:
 
 @dataclass
 class State:
-    """A rebase under way."""
+    """A rebase in progress."""
 
     upstream: str
     spec: str
@@ -111,7 +111,7 @@ class Job:
         return self.folder / "memory"
 
     def load(self) -> State | None:
-        """Return the state of the rebase under way; None where there is none.
+        """Return the state of the rebase in progress; None if there is none.
 
         Raises:
             StoreError: its file cannot be read, or another version wrote it.

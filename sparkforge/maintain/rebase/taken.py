@@ -117,7 +117,7 @@ def _unless_undone(
 
 
 def _evolved(work: Workspace, tip: str, commit: str, made: str) -> bool:
-    """Return whether most of what a change added is there, and nothing that it removed is back."""
+    """Return whether most lines that a change added are there, and none that it removed."""
     added = back = there = 0
     changes = git.changes(work.path, f"{commit}^", commit)
     with gitread.reading(work.path) as reader:

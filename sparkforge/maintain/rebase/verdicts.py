@@ -99,7 +99,7 @@ class PatchResult:
 
 
 def compare(old: bytes, new: bytes) -> Verdict:
-    """Return how two diffs of one patch differ: CLEAN, CONTEXT_ONLY or CHANGED."""
+    """Compare two diffs of one patch: CLEAN, CONTEXT_ONLY or CHANGED."""
     if _INDEX.sub(b"", old) == _INDEX.sub(b"", new):
         return Verdict.CLEAN
     if own_lines(old) == own_lines(new):

@@ -164,7 +164,7 @@ class Workspace:
         return git.diff(self.path, old, new)
 
     @contextmanager
-    def beside(self, hint: str) -> Iterator[Path]:
+    def temporary(self, hint: str) -> Iterator[Path]:
         """Make a fresh folder outside of any repository."""
         with tempfile.TemporaryDirectory(prefix=f"{hint}-", dir=self.path.resolve().parent) as made:
             yield Path(made)

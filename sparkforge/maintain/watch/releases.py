@@ -133,7 +133,7 @@ def listed(project: Project, name: str, known: Known, *, pre: bool) -> Listed:
     if access.offline:
         msg = f"{name}: --offline is set, so the package index cannot be read"
         raise FetchError(msg, "run without --offline")
-    # releases of the file that stands in for the commit count
+    # releases of the file that replaces the commit count
     key = upstream.source_file or next(iter(upstream.files))
     package = upstream.files[key].project
     versions: dict[Version, str | None] = {}
@@ -177,7 +177,7 @@ def look(project: Project, patches: Series, listed: Listed) -> Found:
 
     Raises:
         FetchError: a release file cannot be fetched.
-        IntegrityError: it is not what the index promises.
+        IntegrityError: it differs from the index.
         SeriesError: the series does not even apply to the pinned release.
     """
     if not listed.news or not patches.patches:
