@@ -194,7 +194,7 @@ def usage(text: str) -> tuple[Kernel, ...]:
 
 
 def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
-    """Refuse kernels that spill registers silently, and architectures that lack some."""
+    """Refuse kernels with undeclared spills, and architectures that lack a kernel."""
     names = {arch: {kernel.name for kernel in kernels} for arch, kernels in found.items()}
     every = set().union(*names.values())
     if not every:

@@ -84,8 +84,8 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
             "commit": upstream.commit_or_unknown,
             "series": context.series_of(name).sha256,
         }
-        # all recorded trees, not only the one of this build: both kinds of source give the same
-        # image, and each build was compared with the record of its kind
+        # the recorded trees, not the tree of this build: both kinds of source give the same image,
+        # and each build was compared with the record of its kind
         facts |= {f"tree.{kind}": record.tree for kind, record in upstream.patched.items()}
         result |= {f"org.sparkforge.{name}.{key}": value for key, value in facts.items()}
     return result

@@ -156,7 +156,7 @@ class Launcher:
             restored |= mask_files(work)
         product = self.product if folder is None else replace(self.product, path=folder)
         variables = {**SMOKE_VARIABLES, **variables}
-        if not isinstance(product.result, ImageResult):  # remove the rest of an earlier server
+        if not isinstance(product.result, ImageResult):  # all that it keeps of an earlier server
             known = self.context.store.cache_path("serve")
             variables[environment.VLLM_CACHE] = str(
                 environment.vllm_cache(known, product.path.name)

@@ -42,7 +42,7 @@ class Command:
         return arguments.serve(model, self.port, self.host, options)
 
     def identity(self, model: str, revision: str) -> list[str]:
-        """Return a text that identifies this way to start a server, without secrets.
+        """Return words that identify this way to start a server, without secrets.
 
         The share of memory differs at each start and changes no kernel, so it is left out.
         """

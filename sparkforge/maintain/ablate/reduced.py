@@ -103,7 +103,7 @@ def _picked(tree: Path, patch: Path) -> bool:
     except CommandError:
         git.git(tree, "am", "--abort")
         return False
-    return git.git(tree, "rev-parse", "HEAD") != before  # remove all of its changes
+    return git.git(tree, "rev-parse", "HEAD") != before  # the same if nothing of the patch is left
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def carried(project: Project, series: Sequence[Series], count: int) -> list[Carr
         if not one_series.patches or upstream.source_file is None:
             continue
         owner = upstream if upstream.source_in is None else pins.upstream(upstream.source_in)
-        # its own file decides the releases; it is the smaller one
+        # the owner's own file decides the releases; it is the smaller one
         versions = release_spec.newest(project.access, owner, count)
         columns = []
         for version in reversed(versions):

@@ -123,7 +123,7 @@ class Rebase:
             msg = f"{self.project.root}: uncommitted changes:\n{changed}"
             raise UsageError(msg, "commit or stash them: a rebase replaces these files")
 
-    # -- continuing ----------------------------------------------------------------------
+    # -- continuing --------------------------------------------------------------------
 
     def check_same(self, state: State) -> None:
         """Refuse to continue if the series or its pin has changed since the rebase began.

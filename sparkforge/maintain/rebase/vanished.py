@@ -18,7 +18,7 @@ from sparkforge.sources.sources import Source
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
 _STRING = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
 _COMMENT = re.compile(rb"(?:#(?!\s*(?:if|define|include|elif|ifdef|ifndef)\b)|//).*$")
-# a definition in the line itself is no use of another name
+# a name that the line itself defines is not used from elsewhere
 _MADE = re.compile(
     rb"\b(?:def|class|struct|for|as)\s+(\w+)|^\s*(?:auto\s+|const\s+)?(\w+)\s*(?::[^=]+)?=(?!=)"
 )
