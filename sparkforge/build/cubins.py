@@ -105,7 +105,7 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
         CommandError: the compiler cannot run, or does not end.
     """
 
-    def one(arch: str, stopping: Event) -> tuple[str, tuple[Kernel, ...]]:
+    def compiled(arch: str, stopping: Event) -> tuple[str, tuple[Kernel, ...]]:
         start = time.monotonic()
         text = _compile(request, toolchain, arch, out / f"sm_{arch}.cubin")
         size = human_bytes((out / f"sm_{arch}.cubin").stat().st_size)
@@ -116,7 +116,7 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
     every = request.architectures
     at_once = min(len(every), width(None, _GIB_PER_JOB))
     log.info(f"{request.source}: {len(every)} architectures, {at_once} at once")
-    found = dict(in_parallel(one, every, at_once))
+    found = dict(in_parallel(compiled, every, at_once))
     _check(found, request)
     (out / MANIFEST).write_bytes(_manifest(request, found, out))
     return {path.name: sha256_file(path) for path in sorted(out.iterdir())}

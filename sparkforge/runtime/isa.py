@@ -34,7 +34,7 @@ def best(cpuinfo: str) -> InstructionSet | None:
     """Return the best set of an x86-64 CPU, from the text of /proc/cpuinfo, or None."""
     lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
     flags = next(lines, "").partition(":")[2].split()
-    return next((one for one in INSTRUCTION_SETS if _FLAG[one] in flags), None)
+    return next((name for name in INSTRUCTION_SETS if _FLAG[name] in flags), None)
 
 
 def here() -> InstructionSet | None:

@@ -65,7 +65,7 @@ def run(options: Options) -> int:
         project = Project.open(options.project)
         if options.upstream is None:
             return _every_status(project)
-        return _one(options, project, options.upstream)
+        return _move(options, project, options.upstream)
 
 
 def _check_options(options: Options) -> None:
@@ -104,7 +104,7 @@ def _rebase(project: Project, upstream: str) -> Rebase:
 # -- a rebase ------------------------------------------------------------------------------
 
 
-def _one(options: Options, project: Project, upstream: str) -> int:
+def _move(options: Options, project: Project, upstream: str) -> int:
     job = Job(project.root, upstream)
     if options.abort:
         project.pins.upstream(upstream)

@@ -148,12 +148,12 @@ class Rebase:
             rebaser = self._rebaser(part)
             work = self._workspace(part)
             while part.stopped is None and len(part.results) < len(rebaser.series.patches):
-                self._one(state, part, rebaser, work)
+                self._move_next(state, part, rebaser, work)
             if part.stopped is not None:
                 raise stopped(self.job, part)
         return state
 
-    def _one(
+    def _move_next(
         self, state: State, part: SeriesRebase, rebaser: PatchRebaser, work: Workspace
     ) -> None:
         at = len(part.results)
