@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,9 +32,5 @@ def tree(upstream: str, folder: Path, *, patched: bool, only: Sequence[str] = ()
     if not only:
         git.clone_at(source.repo, folder, commit)
         return folder
-    packed = subprocess.run(
-        ["git", "-C", source.repo, "archive", commit, "--", *only], capture_output=True, check=True
-    ).stdout
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
+    git.unpack(source.repo, commit, only, folder)
     return folder
