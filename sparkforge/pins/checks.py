@@ -1,4 +1,4 @@
-"""What one value of pins.yaml cannot say by itself: names that point at nothing, missing files."""
+"""Checks of pins.yaml across values: references to missing names, missing files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from sparkforge.pins.pins import Pins, Target, Upstream
 
 Problem = tuple[Where, str, str]
-"""Place, what is wrong there, and the hint."""
+"""Place, problem and hint."""
 
 
 def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, str]]:
-    """Find names that point at nothing, and files that are not there.
+    """Find references to missing names, and missing files.
 
     Returns:
-        (line, problem) of each; ``root`` is the folder that file names start from.
+        (line, problem) of each; file names are relative to ``root``.
     """
     problems: list[Problem] = []
     for name, upstream in pins.upstreams.items():
@@ -70,14 +70,14 @@ def _upstream(here: Where, upstream: Upstream, pins: Pins, root: Path) -> Iterat
 
 def _path(here: Where, rule: PathRule, earlier: Sequence[PathRule]) -> Iterator[Problem]:
     for side, prefix, before in (
-        ("repo", rule.repo, [one.repo for one in earlier]),
-        ("wheel", rule.wheel, [one.wheel for one in earlier]),
+        ("repo", rule.repo, [other.repo for other in earlier]),
+        ("wheel", rule.wheel, [other.wheel for other in earlier]),
     ):
         if prefix is not None and prefix in before:
             yield (*here, side), f"{prefix!r} already has a rule", "keep one rule per folder"
         if side == "repo" and rule.build:
-            continue  # CMakeLists.txt and its like
-        # without the slash, vllm would fit vllm-tests/ too
+            continue  # for example CMakeLists.txt
+        # without the slash, vllm would match vllm-tests/ too
         if prefix is not None and not prefix.endswith("/"):
             yield (*here, side), f"{prefix!r} does not end with a slash", "give a folder: NAME/"
     if rule.build and rule.wheel is not None:

@@ -1,4 +1,4 @@
-"""What pins.yaml says of compiling an upstream: its native files, and kernels of our own."""
+"""The part of pins.yaml about compiling an upstream: its native files, and our own kernels."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ class Native(Model):
     file: FilePath
     """Path in the wheel."""
     target: CMakeTarget
-    """The CMake target, and install component, that makes it."""
+    """The CMake target and install component that builds it."""
     device: Device
-    """What the upstream's CMake is configured for. ``empty``: neither GPU nor CPU kernels, so that
-    it reads none of the upstream's ``externals``."""
+    """Configuration of the upstream's CMake. ``empty``: neither GPU nor CPU kernels, so that it
+    reads none of the upstream's ``externals``."""
     sources: tuple[Place, ...] = ()
-    """Files, or folders with a trailing slash, of the repository that it is made from. None: its
-    sources lie outside of the repository, so no patch can change it."""
+    """Its sources in the repository: files, or folders with a trailing slash. Empty: they are
+    outside the repository, so no patch can change it."""
     besides: tuple[Place, ...] = ()
-    """Files and folders below ``sources`` that it is not made from."""
+    """Files and folders below ``sources`` that are not its sources."""
     blocked: str | None = None
-    """Why it can't be compiled from what pins.yaml pins."""
+    """Reason why the pinned inputs are not enough to compile it."""
 
     def made_from(self, path: str) -> bool:
-        """Return whether a file of the repository goes into it."""
+        """Return whether a file of the repository is one of its sources."""
         return below(path, self.sources) and not below(path, self.besides)
 
 
 class Compile(Model):
-    """How wheels of an upstream are compiled."""
+    """Settings for compiling wheels of an upstream."""
 
     blocked: str | None = None
-    """Why they can't be: its wheels are overlaid, and ``--native all`` is refused."""
+    """Reason why they can't be compiled: they are overlaid, and ``--native all`` is refused."""
     variables: Mapping[Variable, str] = Field(default_factory=dict)
     """Environment of the wheel's build."""
     variables_all: Mapping[Variable, str] = Field(default_factory=dict)
     """The same with ``--native all``, over ``variables``."""
     configure: tuple[CMakeWord, ...] = ()
-    """Words for CMake; ``{device}`` stands for a native's device."""
+    """Arguments for CMake; ``{device}`` stands for a native's device."""
     natives: tuple[Native, ...] = ()
     from_release: tuple[Place, ...] = ()
     """Files and folders of the wheel that a build without natives does not make."""
     always_release: tuple[Place, ...] = ()
-    """Those that no build of ours makes, with ``--native all`` either."""
+    """Files and folders that no build of ours makes, not even with ``--native all``."""
     redirect: Variable | None = None
-    """Variable that points the build of a wheel that carries this upstream at its patched files:
-    those of the first folder among ``paths``."""
+    """Variable with the folder of this upstream's patched files (the first of ``paths``), for the
+    build of a wheel that carries it."""
     supplement: tuple[Place, ...] = ()
-    """Files and folders that the source file has and the git commit lacks: submodules, and what
+    """Files and folders of the source file that the git commit lacks: submodules, and files that
     upstream's release job wrote."""
 
 
@@ -72,10 +72,10 @@ class Kernels(Model):
     """CUDA sources of the series that the stage ``kernels`` compiles, for every kind of wheel."""
 
     source: FilePath
-    """The file of the repository that is compiled; it includes files of its folder only. A series
-    without it has no kernels."""
+    """The file of the repository to compile; it includes files of its folder only. A series without
+    it has no kernels."""
     wheel: Place
-    """Folder of the wheel that the machine code and its manifest lie in."""
+    """Folder of the machine code and its manifest in the wheel."""
     architectures: Annotated[tuple[GpuCode, ...], Field(min_length=1)]
     requirements: FilePath
     """Hash-locked requirements of the compiler, relative to pins.yaml."""

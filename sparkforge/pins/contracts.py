@@ -1,4 +1,4 @@
-"""What pins.yaml says of the machine code in a target's wheels: ``build.py proofs --wheel``."""
+"""The part of pins.yaml about machine code in a target's wheels: ``build.py proofs --wheel``."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Code(Model):
     """Pattern of their paths in the wheel (fnmatch); machine code without a host library counts as
     one library for each folder, named ``FOLDER/*.cubin``."""
     unused: str | None = None
-    """Why the target runs no kernel of them; they are counted, not checked."""
+    """Reason why the target runs no kernel of them; they are counted, not checked."""
     stack: Bytes | None = None
-    """Most bytes of stack of a thread, instead of the contract's."""
+    """Limit for a thread's stack in bytes, instead of the contract's."""
     needs: tuple[Kernels, ...] = ()
     jit: tuple[Excused, ...] = ()
     """Kernels that may be in PTX only."""
@@ -63,19 +63,19 @@ class Contract(Model):
     """Limits and rules for the kernels of a family of devices."""
 
     registers: Count
-    """Most registers of a thread."""
+    """Limit for a thread's registers."""
     shared: Count
-    """Most bytes of shared memory of a block."""
+    """Limit for a block's shared memory in bytes."""
     stack: Bytes = 0
-    """Most bytes of stack of a thread: spilled registers, and arrays with a computed index."""
+    """Limit for a thread's stack in bytes: spilled registers, and arrays with a computed index."""
     foreign: Pattern
     """Opcodes that no device of the family has."""
     libraries: tuple[Code, ...] = ()
-    """The first one that fits a file applies; no entry: the limits above, and no exception."""
+    """The first entry that matches a file applies; without one: the limits above, no exceptions."""
 
     def rules(self, file: str) -> Code:
         """Return the rules for a file of a wheel."""
-        fitting = (one for one in self.libraries if fnmatchcase(file, one.files))
+        fitting = (code for code in self.libraries if fnmatchcase(file, code.files))
         return next(fitting, Code(files=file))
 
 
@@ -85,4 +85,4 @@ class MachineCode(Model):
     contract: Name
     """Among ``contracts``."""
     architectures: Annotated[tuple[GpuCode, ...], Field(min_length=1)]
-    """Of machine code that counts as the target's own; others are not checked."""
+    """Architectures of the target's own machine code; code for others is not checked."""

@@ -1,4 +1,4 @@
-"""Edits of pins.yaml that leave every other line as it is.
+"""Edit pins.yaml, and leave every other line as it is.
 
 An upstream that is not written one key a line is a PinsError, and an unknown one a UsageError.
 """
@@ -28,7 +28,7 @@ def with_commit(path: Path, text: str, upstream: str, commit: str | None) -> str
 
 
 def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) -> None:
-    """Write what a series gives into pins.yaml, leaving every other line as it is.
+    """Record the result of a series in pins.yaml.
 
     The file is read anew: it may have changed since.
     """
@@ -37,7 +37,7 @@ def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) ->
 
 
 def forget(path: Path, upstream: str) -> None:
-    """Remove what pins.yaml records of a series, as ``record`` writes it."""
+    """Remove all records of a series from pins.yaml."""
     if pins.load(path).upstream(upstream).patched:
         _rewrite(path, upstream, {})
 
@@ -50,8 +50,8 @@ def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -
 
 
 def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
-    """Return the text of pins.yaml with this as all that is recorded of a series."""
-    # right behind the source file, which is what the tree was made from
+    """Return the text of pins.yaml with other records of a series."""
+    # right after the source file, from which the tree was made
     text_now = yamlfile.replace_block(
         text, ("upstreams", upstream), "patched", _block(recorded), behind="source_file"
     )

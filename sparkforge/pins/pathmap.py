@@ -1,4 +1,4 @@
-"""Where a file of the repository is found in the release wheel, and the way back."""
+"""The paths of the repository's files in the release wheel, and the way back."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from sparkforge.pins.types import Model, Place
 
 
 class PathRule(Model):
-    """Where files of the repository are found in the release wheel."""
+    """The folder of the release wheel for files of the repository."""
 
     repo: Place
-    """Prefix in the repository, with its trailing slash; where ``build`` is set, a file, too."""
+    """Prefix in the repository, with its trailing slash; with ``build`` also a file."""
     wheel: Place | None
-    """Prefix in the wheel; null: files that no wheel ships and none needs (tests, docs)."""
+    """Prefix in the wheel; null: files that no wheel contains or needs (tests, docs)."""
     build: bool = False
     """Build rules: a change of them affects a compile only, never an overlay."""
 
 
 def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
-    """Return the rule that a path of the repository falls under: the longest; None: no rule."""
+    """Return the longest rule that matches a path of the repository, or None."""
     fitting = [
         rule
         for rule in rules
@@ -29,7 +29,7 @@ def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
 
 
 def member_of(rules: Iterable[PathRule], path: str) -> str | None:
-    """Return where a wheel has a file of the repository; None: it ships none, or no rule says."""
+    """Return the path in a wheel of a file of the repository; None: not in a wheel, or no rule."""
     rule = rule_of(rules, path)
     if rule is None or rule.wheel is None:
         return None
@@ -37,7 +37,7 @@ def member_of(rules: Iterable[PathRule], path: str) -> str | None:
 
 
 def origin_of(rules: Iterable[PathRule], member: str) -> tuple[PathRule, str] | None:
-    """Return where a wheel's member is from: the longest rule and the path; None: no rule says."""
+    """Return the origin of a wheel's member: the longest rule and the path; None: no rule."""
     fitting = [(rule.wheel, rule) for rule in rules if rule.wheel and member.startswith(rule.wheel)]
     if not fitting:
         return None

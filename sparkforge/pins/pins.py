@@ -54,7 +54,7 @@ _MOST_PROBLEMS = 50
 
 
 class ReleaseFile(Model):
-    """One file that upstream published for the pinned version."""
+    """A file that upstream published for the pinned version."""
 
     project: Name
     file: ReleaseFileName
@@ -74,7 +74,7 @@ class External(Model):
 
 
 class Recorded(Model):
-    """The one commit and tree that a series gives on one kind of source."""
+    """The commit and tree of a series on one kind of source."""
 
     commit: Commit
     tree: Commit
@@ -86,34 +86,34 @@ class Upstream(Model):
     git: GitUrl
     tag: Tag
     commit: Commit | None = None
-    """None: nobody here knows it; sources come from release files then (``pins resolve``)."""
+    """None: unknown, so sources come from release files (``pins resolve``)."""
     version: str
     files: Mapping[Name, ReleaseFile]
     source_file: Name | None = None
-    """Which of ``files`` stands in for the git commit (the ``release`` provider). Of a wheel, its
-    Python files do, each at the place in the repository that ``paths`` gives."""
+    """The one of ``files`` that replaces the git commit (provider ``release``). Of a wheel: its
+    Python files, each at its path in the repository by ``paths``."""
     source_in: Name | None = None
-    """Another upstream, whose file ``source_file`` is: the one whose wheels carry this one."""
+    """Another upstream, the owner of ``source_file``: its wheels carry this one."""
     subdirectory: Place = ""
     paths: tuple[PathRule, ...] = ()
     version_file: FilePath | None = None
-    """Path in the wheel of the module that states the version; the overlay corrects it."""
+    """Path in the wheel of the module with the version; the overlay corrects it."""
     patched: Mapping[Provider, Recorded] = Field(default_factory=dict)
     externals: Mapping[Name, External] = Field(default_factory=dict)
     compile: Compile = Field(default_factory=Compile)
-    """How its wheels are compiled (``--wheels compile``)."""
+    """Settings for compiling its wheels (``--wheels compile``)."""
     kernels: Kernels | None = None
-    """Kernels of ours that its wheels get, for targets with a GPU."""
+    """Our own kernels in its wheels, for targets with a GPU."""
 
     @property
     def from_wheel(self) -> bool:
-        """Whether the file that stands in for the commit is a wheel."""
+        """Whether the file that replaces the commit is a wheel."""
         file = self.files.get(self.source_file or "")
         return file is not None and file.file.endswith(".whl")
 
     @property
     def commit_or_unknown(self) -> str:
-        """The commit as receipt, bill, provenance and labels name it."""
+        """The commit as receipt, bill of materials, provenance and labels name it."""
         return self.commit or UNKNOWN
 
 
@@ -126,7 +126,7 @@ class BaseImage(Model):
     platforms: Mapping[Platform, Digest] = Field(default_factory=dict)
 
     def digest(self, wanted: Platform) -> Digest:
-        """Return the digest for a platform; where none is noted, the index's, which leads there."""
+        """Return the digest for a platform; without one the index's, which leads there."""
         return self.platforms.get(wanted, self.index)
 
 
@@ -145,100 +145,100 @@ class Vocabulary(Model):
 
 
 class WheelPlan(Model):
-    """Which wheel of which upstream a target installs, and what the overlay changes in it."""
+    """The wheel of an upstream that a target installs, and the overlay's changes of it."""
 
     files: Mapping[Platform, Name]
     """Per platform, the release wheel among the upstream's ``files``."""
     name: Name | None = None
-    """Distribution name that the result installs as; null keeps the release wheel's."""
+    """Distribution name of the result; null keeps the release wheel's."""
     local: Annotated[
         str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "use a-z, 0-9 and dots, as in cpu.spark")
     ]
     """Local version part, before the release's counter: ``cpu.spark`` → ``0.31.0+cpu.spark.1``."""
     drop_requires: tuple[Name, ...] = ()
-    """Requirements that the release wheel declares and this target does without."""
+    """Requirements of the release wheel to remove for this target."""
     carries: tuple[Name, ...] = ()
-    """Other upstreams that the wheel holds a copy of, and whose series goes onto it too."""
+    """Other upstreams with a copy in the wheel, whose series is applied to it, too."""
 
 
 class SourcePlan(Model):
-    """Where a target's sources come from."""
+    """The provider of a target's sources."""
 
     provider: Provider
     fallback: Literal["release"] | None = None
 
 
 RELEASE_PLAN = SourcePlan(provider="release")
-"""What commands take that mean the series, and no target's build: to be had everywhere."""
+"""The plan of commands for a series without a target: release files are available everywhere."""
 
 
 class Need(Model):
-    """A thing that has to be in the image; a build that lacks it fails. One of the first four."""
+    """A requirement of the image, without which its build fails. One of the first four fields."""
 
     program: FileName | None = None
-    """Found on the server's PATH."""
+    """On the server's PATH."""
     file: AbsolutePath | None = None
     library: FileName | None = None
-    """Found by the loader under this name, and loaded where no driver is."""
+    """The loader finds it by this name, and loads it without a driver."""
     module: Module | None = None
-    """Can be imported where no driver is."""
+    """Can be imported without a driver."""
     package: DebPackage
-    """Has it: a distribution package, or a wheel."""
+    """The distribution package or wheel that contains it."""
 
     @model_validator(mode="after")
     def _one_thing(self) -> Need:
         given = (self.program, self.file, self.library, self.module)
-        if sum(one is not None for one in given) != 1:
+        if sum(value is not None for value in given) != 1:
             raise ValueError("must have exactly one of program, file, library and module")
         return self
 
 
 class Target(Model):
-    """What is built for whom."""
+    """A target: platforms, wheels, model and settings."""
 
     summary: str
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1)]
     python: Annotated[str, shaped(r"^3\.[0-9]+$", "give 3.MINOR, for example 3.12")]
     cuda_arch: CudaArch | None = None
     memory_gb_s: Count | None = None
-    """Bandwidth of the memory that the model is read from, in 10^9 bytes a second."""
+    """Bandwidth of the memory with the model, in 10^9 bytes a second."""
     source: SourcePlan
     wheels: Mapping[Name, WheelPlan]
     requirements: Mapping[Platform, FilePath]
     """Per platform, a hash-locked requirements file, relative to pins.yaml."""
     torch_backend: TorchBackend | None = None
-    """Which PyTorch build the lock wants, in uv's words (``cpu``, ``cu130``)."""
+    """The lock's PyTorch build by uv's name (``cpu``, ``cu130``)."""
     base: Name | None = None
     """Base image among ``images``; null: none is pinned, ``--base`` names one."""
     system_packages: tuple[DebPackage, ...] = ()
     """Distribution packages that the image needs beside Python and the wheels."""
     build_packages: tuple[DebPackage, ...] = ()
-    """Distribution packages that only the image's build needs: no part of the image."""
+    """Distribution packages that only the image's build needs; not in the image."""
     needs: tuple[Need, ...] = ()
-    """What is looked for in the image at the end of its build: ``serving/needs.py``."""
+    """Requirements that the end of the image's build checks: ``serving/needs.py``."""
     absent: tuple[FileName, ...] = ()
-    """Programs that the image must not have. With any, the build takes out of the base what NVIDIA
-    published, and what only that needed."""
+    """Programs that the image must not have. With any, the build removes NVIDIA's packages from the
+    base, and packages that only these need."""
     builder: Mapping[Platform, FilePath] = Field(default_factory=dict)
-    """Per platform, a hash-locked requirements file of what wheels are compiled with."""
+    """Per platform, a hash-locked requirements file of the builds of wheels."""
     profile: Name | None = None
-    """How its model is served, among ``profiles``."""
+    """Its profile among ``profiles``."""
     serve: tuple[str, ...] = ()
-    """Further arguments of ``vllm serve``, behind the profile's."""
+    """Further arguments of ``vllm serve``, after the profile's."""
     pack: tuple[str, ...] = ()
-    """FlashInfer's modules that are compiled ahead of time: ``default``, ``all``, or names."""
+    """FlashInfer's modules to compile ahead of time: ``default``, ``all``, or names."""
     machine_code: MachineCode | None = None
-    """What ``proofs --wheel`` requires of the kernels in its wheels."""
+    """Requirements of ``proofs --wheel`` for the kernels in its wheels."""
     smoke: Literal["tiny-mxfp4"] | None = None
     model: Name | None = None
 
 
 class Release(Model):
-    """What this project calls the result."""
+    """A release of this project: its number, and the date of all files."""
 
     counter: Count
     source_date_epoch: Annotated[Count, Field(ge=315532800, lt=4354819200)]
-    """Seconds since 1970, in what a zip archive can say: 1980 to 2107."""
+    """Seconds since 1970, within the range of a zip archive: 1980 to 2107."""
 
 
 class Pins(Model):
@@ -251,9 +251,9 @@ class Pins(Model):
     models: Mapping[Name, ModelPin]
     vocabularies: Mapping[Name, Vocabulary]
     choices: Mapping[Name, Choice] = Field(default_factory=dict)
-    """What users take for a profile with a ``choice``."""
+    """Users' choices for a profile with a ``choice``."""
     contracts: Mapping[Name, Contract] = Field(default_factory=dict)
-    """Rules for machine code, which ``machine_code`` of a target names."""
+    """Rules for machine code, by the name in a target's ``machine_code``."""
     profiles: Mapping[Name, Profile] = Field(default_factory=dict)
     targets: Mapping[Name, Target]
 
@@ -266,15 +266,15 @@ class Pins(Model):
         return _pick(self.targets, name, "target")
 
     def profile_of(self, target: Target) -> dict[str, Any]:
-        """Return a target's profile as the image gets it; empty where it has none."""
+        """Return a target's profile for the image; empty without one."""
         if target.profile is None:
             return {}
         profile = self.profiles[target.profile]
         document: dict[str, Any] = profile.model_dump(mode="json", exclude_defaults=True)
         if profile.choice is not None:
             document["choices"] = {
-                name: one.model_dump(mode="json", exclude_defaults=True)
-                for name, one in self.choices.items()
+                name: choice.model_dump(mode="json", exclude_defaults=True)
+                for name, choice in self.choices.items()
             }
         if profile.vocabulary is not None:
             document["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256

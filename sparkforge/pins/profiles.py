@@ -1,4 +1,4 @@
-"""The part of pins.yaml that says how a model is served."""
+"""The part of pins.yaml about serving a model."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from sparkforge.pins.types import Backend, Count, LayerList, Model, Name, Truth
 
 
 class MemoryPlan(Model):
-    """How much of a unified memory vLLM gets; computed when it starts, from MemAvailable."""
+    """vLLM's share of a unified memory; computed when it starts, from MemAvailable."""
 
     keep_free_gib: Count
-    """Left to the host and to the server's own host memory."""
+    """Memory for the host and for the server's own host memory."""
     most_percent: Annotated[Count, Field(le=95)]
-    """Of all memory, at most."""
+    """Limit as a share of all memory."""
     least_gib: Count
-    """With less, the model does not start: weights, activations, one request's KV cache."""
+    """Minimum to start the model: weights, activations, one request's KV cache."""
 
 
 class Choice(Model):
-    """What the user's choice sets in a profile."""
+    """Settings of a profile that depend on the user's choice."""
 
     mxfp4_layers: LayerList | None = None
-    """Dense layers that are quantised while loading; docs/mxfp4-layers.md."""
+    """Dense layers to quantise while loading; docs/mxfp4-layers.md."""
 
 
 class Profile(Model):
-    """How a model is served: the options of ``vllm serve``, and what has to come of them.
+    """A model's settings: the options of ``vllm serve``, and their expected effect.
 
-    An option without a value here is left to vLLM.
+    Without a value here, vLLM decides.
     """
 
     model: Name | None = None
@@ -40,15 +40,15 @@ class Profile(Model):
     kv_cache_dtype: Name | None = None
     load_format: Name | None = None
     mxfp4_layers: LayerList | None = None
-    """Dense layers that are quantised while loading, for a profile without a choice."""
+    """Dense layers to quantise while loading, for a profile without a choice."""
     choice: Name | None = None
-    """The one among ``choices`` that counts where the user takes none; null: the user has none."""
+    """Default among ``choices``; null: the user has no choice."""
     max_model_len: Count | None = None
     """Tokens of prompt and answer together."""
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
     cudagraph_capture_sizes: tuple[Count, ...] = ()
-    """Batch sizes (tokens of one step) that CUDA graphs are recorded for."""
+    """Batch sizes (tokens of one step) of the CUDA graphs."""
     prefix_caching: Truth | None = None
     enforce_eager: Truth = False
     reasoning_parser: Name | None = None
@@ -56,16 +56,16 @@ class Profile(Model):
     exclude_tools_when_none: Truth = False
     """Leave tools out of the prompt of a request whose ``tool_choice`` is ``none``."""
     memory: MemoryPlan | None = None
-    """Null: what vLLM takes by itself, a fixed share."""
+    """Null: vLLM's default, a fixed share."""
     evict_page_cache: Truth = False
-    """Drop the weight files from the page cache before and after they are loaded."""
+    """Drop the weight files from the page cache before and after loading."""
     vocabulary: Name | None = None
-    """Vocabulary among ``vocabularies`` that has to be there."""
+    """Required vocabulary among ``vocabularies``."""
     warm_up: Literal["off", "quick", "full"] = "off"
-    """Requests that have kernels compiled before the server counts as healthy."""
+    """Requests that compile kernels before the server counts as healthy."""
     answers: Truth = False
-    """Whether the model, with its real weights, has to answer a question before the server counts
-    as healthy: at the end of the warm-up."""
+    """Whether the model, with its real weights, must answer a question at the end of the warm-up,
+    before the server counts as healthy."""
     expect: Mapping[Literal["moe", "experts", "attention", "linear"], Backend] = Field(
         default_factory=dict
     )

@@ -1,7 +1,7 @@
-"""The types that pins.yaml's values are made of.
+"""The types of pins.yaml's values.
 
-Each accepts what its users (git, CMake, apt, uv, container engines, the file system) take as a
-plain value, and nothing that they would take for an option, another place or another command.
+Each accepts plain values of its users (git, CMake, apt, uv, container engines, the file system),
+and nothing that they would read as an option, another place or another command.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pydantic_core import PydanticCustomError
 from sparkforge.core import plain
 
 UNKNOWN = "unknown"
-"""What stands in receipt, bill, provenance and labels for a commit that nobody knows."""
+"""An unknown commit in receipt, bill of materials, provenance and labels."""
 REMEDIES: dict[str, str] = {}
-"""How to correct a value, by the pattern that it does not match."""
+"""Hints for a wrong value, by the pattern that it does not match."""
 
 
 def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
@@ -39,19 +39,19 @@ def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
 
 
 def number(value: Any) -> Any:
-    """Turn a plain decimal number into an int; 010, 0x10, 1e3 and yes stay text, and refused."""
+    """Turn a plain decimal number into an int; 010, 0x10, 1e3 and yes stay text and are refused."""
     plain = isinstance(value, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", value)
     return int(value) if plain else value
 
 
 def _truth(value: Any) -> Any:
-    """Turn true and false into what they say; yes, on and 1 stay text, and are refused."""
+    """Turn true and false into a bool; yes, on and 1 stay text and are refused."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def padded(commit: str) -> bool:
-    """Return whether a commit is an abbreviation that was filled up with zeros."""
-    # twelve are chance once in 2.8e14 commits
+    """Return whether a commit is an abbreviation padded with zeros."""
+    # twelve zeros occur by chance once in 2.8e14 commits
     return commit.endswith("0" * 12)
 
 
@@ -62,7 +62,7 @@ def _whole(commit: str) -> str:
 
 
 def _place(path: str) -> str:
-    # git and others take words that begin so for options, or for patterns
+    # git and others read values that begin so as options or patterns
     wrong = "starts like an option or a pattern" if path.startswith(("-", ":")) else None
     if wrong := wrong or plain.path_problem(path.removesuffix("/")):
         raise ValueError(wrong)
@@ -103,7 +103,7 @@ MACHINES: dict[str, Platform] = {
     "aarch64": "linux/arm64",
     "arm64": "linux/arm64",
 }
-"""By what a kernel calls the machine."""
+"""By the kernel's name of the machine."""
 Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""
 FilePath = Annotated[str, AfterValidator(_file)]
@@ -162,7 +162,7 @@ ModelRepository = Annotated[
 DebPackage = Annotated[
     str,
     shaped(
-        # a hyphen at the end would have apt remove it
+        # with a hyphen at the end apt would remove the package
         r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$",
         "give a Debian package, NAME or NAME=VERSION",
     ),

@@ -1,7 +1,7 @@
 """A YAML file as plain values with the line of each, and the edit of one block in its text.
 
 Plain scalars stay the text that was written (only null is None): 3.10 keeps its zero, a SHA of
-digits its length, ``no`` its letters. What is a number is the model's business.
+digits its length, ``no`` its letters. The model decides which values are numbers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import yaml
 
 from sparkforge.core import plain
 
-_DEEPEST = 32  # pins.yaml needs 8; libyaml's composer calls itself, until the stack is full
+_DEEPEST = 32  # pins.yaml needs 8; libyaml's composer recurses, until the stack is full
 _WIDEST = 60  # characters of a key that are shown
 _ONE_LINE = "contains a control character: write plain text on one line"
 Where = tuple[str | int, ...]
 
 
 class NotYamlError(Exception):
-    """The text is no YAML; ``line`` is where the reader gave up."""
+    """The text is no YAML; ``line``: of the error."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(what)
@@ -30,24 +30,24 @@ class NotYamlError(Exception):
 
 @dataclass
 class Document:
-    """The values, the line of each by its path, and what is wrong with the form."""
+    """The values, the line of each by its path, and problems of the form."""
 
     data: Any = None
     lines: dict[Where, int] = field(default_factory=lambda: {(): 1})
     problems: list[tuple[int, str]] = field(default_factory=list)
 
     def line(self, where: Where) -> int:
-        """Return the line of a value; of the nearest one around it where it is missing."""
+        """Return the line of a value, or of the nearest one around it if it is missing."""
         while where not in self.lines:
             where = where[:-1]
         return self.lines[where]
 
 
 def dotted(where: Where) -> str:
-    """Return a path for people: ``targets.cpu.platforms[0]``."""
+    """Return a path for messages: ``targets.cpu.platforms[0]``."""
     text = ""
-    for one in where:
-        part = one if isinstance(one, int) or len(one) <= _WIDEST else f"{one[:_WIDEST]}..."
+    for key in where:
+        part = key if isinstance(key, int) or len(key) <= _WIDEST else f"{key[:_WIDEST]}..."
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
     return plain.escaped(text) or "top level"
 
@@ -89,14 +89,14 @@ def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) ->
     line = node.start_mark.line + 1
     document.lines[where] = line
     if id(node) in seen:
-        # one place for each value, and no file that contains itself
+        # each value has one place, and no file contains itself
         document.problems.append((line, f"{dotted(where)}: an alias (*): write out the value"))
         return None
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            # a list or mapping as a key is no word: its first letter is enough to refuse it
+            # a list or mapping as a key: "?", which the model refuses
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
             at = (*where, key)
             line = key_node.start_mark.line + 1
@@ -105,7 +105,7 @@ def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) ->
             if key in result:
                 document.problems.append((line, f"{dotted(at)}: occurs twice: keep one"))
             result[key] = _value(value_node, at, document, seen)
-            document.lines[at] = line  # the key's line is the better place to point at
+            document.lines[at] = line  # messages name the key's line
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*where, i), document, seen) for i, item in enumerate(node.value)]
@@ -120,12 +120,12 @@ def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) ->
 def replace_block(
     text: str, mapping: Sequence[str], key: str, block: Sequence[str], behind: str
 ) -> str | None:
-    """Return the text with one key of a mapping given new lines; all others stay.
+    """Return the text with new lines for one key of a mapping; all others stay.
 
     Args:
         mapping: path of the mapping, which must be written one key a line.
         block: the new lines, indented from the mapping's own column, without line ends.
-        behind: the key that new lines follow where the mapping lacks ``key``.
+        behind: if the mapping lacks ``key``, new lines follow this one.
 
     Returns:
         None where the mapping is not written one key a line.
@@ -189,7 +189,7 @@ def _pairs(node: yaml.Node | None) -> Iterator[tuple[str, tuple[yaml.Node, yaml.
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Return the last line that a value stands on; a block's own end mark lies further down."""
+    """Return a value's last line; a block's own end mark is further down."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style:
         return int(node.end_mark.line)
     children = [
