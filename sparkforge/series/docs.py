@@ -1,4 +1,4 @@
-"""The page about the patches, from their messages and trailers, and their numbers."""
+"""The page about the patches, from their messages and trailers, and their sizes."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def _row(upstream: str, patch: Patch) -> tuple[str, ...]:
     )
 
 
-def page(series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
-    """Return docs/patches.md: one table an upstream, the patches in the order of the series."""
+def page(all_series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
+    """Return docs/patches.md: a table for each upstream, the patches in the order of the series."""
     return pages.render(
         Path(__file__).with_name("patches.md.j2"),
         command=generated.COMMAND,
-        total=sum(len(one.patches) for one in series),
-        series=series,
+        total=sum(len(series.patches) for series in all_series),
+        all_series=all_series,
         upstreams=upstreams,
         head=_HEAD,
-        rows=lambda one: [_row(one.upstream, patch) for patch in one.patches],
+        rows=lambda series: [_row(series.upstream, patch) for patch in series.patches],
     )
 
 
@@ -63,7 +63,7 @@ STATS_HEAD = ("patch", "risk", "files", "added", "removed")
 
 @dataclass(frozen=True)
 class Size:
-    """How much a patch changes: files, lines added and lines removed (none of binary files)."""
+    """Size of a patch: files, lines added and lines removed (none of binary files)."""
 
     files: int
     added: int
@@ -73,7 +73,7 @@ class Size:
 def size(patch: Patch) -> Size:
     """Return the size of a patch, as git counts it."""
     folder = patch.path.parent.resolve()
-    # inside of a repository git would only count files below the folder
+    # inside a repository git would only count files below the folder
     env = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     listing = git.git(folder, "apply", "--numstat", str(patch.path.resolve()), env=env)
     lines = [line.split("\t")[:2] for line in listing.splitlines()]
@@ -81,27 +81,28 @@ def size(patch: Patch) -> Size:
     return Size(len(lines), added, removed)
 
 
-def stats_rows(series: Sequence[Series]) -> list[tuple[str, ...]]:
-    """Return one row a patch, and one an upstream behind them."""
+def stats_rows(all_series: Sequence[Series]) -> list[tuple[str, ...]]:
+    """Return a row for each patch, and one for each upstream after its patches."""
     rows: list[tuple[str, ...]] = []
-    for one in series:
-        sizes = [size(patch) for patch in one.patches]
-        for patch, its in zip(one.patches, sizes, strict=True):
-            name = f"{one.upstream}: {patch.name.removesuffix('.patch')}"
+    for series in all_series:
+        sizes = [size(patch) for patch in series.patches]
+        for patch, its in zip(series.patches, sizes, strict=True):
+            name = f"{series.upstream}: {patch.name.removesuffix('.patch')}"
             rows.append((name, patch.trailers.get("Risk", "?"), *_numbers(its)))
         total = Size(
-            len({entry.path for patch in one.patches for entry in patch.entries}),
+            len({entry.path for patch in series.patches for entry in patch.entries}),
             sum(its.added for its in sizes),
             sum(its.removed for its in sizes),
         )
-        rows.append((f"{one.upstream}, {len(sizes)} patches", "", *_numbers(total)))
+        rows.append((f"{series.upstream}, {len(sizes)} patches", "", *_numbers(total)))
     return rows
 
 
-def stats_json(series: Sequence[Series]) -> dict[str, dict[str, dict[str, int]]]:
+def stats_json(all_series: Sequence[Series]) -> dict[str, dict[str, dict[str, int]]]:
     """Return the sizes as JSON values, by upstream and patch."""
     return {
-        one.upstream: {patch.name: asdict(size(patch)) for patch in one.patches} for one in series
+        series.upstream: {patch.name: asdict(size(patch)) for patch in series.patches}
+        for series in all_series
     }
 
 

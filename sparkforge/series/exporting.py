@@ -35,7 +35,7 @@ class Chain:
     source: Source
     commits: Sequence[SeriesCommit]
     env: Mapping[str, str]
-    """Variables of git with which the store's repository finds them."""
+    """Variables of git, so that the store's repository finds them."""
 
     @property
     def tip(self) -> str:
@@ -168,7 +168,8 @@ def document(report: Report, written: Sequence[Path]) -> dict[str, Any]:
 def _files(chain: Chain) -> list[tuple[str, bytes]]:
     """Return the canonical patches of a chain."""
     before = chain.source.tree
-    for commit in (one.commit for one in chain.commits):
+    for series_commit in chain.commits:
+        commit = series_commit.commit
         short = commit.id[:12]
         if commit.tree == before:
             msg = f"commit {short} changes nothing"

@@ -35,7 +35,7 @@ class Wanted:
     """Additions to patches from outside."""
 
     trailers: Mapping[str, str]
-    """That replace the patch's own."""
+    """Replace the patch's own."""
     subject: str | None = None
     """Replaces the patch's own; required for a diff, which has none."""
     why: str | None = None
@@ -131,7 +131,7 @@ def _paths(file: Path) -> list[str]:
 
 
 def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]:
-    """Apply one file in a worktree; returns the commits that it became."""
+    """Apply one file in a worktree; return its commits."""
     before = git.git(tree, "rev-parse", "HEAD")
     try:
         if _DIFF.match(file.read_bytes()):

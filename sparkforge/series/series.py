@@ -1,8 +1,8 @@
 """Series ↔ commits: read, check, apply, export.
 
-A patch is exact or it is refused: the blob that each of its files had before (which
-``--full-index`` writes into the patch) must be the blob in the tree, so neither fuzz nor offset
-can happen, and the blob after must be the one that the patch promises.
+A patch that is not exact is refused. Each file's original blob (which ``--full-index`` writes into
+the patch) must be the blob in the tree, so there is neither fuzz nor offset. The blob after it must
+be the one in the patch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Patched:
 
 
 def read(folder: Path) -> Series:
-    """Read ``folder/series`` and the patches it names; no such file: an empty series.
+    """Read ``folder/series`` and its patches; no such file: an empty series.
 
     Raises:
         SeriesError: series and files disagree, or a patch can't be read.
@@ -202,14 +202,14 @@ def _applied(store: Store, series: Series, source: Source) -> str:
         ids = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}")
         commit = ids.partition("\n")[0]
         _check_canonical(series, source, commit)
-        # a worktree's commits are only kept while something points at them
+        # git keeps a worktree's commits only while something points at them
         git.git(source.repo, "update-ref", _ref(series, source), commit)
     return ids
 
 
 @contextmanager
 def writing(store: Store, source: Source) -> Iterator[None]:
-    """Have a source's repository to write in, without what a killed git left there."""
+    """Lock a source's repository for writing, without the remains of a killed git."""
     with store.lock(f"git-{source.upstream}"):
         git.tidy(source.repo)
         yield

@@ -1,4 +1,4 @@
-"""Patch files that are to become a series: written aside, and proved before anything counts."""
+"""Candidates for a series: written to their own folder, checked and applied."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ class Staged:
 
     def files(self, folder: Path, old: Series) -> dict[Path, bytes | None]:
         """Return the files of a folder if this replaces its series; None: removed."""
-        files: dict[Path, bytes | None] = dict.fromkeys(folder / one.name for one in old.patches)
-        files |= {folder / one.name: one.path.read_bytes() for one in self.series.patches}
-        names = [one.name for one in self.series.patches]
+        files: dict[Path, bytes | None] = dict.fromkeys(
+            folder / patch.name for patch in old.patches
+        )
+        files |= {folder / patch.name: patch.path.read_bytes() for patch in self.series.patches}
+        names = [patch.name for patch in self.series.patches]
         return files | {folder / "series": series.listing(folder, names) or None}
 
 

@@ -1,9 +1,9 @@
-"""Work trees: clones with each patch of a series as a commit, which are edited with plain git.
+"""Work trees: clones with each patch of a series as a commit, to edit with plain git.
 
 A work tree stores its origin: the upstream and its pinned commit (``refs/sparkforge/base``), the
 series (``sparkforge.series``), its last commit (``refs/sparkforge/tip``; commits on top of it are
-the developer's own), and for each commit the name of its patch in a note, which git keeps when a
-commit is amended or rebased.
+the developer's own), and the name of each commit's patch in a note. git keeps notes when a commit
+is amended or rebased.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorkTree:
 
     @property
     def objects(self) -> dict[str, str]:
-        """Variables with which git finds this work tree's commits from another repository."""
+        """Variables for git in another repository, so that it finds this work tree's commits."""
         path = self.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
         # a colon would end the path, so git takes it quoted
         quoted = path.replace("\\", "\\\\").replace('"', '\\"')
@@ -76,13 +76,13 @@ class SeriesCommit:
 
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
-    """Make a work tree of a series; the folder must not exist yet.
+    """Create a work tree of a series; the folder must not exist yet.
 
     Raises:
-        UsageError: no folder can be made there.
+        UsageError: the folder cannot be created.
     """
     repo = patched.source.repo
-    # git reads the user's settings again in there: those that would change files are overruled
+    # git reads the user's settings there: override those that would change files
     settings = {
         "sparkforge.upstream": series.upstream,
         "sparkforge.series": series.sha256,
@@ -129,9 +129,9 @@ def read(folder: Path) -> WorkTree:
 
 
 def settled(tree: WorkTree) -> tuple[list[SeriesCommit], list[str]]:
-    """Return its commits, oldest first, if they can be exported.
+    """Return its commits, oldest first, and the untracked files that git does not ignore.
 
-    And the untracked files that git does not ignore, as git quotes them.
+    The names of files are quoted as git does.
 
     Raises:
         SeriesError: uncommitted changes, a running rebase, or a merge.
@@ -182,7 +182,7 @@ def _origins(reader: Reader, commits: Sequence[Commit]) -> list[tuple[str, ...]]
 def exported(
     tree: WorkTree, commits: Sequence[SeriesCommit], names: Sequence[str], series: str
 ) -> None:
-    """Remember that its commits are these patches now, too."""
+    """Record that its commits are now these patches, too."""
     if series not in tree.series:
         tree.git("config", "--add", "sparkforge.series", series)
     tree.git("update-ref", TIP_REF, "HEAD")
@@ -193,7 +193,7 @@ def exported(
 
 
 def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
-    """Remember that it stands on another series, or another pin, now."""
+    """Record that it is now based on another series or pin."""
     tree.git("update-ref", BASE_REF, patched.source.commit)
     tree.git("update-ref", TIP_REF, patched.commit)
     tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
@@ -208,7 +208,7 @@ def _commits(tree: WorkTree) -> list[str]:
 
 
 def _note(tree: WorkTree, names: Sequence[Sequence[str]]) -> None:
-    # removed first: notes of commits that are gone would stay for ever
+    # removed first: notes of removed commits would stay
     tree.git("update-ref", "-d", NOTES_REF)
     for commit, its in zip(_commits(tree), names, strict=True):
         if its:
@@ -216,7 +216,7 @@ def _note(tree: WorkTree, names: Sequence[Sequence[str]]) -> None:
 
 
 def identity() -> tuple[str, str]:
-    """Return the name and the address that the user's git commits with, or ours for none."""
+    """Return the name and address of the user's git commits; ours without them."""
     found = [
         call("git", "config", "--get", key, check=False).stdout.decode().strip()
         for key in ("user.name", "user.email")
@@ -225,14 +225,14 @@ def identity() -> tuple[str, str]:
 
 
 def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
-    """Commit what is staged; returns the commit. Nothing staged: the newest commit is meant.
+    """Commit staged changes (without any: reword the newest commit); return the commit.
 
     Args:
-        message: gets subject and body of that commit (empty for a new one), gives the message.
+        message: returns the message from subject and body of that commit (empty for a new one).
 
     Raises:
         SeriesError: nothing is staged, and the newest commit is already a patch.
-        CommandError: git would not commit.
+        CommandError: git fails to commit.
     """
     staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
     subject = body = ""
@@ -244,7 +244,7 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
         if newest.id == tree.base or noted or patchfile.trailers_of(body):
             msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
-    # as the user: name, address. The message is ours, hooks and signatures are upstream's business
+    # with the user's name and address. The message is ours; hooks and signatures are upstream's
     call(
         *("git", "-C", str(tree.folder), *gitsafe.no_programs(tree.folder)),
         *("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-"),
