@@ -80,7 +80,7 @@ class Source:
         except WheelError:
             self._file.close()
             raise
-        except (*UNREADABLE, OSError) as error:  # seeks to where no file can be
+        except (*UNREADABLE, OSError) as error:  # seeks to an invalid position
             self._file.close()
             raise self.wrong(f"not a readable wheel: {error}") from error
 
@@ -93,7 +93,7 @@ class Source:
         files: set[str] = set()
         folders: set[str] = set()
         end = 0
-        for info in sorted(self._zip.infolist(), key=lambda one: one.header_offset):
+        for info in sorted(self._zip.infolist(), key=lambda info: info.header_offset):
             # as written: zipfile cuts names at a NUL
             name = info.orig_filename.removesuffix("/")
             if problem := plain.path_problem(name):
@@ -104,7 +104,7 @@ class Source:
                 raise self.wrong(f"{name} occurs twice")
             else:
                 files.add(name)
-            folders.update(str(one) for one in PurePosixPath(name).parents)
+            folders.update(str(parent) for parent in PurePosixPath(name).parents)
             if info.flag_bits & _ENCRYPTED:
                 raise self.wrong(f"{name} is encrypted")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -118,7 +118,7 @@ class Source:
             raise self.wrong(f"{name} is both a file and a folder")
 
     def _checked_header(self, info: zipfile.ZipInfo) -> int:
-        """Return where a member's bytes begin; its two headers must agree."""
+        """Return the position of a member's bytes; its two headers must agree."""
         self._file.seek(info.header_offset)
         fields = _LOCAL.unpack(self._file.read(_LOCAL.size))
         flags, method = fields[2:4]
@@ -179,11 +179,11 @@ def opened(path: Path) -> Iterator[Source]:
 
 
 class Writer:
-    """Writes an archive; members in the order they are added, all with one date.
+    """Writer of an archive; members in the order in which they are added, all with one date.
 
     Args:
         file: an empty binary file, open for writing.
-        epoch: seconds since 1970 that every member is dated with; the format begins in 1980.
+        epoch: date of every member, seconds since 1970; the format begins in 1980.
     """
 
     def __init__(self, file: IO[bytes], epoch: int) -> None:
@@ -195,7 +195,7 @@ class Writer:
         self._time = hour << 11 | minute << 5 | second // 2
 
     def copy(self, source: Source, info: zipfile.ZipInfo, name: str) -> None:
-        """Add a member of another archive, under a name, without touching its bytes."""
+        """Add a member of another archive under a name, with its bytes unchanged."""
         self._add(
             name,
             source.packed(info),
@@ -207,7 +207,7 @@ class Writer:
         )
 
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
-        """Add new content as it is: compressed, it would differ with another zlib."""
+        """Add new content uncompressed: compressed, it would differ with another zlib."""
         mode = 0o755 if executable else 0o644
         self._add(name, [data], len(data), zipfile.ZIP_STORED, zlib.crc32(data), len(data), mode)
 
@@ -236,7 +236,7 @@ class Writer:
         self._entries.append(entry)
 
     def finish(self) -> None:
-        """Write the directory; the archive is complete then."""
+        """Write the directory, which completes the archive."""
         start = self._offset
         size = 0
         for entry in self._entries:

@@ -76,7 +76,7 @@ class IntakeResult:
     """A wheel that was checked."""
 
     members: int
-    """How many it has."""
+    """Their number."""
 
 
 def take(store: Store, path: Path, sha256: str) -> None:
@@ -109,7 +109,7 @@ def verify(source: archive.Source) -> int:
         if member not in wheel.record and member not in unsigned:
             raise source.wrong(f"{member} has no hash in its RECORD")
         for _ in checked(source, wheel.record, member):
-            pass  # also of those without a hash: their check sums
+            pass  # members without a hash have a check sum
     return len(source.members)
 
 

@@ -1,4 +1,4 @@
-"""The overlay wheel: a release wheel with the patched files put in place. No compiler."""
+"""The overlay wheel: a release wheel with the patched files replaced, without a compiler."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def with_more(
     more: Mapping[str, bytes],
     members: Collection[str],
 ) -> dict[str, bytes]:
-    """Return changed members of a wheel with more beside them.
+    """Return the changed members of a wheel together with further ones.
 
     Raises:
-        WheelError: a member of the release, or a changed one, has that place.
+        WheelError: the release or the changes already have one of these.
     """
     if taken := sorted(member for member in more if member in fresh or member in members):
         msg = f"{request.wheel.name}: {taken[0]} is there already, and kernels are put there"
@@ -125,7 +125,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
         )
     fresh[f"{wheel.info}/METADATA"] = _metadata(wheel, request, name, version)
     fresh[f"{wheel.info}/WHEEL"] = _wheel_file(wheel)
-    fresh[f"{wheel.info}/RECORD"] = b""  # made last
+    fresh[f"{wheel.info}/RECORD"] = b""  # written last
 
     # a signature of the release's RECORD is not valid for ours
     signatures = {f"{wheel.info}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
@@ -159,7 +159,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
 
 
 def output_version(release_version: str, local: str) -> str:
-    """Return the overlay's version: the release's with our local part behind it."""
+    """Return the overlay's version: the release's with our local part."""
     return f"{release_version}{'.' if '+' in release_version else '+'}{local}"
 
 
@@ -247,7 +247,7 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
 def _check_before(
     request: Request, wheel: archive.Source, source: Source, change: Change, member: str
 ) -> None:
-    """Refuse where the wheel's file is not the one that the patch was made on."""
+    """Refuse a wheel whose file is not the patch's original."""
     data = wheel.read(member) if member in wheel.members else None
     found = git.ABSENT if data is None else _blob_id(data)
     if found == change.old_blob:
@@ -287,16 +287,16 @@ def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
     drop = {canonicalize_name(item) for item in request.drop_requires}
     dropped = set()
     kept = []
-    for one in wheel.metadata:
-        if drop and one.key == "requires-dist":
-            requirement = Requirement(one.value)
+    for header in wheel.metadata:
+        if drop and header.key == "requires-dist":
+            requirement = Requirement(header.value)
             found = canonicalize_name(requirement.name)
-            # requirements of extras stay: they are only installed on request
+            # requirements of extras stay: they are installed on request only
             if found in drop and "extra ==" not in str(requirement.marker):
                 dropped.add(found)
                 continue
         ours = {"name": f"Name: {name}", "version": f"Version: {version}"}
-        kept.append(ours.get(one.key, one.text))
+        kept.append(ours.get(header.key, header.text))
     if missing := sorted(drop - dropped):
         msg = f"{request.wheel.name}: does not require {', '.join(missing)}"
         raise WheelError(msg, "remove the name from drop_requires in pins.yaml")
@@ -305,7 +305,7 @@ def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
 
 def _wheel_file(wheel: Wheel) -> bytes:
     """Return WHEEL with the tags of the file name, which installers use."""
-    kept = [one.text for one in wheel.wheel if one.key != "tag"]
+    kept = [header.text for header in wheel.wheel if header.key != "tag"]
     pythons, abis, platforms = (part.split(".") for part in wheel.tags.split("-"))
     kept += [f"Tag: {'-'.join(tag)}" for tag in itertools.product(pythons, abis, platforms)]
     return ("\n".join(kept) + "\n").encode()
