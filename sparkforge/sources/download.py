@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
-_LONGEST_WAIT_S = 60.0  # whatever Retry-After asks for
+_LONGEST_WAIT_S = 60.0  # also for Retry-After
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def fetch(
         except IntegrityError:
             if not resumes:
                 raise
-            # the part that was there may have been the wrong one: once more, from the start
+            # the partial file may have been the wrong one: once more, from the start
             log.warning(f"{name}: the partial download does not match: starting over")
             _download(wanted, show)
             return _accept(store, partial, sha256, name, size)
@@ -91,7 +91,7 @@ def fetch(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One download: from where, to where, how it is called, and its size where that is pinned."""
+    """A download: its source, destination, name, and pinned size, if there is one."""
 
     url: str
     partial: Path
@@ -186,8 +186,8 @@ def _wait_s(response: requests.Response | None, attempt: int) -> float:
     from urllib3 import Retry
     from urllib3.exceptions import InvalidHeader
 
-    # urllib3 reads the header, no more: its own loop starts a request again, but not a body that
-    # breaks off, and that is where a download of gigabytes fails
+    # urllib3 only reads the header: its own loop repeats a request, but does not resume a body,
+    # which is where a download of gigabytes fails
     backoff: float = _FIRST_WAIT_S * 2 ** (attempt - 1)
     header = response.headers.get("Retry-After") if response is not None else None
     try:
@@ -202,7 +202,7 @@ def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> 
 
     partial, name = wanted.partial, wanted.name
     have = partial.stat().st_size if partial.exists() else 0
-    # no transfer compression: byte positions must be those of the file, for the resume
+    # no transfer compression: to resume, byte positions must be those of the file
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -233,7 +233,7 @@ def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> 
 def _as_sent(reply: requests.Response) -> Iterator[bytes]:
     """Yield the body's bytes unchanged.
 
-    ``iter_content`` would unpack a gzip encoding, and some servers declare a .tar.gz so.
+    ``iter_content`` would unpack a gzip encoding, which some servers declare for a .tar.gz.
     """
     import requests
     from urllib3.exceptions import HTTPError

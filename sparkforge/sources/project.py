@@ -1,4 +1,4 @@
-"""The checkout that a command works on: its pins, the store, the way to its sources."""
+"""A command's checkout: its pins, the store, the access to its sources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store_option() -> Any:
 
 @dataclass(frozen=True)
 class ProjectOptions:
-    """Where a command works: pins.yaml of the checkout, the store, the network."""
+    """Options for a command's pins.yaml, store and sources."""
 
     pins: Path | None = pins_option()
     store: Path | None = store_option()
@@ -54,13 +54,13 @@ def store_of(named: str | Path | None) -> Store:
     """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder.
 
     Raises:
-        UsageError: none is named, and the user has no home folder.
+        UsageError: no store is named, and the user has no home folder.
         StoreError: it is another user's.
     """
     chosen = named or os.environ.get("SPARKFORGE_STORE")
     try:
         if not chosen:
-            # its specification: a path that is not absolute is ignored
+            # by its specification a path that is not absolute is ignored
             cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
             if not cache.is_absolute():
                 if not Path(os.environ.get("HOME", "/")).is_absolute():
@@ -69,14 +69,14 @@ def store_of(named: str | Path | None) -> Store:
                 cache = Path.home() / ".cache"
             chosen = cache / "sparkforge"
         root = Path(chosen).expanduser().resolve()
-    except RuntimeError as error:  # no HOME, and the user is in no list of users
+    except RuntimeError as error:  # no HOME, and an unknown user
         raise UsageError(f"no folder for the store: {error}", "give one with --store DIR") from None
-    gitsafe.check_owner(root)  # what is in it is installed and served
+    gitsafe.check_owner(root)  # its files are installed and served
     return Store(root)
 
 
 def recover_checkout(named: Path | None) -> Path:
-    """Finish a change of the checkout that a killed command left half done; return its pins.yaml.
+    """Finish a killed command's change of the checkout; return its pins.yaml.
 
     Args:
         named: of --pins; None: sparkforge's own checkout.
@@ -111,7 +111,7 @@ def checkout(named: Path | None) -> Checkout:
 
 @dataclass(frozen=True)
 class Project(Checkout):
-    """A checkout, the store, and how its sources are reached.
+    """A checkout, the store, and the access to its sources.
 
     With ``locked``, its pins were read after the checkout was locked.
     """
@@ -121,7 +121,7 @@ class Project(Checkout):
 
     @classmethod
     def open(cls, options: ProjectOptions) -> Project:
-        """Finish a change that a killed command left half done, then read pins.yaml.
+        """Finish a killed command's change of the checkout, then read pins.yaml.
 
         Raises:
             PinsError: pins.yaml is missing or invalid.
@@ -138,7 +138,7 @@ class Project(Checkout):
 
     @contextmanager
     def locked(self) -> Iterator[Project]:
-        """Keep other commands from changing the checkout; give it as it is then."""
+        """Lock the checkout against changes by other commands, and read it again."""
         with transaction.held(self.root):
             yield replace(self, pins=pins.load(self.pins_path))
 
@@ -147,7 +147,7 @@ def mirrors(texts: Sequence[str], all_pins: Pins) -> dict[str, str]:
     """Return the URL or path of each --mirror, by upstream or UPSTREAM/EXTERNAL.
 
     Raises:
-        UsageError: one is malformed, or is of no upstream or external that pins.yaml has.
+        UsageError: one is malformed, or pins.yaml has no such upstream or external.
     """
     found = {}
     for text in texts:

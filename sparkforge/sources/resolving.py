@@ -1,4 +1,4 @@
-"""Which commit a pinned tag names, by its repository; its tree agrees with the release file."""
+"""Find the commit of a pinned tag in its repository, and compare it with the release file."""
 
 from __future__ import annotations
 
@@ -59,11 +59,13 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
         for path in sorted(of_git.keys() & of_release.keys())
         if PurePosixPath(path).name not in _GENERATED
     ]
-    others = [path for path in both if of_git[path] != of_release[path]]
-    if others or not both:
-        shown = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
+    differing = [path for path in both if of_git[path] != of_release[path]]
+    if differing or not both:
+        shown = ", ".join(differing[:_SHOWN]) + (", …" if len(differing) > _SHOWN else "")
         differ = (
-            f"{len(others)} of {len(both)} files differ: {shown}" if both else "no file in common"
+            f"{len(differing)} of {len(both)} files differ: {shown}"
+            if both
+            else "no file in common"
         )
         msg = (
             f"{name}: {upstream.tag} is {commit}, but {release.origin} was built from something"

@@ -31,7 +31,7 @@ class Known:
 
 
 def read(path: Path) -> Mapping[str, Known]:
-    """Return the recorded files by sha256; {} where nothing is recorded.
+    """Return the recorded files by sha256; {} without records.
 
     Raises:
         PinsError: a line is malformed.
@@ -52,7 +52,7 @@ def read(path: Path) -> Mapping[str, Known]:
 
 @dataclass
 class Progress:
-    """Shows one line for several downloads: bytes, share, and remaining time.
+    """Progress line of several downloads: bytes, share, and remaining time.
 
     State: bytes so far. ``sizes``: known sizes by file name; the server gives the others with the
     first bytes.
@@ -63,12 +63,12 @@ class Progress:
     sizes: dict[str, int]
     _here: dict[str, int] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
-    _fetched: int = 0  # of this run only: files of the store say nothing about the network
+    _fetched: int = 0  # in this run: files of the store do not show the network's speed
     _since: float = 0.0
     _lock: Lock = field(default_factory=Lock)
 
     def arrived(self, name: str, here: int, total: int | None) -> None:
-        """Note that so many bytes of a file are here; called from any thread."""
+        """Record the number of bytes of a file so far; called from any thread."""
         with self._lock:
             self._since = self._since or time.monotonic()
             # a continued download starts with the bytes of an earlier run
@@ -79,7 +79,7 @@ class Progress:
             self._show()
 
     def finished(self, name: str, size: int) -> None:
-        """Note that a whole file is here, fetched or from the store."""
+        """Record a complete file, fetched or from the store."""
         with self._lock:
             self._here[name] = self.sizes[name] = size
             self._done.add(name)

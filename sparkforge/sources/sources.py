@@ -90,7 +90,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
 
 
 def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
-    """Return a pinned release file, downloading it where the store lacks it."""
+    """Return a pinned release file, downloaded if the store lacks it."""
     return fetch(
         store,
         name=file.file,
@@ -169,7 +169,7 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
         raise PinsError(msg, f"give --mirror {name}=URL-or-path of a git repository")
     file = upstream.files[upstream.source_file]
     repo = store.git_path(name)
-    # of a wheel the commit depends on where its files belong, too
+    # of a wheel, the commit also depends on its files' paths in the repository
     places = f"-{key_of(_places(upstream))[:16]}" if file.file.endswith(".whl") else ""
     # a change of how archives become commits needs a new name: old stores keep the old commits
     ref = f"refs/release/{code_of(__name__)}/{file.sha256}{places}"
@@ -197,7 +197,7 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
     # a separate ref until the import is complete, so that a killed one does not seem complete
     pending = ref.replace("refs/release/", "refs/importing/")
     try:
-        # 2000-01-01: fixed, and not meant to look like a date of upstream's
+        # 2000-01-01: fixed, and clearly not a date of upstream's
         commit = git.import_tree(
             repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
         )

@@ -39,7 +39,7 @@ _MACHINE = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Locked:
-    """One line of a lock: name, version, and the sha256 of every file that may serve it.
+    """One line of a lock: name, version, and the sha256 of each of its files.
 
     ``marker``: the condition behind a semicolon, e.g. ``python_full_version < '3.12'``.
     """
@@ -133,7 +133,7 @@ def platform_tags(python: str, platform: str) -> list[Tag]:
     platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}"]
     platforms.append(f"linux_{machine}")
     major, minor = (int(part) for part in python.split("."))
-    # abis are named: the default looks at the interpreter that runs this
+    # explicit abis: the default is the running interpreter's
     tags = list(cpython_tags((major, minor), abis=[f"cp{major}{minor}"], platforms=platforms))
     tags += compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=platforms)
     return tags
@@ -142,13 +142,13 @@ def platform_tags(python: str, platform: str) -> list[Tag]:
 def applying(
     locked: Sequence[Locked], tools: Sequence[Locked], python: str, platform: str
 ) -> list[Locked]:
-    """Return the lines of a lock, and the tools beside it, that are for a Python and platform."""
-    every = {item.requirement: item for item in [*tools, *locked]}  # the lock may have a tool, too
-    return [item for item in every.values() if _applies(item, python, platform)]
+    """Return the lines of a lock, and the tools, that apply to a Python and platform."""
+    items = {item.requirement: item for item in [*tools, *locked]}  # the lock may have a tool, too
+    return [item for item in items.values() if _applies(item, python, platform)]
 
 
 def in_store(store: Store, item: Locked, python: str, platform: str) -> tuple[str, Path] | None:
-    """Return sha256 and path of the file of a line that the store has; not hashed again."""
+    """Return sha256 and path of a line's file in the store; not hashed again."""
     return _stored(store, item, _ranked(python, platform))
 
 
@@ -159,7 +159,9 @@ def recorded(
     rank = _ranked(python, platform)
     files = (known[sha256] for sha256 in item.sha256s if sha256 in known)
     fitting = [
-        (best, one.sha256) for one in files if (best := _fitness(one.name, item, rank)) is not None
+        (best, file.sha256)
+        for file in files
+        if (best := _fitness(file.name, item, rank)) is not None
     ]
     return known[min(fitting)[1]] if fitting else None
 
@@ -195,11 +197,11 @@ def fill(
         known: sizes of files, for the progress line.
 
     Returns:
-        How many files there are.
+        The number of files.
 
     Raises:
         FetchError, IntegrityError: as ``download.fetch``; FetchError also where no listed file
-            is both locked and fit for the platform.
+            is both locked and suitable for the platform.
     """
     locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
     rank = _ranked(wanted.python, wanted.platform)
@@ -299,7 +301,7 @@ def _fitness(name: str, item: Locked, rank: dict[Tag, int]) -> int | None:
     try:
         project, version, _, tags = parse_wheel_filename(name)
     except (InvalidWheelFilename, InvalidVersion):
-        return None  # an sdist, or a name from before the rules
+        return None  # an sdist, or an old name
     if project != item.name or version != Version(item.version):
         return None
     return min((rank[tag] for tag in tags if tag in rank), default=None)
@@ -332,7 +334,7 @@ def _stored(store: Store, item: Locked, rank: dict[Tag, int]) -> tuple[str, Path
 def _best_link(
     item: Locked, links: Sequence[Link], rank: dict[Tag, int]
 ) -> tuple[str, str, str] | None:
-    """Return (url, file name, sha256) of the locked file that fits best."""
+    """Return (url, file name, sha256) of the most suitable locked file."""
     fitting = sorted(_candidates(item, links, rank))
     return fitting[0][1:] if fitting else None
 
