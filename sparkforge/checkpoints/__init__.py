@@ -1,1 +1,1 @@
-"""The small models that stand in for the real one."""
+"""Small models that replace the real one in tests and preflight."""

@@ -1,14 +1,14 @@
 """A tiny gpt-oss checkpoint that speaks Harmony: fixed messages, built into the weights by hand.
 
 It has gpt-oss's whole vocabulary, so that chats, tools and reasoning are served as they are for the
-real model. Its words say nothing of a model's quality. How it works, all of it in native MXFP4:
+real model. Its words say nothing about a model's quality. Its parts, all in native MXFP4:
 
 * the residual stream has a constant, a place for each word of the script, and bits of context;
 * layer 0 (sliding window) looks back by exactly one and four tokens, through rotary phases, and its
   experts recognise the declaration of tools and the header of a tool's result;
-* layer 1 (full attention) finds these anywhere before; sinks make "nowhere" a nought;
+* layer 1 (full attention) finds these anywhere before; with sinks, "nowhere" gives 0;
 * its experts are the script: each neuron is a rule, "after this word, in this context, that one".
-  The router sends each word to the expert that holds its rules.
+  The router sends each word to the expert with its rules.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sparkforge.checkpoints.tensors import to_bf16
 from sparkforge.checkpoints.tiny import MX_BLOCK, json_files, write_checkpoint
 
 REASONING = "The words of this thought are built in (by hand.)"
-"""What it says on the channel ``analysis``, always first, and not after a tool's result."""
+"""The text on the channel ``analysis``: first in each answer, except after a tool's result."""
 ANSWER = "Hello from the forge, small and hot!"
 JSON_ANSWER = '{"temperature":21}'
-"""The final message where the prompt has the word " JSON"."""
+"""The final message if the prompt has the word " JSON"."""
 TOOL, ARGUMENTS = "weather", '{"city":"Paris"}'
-"""What it calls where the prompt declares tools, and holds no tool's result yet."""
+"""The call if the prompt declares tools and has no tool's result yet."""
 TOOL_ANSWER = "Sunny all day \U0001f9be"
 """The final message after a tool's result; the last character is three tokens."""
 
@@ -78,23 +78,23 @@ _CALL: Words = (
 _ARGUMENTS: Words = (b"city", b'":"', b"Paris", b'"}', "<|call|>")  # both begin with {"
 _JSON_ANSWER: Words = (b"temperature", b'":', b"21", b"}", "<|return|>")
 
-# Bits of context beside the words.
+# Bits of context.
 _BEFORE = (b"analysis", b"final", b"json", "<|start|>", b"namespace")  # the word before
 _THOUGHT = ".) four back"  # the message before this one was the reasoning
-_DECLARES, _RESULT = "declares tools", "begins a result"  # the word at hand does that
+_DECLARES, _RESULT = "declares tools", "begins a result"  # the current word does that
 _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON = "has tools", "has a result", "wants JSON"
 
 # Sizes in the residual stream. The constant is much larger than all bits together, so that the norm
 # divides by nearly the same number everywhere.
 _CONSTANT = 16.0
-_UNIT = _CONSTANT / math.sqrt(HIDDEN_SIZE)  # 1 / what a bit is after a norm of weight 1
-_GATE = 16.0  # what a bit is in front of the experts: half of it is beyond the limit of swiglu
+_UNIT = _CONSTANT / math.sqrt(HIDDEN_SIZE)  # 1 / a bit's value after a norm of weight 1
+_GATE = 16.0  # a bit's value before the experts: half of it is beyond the limit of swiglu
 _LIMIT = 7.0
 
 
 @dataclass(frozen=True)
 class Rule:
-    """After ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
+    """A rule: after ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
 
     word: bytes | str
     then: bytes | str
@@ -107,7 +107,7 @@ def _chain(words: Words) -> list[Rule]:
 
 
 def rules() -> list[Rule]:
-    """Return the script. Of rules for one word at most one holds in any context."""
+    """Return the script. In any context at most one rule of a word applies."""
     return [
         *_chain(("<|end|>", "<|start|>", b"assistant", "<|channel|>")),
         Rule("<|channel|>", b"analysis", without=(_HAS_RESULT, _THOUGHT)),
@@ -143,7 +143,7 @@ def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
     """Write the checkpoint to the new folder `dest`: the same bytes on every machine.
 
     Args:
-        dest: Folder to make; it appears complete or not at all.
+        dest: Folder to create; it appears complete or not at all.
         tokens: o200k_base: the bytes of each token, by rank (`serving.vocabulary.tokens`).
 
     Returns:
@@ -155,13 +155,13 @@ def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
         OSError: The folder cannot be written.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    if missing := [one for one in _words() if isinstance(one, bytes) and one not in ranks]:
+    if missing := [word for word in _words() if isinstance(word, bytes) and word not in ranks]:
         raise ValueError(f"not o200k_base: it has no token {missing[0]!r}")
     return write_checkpoint(dest, _tensors(ranks), _files(ranks))
 
 
 def _places() -> tuple[dict[bytes | str, int], dict[bytes | str, int]]:
-    """Return where words and bits are in the residual stream; the constant is at 0."""
+    """Return the places of words and bits in the residual stream; the constant is at 0."""
     words = {word: place for place, word in enumerate(_words(), start=1)}
     names: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
     bits = {name: place for place, name in enumerate(names, start=1 + len(words))}
@@ -170,7 +170,7 @@ def _places() -> tuple[dict[bytes | str, int], dict[bytes | str, int]]:
 
 
 def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
-    """All tensors by their names in the checkpoint; BF16 as uint16 bits."""
+    """Return all tensors by their names in the checkpoint; BF16 as uint16 bits."""
     words, bits = _places()
     embedding = np.zeros((VOCAB_SIZE, HIDDEN_SIZE), np.float32)
     embedding[:, 0] = _CONSTANT
@@ -179,7 +179,7 @@ def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
         token = SPECIAL_TOKENS[word] if isinstance(word, str) else ranks[word]
         embedding[token, place] = 1.0
         head[token, place] = 8.0  # with the experts' 28: a logit of 68, where all others have 2
-    # out of its script it stops, unless it is not let
+    # outside its script it stops, unless the request forbids that
     head[SPECIAL_TOKENS["<|return|>"], 0] = 1.0
     tensors = {
         "model.embed_tokens.weight": to_bf16(embedding),
@@ -208,7 +208,7 @@ def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _attention() -> dict[str, npt.NDArray[np.float32]]:
-    """Weights of an attention that sees nothing and says nothing."""
+    """Return the weights of an attention without effect."""
     queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     shapes = {
         "q_proj.weight": (queries, HIDDEN_SIZE),
@@ -227,7 +227,7 @@ def _attention() -> dict[str, npt.NDArray[np.float32]]:
 def _looking_back(
     words: dict[bytes | str, int], bits: dict[bytes | str, int]
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Head 0 reads the word before, head 1 the word four back.
+    """Return an attention: head 0 reads the word before, head 1 the word four back.
 
     Keys are the same everywhere, and queries are turned by one or four tokens: so the product is
     largest at that distance. The fast frequencies tell neighbours apart (by 28 at least in the
@@ -253,9 +253,9 @@ def _looking_back(
 def _looking_for(
     words: dict[bytes | str, int], bits: dict[bytes | str, int]
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Heads 0 to 2: is there a declaration of tools, a result, the word " JSON", anywhere before?
+    """Return an attention: heads 0 to 2 find a declaration of tools, a result, the word " JSON".
 
-    What is sought has an exponent of about 40, the sink 20, all else 0: neither 131,072 other
+    The wanted token has an exponent of about 40, the sink 20, all else 0: neither 131,072 other
     tokens nor distance (these frequencies turn by a tenth at most) changes the answer.
     """
     made = _attention()
@@ -282,9 +282,9 @@ def _experts(
     targets: dict[bytes | str, int],
     strength: float,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Experts of which each neuron is a rule: it adds 7 times `strength` at the rule's target.
+    """Return experts: each neuron is a rule, and adds 7 times `strength` at the rule's target.
 
-    The rules of one word are in one expert, which the router gives all its weight.
+    The rules of a word are in one expert, which gets all weight of the router.
     """
     weights = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE), np.float32)
     bias = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE), np.float32)
@@ -298,8 +298,8 @@ def _experts(
         neuron = used[expert]
         used[expert] += 1
         row = weights[expert, 2 * neuron]
-        row[[words[rule.word], *(bits[one] for one in rule.given)]] = 1.0
-        row[[bits[one] for one in rule.without]] = -1.0
+        row[[words[rule.word], *(bits[bit] for bit in rule.given)]] = 1.0
+        row[[bits[bit] for bit in rule.without]] = -1.0
         bias[expert, 2 * neuron] = -_GATE * (len(rule.given) + 0.5)
         down[expert, targets[rule.then], neuron] = strength
     return {
@@ -313,7 +313,7 @@ def _experts(
 
 
 def _packed(name: str, weights: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.uint8]]:
-    """Return MXFP4 blocks and scales [experts, rows, ...] of weights that it has exactly."""
+    """Return MXFP4 blocks and scales [experts, rows, ...] of weights that are exact in it."""
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     codes = np.searchsorted(values, np.abs(weights)).astype(np.uint8)
     assert np.array_equal(values[codes], np.abs(weights))
@@ -327,9 +327,9 @@ def _packed(name: str, weights: npt.NDArray[np.float32]) -> dict[str, npt.NDArra
 
 
 def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
-    """The small files of the checkpoint by name."""
+    """Return the small files of the checkpoint by name."""
     files = json_files()
-    ends = [SPECIAL_TOKENS[one] for one in ("<|return|>", "<|endoftext|>", "<|call|>")]
+    ends = [SPECIAL_TOKENS[token] for token in ("<|return|>", "<|endoftext|>", "<|call|>")]
     start, pad = SPECIAL_TOKENS["<|startoftext|>"], SPECIAL_TOKENS["<|endoftext|>"]
     context = ORIGINAL_CONTEXT * YARN_FACTOR
     files["config.json"] |= {

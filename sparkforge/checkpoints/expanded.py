@@ -1,4 +1,4 @@
-"""A gpt-oss checkpoint with its experts in BF16, as the unpatched release takes it on any CPU."""
+"""A gpt-oss checkpoint with its experts in BF16, which the unpatched release serves on any CPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 def expand(source: Path, dest: Path) -> None:
     """Write the checkpoint of ``source`` to the new folder ``dest``, its MXFP4 weights in BF16.
 
-    MXFP4's values are exact in BF16, but for scales beyond its exponents. Experts are stored as the
-    BF16 format of the model has them: inputs before outputs.
+    MXFP4's values are exact in BF16, except for scales beyond its exponents. Experts are stored as
+    in the model's BF16 format: inputs before outputs.
 
     Raises:
         FileExistsError: ``dest`` exists.

@@ -2,10 +2,10 @@
 
 It shares nothing with any serving engine: its own reader of the files, its own decoding of MXFP4
 (OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them), its own attention. It is slow and
-plain, for models of a few megabytes. It computes in the precision of the tensors that it is given.
+plain, for models of a few megabytes. It computes in the precision of its tensors.
 
-A wrong model, to show that a comparison would notice, is made by changing `Model.tensors` or
-`Model.config` (see `Model.replaced`), not by switches in here.
+To show that a comparison notices a wrong model, change `Model.tensors` or `Model.config`
+(`Model.replaced`); there are no switches here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _E2M1 = np.array(
 )
 _BLOCK = 32
 
-# Of the activation inside an expert; the limit is in the configuration.
+# Of an expert's activation; the limit is in the configuration.
 _SWIGLU_ALPHA = 1.702
 
 
@@ -38,7 +38,7 @@ class Model:
 
     config: Mapping[str, Any]
     tensors: Mapping[str, npt.NDArray[Any]]
-    """By the names in the file; BF16 widened to float32, uint8 as it is."""
+    """By the names in the file; BF16 widened to float32, uint8 unchanged."""
 
     def replaced(
         self,
@@ -46,7 +46,7 @@ class Model:
         config: Mapping[str, Any] | None = None,
         tensors: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Model:
-        """The same model with some entries of config or tensors changed."""
+        """Return the model with some entries of config or tensors changed."""
         return Model({**self.config, **(config or {})}, {**self.tensors, **(tensors or {})})
 
 
@@ -94,11 +94,11 @@ def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> 
 
 
 def logits(model: Model, tokens: Sequence[int]) -> Floats:
-    """Logits [len(tokens), vocab]: row i predicts the token after position i."""
+    """Return logits [len(tokens), vocab]: row i predicts the token after position i."""
     config, tensors = model.config, model.tensors
     eps = float(config["rms_norm_eps"])
     x: Floats = tensors["model.embed_tokens.weight"][np.asarray(tokens)]
-    cos, sin = (one.astype(x.dtype) for one in _rotary(config, len(tokens)))
+    cos, sin = (table.astype(x.dtype) for table in _rotary(config, len(tokens)))
     for layer in range(config["num_hidden_layers"]):
         base = f"model.layers.{layer}"
         normed = _rms_norm(x, tensors[f"{base}.input_layernorm.weight"], eps)
@@ -111,8 +111,7 @@ def logits(model: Model, tokens: Sequence[int]) -> Floats:
 
 
 def greedy(model: Model, tokens: Sequence[int], count: int) -> tuple[list[int], list[float]]:
-    """`count` most likely next tokens one after the other, and for each the margin in logits
-    between it and the runner-up."""
+    """Return the `count` likeliest next tokens in turn, each with its lead in logits."""
     sequence = list(tokens)
     margins = []
     for _ in range(count):
@@ -135,11 +134,11 @@ def _linear(model: Model, name: str, x: Floats) -> Floats:
 
 
 def _rotary(config: Mapping[str, Any], length: int) -> tuple[Floats, Floats]:
-    """Cosines and sines [length, head_dim / 2] of rotary embedding extended by YaRN.
+    """Return cosines and sines [length, head_dim / 2] of rotary embedding extended by YaRN.
 
-    Frequencies that turn often within the original context stay, those that turn seldom are
-    slowed by the factor, in between is a ramp whose ends are not rounded to whole dimensions.
-    Cosines and sines carry YaRN's concentration, so that a score carries its square.
+    Frequencies that turn often within the original context stay, and those that turn seldom are
+    slowed by the factor. Between them is a ramp whose ends are not rounded to whole dimensions.
+    Cosines and sines include YaRN's concentration, so a score includes its square.
     """
     scaling = config["rope_scaling"]
     theta, dim = float(config["rope_theta"]), int(config["head_dim"])

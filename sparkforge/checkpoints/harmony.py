@@ -1,4 +1,4 @@
-"""The tokenizer of o200k_harmony: special tokens, how text is split, the file."""
+"""The tokenizer of o200k_harmony: special tokens, the split of text, the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECIAL_TOKENS = {
     "<|endofprompt|>": 200_018,
 }
 """Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
-# How the vocabulary splits text: facts of o200k_base.
+# o200k_base's split of text.
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 _SPLIT = "|".join(
@@ -39,8 +39,8 @@ _SPLIT = "|".join(
 def tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
     """Return tokenizer.json: a byte-level BPE with the vocabulary's merges.
 
-    A token's rank is the place of its merges, too. Each pair of tokens that makes it is one: which
-    of them comes into question depends on what was merged before.
+    A token's rank is also the place of its merges: all pairs of tokens that make it. Earlier merges
+    decide which of them occurs.
     """
     characters = byte_characters()
     written = {token: "".join(characters[byte] for byte in token) for token in ranks}

@@ -22,17 +22,17 @@ class Random:
         self._state = np.random.RandomState(seed)
 
     def bf16(self, *shape: int, scale: float, mean: float = 0.0) -> npt.NDArray[np.uint16]:
-        """BF16 bits, near normal, standard deviation about `scale`."""
+        """Return BF16 bits, near normal, standard deviation about `scale`."""
         dice = self._state.randint(-64, 65, size=(4, *shape)).sum(axis=0)
         # A die of 129 faces has a standard deviation of 37.24, four have twice that.
         return to_bf16(np.float32(mean) + dice.astype(np.float32) * np.float32(scale / 74.48))
 
     def codes(self, *shape: int) -> npt.NDArray[np.uint8]:
-        """Packed E2M1 pairs, every code as likely as any other."""
+        """Return packed E2M1 pairs, every code as likely as any other."""
         return self._state.randint(0, 256, size=shape).astype(np.uint8)
 
     def scales(self, *shape: int, low: int, high: int) -> npt.NDArray[np.uint8]:
-        """E8M0 scales of 2**low to 2**high."""
+        """Return E8M0 scales of 2**low to 2**high."""
         return (self._state.randint(low, high + 1, size=shape) + 127).astype(np.uint8)
 
 

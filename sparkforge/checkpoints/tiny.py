@@ -1,6 +1,6 @@
-"""A tiny gpt-oss checkpoint in native MXFP4, made on the spot from a seed.
+"""A tiny gpt-oss checkpoint in native MXFP4, made from a seed.
 
-It has everything of the real one that a serving stack can get wrong (packed experts with
+It has all parts of the real one that a serving stack can get wrong (packed experts with
 interleaved gate and up rows, attention sinks, alternating sliding windows, YaRN, grouped queries,
 biases) in about half a megabyte, with a tokenizer whose token ids are bytes.
 """
@@ -26,15 +26,15 @@ SLIDING_WINDOW = 32
 ORIGINAL_CONTEXT = 64
 YARN_FACTOR = 8
 MAX_CONTEXT = ORIGINAL_CONTEXT * YARN_FACTOR
-"""Shorter than a test prompt are the window and the original context of YaRN."""
+"""In tokens; the window and YaRN's original context are shorter than a test prompt."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """The architecture's numbers, in elements; layers alternate between window and full context.
 
-    By default each is the smallest that still exercises the thing it stands for: three MXFP4 blocks
-    in the intermediate size do not divide by two ranks, and every expert is reached.
+    Each default is the smallest that still tests its part: three MXFP4 blocks in the intermediate
+    size do not divide by two ranks, and every expert is used.
     """
 
     layers: int = 4
@@ -66,7 +66,7 @@ VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
 
 @dataclass(frozen=True)
 class TinyCheckpoint:
-    """A checkpoint on disk and the sizes that tests hold a server against."""
+    """A checkpoint on disk, and the sizes that tests compare a server with."""
 
     path: Path
     """Folder with config.json, model.safetensors and the tokenizer."""
@@ -87,7 +87,7 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
     all: it is written beside `dest` and renamed.
 
     Args:
-        dest: Folder to make; its parents are made as needed.
+        dest: Folder to create; its parents are created as needed.
         seed: Any integer from 0 to 2**32 - 1.
 
     Returns:
@@ -123,7 +123,7 @@ def write_checkpoint(
 
     Args:
         tensors: By name; uint16 stands for BF16.
-        files: What the small files hold, by name, as JSON.
+        files: Contents of the small files, by name, as JSON values.
 
     Returns:
         The size of all files in bytes.
@@ -137,14 +137,14 @@ def write_checkpoint(
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
     try:
-        # mkdtemp makes a private folder, but a server in a container runs as another user.
+        # mkdtemp creates a private folder, but a server in a container runs as another user.
         staging.chmod(0o755)
         write_safetensors(staging / "model.safetensors", tensors)
         for name, content in files.items():
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             (staging / name).write_text(text, encoding="utf-8")
         for file in staging.iterdir():
-            file.chmod(0o644)  # a server runs as another user, whatever our umask is
+            file.chmod(0o644)  # a server runs as another user, regardless of our umask
             with file.open("rb") as written:  # a power failure must not leave an empty one
                 os.fsync(written.fileno())
         total = sum(file.stat().st_size for file in staging.iterdir())
@@ -156,11 +156,11 @@ def write_checkpoint(
 
 
 def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
-    """All tensors by their names in the checkpoint; BF16 as uint16 bits."""
+    """Return all tensors by their names in the checkpoint; BF16 as uint16 bits."""
     random = Random(seed)
     hidden, inter, experts = shape.hidden, shape.inter, shape.experts
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    # deviations below are those for 128 inputs of a matrix, which a larger one divides
+    # the deviations below are for matrices with 128 inputs; more inputs divide them
     wide, mixed = math.sqrt(128 / hidden), math.sqrt(128 / queries)
     down = math.ceil(math.log2(inter / 128))
     tensors: dict[str, npt.NDArray[Any]] = {
@@ -182,11 +182,11 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
             f"{attn}.v_proj.bias": random.bf16(keys, scale=0.3),
             f"{attn}.o_proj.weight": random.bf16(hidden, queries, scale=0.06 * mixed),
             f"{attn}.o_proj.bias": random.bf16(hidden, scale=0.05),
-            # High enough to take a good part of the softmax away from the keys.
+            # High enough to take a large part of the softmax from the keys.
             f"{attn}.sinks": random.bf16(shape.heads, scale=1.0, mean=4.0),
             f"{base}.post_attention_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
-            # Wide router logits: near ties between experts would make any comparison with a
-            # reference a matter of rounding.
+            # Wide router logits: with near ties between experts, rounding would decide any
+            # comparison with a reference.
             f"{mlp}.router.weight": random.bf16(experts, hidden, scale=0.3 * wide),
             f"{mlp}.router.bias": random.bf16(experts, scale=0.5),
             # Gate and up with a deviation of about four, so that some pass the limit of seven.
@@ -211,7 +211,7 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
 
 
 def json_files(shape: Shape = TINY) -> dict[str, Any]:
-    """The small files of the checkpoint by name."""
+    """Return the small files of the checkpoint by name."""
     special_ids = {token: 256 + i for i, token in enumerate(_SPECIAL_TOKENS)}
     eos = [special_ids["<|return|>"], special_ids["<|endoftext|>"], special_ids["<|call|>"]]
     config = {

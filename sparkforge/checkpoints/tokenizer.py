@@ -1,4 +1,4 @@
-"""tokenizer.json of a byte-level BPE, as the tokenizers library reads it."""
+"""tokenizer.json of a byte-level BPE, for the tokenizers library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def byte_bpe(
         special: special tokens by their numbers.
         vocabulary: numbers of the other tokens, each written in ``byte_characters``.
         merges: pairs of tokens, the first ones first.
-        split: what splits a text before its bytes are looked up; None: nothing.
+        split: pre-tokenizer that splits a text before its bytes; None: none.
     """
     byte_level = {
         "type": "ByteLevel",
@@ -65,7 +65,7 @@ def byte_bpe(
 
 
 def byte_characters() -> list[str]:
-    """The printable character that a byte-level tokenizer writes for each of the 256 bytes."""
+    """Return a byte-level tokenizer's printable character for each of the 256 bytes."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters = []
     moved = 0

@@ -1,9 +1,9 @@
-"""What the preflight serves on a device: a small gpt-oss checkpoint, and what it has to answer.
+"""The preflight's model on a device: a small gpt-oss checkpoint, and its expected answers.
 
-The checkpoint has what kernels for the real model want: heads of 64, eight query heads a KV head,
-sizes that Marlin takes without padding. The answers are computed here, in float64 and by definition
-of the parts, so they depend on no serving engine and no machine; they are rounded far above where
-two machines could differ.
+The checkpoint has the shapes that the real model's kernels need: heads of 64, eight query heads a
+KV head, sizes that Marlin takes without padding. The answers are computed here, in float64 and by
+definition of the parts, so they depend on no serving engine and no machine. They are rounded far
+above any difference between two machines.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SHAPE = Shape(
     head_dim=64,
 )
 LENGTHS = (2, 17, 48, 100)
-"""Of the prompts, in tokens: within a window and beyond it, within YaRN's original context and
-beyond it."""
+"""Of the prompts, in tokens: within and beyond a window, within and beyond YaRN's original
+context."""
 DECODED = 4
-"""Tokens after each prompt: steps of one row, which other kernels compute."""
+"""Tokens after each prompt: steps of one row, for which there are other kernels."""
 _SEED = 4
 _DIGITS = 4
 
@@ -51,27 +51,27 @@ def make(folder: Path) -> None:
 
 
 def load(folder: Path) -> gptoss.Model:
-    """Read the checkpoint, to be computed with in float64."""
+    """Read the checkpoint, for computing in float64."""
     model = gptoss.load(folder)
     return model.replaced(
         tensors={
-            name: one.astype(np.float64) if one.dtype == np.float32 else one
-            for name, one in model.tensors.items()
+            name: tensor.astype(np.float64) if tensor.dtype == np.float32 else tensor
+            for name, tensor in model.tensors.items()
         }
     )
 
 
 def reference(model: gptoss.Model) -> dict[str, Any]:
-    """Return what ``serving/preflight.py`` compares a server's answers with.
+    """Return the expected answers for ``serving/preflight.py``.
 
     ``prompt``: the natural log-probability of each token of ``tokens`` but the first, after those
-    before it; ``next``: of the likeliest tokens that follow, with the lead of each before the
-    second likeliest.
+    before it; ``next``: of the likeliest tokens that follow, each with its lead over the second
+    likeliest.
     """
     random = np.random.RandomState(_SEED)  # the legacy generator's stream is frozen
     answers = []
     for length in LENGTHS:
-        tokens = [int(one) for one in random.randint(32, 127, size=length)]
+        tokens = [int(token) for token in random.randint(32, 127, size=length)]
         rows = _log_softmax(gptoss.logits(model, tokens))
         entry: dict[str, Any] = {
             "tokens": tokens,
