@@ -1,8 +1,8 @@
 """Commands as data: a frozen dataclass declares the options that ``cli/parser.py`` registers.
 
-A field is an option by its default: ``target: str = needed("target to build", metavar="NAME")``.
-A field that is a dataclass of options itself brings all of them. Each field's name is the option's,
-and further keywords are those of argparse's ``add_argument``.
+A field's default declares the option: ``target: str = needed("target to build", metavar="NAME")``.
+A field that is a dataclass of options adds all of them. Each field's name is the option's, and
+further keywords are those of argparse's ``add_argument``.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Entry:
     """One command."""
 
     name: str
-    """As it is written, such as ``patches check``."""
+    """As on the command line, such as ``patches check``."""
     options: type[Any]
     run: Callable[[Any], int]
-    """Takes one of those, and returns the exit code."""
+    """Takes an instance of ``options``, and returns the exit code."""
     help: str = ""
-    """For the list of commands beside it; of a single word, ``cli/overview.py`` has it."""
+    """For the list of its group's commands; ``cli/overview.py`` has those of single words."""
     description: str | None = None
     """Above its own help."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """How argparse gets an option."""
+    """An option for argparse."""
 
     names: tuple[str, ...] = ()
-    """How it is written; empty: as its field, and for an argument its place."""
+    """On the command line; empty: its field's name, or an argument's place."""
     help: str | None = None
     """None: it is not listed."""
     group: str = ""
@@ -46,11 +46,11 @@ class Declared:
     one_of: str = ""
     """Options with the same name here exclude each other; "": none."""
     needs: str = ""
-    """The option, as ``--url``, without which it is an error; "": none."""
+    """The option that it requires, such as ``--url``; "": none."""
     default: str = ""
-    """What its default is, where commands differ; "": part of ``help``, or plain."""
+    """Its default as text, where commands differ; "": part of ``help``, or obvious."""
     more: Mapping[str, Any] | None = None
-    """Further keywords of ``add_argument``; None: it is what follows ``--``."""
+    """Further keywords of ``add_argument``; None: the arguments after ``--``."""
     positional: bool = False
 
 
@@ -70,32 +70,32 @@ def option(
 
 
 def needed(help: str, **more: Any) -> Any:
-    """Declare an option that must be given."""
+    """Declare a required option."""
     return option(help, default=MISSING, required=True, **more)
 
 
 def switch(help: str, *names: str, **more: Any) -> Any:
-    """Declare an option without a value: False, unless it is given."""
+    """Declare an option without a value; False by default."""
     return option(help, *names, default=False, action="store_true", **more)
 
 
 def repeated(help: str, **more: Any) -> Any:
-    """Declare an option that may be given several times: a tuple."""
+    """Declare an option that can be repeated: a tuple."""
     return option(help, default=(), action="append", **more)
 
 
 def argument(help: str = "", *, default: Any = MISSING, **more: Any) -> Any:
-    """Declare an argument by its place; with a default it may be left out."""
+    """Declare a positional argument; optional with a default."""
     return field(default=default, metadata={OPTION: Declared((), help, more=more, positional=True)})
 
 
 def behind() -> Any:
-    """Declare what follows ``--``: a tuple."""
+    """Declare the arguments after ``--``: a tuple."""
     return field(default=(), metadata={OPTION: Declared()})
 
 
 def grouped(**defaults: str) -> Any:
-    """Declare a group of options whose defaults are this command's own, as text for its help."""
+    """Declare a group of options with this command's own defaults, as text for its help."""
     return field(metadata={DEFAULTS: defaults})
 
 
@@ -103,7 +103,7 @@ def grouped(**defaults: str) -> Any:
 
 
 def port(text: str) -> int:
-    """A TCP port, 0 for a free one."""
+    """Return a TCP port, 0 for a free one."""
     port = int(text) if text.isdecimal() else -1
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 0 to 65535")
@@ -111,7 +111,7 @@ def port(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    """Return a number; what is none gives one that no bounds let in."""
+    """Return a number; NaN, which is within no bounds, for other text."""
     try:
         return float(text)
     except ValueError:
@@ -119,7 +119,7 @@ def _number(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A finite number from 0."""
+    """Return a finite number from 0."""
     number = _number(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
@@ -127,7 +127,7 @@ def share(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1."""
     number = _number(text)
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
@@ -135,7 +135,7 @@ def fraction(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number from 1."""
+    """Return a whole number from 1."""
     number = int(text) if text.isdecimal() else 0
     if not 0 < number <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 10^9")
@@ -143,8 +143,8 @@ def count(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """A number that can be divided by."""
+    """Return a number to divide by."""
     number = _number(text)
-    if not 1e-6 <= number <= 1e9:  # what is beyond divides to nothing, or to infinity
+    if not 1e-6 <= number <= 1e9:  # a quotient beyond could be 0 or infinite
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 10^-6 to 10^9")
     return number

@@ -15,7 +15,7 @@ from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.core.log import human_bytes
 
-_FULL = 64 << 10  # bytes free, below which a failed write counts as a full disk
+_FULL = 64 << 10  # with fewer bytes free a failed write counts as a full disk
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def disk_errors(where: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON file's object; None where the file is missing or is not such JSON."""
+    """Return a JSON file's object; None if the file is missing or has no JSON object."""
     try:
         value = plain.json_of(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -47,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically, also with respect to a power failure."""
+    """Replace a file atomically, even if the power fails."""
     fresh = path.with_name(f".{path.name}.new")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def _taken_over(path: Path) -> Iterator[int]:
-    """Open a file for one writer at a time; one that a killed process left is used again.
+    """Open a file for one writer at a time; reuse the file of a killed process.
 
-    A name of its own for each writer would leave a file for ever wherever one is killed.
+    With a name for each writer, a killed one would leave its file for ever.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     while True:

@@ -32,7 +32,7 @@ _UNRESOLVED = "could not be resolved"  # GitPython's message for git's "missing"
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit. Its message: without the last line end; bytes that are no text as surrogates."""
+    """A commit. Its message: without the last line end; undecodable bytes as surrogates."""
 
     id: str
     tree: str
@@ -63,7 +63,7 @@ class File:
 
 @contextmanager
 def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader]:
-    """Read objects of a repository, isolated as every other git; for one thread.
+    """Read objects of a repository, isolated like every other git; for one thread.
 
     Raises:
         StoreError: it is another user's repository, or a damaged one.
@@ -84,9 +84,9 @@ def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader
 
 
 class Reader:
-    """Reads objects by any name for ``git rev-parse``; ``reading`` creates it.
+    """Reader of objects by any name for ``git rev-parse``; ``reading`` creates it.
 
-    What git cannot read is a CommandError; a damaged or foreign repository is a StoreError.
+    An unreadable object is a CommandError; a damaged or foreign repository is a StoreError.
     """
 
     def __init__(self, repo: Path, process: Git) -> None:
@@ -107,7 +107,7 @@ class Reader:
         return os.fsdecode(id_), data  # GitPython returns bytes
 
     def _failure(self, name: str) -> CommandError:
-        """Return the error of a process that ended where an answer was due."""
+        """Return the error of a process that ended before its answer."""
         child = self._process.cat_file_all
         stderr = b"" if child is None else child.stderr.read()
         gitsafe.check_dubious(stderr)
@@ -165,7 +165,7 @@ class Reader:
                 raise NotLinear(commit.id)
             commits.append(commit)
             (name,) = commit.parents
-        if commit is None:  # a clone without the whole history ends so
+        if commit is None:  # a clone without the whole history
             raise NotLinear(name)
         return commits[::-1]
 

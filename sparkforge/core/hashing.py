@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _READ: dict[tuple[int, ...], str] = {}
-"""The sha256 of files that this run has read, by device, inode, size, mtime and ctime."""
+"""The sha256 of this run's files, by device, inode, size, mtime and ctime."""
 
 
 def key_of(inputs: Mapping[str, Any]) -> str:
@@ -27,8 +27,7 @@ def sha256_file(path: Path) -> str:
 def intact(path: Path, sha256: str) -> bool:
     """Return whether a file exists with its recorded bytes.
 
-    Within one run a file, under all of its names, is read again only if the operating system
-    reports a change.
+    One run reads a file, under all its names, again only if the operating system reports a change.
     """
     try:
         now = path.stat()

@@ -76,7 +76,7 @@ def parse_pip_config(listing: str) -> PipSettings:
 
 
 class Index:
-    """Finds files by name and hash, in indexes and find-links alike."""
+    """Files by name and hash, in indexes and find-links."""
 
     @cached_property
     def _finder(self) -> PackageFinder:

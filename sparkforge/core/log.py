@@ -1,8 +1,8 @@
 """The only module that prints.
 
 One ``log`` object for the whole program: stages with timings, progress of long work, notes
-and warnings. Human text goes to stderr when ``--json`` owns stdout, else to stdout. Colour
-and redrawn progress lines appear on a terminal only; CI systems get foldable groups instead.
+and warnings. Text goes to stderr with ``--json``, else to stdout. Colour and redrawn progress
+lines are for terminals only; CI systems get foldable groups instead.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 
 _PROGRESS_EVERY_S = 0.1
-_PROGRESS_EVERY_S_PLAIN = 15.0  # without a terminal each report is a line of its own
+_PROGRESS_EVERY_S_PLAIN = 15.0  # without a terminal each report is a new line
 _WIDTH = 78
-# until ``configure`` gives the exact pattern: rather too much than a password
+# until ``configure`` sets the exact pattern: it hides too much rather than too little
 _IN_URL = re.compile(r"(?<=://)[^\s\"'<>]*@")
 _PIN = re.compile(r"(?<=\bpin-value=)[^&\s]+")  # of a pkcs11: URI (RFC 7512)
 _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
@@ -35,7 +35,7 @@ class Log:
 
     def __init__(self) -> None:
         self.verbose = False
-        self.answered = False  # whether stdout has got its JSON document
+        self.answered = False  # whether stdout has its JSON document
         self._to_stderr = False
         self._in_url = _IN_URL
         self._started = time.monotonic()
@@ -49,14 +49,14 @@ class Log:
         """Choose the stream (stderr if stdout has JSON) and the verbosity.
 
         Args:
-            mask: finds users and passwords of addresses, which are not printed.
+            mask: pattern of users and passwords in addresses, which are not printed.
         """
         self._to_stderr = to_stderr
         self.verbose = verbose
         self._in_url = mask or self._in_url
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # a locale without ✓, or a file name that is no text, must not end the build
+                # a locale without ✓, or an undecodable file name, must not end the build
                 stream.reconfigure(errors="replace")
 
     # -- appearance -------------------------------------------------
@@ -150,7 +150,7 @@ class Log:
         self._line(self._paint("2", "  | ") + text)
 
     def raw_progress(self, text: str) -> None:
-        """Print a line that the child will draw over; without a terminal only now and then."""
+        """Print a line that the child overwrites; without a terminal only every few seconds."""
         if self._too_early():
             return
         if self.tty:
@@ -162,7 +162,7 @@ class Log:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """A stage: a heading, its messages, and a last line with its seconds."""
+        """Print a stage: a heading, its messages, and a last line with its seconds."""
         if os.environ.get("GITHUB_ACTIONS"):
             self._line(f"::group::{name}")
             self._group_open = True
@@ -231,12 +231,12 @@ def _write(stream: IO[str], text: str) -> None:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        # what is left in the buffer is written once more at the exit
+        # the rest of the buffer is written again at the exit
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-        # the reader has ended (head, less), or the disk of stderr's file is full: the build
-        # continues without a log, and the exit code and --json show its result
+        # the reader has ended (head, less), or the disk of stderr's file is full. The build
+        # continues without a log; the exit code and --json show its result
         if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
             log.answered = True  # no document can follow
             msg = f"standard output: {error.strerror}"
@@ -256,9 +256,9 @@ def _clean(value: Any, masked: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, Mapping):
-        return {_clean(key, masked): _clean(one, masked) for key, one in value.items()}
+        return {_clean(key, masked): _clean(item, masked) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(one, masked) for one in value]
+        return [_clean(item, masked) for item in value]
     return value
 
 

@@ -18,7 +18,7 @@ text { fill: #e6edf3 } .paper { fill: #0d1117 }
 .grid { stroke: #30363d } .axis { stroke: #9198a1 } .open { stroke: #9198a1 }
 }
 </style>"""
-"""Of pictures: text and lines in light and dark; other colours are readable on both papers."""
+"""Style of pictures: text and lines for light and dark; other colours are readable on both."""
 _SPECIAL = re.compile(r"([\\*_<>\[\]])")
 
 
@@ -36,7 +36,7 @@ def escape(value: object) -> str:
     if isinstance(value, Markdown):
         return value
     parts = " ".join(str(value).split()).split("`")
-    # inside of backticks only | is special; the last of an odd number of backticks is plain text
+    # inside backticks only | is special; the last of an odd number of backticks is plain text
     plain = [
         part if i % 2 and i < len(parts) - 1 else _SPECIAL.sub(r"\\\1", part)
         for i, part in enumerate(parts)

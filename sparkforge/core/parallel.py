@@ -1,4 +1,4 @@
-"""Work on many items at once, in threads that never keep a failed or interrupted run alive."""
+"""Work on many items at once, in threads that end with a failed or interrupted run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TypeVar
 
-_STOP_S = 1.0  # how long a failed run waits for its other work to notice
+_STOP_S = 1.0  # time for a failed run's other work to notice
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -22,7 +22,7 @@ def in_parallel(work: Callable[[_T, Event], _R], items: Sequence[_T], width: int
     signal to stop, and otherwise end with the program.
 
     Args:
-        work: called with an item, and an event that is set when its result is no longer needed.
+        work: called with an item, and an event that says that its result is no longer needed.
     """
     waiting: SimpleQueue[tuple[_T, Future[_R]]] = SimpleQueue()
     futures: list[Future[_R]] = []

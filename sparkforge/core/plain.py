@@ -11,7 +11,7 @@ from typing import Any
 
 _MOST_OF_A_PART = 255  # bytes; Linux's NAME_MAX
 _MOST = 1024  # bytes; leaves room for the folder in front of it below PATH_MAX
-# control characters of a terminal, and of the direction of writing
+# control characters of terminals and of writing direction
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -42,10 +42,10 @@ def json_of(text: str | bytes) -> Any:
 
 
 def path_problem(path: str) -> str | None:
-    """Return why a path is not a plain relative one, as the end of a sentence, or None.
+    """Return the reason why a path is not a plain relative one, as the end of a sentence, or None.
 
     Plain: parts joined by one slash each, none of them empty, ``.`` or ``..``, no backslash,
-    nothing unprintable, and short enough for a file system. It may be missing.
+    nothing unprintable, and short enough for a file system. The file need not exist.
     """
     parts = path.split("/")
     lengths = [len(part.encode(errors="surrogatepass")) for part in parts]

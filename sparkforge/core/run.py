@@ -1,7 +1,7 @@
 """The only module that starts processes.
 
-Every child has its own process group, which is ended by id with sparkforge: Ctrl-C or an error
-leaves no server or compiler running.
+Every child has its own process group, which ends with sparkforge: after Ctrl-C or an error no
+server or compiler stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sparkforge.core.errors import CommandError
 from sparkforge.core.log import log
 from sparkforge.core.programs import failure, merged, resolve, unusable
 
-_SILENCE_S = 60.0  # without output; then the program may seem to hang
+_SILENCE_S = 60.0  # without output, before the program may seem to hang
 
 
 def call(
@@ -49,8 +49,8 @@ def call(
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
         timeout: seconds; None: no limit.
-        guarded: end it also after a kill -9 of this process, for programs that work for seconds. A
-            program with a time limit is always guarded: nobody else would end it then.
+        guarded: end it also after a kill -9 of this process, for programs that run for seconds. A
+            program with a time limit is always guarded: nothing else would end it then.
 
     Raises:
         MachineError: the program is missing.
@@ -83,14 +83,14 @@ def call(
 
 
 def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
-    """Show a child's output as it comes; returns its final text, without progress lines."""
+    """Show a child's output as it arrives; return its final text, without progress lines."""
     kept = []
     rest = b""
     while piece := _next(stream):
         *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
         for line in lines:
             text = line.decode(errors="replace").rstrip()
-            # progress lines of git and others end with \r, and the next one is drawn over them
+            # progress lines of git and others end with \r, and the next one overwrites them
             if line.endswith(b"\r"):
                 if text:
                     log.raw_progress(text)
@@ -115,7 +115,7 @@ def _next(stream: IO[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Glimpse:
-    """Output of a program that may be broken, within its limits."""
+    """Output of a program that may be broken, within limits."""
 
     code: int | None
     """Exit code; None: it is missing, could not start, or did not end in time."""
@@ -127,7 +127,7 @@ class Glimpse:
 
 
 def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
-    """Run a program that may hang, flood or be missing, with a strict time limit.
+    """Run a program that may hang, flood or be missing, with strict limits of time and output.
 
     A process that waits for a dead device ignores even SIGKILL. It is left running, while ``call``
     would wait for it.
@@ -187,7 +187,7 @@ def piped(
     cwd: Path | None = None,
     env: Mapping[str, str | None] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program that is fed through its standard input while it runs.
+    """Run a program, with a pipe to its standard input.
 
     Raises:
         MachineError, CommandError: as ``call``; CommandError at the end of the block.
@@ -228,7 +228,7 @@ def background(
 
 
 def replace_process(*args: str | os.PathLike[str]) -> None:
-    """Become another program (what ``serve`` does, so that signals reach the server)."""
+    """Replace this process with another program, so that signals reach ``serve``'s server."""
     command = resolve(args)
     log.detail("+ exec " + shlex.join(command))
     os.execv(command[0], command)
@@ -263,7 +263,7 @@ def _child(
             )
             _living.add(child)
     except OSError as error:
-        if error.filename != command[0]:  # its folder, or no file left for a pipe
+        if error.filename != command[0]:  # its folder is missing, or no pipe can be opened
             raise
         raise unusable(command[0], f"cannot be started: {error.strerror}") from error
     guardian = _guard(child.pid) if guarded else None
@@ -305,8 +305,8 @@ def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
             except subprocess.TimeoutExpired:
                 if grace_s:
                     log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
-    finally:  # also when a second Ctrl-C ends the waiting
-        # stragglers of the group: the group id stays valid while any member lives
+    finally:  # also when a second Ctrl-C ends the wait
+        # the rest of the group: its id stays valid while any member lives
         try:
             os.killpg(child.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -333,10 +333,10 @@ if not sys.stdin.buffer.read(1):
 
 
 def _guard(group: int) -> subprocess.Popen[bytes]:
-    """Have a process group ended even after a kill -9 of this process.
+    """Start a guardian, which ends a process group even after a kill -9 of this process.
 
-    The kernel's own means (prctl) sends one signal to one process, which vLLM ignores while it
-    loads, and its workers would stay in any case.
+    The kernel's own way (prctl) sends one signal to one process. vLLM ignores it while it loads,
+    and its workers would stay in any case.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(group)],

@@ -1,8 +1,8 @@
 """Change several files of the checkout together or not at all, even after ``kill -9``.
 
 The new files are written to ``.sparkforge/change.new``. Its rename to ``change`` decides the
-change. Then each file is moved to its place. After a kill the next command that reads the checkout
-finishes the moves. A checkout that cannot be written is a StoreError.
+change. Then each file moves to its place. After a kill the next command that reads the checkout
+completes the moves. A checkout that cannot be written is a StoreError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOLDER, _DECIDED, _PLAN = ".sparkforge", "change", "plan.json"
 
 @contextmanager
 def held(root: Path) -> Iterator[None]:
-    """Lock the checkout: files that are read in the block do not change before ``change``."""
+    """Lock the checkout: files that the block reads do not change before ``change``."""
     from filelock import FileLock  # most commands change nothing
 
     folder = root / _FOLDER
@@ -42,7 +42,7 @@ def held(root: Path) -> Iterator[None]:
 
 
 def finish(root: Path) -> None:
-    """Finish a decided change after a kill; usually one check of a path."""
+    """Finish a decided change after a kill; usually this only checks for a path."""
     if (root / _FOLDER / _DECIDED).exists():
         with held(root):
             pass
@@ -51,20 +51,19 @@ def finish(root: Path) -> None:
 def change(root: Path, files: Mapping[Path, bytes | None]) -> None:
     """Write files below ``root`` (None: remove it), all of them or none.
 
-    Call it inside of ``held``.
+    Call it inside ``held``.
 
     Raises:
-        StoreError: a folder cannot be written, or has the place of a file; nothing has
-            changed then.
+        StoreError: a folder cannot be written, or is in the place of a file; nothing has changed.
     """
     for path in files:
-        if path.is_dir():  # once decided, no command could finish it
+        if path.is_dir():  # after the decision no command could finish it
             raise StoreError(f"{path}: is a folder, but a file is needed", "move it away")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise StoreError(f"{path.parent}: is not a folder", "move it away") from None
-        if not os.access(path.parent, os.W_OK):  # before it is decided
+        if not os.access(path.parent, os.W_OK):  # before the decision
             raise _refused(OSError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent)))
     fresh = root / _FOLDER / f"{_DECIDED}.new"
     shutil.rmtree(fresh, ignore_errors=True)  # of a killed run, since this process has the lock

@@ -41,5 +41,5 @@ def load(kind: type[T], value: object, *, exact: bool = True) -> T | None:
         result = adapter(kind).validate_json(json.dumps(value), strict=True)
     except ValueError:
         return None
-    # fields that pydantic ignores or fills in make a difference here
+    # shows fields that pydantic ignores or fills in
     return result if not exact or as_json(result) == value else None
