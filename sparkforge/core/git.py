@@ -21,7 +21,7 @@ from sparkforge.core.gitsafe import clean_env, explained, isolated
 from sparkforge.core.run import call, piped
 
 ABSENT = "0" * 40
-"""How a diff writes the blob of a file that is not there."""
+"""A diff's blob of a missing file."""
 
 
 def git(
@@ -56,10 +56,10 @@ def git_ok(repo: Path, *args: str) -> bool:
 
 
 def head(folder: Path) -> str:
-    """Return the commit of the work tree that a folder is the top of, or "" if it is none."""
+    """Return the commit of the work tree whose top is a folder, or "" if it is none."""
     try:
         top = git(folder, "rev-parse", "--show-toplevel")
-        # else it was unpacked inside a repository of something else
+        # else it is inside another project's repository
         return git(folder, "rev-parse", "HEAD") if Path(top).samefile(folder) else ""
     except CommandError:
         return ""
@@ -87,10 +87,10 @@ def init_bare(repo: Path) -> None:
 
 
 def tidy(repo: Path) -> None:
-    """Remove what a killed git left in a repository; the caller has its lock.
+    """Remove the remains of a killed git from a repository; the caller has its lock.
 
-    A lock file of a killed fetch would make every later fetch fail. Half-written objects, also of a
-    full disk, would stay for ever.
+    A lock file of a killed fetch would make every later fetch fail. Incomplete objects, also after
+    a full disk, would stay for ever.
     """
     left = [
         "*.lock",
@@ -141,7 +141,7 @@ def remote_tags(url: str, *patterns: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in sorted(listing.splitlines(), key=lambda line: line.partition("\t")[2]):
         commit, _, ref = line.partition("\t")
-        found[ref.removeprefix("refs/tags/").removesuffix("^{}")] = commit  # TAG^{} behind TAG
+        found[ref.removeprefix("refs/tags/").removesuffix("^{}")] = commit  # TAG^{} follows TAG
     return found
 
 
@@ -163,7 +163,7 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
             "--no-tags",  # tags may move, only the commit counts
             "--no-auto-maintenance",  # it would continue in the background
             "--no-recurse-submodules",
-            "--progress",  # long work must be seen
+            "--progress",  # long work must be visible
             "--",
             url,
             commit,
@@ -184,9 +184,9 @@ class TreeFile:
 def import_tree(
     repo: Path, files: Iterable[TreeFile], *, ref: str, message: str, author: str, epoch: int
 ) -> str:
-    """Make a parentless commit of files and point a ref at it; returns the commit.
+    """Create a parentless commit of files and point a ref at it; return the commit.
 
-    The commit depends on the arguments alone: the same on every machine, at every hour.
+    The commit depends on the arguments alone: the same on every machine, at any time.
     """
     stamp = f"{author} {epoch} +0000"
     words = ("git", "-C", repo, "fast-import", "--quiet", "--done")
@@ -216,8 +216,7 @@ def import_tree(
 def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) -> Iterator[Path]:
     """Check out only the named paths of a commit; the index has the whole tree.
 
-    ``git am`` only needs the patched files: milliseconds instead of seconds for a tree of thousands
-    of files.
+    ``git am`` only needs the patched files: milliseconds instead of seconds for thousands of files.
     """
     git(repo, "worktree", "prune")  # entries of killed runs, whose folders were removed
     git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
@@ -242,7 +241,7 @@ def _escape_pattern(path: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """One changed file between two trees; a blob is ABSENT on the side that lacks the file."""
+    """A changed file between two trees; a blob is ABSENT on the side that lacks the file."""
 
     status: str
     path: str
@@ -270,10 +269,10 @@ def diff(repo: Path, old: str, new: str) -> bytes:
 
 
 def unquoted(name: str) -> str:
-    """Return a path as git's diff writes it: quoted as in C if it is not plain.
+    """Return the path of a name in git's diff, where unusual ones are quoted as in C.
 
     Raises:
-        ValueError: it begins with a quote and is not written in that way.
+        ValueError: it begins with a quote and is not quoted as in C.
     """
     if not name.startswith('"'):
         return name

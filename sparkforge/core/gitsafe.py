@@ -1,7 +1,7 @@
 """Start git so that its output is the same for all users, and no program of a repository runs.
 
 A repository can name programs in its own settings: hooks, filters, a file system monitor, merge
-drivers. git itself refuses another user's repository for that reason; that check stays on here.
+drivers. git itself refuses another user's repository for that reason. That check stays on here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMITTER_EMAIL = "sparkforge@localhost"
 _SETTINGS = {
     # read from the home folder even without a global configuration
     "core.attributesFile": os.devnull,
-    # hooks of a user's work tree are for the user's commits, not for ours
+    # hooks of a user's work tree are for the user's commits
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",  # else a program of the repository's choice, at every status
     "log.showSignature": "false",  # the same
@@ -68,7 +68,7 @@ def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
     return {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_PARAMETERS": "",  # settings handed in by `git -c` around us
+        "GIT_CONFIG_PARAMETERS": "",  # settings of a calling `git -c`
         "GIT_CONFIG_COUNT": str(len(pairs)),  # these replace the user's
         **{f"GIT_CONFIG_KEY_{at}": key for at, (key, _) in enumerate(pairs)},
         **{f"GIT_CONFIG_VALUE_{at}": value for at, (_, value) in enumerate(pairs)},
@@ -99,7 +99,7 @@ def isolated(
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git on a repository, without the user's settings and with no program that it names.
+    """Run git on a repository, without the user's settings and the repository's programs.
 
     Raises:
         CommandError: git ended with an error (only with ``check``).
@@ -118,7 +118,7 @@ def isolated(
 
 
 def environment(repo: Path) -> dict[str, str]:
-    """Return the variables for git in a repository: no user's settings, no program that it names.
+    """Return variables for git in a repository: no user's settings, no program of the repository.
 
     Raises:
         StoreError: the repository is another user's.
@@ -182,7 +182,7 @@ def _bare(repo: Path) -> Path | None:
 def _without_drivers(tree: Path, settings: _Settings) -> _Settings:
     """Return settings that disable the programs in a work tree's own settings.
 
-    A repository chooses the names of its filters, so they are read from git, which runs none.
+    A repository chooses the names of its filters. git lists them, and runs none for that.
     """
     words = ("git", "-C", tree, "config", "--null", "--name-only", "--list")
     done = call(*words, env=clean_env(settings), check=False)
@@ -200,7 +200,7 @@ def _work_tree(repo: Path) -> Path | None:
     if _bare(repo) is not None:
         return None
     repo = repo.resolve()
-    return next((one for one in (repo, *repo.parents) if (one / ".git").is_dir()), None)
+    return next((folder for folder in (repo, *repo.parents) if (folder / ".git").is_dir()), None)
 
 
 def _of_owner(repo: Path, tree: Path | None = None) -> _Settings:
@@ -223,7 +223,7 @@ def _of_owner(repo: Path, tree: Path | None = None) -> _Settings:
 
 
 def check_owner(folder: Path, *, refused: bool = False) -> None:
-    """Refuse a folder of another user, unless git's settings trust it; as git does.
+    """Refuse a folder of another user as git does, unless git's settings trust it.
 
     Args:
         refused: git itself has refused it.
@@ -252,14 +252,14 @@ def check_dubious(stderr: bytes) -> None:
 
 
 def us() -> set[int]:
-    """Return the users whose folders are accepted: under sudo also its caller, as in git."""
+    """Return the users with accepted folders: under sudo also its caller, as in git."""
     sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
     return {os.geteuid(), *([int(sudo)] if sudo.isdecimal() else [])}
 
 
 def _covered(folder: Path) -> bool:
     """Return whether the user's git settings trust a folder of any owner."""
-    return any(one == "*" or folder.is_relative_to(one) for one in trusted())
+    return any(place == "*" or folder.is_relative_to(place) for place in trusted())
 
 
 @cache
