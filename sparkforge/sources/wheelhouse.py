@@ -212,7 +212,7 @@ def fill(
     }
     progress = sizes.Progress("third-party wheels", tuple(item.name for item in locked), files)
 
-    def one(item: Locked, stopping: Event) -> Path:
+    def fetched(item: Locked, stopping: Event) -> Path:
         path = _fetch_one(
             store,
             item,
@@ -227,7 +227,7 @@ def fill(
         progress.finished(item.name, path.stat().st_size)
         return path
 
-    for path in in_parallel(one, locked, _PARALLEL):
+    for path in in_parallel(fetched, locked, _PARALLEL):
         os.link(path, into / path.name)
     return len(locked)
 
@@ -238,11 +238,11 @@ def damaged(folder: Path, wanted: Wanted) -> list[str]:
     for item in [*wanted.tools, *read_lock(wanted.lock)]:
         locked.setdefault(item.name, set()).update(item.sha256s)
 
-    def one(path: Path, stopping: Event) -> str | None:
+    def differs(path: Path, stopping: Event) -> str | None:
         project = str(canonicalize_name(path.name.partition("-")[0]))
         return None if sha256_file(path) in locked.get(project, ()) else path.name
 
-    return [name for name in in_parallel(one, sorted(folder.glob("*.whl")), _PARALLEL) if name]
+    return [name for name in in_parallel(differs, sorted(folder.glob("*.whl")), _PARALLEL) if name]
 
 
 class _Stopped(Exception):
