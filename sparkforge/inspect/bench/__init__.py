@@ -1,1 +1,1 @@
-"""`build.py bench`: how fast a server is, and whether one is slower than another."""
+"""`build.py bench`: the speed of a server, and comparisons of two."""

@@ -1,7 +1,7 @@
-"""llama-benchy in an environment of its own, one test a call.
+"""llama-benchy in its own environment, with one call for each test.
 
-One call a test, so that an interrupted run keeps the tests before. It gets its text through its own
-cache of books, and its environment has no client of a hub, so nothing is downloaded.
+So an interrupted run keeps its earlier tests. The text comes from llama-benchy's cache of books,
+and the environment has no client of a hub, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sparkforge.store.store import Store
 
 LOCK = "requirements/bench.txt"
 _BOOK = "sparkforge-text"
-"""In place of the address of a book: the name of the text in llama-benchy's cache."""
+"""Name of the text in llama-benchy's cache, instead of a book's address."""
 _KEY = "SPARKFORGE_BENCH_KEY"
-# The key is no argument, since everybody on the machine can read those of a process. llama-benchy
-# keeps idle connections for 600 s, and servers close them sooner (vLLM after 5 s), maybe just when
-# a request is sent: that would end the run.
+# The key is not an argument, since all users of the machine can read those. llama-benchy keeps idle
+# connections for 600 s. Servers close them sooner (vLLM after 5 s): a request at that moment would
+# end the run.
 _START = f"""
 import os, sys, aiohttp
 sys.argv += ['--api-key', os.environ.pop('{_KEY}')]
@@ -65,11 +65,11 @@ class Tool:
 
 @dataclass(frozen=True)
 class Asked:
-    """The server that is measured.
+    """The server to measure.
 
     Attributes:
         url: without ``/v1``.
-        model: the id that requests name.
+        model: its id in requests.
         key: "" for none.
     """
 
@@ -80,12 +80,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Call:
-    """What all calls of a run have in common.
+    """The common arguments of a run's calls.
 
     Attributes:
         tokenizer: folder with a ``tokenizer.json``.
         home: folder with the text, see ``prepare``.
-        runs: of each test, after one that does not count.
+        runs: of each test, after one warm-up.
         coherent: first ask a question with a known answer.
     """
 
@@ -98,7 +98,7 @@ class Call:
 
 
 def install(store: Store, root: Path, platform: str, access: Access) -> Tool:
-    """Return llama-benchy, installing it where the store lacks it.
+    """Return llama-benchy, installed if the store lacks it.
 
     Raises:
         FetchError, IntegrityError: as ``wheelhouse.fill``.
@@ -112,7 +112,9 @@ def install(store: Store, root: Path, platform: str, access: Access) -> Tool:
         "python": sys.version,
         "code": code_of(__name__),
     }
-    version = next(one.version for one in wheelhouse.read_lock(lock) if one.name == "llama-benchy")
+    version = next(
+        line.version for line in wheelhouse.read_lock(lock) if line.name == "llama-benchy"
+    )
 
     def make(folder: Path) -> _Installed:
         wanted = wheelhouse.Wanted(
@@ -138,8 +140,8 @@ def install(store: Store, root: Path, platform: str, access: Access) -> Tool:
 
 
 def prepare(home: Path, text: str) -> None:
-    """Put the text where llama-benchy looks for a book that it has downloaded before."""
-    # the name is its own: the MD5 of the address
+    """Write the text into llama-benchy's cache of books."""
+    # its name for a file: the MD5 of the address
     name = hashlib.md5(_BOOK.encode(), usedforsecurity=False).hexdigest()
     cache = home / ".cache" / "llama-benchy"
     cache.mkdir(parents=True)
@@ -164,7 +166,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def measure(common: Call, asked: Asked, test: Test, folder: Path) -> Path:
-    """Run one test; returns llama-benchy's result file, in ``folder`` with its log beside it.
+    """Run one test; return llama-benchy's result file in ``folder``, with its log beside it.
 
     Raises:
         BenchError: a request failed, or the model's answer makes no sense.
@@ -219,7 +221,7 @@ def _words(common: Call, asked: Asked, test: Test, result: Path) -> Sequence[str
 
 
 def _failure(test: Test, lines: Sequence[str], code: int, log_path: Path) -> BenchError:
-    """Return the error of a call that failed, with its reason where its output has one."""
+    """Return the error of a failed call, with the reason from its output if there is one."""
     incoherent = next((line for line in lines if "Coherence test FAILED" in line), None)
     if incoherent is not None:
         what = incoherent.partition("FAILED")[2].lstrip(": ")

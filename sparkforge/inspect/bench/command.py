@@ -1,4 +1,4 @@
-"""`build.py bench`: its options, and what it prints."""
+"""`build.py bench`: its options and output."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class CompareOptions:
 
 
 def _run(options: RunOptions) -> int:
-    """Measure how fast a server is."""
+    """Measure the speed of a server."""
     from sparkforge.inspect.bench import benchy, guard, result, session, sides, tables
 
     if options.quick and options.profile_table not in (None, "quick"):
@@ -168,14 +168,14 @@ def _run(options: RunOptions) -> int:
             ceilings=lambda tests: sides.ceilings(context, served.profile, tests),
         )
         results = session.run(found, plan, out, work)
-    return _report(results, [out / one.name for one in found], as_json=options.output.json)
+    return _report(results, [out / side.name for side in found], as_json=options.output.json)
 
 
 def _check_run(options: RunOptions) -> Place | None:
-    """Check that options go together; returns the running server, if they name one.
+    """Check for conflicting options; return the running server, if they name one.
 
     Raises:
-        UsageError: some do not, or the server's URL is none.
+        UsageError: options conflict, or the server's URL is invalid.
     """
     if options.url is None:
         return None
@@ -187,7 +187,7 @@ def _check_run(options: RunOptions) -> Place | None:
 
 
 def serve_checkpoint(model: Path) -> Path:
-    """Return the folder of a checkpoint in full; raises what ``serve.checkpoint`` does."""
+    """Return the full path of a checkpoint's folder; raises as ``serve.checkpoint``."""
     from sparkforge.build import serve
 
     return serve.checkpoint(model)
@@ -227,29 +227,29 @@ def _key(path: Path | None) -> str:
 
 
 def new_folder(parent: Path, table: str) -> Path:
-    """Return a folder that does not exist, named after the time."""
+    """Return a new folder's path, named after the time."""
     started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     first = parent / f"{started}-{table}"
-    others = (parent / f"{first.name}-{number}" for number in range(2, 1000))
-    return next(path for path in (first, *others) if not path.exists())
+    numbered = (parent / f"{first.name}-{number}" for number in range(2, 1000))
+    return next(path for path in (first, *numbered) if not path.exists())
 
 
 def _report(results: Any, folders: list[Path], *, as_json: bool) -> int:
-    """Print the results; with two of them what they differ in."""
+    """Print the results; of two also the comparison."""
     from sparkforge.core import typed
     from sparkforge.inspect.bench import compare, result
 
-    document: dict[str, Any] = {"results": [typed.as_json(one) for one in results]}
+    document: dict[str, Any] = {"results": [typed.as_json(run) for run in results]}
     document["folders"] = [str(folder) for folder in folders]
-    for one, folder in zip(results, folders, strict=True):
-        log.heading(f"{one.identity.origin} {one.identity.release}: {folder}")
-        log.table(result.summary(one))
-        for what in one.disturbed:
+    for run, folder in zip(results, folders, strict=True):
+        log.heading(f"{run.identity.origin} {run.identity.release}: {folder}")
+        log.table(result.summary(run))
+        for what in run.disturbed:
             log.warning(f"disturbed, not clean: {what}")
     if len(results) == 2:
         comparison = compare.compare(*results)
         document["comparison"] = _finite(asdict(comparison))
-        clean = all(one.clean for one in results)
+        clean = all(run.clean for run in results)
         note = "" if clean else " (not clean: no verdict counts)"
         log.heading(f"B, patched, compared with A, unpatched{note}")
         log.table(compare.table(comparison))
@@ -263,19 +263,19 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _compare(options: CompareOptions) -> int:
-    """Compare two results; 28 where the second is slower."""
+    """Compare two results; 28 if the second is slower."""
     from sparkforge.inspect.bench import compare, result
 
     before, after = result.load(options.a), result.load(options.b)
-    for path, one in ((options.a, before), (options.b, after)):
-        if one.clean or options.disturbed:
+    for path, run in ((options.a, before), (options.b, after)):
+        if run.clean or options.disturbed:
             continue
-        why = one.disturbed[0] if one.disturbed else "the run is incomplete"
+        why = run.disturbed[0] if run.disturbed else "the run is incomplete"
         msg = f"{path} is not clean: {why}"
         raise BenchError(msg, "measure again on an idle machine, or add --disturbed")
     comparison = compare.compare(before, after, options.tolerance / 100)
@@ -290,8 +290,9 @@ def _compare(options: CompareOptions) -> int:
     if not comparison.slower:
         return 0
     words = "\n".join(
-        f"{one.name}: {one.metric} is {one.ratio:.3f} of A ({one.low:.3f} to {one.high:.3f})"
-        for one in comparison.slower
+        f"{change.name}: {change.metric} is {change.ratio:.3f} of A"
+        f" ({change.low:.3f} to {change.high:.3f})"
+        for change in comparison.slower
     )
     remedy = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
     return log.failure(RegressionError(f"B is slower than A:\n{words}", remedy))

@@ -1,9 +1,9 @@
-"""Two results, test by test: the ratio of their means, with an interval, and a verdict.
+"""Compare two results test by test: the ratio of their means, with an interval and a verdict.
 
-Ratios are those of geometric means. Their intervals have 95 % confidence and are Student's t on the
-logarithms of the samples: of the differences within each round where the rounds of both took turns
-in one session, else Welch's for two independent sets. A few samples allow no bootstrap: three give
-ten different means.
+Ratios are of geometric means. Their intervals have 95 % confidence, by Student's t on the
+logarithms of the samples. If the rounds of both took turns in one session, it uses the differences
+within each round, else Welch's test for two independent sets. A bootstrap needs more samples: three
+give ten different means.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sparkforge.inspect.intervals import Estimate
 _Pair = tuple[Samples, Samples]
 Verdict = Literal["faster", "slower", "same", "unclear"]
 TOLERANCE = 0.03
-"""A change of less is of no consequence."""
+"""Smaller changes do not count."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What changed in one test, or over all tests of a metric.
+    """The change of one test, or of all tests of a metric.
 
     Attributes:
         name: of the test; "all tests" for the mean of them.
@@ -51,10 +51,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All changes, and what has no partner.
+    """All changes, and the tests without a partner.
 
     Attributes:
-        differs: what else than the build differs, as sentences.
+        differs: differences other than the build, as sentences.
     """
 
     changes: tuple[Change, ...]
@@ -64,14 +64,16 @@ class Comparison:
     @property
     def slower(self) -> tuple[Change, ...]:
         """The regressions."""
-        return tuple(one for one in self.changes if one.verdict == "slower")
+        return tuple(change for change in self.changes if change.verdict == "slower")
 
 
 def _welch(before: Sequence[float], after: Sequence[float]) -> Estimate:
     difference = statistics.fmean(after) - statistics.fmean(before)
     if min(len(before), len(after)) < 2:
         return Estimate(difference, 0.0, 0.0)
-    parts = [(statistics.variance(one) / len(one), len(one) - 1) for one in (before, after)]
+    parts = [
+        (statistics.variance(values) / len(values), len(values) - 1) for values in (before, after)
+    ]
     variance = sum(part for part, _ in parts)
     return Estimate(difference, variance, _satterthwaite(parts))
 
@@ -87,8 +89,8 @@ def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
 def _by_round(before: Samples, after: Samples) -> list[float | None]:
     """Return the difference of the mean logarithms in each round; None where one has no sample."""
     return [
-        statistics.fmean([math.log(one) for one in b])
-        - statistics.fmean([math.log(one) for one in a])
+        statistics.fmean([math.log(value) for value in b])
+        - statistics.fmean([math.log(value) for value in a])
         if a and b
         else None
         for a, b in zip(before.rounds, after.rounds, strict=False)
@@ -96,36 +98,36 @@ def _by_round(before: Samples, after: Samples) -> list[float | None]:
 
 
 def _present(differences: Iterable[float | None]) -> list[float]:
-    return [one for one in differences if one is not None]
+    return [difference for difference in differences if difference is not None]
 
 
 def _estimate(pair: _Pair, *, paired: bool) -> Estimate:
     if paired and (found := _present(_by_round(*pair))):
         return intervals.of_pairs(found)
-    return _welch(*([math.log(one) for one in side.values] for side in pair))
+    return _welch(*([math.log(value) for value in side.values] for side in pair))
 
 
 def _over_all(pairs: Sequence[_Pair], *, paired: bool) -> Estimate:
     """Return the mean of the tests' estimates.
 
-    In rounds it is that of each round's mean: what a start of the server changes, all tests of its
-    round have in common. Otherwise the tests' errors count as independent.
+    In rounds it is that of each round's mean: all tests of a round share the effect of the server's
+    start. Otherwise the tests' errors count as independent.
     """
     if paired:
         rounds = map(_present, zip(*(_by_round(*pair) for pair in pairs), strict=False))
-        if found := [statistics.fmean(one) for one in rounds if one]:
+        if found := [statistics.fmean(differences) for differences in rounds if differences]:
             return intervals.of_pairs(found)
     estimates = [_estimate(pair, paired=False) for pair in pairs]
     count = len(estimates)
-    value = statistics.fmean([one.value for one in estimates])
-    if any(one.freedom < 1 for one in estimates):
+    value = statistics.fmean([estimate.value for estimate in estimates])
+    if any(estimate.freedom < 1 for estimate in estimates):
         return Estimate(value, 0.0, 0.0)
-    parts = [(one.variance / count**2, one.freedom) for one in estimates]
+    parts = [(estimate.variance / count**2, estimate.freedom) for estimate in estimates]
     return Estimate(value, sum(part for part, _ in parts), _satterthwaite(parts))
 
 
 def verdict(metric: Metric, low: float, high: float, tolerance: float) -> Verdict:
-    """Return what an interval of a ratio says.
+    """Return the verdict about the interval of a ratio.
 
     ``faster`` and ``slower``: the whole interval is beyond the tolerance. ``same``: all of it is
     within. Anything else needs more runs.
@@ -143,14 +145,14 @@ def _change(
     name: str,
     metric: Metric,
     means: tuple[float, float],
-    one: Estimate,
+    estimate: Estimate,
     *,
     paired: bool,
     tolerance: float,
 ) -> Change:
-    low, high = (math.exp(end) for end in one.interval())
+    low, high = (math.exp(end) for end in estimate.interval())
     said = verdict(metric, low, high, tolerance)
-    return Change(name, metric, *means, math.exp(one.value), low, high, paired, said)
+    return Change(name, metric, *means, math.exp(estimate.value), low, high, paired, said)
 
 
 def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comparison:
@@ -162,8 +164,8 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
     Raises:
         BenchError: they have no test in common.
     """
-    ours = {one.key: one for one in before.samples}
-    theirs = {one.key: one for one in after.samples}
+    ours = {samples.key: samples for samples in before.samples}
+    theirs = {samples.key: samples for samples in after.samples}
     common = [key for key in ours if key in theirs]
     if not common:
         msg = "the two results have no test in common"
@@ -172,16 +174,16 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
     changes: list[Change] = []
     pairs: dict[Metric, list[_Pair]] = {}
     for key in common:
-        one, other = ours[key], theirs[key]
-        found = _estimate((one, other), paired=paired)
-        pairs.setdefault(one.metric, []).append((one, other))
+        old, new = ours[key], theirs[key]
+        found = _estimate((old, new), paired=paired)
+        pairs.setdefault(old.metric, []).append((old, new))
         means = tuple(
-            math.exp(statistics.fmean([math.log(v) for v in side.values])) for side in (one, other)
+            math.exp(statistics.fmean([math.log(v) for v in side.values])) for side in (old, new)
         )
         changes.append(
             _change(
-                one.name,
-                one.metric,
+                old.name,
+                old.metric,
                 (means[0], means[1]),
                 found,
                 paired=paired,
@@ -200,23 +202,23 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
                     tolerance=tolerance,
                 )
             )
-    alone = [one for key, one in (ours | theirs).items() if key not in common]
-    names = dict.fromkeys(f"{one.name}: {METRICS[one.metric]}" for one in alone)
+    alone = [samples for key, samples in (ours | theirs).items() if key not in common]
+    names = dict.fromkeys(f"{samples.name}: {METRICS[samples.metric]}" for samples in alone)
     return Comparison(tuple(changes), tuple(names), tuple(_differences(before, after)))
 
 
 def _differences(before: Result, after: Result) -> Iterable[str]:
-    """Yield what makes two results less comparable."""
+    """Yield differences that make two results less comparable."""
     pairs: Mapping[str, tuple[object, object]] = {
         "machine": (before.machine, after.machine),
         "llama-benchy's requirements": (before.lock, after.lock),
         "text": (before.text, after.text),
     }
-    for name, (one, other) in pairs.items():
-        if one != other:
+    for name, (old, new) in pairs.items():
+        if old != new:
             yield f"{name} differs"
     if before.session == after.session:
-        return  # two sides of one run: all else is the build's
+        return  # two sides of one run: the rest depends on the build
     a, b = before.identity, after.identity
     served: Mapping[str, tuple[object, object]] = {
         "target": (a.target, b.target),
@@ -226,10 +228,10 @@ def _differences(before: Result, after: Result) -> Iterable[str]:
         "context": (a.context, b.context),
         "command line": (a.options, b.options),
     }
-    for name, (one, other) in served.items():
-        told = (one and other) or a.origin == b.origin  # a server by its URL tells little
-        if one != other and told:
-            yield f"{name} differs: {_words(one)}, {_words(other)}"
+    for name, (old, new) in served.items():
+        known = (old and new) or a.origin == b.origin  # little is known of a server by URL
+        if old != new and known:
+            yield f"{name} differs: {_words(old)}, {_words(new)}"
 
 
 def _words(value: object) -> str:
@@ -240,10 +242,21 @@ def _words(value: object) -> str:
 def table(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return the changes as rows of text, the head first."""
     rows: list[tuple[str, ...]] = [("test", "metric", "A", "B", "B / A", "95 %", "verdict")]
-    for one in comparison.changes:
-        values = ("", "") if not one.before else (f"{one.before:.2f}", f"{one.after:.2f}")
-        interval = f"{one.low:.3f} to {one.high:.3f}" if one.high < math.inf else "too few samples"
+    for change in comparison.changes:
+        values = ("", "") if not change.before else (f"{change.before:.2f}", f"{change.after:.2f}")
+        interval = (
+            f"{change.low:.3f} to {change.high:.3f}"
+            if change.high < math.inf
+            else "too few samples"
+        )
         rows.append(
-            (one.name, METRICS[one.metric], *values, f"{one.ratio:.3f}", interval, one.verdict)
+            (
+                change.name,
+                METRICS[change.metric],
+                *values,
+                f"{change.ratio:.3f}",
+                interval,
+                change.verdict,
+            )
         )
     return rows

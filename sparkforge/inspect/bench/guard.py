@@ -1,7 +1,7 @@
 """The guard of a measurement: other load on the machine, and a GPU that slows down.
 
-It looks before and after each test, when nobody asks the server, and during it. A value that the
-machine does not report counts as unknown, not as good or bad.
+It reads the machine before and after each test, when the server is idle, and during it. A value
+that the machine does not report counts as unknown, not as good or bad.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE_S = 1.0  # of /proc/stat, whose unit is 0.01 s
 _EVERY_S = 5.0  # nvidia-smi costs some 0.1 s of a core
 _SMI_S = 20.0
-_CORES, _SHARE = 0.5, 0.05  # of the CPU may be busy with other programs: the larger
-_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, and time that a hypervisor took
+_CORES, _SHARE = 0.5, 0.05  # limit for other programs' use of the CPU: the larger of both
+_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, and steal (a hypervisor's)
 
 
 def smi() -> ET.Element | None:
-    """Return what nvidia-smi reports; None without a GPU."""
+    """Return nvidia-smi's report; None without a GPU."""
     return tree_of(glimpse("nvidia-smi", "-q", "-x", timeout_s=_SMI_S))
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of CPU since the start of the machine: all programs', and our processes'."""
+    """Seconds of CPU since the machine's start: of all programs, and of our processes."""
 
     all: float
     ours: float
 
 
 def times(proc: Path = _PROC, pid: int | None = None) -> Times | None:
-    """Return the CPU's times; None where /proc does not have them.
+    """Return the CPU's times; None if /proc lacks them.
 
-    Ours are those of this process and its descendants, a server that it started among them.
+    Ours are this process and its descendants, which include a server that it started.
     """
     try:
         fields = (proc / "stat").read_text().split("\n", 1)[0].split()[1:]
@@ -56,27 +56,27 @@ def times(proc: Path = _PROC, pid: int | None = None) -> Times | None:
         try:
             # the name in brackets may have spaces
             after = path.read_text(errors="replace").rpartition(")")[2].split()
-            one = int(path.parent.name)
-            parents.setdefault(int(after[1]), []).append(one)
-            # with the times of children that have ended
-            own[one] = sum(map(int, after[11:15])) / _TICKS
+            process = int(path.parent.name)
+            parents.setdefault(int(after[1]), []).append(process)
+            # includes the times of ended children
+            own[process] = sum(map(int, after[11:15])) / _TICKS
         except (OSError, ValueError, IndexError):
             continue  # it has ended
     todo, ours = [os.getpid() if pid is None else pid], 0.0
     while todo:
-        one = todo.pop()
-        ours += own.get(one, 0.0)
-        todo += parents.get(one, [])
+        process = todo.pop()
+        ours += own.get(process, 0.0)
+        todo += parents.get(process, [])
     return Times(busy, ours)
 
 
 @dataclass
 class Guard:
-    """Watches a measurement. State: what disturbed it so far.
+    """Guard of a measurement. State: the disturbances so far.
 
     Attributes:
-        ours: the server is a process that we started, so its CPU time is known to be ours.
-        disturbed: sentences.
+        ours: we started the server's process, so its CPU time is known to be ours.
+        disturbed: the disturbances, as sentences.
     """
 
     ours: bool
@@ -90,15 +90,15 @@ class Guard:
 
     @property
     def limit(self) -> float:
-        """Cores that other programs may keep busy."""
+        """Limit for other programs' use of the CPU, in cores."""
         return max(_CORES, _SHARE * self.cores)
 
     def before_start(self) -> None:
-        """Look for programs that use the GPU before our server does."""
+        """Look for programs that use the GPU before our server starts."""
         self._note_gpu_users("before the start", self.read_smi(), ())
 
     def quiet(self, when: str) -> None:
-        """Look at the machine while nobody asks the server."""
+        """Check the machine while the server is idle."""
         before, start = self.read_times(), self.clock()
         self.sleep(_IDLE_S)
         after, took = self.read_times(), self.clock() - start
@@ -112,7 +112,7 @@ class Guard:
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Watch the machine for the length of the block."""
+        """Watch the machine during the block."""
         before, start = self.read_times(), self.clock()
         done = threading.Event()
         watch = threading.Thread(target=self._watch, args=(what, done), daemon=True)
@@ -140,15 +140,15 @@ class Guard:
             self._add(f"{when}: other programs keep {cores:.1f} of {self.cores} CPU cores busy")
 
     def _note_slow(self, when: str, tree: ET.Element | None) -> None:
-        for one in () if tree is None else tree.iter("gpu"):
-            if reasons := slowed_by(one):
-                clock = text_of(one, "clocks/sm_clock") or "unknown"
+        for gpu in () if tree is None else tree.iter("gpu"):
+            if reasons := slowed_by(gpu):
+                clock = text_of(gpu, "clocks/sm_clock") or "unknown"
                 self._add(f"{when}: the GPU slows down ({', '.join(reasons)}; SM at ", f"{clock})")
 
     def _note_clock(self, what: str, tree: ET.Element) -> None:
         """Note a low clock without a reason, as after a power fault; only a busy GPU shows it."""
-        for one in tree.iter("gpu"):
-            if (clock := low_clock(one)) and not slowed_by(one):
+        for gpu in tree.iter("gpu"):
+            if (clock := low_clock(gpu)) and not slowed_by(gpu):
                 self._add(f"{what}: the GPU is busy, and without a reason its SM is at ", clock)
 
     def _note_gpu_users(
@@ -159,21 +159,21 @@ class Guard:
             self._add(f"{when}: another program uses the GPU: {_named(new)}")
 
     def _add(self, text: str, reading: str = "") -> None:
-        """Note something once, with its first reading: a clock is another one each time."""
-        if not any(one.startswith(text) for one in self.disturbed):
+        """Note a disturbance once, with its first reading, since clocks vary."""
+        if not any(known.startswith(text) for known in self.disturbed):
             self.disturbed.append(text + reading)
 
 
 def _users(tree: ET.Element | None) -> dict[str, str]:
     """Return the names of the programs that compute on a GPU, by process.
 
-    Those of type G only draw: a desktop's, which a machine with a screen always has.
+    Type G is graphics only: a desktop's, which a machine with a screen always has.
     """
     infos = () if tree is None else tree.iter("process_info")
     return {
-        text_of(one, "pid"): text_of(one, "process_name")
-        for one in infos
-        if text_of(one, "type") != "G"
+        text_of(process, "pid"): text_of(process, "process_name")
+        for process in infos
+        if text_of(process, "type") != "G"
     }
 
 

@@ -12,13 +12,13 @@ from sparkforge.inspect.plot import Line, svg
 
 
 def plots(result: Result) -> Mapping[str, str]:
-    """Return the pictures that a result has samples for, by file name."""
+    """Return the pictures of a result's samples, by file name."""
     decode = list(_of(result, "decode"))
     prefill = list(_of(result, "prefill"))
-    many = sorted({one.test.concurrency for one in result.samples})
-    deep = sorted({one.test.depth for one in result.samples})
+    many = sorted({samples.test.concurrency for samples in result.samples})
+    deep = sorted({samples.test.depth for samples in result.samples})
     over_context = [line for count in many for line in _lines(count, decode, _context)]
-    alone = [(one.context, one.tok_s) for one in result.ceilings if one.batch == 1]
+    alone = [(ceiling.context, ceiling.tok_s) for ceiling in result.ceilings if ceiling.batch == 1]
     if alone:
         over_context.append(Line("ceiling of one request", sorted(set(alone)), dashed=True))
     found = {"decode.svg": svg("Decode", "context, tokens", "tok/s", over_context)}
@@ -26,14 +26,20 @@ def plots(result: Result) -> Mapping[str, str]:
         lines = [
             line
             for count in many
-            for line in _lines(count, prefill, lambda one: one.test.depth + one.test.prompt)
+            for line in _lines(
+                count, prefill, lambda samples: samples.test.depth + samples.test.prompt
+            )
         ]
         found["prefill.svg"] = svg("Prefill", "depth and prompt, tokens", "tok/s", lines)
     if many[1:]:
         lines = [
             _line(
                 f"depth {depth:,}",
-                ((one.test.concurrency, one) for one in decode if one.test.depth == depth),
+                (
+                    (samples.test.concurrency, samples)
+                    for samples in decode
+                    if samples.test.depth == depth
+                ),
             )
             for depth in deep
         ]
@@ -51,29 +57,36 @@ def draw(result: Result, folder: Path) -> None:
 
 
 def _of(result: Result, metric: Metric) -> Iterable[Samples]:
-    return (one for one in result.samples if one.metric == metric and not one.context)
+    return (
+        samples for samples in result.samples if samples.metric == metric and not samples.context
+    )
 
 
-def _context(one: Samples) -> float:
-    """Return the tokens that an average token of the answer attends to."""
-    return one.test.depth + one.test.prompt + one.test.generated / 2
+def _context(samples: Samples) -> float:
+    """Return the mean context of the answer's tokens."""
+    return samples.test.depth + samples.test.prompt + samples.test.generated / 2
 
 
 def _lines(
     count: int, samples: Iterable[Samples], across: Callable[[Samples], float]
 ) -> Iterable[Line]:
-    """Yield the lines of a number of requests at once, one for each length of the answer."""
-    found = [one for one in samples if one.test.concurrency == count]
-    lengths = sorted({one.test.generated for one in found})
+    """Yield the lines for a number of requests at once, one for each length of the answer."""
+    found = [sampled for sampled in samples if sampled.test.concurrency == count]
+    lengths = sorted({sampled.test.generated for sampled in found})
     for length in lengths:
         name = f"{count} at once" if count > 1 else "one request"
         more = f", tg{length}" if lengths[1:] else ""
         yield _line(
-            name + more, ((across(one), one) for one in found if one.test.generated == length)
+            name + more,
+            ((across(sampled), sampled) for sampled in found if sampled.test.generated == length),
         )
 
 
 def _line(name: str, samples: Iterable[tuple[float, Samples]]) -> Line:
-    """Return a line; tests with equal x, such as answers of two lengths, are both on it."""
+    """Return a line; it has all tests with equal x, such as answers of two lengths."""
     found = sorted(samples, key=lambda pair: (pair[0], pair[1].test))
-    return Line(name, [(x, one.mean) for x, one in found], [one.deviation for _, one in found])
+    return Line(
+        name,
+        [(x, sampled.mean) for x, sampled in found],
+        [sampled.deviation for _, sampled in found],
+    )

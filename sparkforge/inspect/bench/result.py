@@ -1,4 +1,4 @@
-"""The result of a run: what was measured, of what, where; as JSON and as a page."""
+"""The result of a run: samples, server and machine; as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _MIN, _MAX = 1e-9, 1e9  # tokens a second, or milliseconds
 
 @dataclass(frozen=True)
 class Identity:
-    """What was served.
+    """The measured server.
 
     Attributes:
-        origin: the ``build`` of this checkout, the unpatched ``release``, or the server of a
-            ``url``, of which only its own answers are known.
+        origin: the ``build`` of this checkout, the unpatched ``release``, or a ``url``: a server of
+            which only its own answers are known.
         release: of the build, e.g. ``0.31.0-spark.1``; "" of a url.
         pins: sha256 of pins.yaml; "" of a url.
         wheels: sha256 by file name; of the build.
         image: its digest, or else its id; "" for a virtual environment.
-        profile: the choice of dense layers, ``exact`` for example; "" where there is none.
+        profile: the choice of dense layers, for example ``exact``; "" without one.
         options: of ``vllm serve``.
-        model: what requests call it.
+        model: its id in requests.
         checkpoint: name of its folder; "" of a url.
-        context: tokens of a sequence, at the most; 0: the server does not say.
-        server: what it says of its version, or "".
+        context: limit for tokens of a sequence; 0: unknown.
+        server: its version by itself, or "".
     """
 
     origin: Literal["build", "release", "url"]
@@ -59,7 +59,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured, as far as the machine says.
+    """The machine of a measurement, as far as it is known.
 
     Attributes:
         gpus: names.
@@ -74,7 +74,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Tokens a second, over all sequences, that memory allows at the most (docs/roofline.md)."""
+    """Memory's limit for tokens a second, over all sequences (docs/roofline.md)."""
 
     context: int
     batch: int
@@ -88,11 +88,11 @@ class Result:
     Attributes:
         session: equal in two results whose rounds took turns.
         started: UTC, ISO 8601.
-        rounds: that were begun.
+        rounds: started ones.
         complete: all tests of the table ran.
-        disturbed: what disturbed it, as sentences; none: it is clean.
+        disturbed: disturbances, as sentences; none: it is clean.
         tool: llama-benchy's version; ``lock``: sha256 of its requirements.
-        text: sha256 of the text that prompts were cut from.
+        text: sha256 of the prompts' text.
     """
 
     session: str
@@ -112,15 +112,15 @@ class Result:
 
     @property
     def clean(self) -> bool:
-        """Nothing disturbed it, and it ran to its end."""
+        """Whether it is complete and undisturbed."""
         return self.complete and not self.disturbed
 
 
 def load(path: Path) -> Result:
-    """Read a result: a file, or the folder that has it.
+    """Read a result: a file, or its folder.
 
     Raises:
-        BenchError: it is not there, or has another shape.
+        BenchError: it is missing, or has another shape.
     """
     file = path / FILE if path.is_dir() else path
     remedy = "give the folder or result.json of a `build.py bench` run"
@@ -136,9 +136,9 @@ def load(path: Path) -> Result:
     result = typed.load(Result, values)
     if result is None:
         raise BenchError(f"{file}: not a result of `build.py bench`", remedy)
-    for one in result.samples:
-        if not one.values or not all(_MIN < x < _MAX for x in one.values):
-            raise BenchError(f"{file}: {one.name} has a sample out of range", remedy)
+    for samples in result.samples:
+        if not samples.values or not all(_MIN < x < _MAX for x in samples.values):
+            raise BenchError(f"{file}: {samples.name} has a sample out of range", remedy)
     return result
 
 
@@ -150,11 +150,11 @@ def save(result: Result, folder: Path) -> None:
 
 
 def page(result: Result, folder: Path) -> str:
-    """Return the result as Markdown, with the pictures that are in its folder."""
+    """Return the result as Markdown, with the pictures in its folder."""
     metrics: tuple[Metric, ...] = tuple(METRICS)
     rows: dict[tuple[Test, bool], dict[Metric, Samples]] = {}
-    for one in result.samples:
-        rows.setdefault((one.test, one.context), {})[one.metric] = one
+    for samples in result.samples:
+        rows.setdefault((samples.test, samples.context), {})[samples.metric] = samples
     table = []
     for found in rows.values():
         cells = [_cell(found.get(metric)) for metric in metrics]
@@ -189,9 +189,9 @@ def _cell(samples: Samples | None) -> str:
 def summary(result: Result) -> list[tuple[str, ...]]:
     """Return the means as rows of text, the head first."""
     rows: list[tuple[str, ...]] = [("test", "metric", "mean", "±", "samples")]
-    for one in result.samples:
-        values = (f"{one.mean:.2f}", f"{one.deviation:.2f}", str(len(one.values)))
-        rows.append((one.name, METRICS[one.metric], *values))
+    for samples in result.samples:
+        values = (f"{samples.mean:.2f}", f"{samples.deviation:.2f}", str(len(samples.values)))
+        rows.append((samples.name, METRICS[samples.metric], *values))
     return rows
 
 
@@ -206,7 +206,7 @@ def machine(tree: ET.Element | None, cpuinfo: Path = Path("/proc/cpuinfo")) -> M
     except OSError:
         lines = []
     # arm64 has no model name
-    cpu = next((one.partition(":")[2].strip() for one in lines if one[:10] == "model name"), "")
-    gpus = () if tree is None else tuple(text_of(one, "product_name") for one in tree.iter("gpu"))
+    cpu = next((line.partition(":")[2].strip() for line in lines if line[:10] == "model name"), "")
+    gpus = () if tree is None else tuple(text_of(gpu, "product_name") for gpu in tree.iter("gpu"))
     cores = len(os.sched_getaffinity(0))
     return Machine(platform.machine(), cpu, cores, gpus, text_of(tree, "driver_version"))

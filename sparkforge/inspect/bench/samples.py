@@ -20,7 +20,7 @@ METRICS: Mapping[Metric, str] = {
     "prefill": "prefill, tok/s",
     "ttft": "first token, ms",
 }
-"""What is compared, with unit; of tokens a second those of all requests together."""
+"""The metrics with units; tokens a second are of all requests together."""
 HIGHER_IS_BETTER: Mapping[Metric, bool] = {"decode": True, "prefill": True, "ttft": False}
 
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -52,8 +52,8 @@ class Samples:
 
     Attributes:
         context: of the request that loads the context of a test with prefix caching.
-        rounds: the samples of each round, in order; each run gives one. Of a round without a
-            sample: none, so that rounds of two sides stay beside each other.
+        rounds: the samples of each round, in order, one for each run. A round without a sample is
+            empty, so that the rounds of two sides correspond.
     """
 
     test: Test
@@ -72,7 +72,7 @@ class Samples:
     @property
     def values(self) -> tuple[float, ...]:
         """All samples."""
-        return tuple(value for one in self.rounds for value in one)
+        return tuple(value for values in self.rounds for value in values)
 
     @property
     def mean(self) -> float:
@@ -80,11 +80,11 @@ class Samples:
 
     @property
     def deviation(self) -> float:
-        """Of a sample; 0 of one alone."""
+        """Standard deviation of a sample; 0 for a single one."""
         count, mean = len(self.values), self.mean
         if count < 2:
             return 0.0
-        return math.sqrt(math.fsum((one - mean) ** 2 for one in self.values) / (count - 1))
+        return math.sqrt(math.fsum((value - mean) ** 2 for value in self.values) / (count - 1))
 
 
 def read(path: Path, test: Test) -> list[Samples]:
@@ -106,7 +106,7 @@ def read(path: Path, test: Test) -> list[Samples]:
         if (run.context_size, run.prompt_size, run.response_size, run.concurrency)
         == (test.depth, test.prompt, test.generated, test.concurrency)
         for metric, values in _metrics(run).items()
-        # a stand-in of a server may answer within a clock's tick
+        # a test's fake server may answer within a clock's tick
         if values is not None and values.values and min(values.values) > 0
     ]
     if not samples:
@@ -116,8 +116,8 @@ def read(path: Path, test: Test) -> list[Samples]:
 
 
 def decoded(samples: Sequence[Samples]) -> bool:
-    """Tell whether there is a speed of decode among them: an answer came in two pieces or more."""
-    return any(one.metric == "decode" and not one.context for one in samples)
+    """Return whether there is a speed of decode: an answer came in two pieces or more."""
+    return any(sampled.metric == "decode" and not sampled.context for sampled in samples)
 
 
 def _metrics(run: _Run) -> Mapping[Metric, _Values | None]:
@@ -125,10 +125,10 @@ def _metrics(run: _Run) -> Mapping[Metric, _Values | None]:
 
 
 def _by_run(values: Sequence[float], metric: Metric, test: Test) -> tuple[float, ...]:
-    """Return one value a run.
+    """Return one value for each run.
 
-    Of the first token llama-benchy has one a request. Requests of one run wait for each other, so
-    they are no independent samples: their mean is one.
+    For the first token llama-benchy has a value for each request. Requests of one run wait for each
+    other, so they are not independent: their mean is one sample.
     """
     together = test.concurrency if metric == "ttft" else 1
     if len(values) % together:
@@ -140,6 +140,6 @@ def _by_run(values: Sequence[float], metric: Metric, test: Test) -> tuple[float,
 
 def joined(rounds: Sequence[Sequence[Samples]]) -> tuple[Samples, ...]:
     """Return the samples of several rounds together, in the order of the first."""
-    found = [{samples.key: samples.values for samples in one} for one in rounds]
-    keys = dict.fromkeys(key for one in found for key in one)
-    return tuple(Samples(*key, tuple(one.get(key, ()) for one in found)) for key in keys)
+    found = [{samples.key: samples.values for samples in group} for group in rounds]
+    keys = dict.fromkeys(key for values in found for key in values)
+    return tuple(Samples(*key, tuple(values.get(key, ()) for values in found)) for key in keys)

@@ -25,7 +25,7 @@ from sparkforge.serving.access import redacted
 
 _ANSWER_S = 30.0
 _ATTEMPTS = 5
-"""Of a test; on two cores with five busy processes about one in ten had no speed of decode."""
+"""Of a test; on two cores with five busy processes about one in ten gave no speed of decode."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Side:
     Attributes:
         name: of its folder; "" for that of the run.
         start: starts it, and yields when it is ready.
-        ours: it is a process that we start.
+        ours: we start its process.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and with what.
+    """The plan of a run: tests, rounds and tools.
 
     Attributes:
         runs: of each test in a round.
         rounds: of each side.
-        together: the sides' servers run at the same time; else each is started for its round.
-        words: the text, or None: made here.
-        tokenizer: folder with a ``tokenizer.json``; None: asked of the server.
+        together: the sides' servers run at the same time; else each starts for its round.
+        words: the text; None: generated.
+        tokenizer: returns a folder with a ``tokenizer.json`` for a server's model.
         coherent: ask each server a simple question first.
     """
 
@@ -71,8 +71,8 @@ class Plan:
 
 
 @dataclass
-class _Kept:
-    """One side's results so far, and what guards them."""
+class _Measurement:
+    """One side's results so far, and their guard."""
 
     side: Side
     folder: Path
@@ -93,15 +93,15 @@ def _look(asked: Asked, path: str) -> Reply:
 
 
 def described(asked: Asked) -> Mapping[str, Any]:
-    """Return what a server says of its model.
+    """Return a server's description of its model.
 
     Raises:
-        BenchError: no OpenAI server answers there, or it lacks the model.
+        BenchError: no OpenAI server answers, or it lacks the model.
     """
     url = f"{asked.url}/v1/models"
     try:
         reply = _look(asked, "/v1/models")
-    except (OSError, ValueError) as error:  # or the name of no host
+    except (OSError, ValueError) as error:  # also for an invalid host
         msg = f"{asked.url}: no server answers ({type(error).__name__})"
         raise BenchError(msg, "start one, or fix --url: http://HOST:PORT") from None
     if reply.status in (401, 403):
@@ -109,7 +109,7 @@ def described(asked: Asked) -> Mapping[str, Any]:
         raise BenchError(msg, "name the file that has the key with --api-key-file FILE")
     try:
         models = list(reply.json()["data"])
-        names = [str(one["id"]) for one in models]
+        names = [str(model["id"]) for model in models]
     except (LookupError, TypeError, ValueError):
         msg = f"{url}: {reply.status}, not the list of an OpenAI server"
         raise BenchError(msg, "fix --url: http://HOST:PORT") from None
@@ -121,7 +121,7 @@ def described(asked: Asked) -> Mapping[str, Any]:
 
 
 def version(asked: Asked) -> str:
-    """Return what a server says of its version, or ""; only vLLM's has that address."""
+    """Return a server's version, or ""; only vLLM's has that address."""
     try:
         return f"vLLM {_look(asked, '/version').json()['version']}"
     except (OSError, LookupError, TypeError, ValueError):
@@ -129,15 +129,15 @@ def version(asked: Asked) -> str:
 
 
 def run(sides: Sequence[Side], plan: Plan, folder: Path, work: Path) -> list[Result]:
-    """Measure; returns the results in the order of the sides.
+    """Measure; return the results in the order of the sides.
 
     Args:
-        folder: of the results; it has them up to the last test that ended, whatever happens.
+        folder: of the results; it always has them up to the last completed test.
         work: a folder for temporary files.
 
     Raises:
-        BenchError: a server does not answer as it should.
-        SmokeError: one does not start.
+        BenchError: a server does not answer as expected.
+        SmokeError: a server does not start.
     """
     tests = list(plan.table.tests())
     words = plan.words or text.generate(text.enough(max(test.tokens for test in tests)))
@@ -145,8 +145,8 @@ def run(sides: Sequence[Side], plan: Plan, folder: Path, work: Path) -> list[Res
     benchy.prepare(home, words)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     session = str(uuid.uuid4())
-    kept = [
-        _Kept(
+    measurements = [
+        _Measurement(
             side,
             folder / side.name,
             Guard(ours=side.ours),
@@ -160,7 +160,7 @@ def run(sides: Sequence[Side], plan: Plan, folder: Path, work: Path) -> list[Res
                 tool=plan.tool.version,
                 lock=plan.tool.lock,
                 text=hashlib.sha256(words.encode()).hexdigest(),
-                # results are for others, too
+                # results are also for others
                 identity=replace(side.identity, options=tuple(redacted(side.identity.options))),
                 machine=plan.machine,
                 ceilings=plan.ceilings(tests),
@@ -171,25 +171,30 @@ def run(sides: Sequence[Side], plan: Plan, folder: Path, work: Path) -> list[Res
     ]
     with ExitStack() as stack:
         running: dict[str, Asked] = {}
-        for one in kept if plan.together else ():
-            running[one.side.name] = stack.enter_context(one.side.start())
+        for measurement in measurements if plan.together else ():
+            running[measurement.side.name] = stack.enter_context(measurement.side.start())
         for number in range(plan.rounds):
-            # A B, B A, …: what drifts with time meets both
-            for one in kept if number % 2 == 0 else reversed(kept):
+            # A B, B A, …: drift over time affects both
+            for measurement in measurements if number % 2 == 0 else reversed(measurements):
                 if plan.together:
-                    _round(one, running[one.side.name], plan, tests, number, home)
+                    _round(measurement, running[measurement.side.name], plan, tests, number, home)
                     continue
-                if one.side.ours:
-                    one.guard.before_start()
-                with one.side.start() as asked:
-                    _round(one, asked, plan, tests, number, home)
-    for one in kept:
-        one.write(complete=True)
-    return [one.result for one in kept]
+                if measurement.side.ours:
+                    measurement.guard.before_start()
+                with measurement.side.start() as asked:
+                    _round(measurement, asked, plan, tests, number, home)
+    for measurement in measurements:
+        measurement.write(complete=True)
+    return [measurement.result for measurement in measurements]
 
 
 def _round(
-    one: _Kept, asked: Asked, plan: Plan, tests: Sequence[Test], number: int, home: Path
+    measurement: _Measurement,
+    asked: Asked,
+    plan: Plan,
+    tests: Sequence[Test],
+    number: int,
+    home: Path,
 ) -> None:
     """Measure all tests of one side once."""
     model = described(asked)
@@ -203,33 +208,33 @@ def _round(
     tokenizer = plan.tokenizer(model)
     benchy.check_tokenizer(tokenizer)
     identity = replace(
-        one.result.identity, model=asked.model, context=context, server=version(asked)
+        measurement.result.identity, model=asked.model, context=context, server=version(asked)
     )
-    logs = one.folder / "llama-benchy" / f"round-{number + 1}"
+    logs = measurement.folder / "llama-benchy" / f"round-{number + 1}"
     logs.mkdir(parents=True, exist_ok=True)
-    one.rounds.append([])
+    measurement.rounds.append([])
     common = Call(plan.tool, tokenizer, home, plan.runs, plan.table.prefix_caching, plan.coherent)
-    what = f"{one.side.name or 'server'}, round {number + 1} of {plan.rounds}"
+    what = f"{measurement.side.name or 'server'}, round {number + 1} of {plan.rounds}"
     with log.step(what):
         for at, test in enumerate(tests):
-            one.guard.quiet(f"before {test.name}")
-            with one.guard.during(test.name):
+            measurement.guard.quiet(f"before {test.name}")
+            with measurement.guard.during(test.name):
                 found = _measured(common, asked, test, logs)
-            one.rounds[-1] += found
-            # the question is for the first test: it is about the model
+            measurement.rounds[-1] += found
+            # the question is about the model: the first test is enough
             common = replace(common, coherent=False)
-            one.write(identity=identity, rounds=number + 1)
+            measurement.write(identity=identity, rounds=number + 1)
             said = ", ".join(
-                f"{samples.METRICS[each.metric]} {each.mean:.1f}"
-                for each in found
-                if not each.context
+                f"{samples.METRICS[sampled.metric]} {sampled.mean:.1f}"
+                for sampled in found
+                if not sampled.context
             )
             log.info(f"{at + 1} of {len(tests)}  {test.name}: {said}")
-        one.guard.quiet("at the end")
+        measurement.guard.quiet("at the end")
 
 
 def _measured(common: Call, asked: Asked, test: Test, logs: Path) -> list[Samples]:
-    """Return the samples of a test, of the first attempt that has a speed of decode.
+    """Return the samples of a test, from the first attempt with a speed of decode.
 
     vLLM joins the tokens that wait for its front end. On a busy machine a short answer of a small
     model can be one piece, which has no speed.

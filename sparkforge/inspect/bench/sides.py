@@ -1,4 +1,4 @@
-"""The servers that are measured: one that runs already, the last build, the unpatched release."""
+"""The servers to measure: a running one, the last build, the unpatched release."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Served:
-    """What a server of the build serves.
+    """Model and profile of a server of the build.
 
     Attributes:
-        model: folder of the checkpoint; None: the tiny one that takes chats.
+        model: folder of the checkpoint; None: the tiny one for chats.
         profile: with the choice of layers.
     """
 
@@ -58,10 +58,10 @@ class Served:
 
 
 def running(asked: Asked, target: str, profile: str) -> Side:
-    """Return the side of a server that runs already.
+    """Return the side of a running server.
 
     Args:
-        profile: what the user says of it, or "".
+        profile: by the user, or "".
     """
 
     @contextmanager
@@ -74,10 +74,11 @@ def running(asked: Asked, target: str, profile: str) -> Side:
 def of_build(
     context: Context, build: Build, served: Served, work: Path, *, versus: bool
 ) -> list[Side]:
-    """Return the sides of a build: with ``versus`` the release below it, then itself.
+    """Return the sides of a build: with ``versus`` its release first, then the build.
 
-    The release gets the same options, but those that only the patches have. Of the tiny model both
-    get a copy in BF16 without any of these, since the release refuses the other on most CPUs.
+    The release gets the same options, except for those that only the patches have. Of the tiny
+    model both get a copy in BF16 without these options, since the release refuses MXFP4 on most
+    CPUs.
     """
     product = build.results.artefact(build.graph.product)
     built = product.result if isinstance(product.result, ImageResult) else None
@@ -99,7 +100,7 @@ def of_build(
     variables = {**(SMOKE_VARIABLES if served.model is None else {})}
     given, more = plain(options), dict(variables)
     if built is not None and plain is of_release:
-        more |= instead(given)  # the image's own are of no use to the BF16 model
+        more |= instead(given)  # the image's own do not fit the BF16 model
     elif built is not None and served.profile.choice:
         more[choices.VARIABLE] = served.profile.choice
     launch = Launch(
@@ -129,7 +130,7 @@ def of_build(
 
 @dataclass(frozen=True)
 class _Server:
-    """How a server of a build is started."""
+    """The start of a server of a build."""
 
     name: str
     """Of its side."""
@@ -139,7 +140,7 @@ class _Server:
     work: Path
     """Of all sides."""
     restored: Mapping[str, Path] | None = None
-    """Files that make the release of an image."""
+    """Original files that turn an image into the release."""
 
     def side(self, identity: Identity) -> Side:
         options = (*self.launch.options, *self.launch.arguments)
@@ -166,7 +167,7 @@ def _version(context: Context) -> str:
 
 
 def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]:
-    """Return the files that make the release of our image."""
+    """Return the original files that turn our image into the release."""
     wheels = build.graph.wheels
     needed = {item for wheel in wheels.values() for item in wheel.needs}  # of those with patches
     launcher = Launcher(
@@ -187,7 +188,7 @@ def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]
 
 
 def standing_in(context: Context, build: Build, *, wide: bool = False) -> Path:
-    """Return the tiny checkpoint that takes chats, in MXFP4 or ``wide``: in BF16."""
+    """Return the tiny checkpoint for chats, in MXFP4, or with ``wide`` in BF16."""
     folder = context.root / "dist" / context.target_name
     product = build.results.artefact(build.graph.product)
     if isinstance(product.result, ImageResult):
@@ -206,10 +207,10 @@ def tokenizer(named: Path | None, repository: str, revision: str, model: Mapping
     """Return a folder with the model's tokenizer.
 
     Args:
-        named: the user's; None: the folder that the server names, if it is here, else the target's
-            model in the hub's cache of this machine.
-        repository, revision: of the target's model; "" where it has none.
-        model: what the server says of it.
+        named: the user's; None: the server's folder, if it exists here, else the target's model in
+            this machine's cache of the hub.
+        repository, revision: of the target's model; "" without one.
+        model: the server's description of it.
 
     Raises:
         BenchError: there is none.
@@ -220,7 +221,7 @@ def tokenizer(named: Path | None, repository: str, revision: str, model: Mapping
     places = [Path(root)] if isinstance(root, str) and root.startswith("/") else []
     if repository:
         name = f"models--{repository.replace('/', '--')}"
-        hubs = [_hub(os.environ.get(one)) for one in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
+        hubs = [_hub(os.environ.get(name)) for name in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
         hubs.append(Path.home() / ".cache" / "huggingface" / "hub")
         places += [hub / name / "snapshots" / revision for hub in hubs if hub is not None]
     for place in places:
@@ -239,7 +240,7 @@ def _hub(home: str | None) -> Path | None:
 
 
 def ceilings(context: Context, served: Profile, tests: Iterable[Test]) -> tuple[Ceiling, ...]:
-    """Return the ceilings of a target whose memory and model are known; else none."""
+    """Return the ceilings of a target if its memory and model are known; else none."""
     shape = SHAPES.get(context.target.model or "")
     bandwidth = context.target.memory_gb_s
     if shape is None or bandwidth is None:
@@ -256,9 +257,9 @@ def ceilings(context: Context, served: Profile, tests: Iterable[Test]) -> tuple[
 
 
 def _setup(options: Sequence[str]) -> Setup:
-    """Return the weights that options of ``vllm serve`` make it read."""
+    """Return the weights that ``vllm serve`` reads with its options."""
     named = arguments.value(options, "--moe-backend")
-    moe: Moe = next((one for one in traffic.MOE_MULTIPLES if one == named), "marlin")
+    moe: Moe = next((backend for backend in traffic.MOE_MULTIPLES if backend == named), "marlin")
     layers = arguments.value(options, choices.OPTION) or ""
     dtype = arguments.value(options, "--kv-cache-dtype") or ""
     kv_cache: KvCache = "fp8" if dtype.startswith("fp8") else "auto"

@@ -1,4 +1,4 @@
-"""What is measured: tables of tests, as data."""
+"""Tables of tests, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Test:
     Attributes:
         depth: tokens of the context before the prompt.
         prompt: tokens of the prompt.
-        generated: tokens of the answer, at the most.
+        generated: limit for tokens of the answer.
         concurrency: requests at once.
     """
 
@@ -25,18 +25,18 @@ class Test:
 
     @property
     def name(self) -> str:
-        """As llama-benchy's tables have it: ``pp2048 tg128 @ d4096 (c2)``."""
+        """The name in llama-benchy's tables: ``pp2048 tg128 @ d4096 (c2)``."""
         at = f" @ d{self.depth}" if self.depth else ""
         return f"pp{self.prompt} tg{self.generated}{at} (c{self.concurrency})"
 
     @property
     def slug(self) -> str:
-        """For the name of a file."""
+        """The name for files."""
         return f"pp{self.prompt}-tg{self.generated}-d{self.depth}-c{self.concurrency}"
 
     @property
     def tokens(self) -> int:
-        """Of the longest sequence."""
+        """Tokens of the longest sequence."""
         return self.depth + self.prompt + self.generated
 
 
@@ -45,8 +45,8 @@ class Table:
     """Tests: each combination of these numbers.
 
     Attributes:
-        runs: of each test, after one that does not count.
-        prefix_caching: the context is loaded by a request of its own, which is measured, too.
+        runs: of each test, after one warm-up.
+        prefix_caching: a separate request loads the context, and is measured, too.
     """
 
     prompts: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""The text that prompts are cut from: made here, the same bytes on every machine.
+"""The generated text for prompts: the same bytes on every machine.
 
-Its sentences are plain English without a meaning. Speed depends on the number of tokens. The
-experts that a router chooses depend on the words, too, so a comparison uses one text.
+Its sentences are plain English without a meaning. Speed depends on the number of tokens. A router's
+choice of experts depends on the words, too, so a comparison uses one text.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from random import Random
 
 _SEED = 4
 _BYTES_PER_TOKEN = 8
-"""More than the 5.4 of this text in gpt-oss's vocabulary."""
+"""Above the 5.4 of this text with gpt-oss's vocabulary."""
 _LEAST = 1 << 18
 
 
 def _phrases(text: str) -> tuple[str, ...]:
-    """Return what commas separate."""
-    return tuple(one.strip() for one in text.split(","))
+    """Return the phrases between commas."""
+    return tuple(phrase.strip() for phrase in text.split(","))
 
 
 _WHO = _phrases(
@@ -86,5 +86,5 @@ def generate(size: int) -> str:
 
 
 def enough(tokens: int) -> int:
-    """Return the bytes for sequences of so many tokens, with room to begin at several places."""
+    """Return the bytes for sequences of so many tokens, with room for several starts."""
     return max(_LEAST, 2 * tokens * _BYTES_PER_TOKEN)
