@@ -1,1 +1,1 @@
-"""``build.py accept``: does a running server keep what this build promises?"""
+"""``build.py accept``: checks of a running server against the promises of this build."""

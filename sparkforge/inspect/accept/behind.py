@@ -1,4 +1,4 @@
-"""What can be seen of the server's process: its log, its memory, its metrics."""
+"""Readings of the server's process: its log, its memory, its metrics."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PIDS = re.compile(r"\((?:APIServer|EngineCore|Worker)\w* pid=(\d+)\)")
 _LAYERS = ("SPARKFORGE_PROFILE", "SPARKFORGE_MXFP4_LAYERS")
 _METRIC = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# of control groups in version 2, else 1; "rss" is version 1's word for anon
+# of control groups in version 2, else 1; version 1 says "rss" for anon
 _CGROUP = "cd /sys/fs/cgroup && cat memory.stat 2>/dev/null || cat memory/memory.stat"
-_COUNTED = re.compile(r"(?m)^(?:anon|rss|shmem) (\d+)$")  # what the kernel cannot simply drop
+_COUNTED = re.compile(r"(?m)^(?:anon|rss|shmem) (\d+)$")  # memory that the kernel cannot drop
 
 
 class Unseen(Exception):
-    """Something cannot be checked here; the message is the reason."""
+    """A check is not possible here; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Behind:
     """The process behind a URL.
 
     Attributes:
-        container: id of Compose's container that has the server's port, or "".
+        container: id of Compose's container with the server's port, or "".
         image: of that container.
-        since: its last start, as Docker writes times.
+        since: its last start, in Docker's format.
         options: the user's own, of ``vllm serve``.
         layers: the user's choice of dense layers, as variables of the container.
         log: a file with the server's output; None: the container's.
-        why_not: reason for having neither.
+        why_not: reason for neither.
     """
 
     container: str = ""
@@ -80,7 +80,7 @@ class Behind:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the server: bytes, and whose."""
+    """Memory of the server: bytes and owner."""
 
     size: int
     whose: str
@@ -97,7 +97,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What /metrics says.
+    """The server's /metrics.
 
     Attributes:
         found: all lines with a number.
@@ -129,7 +129,7 @@ class Metrics:
 
     def named(self, name: str) -> list[Metric]:
         """Return the lines of one metric."""
-        return [one for one in self.found if one.name == name]
+        return [metric for metric in self.found if metric.name == name]
 
     def total(self, name: str) -> float:
         """Return the sum of a metric.
@@ -139,11 +139,11 @@ class Metrics:
         """
         if not (lines := self.named(name)):
             raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
-        return sum(one.value for one in lines)
+        return sum(line.value for line in lines)
 
 
 def find(place: Place, log: Path | None) -> Behind:
-    """Look for the process behind a URL: a log that was named, else a container of Compose."""
+    """Find the process behind a URL: by the user's log, else a container of Compose."""
     if log is not None:
         return Behind(log=log)
     url = urlsplit(place.url)
@@ -157,8 +157,8 @@ def find(place: Place, log: Path | None) -> Behind:
     if ids := seen.out.split():
         seen = glimpse("docker", "inspect", *ids, timeout_s=_ASK_S)
         try:
-            for one in plain.json_of(seen.out):
-                if (found := _of(one, port)) is not None:
+            for container in plain.json_of(seen.out):
+                if (found := _of(container, port)) is not None:
                     return found
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             return Behind(why_not=f"docker inspect: {error!r}")
@@ -166,15 +166,15 @@ def find(place: Place, log: Path | None) -> Behind:
 
 
 def _is_here(host: str) -> bool:
-    """Return whether a name is of this machine: a socket can be bound to its own addresses only."""
+    """Return whether a name is of this machine: a socket binds to its own addresses only."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return False
     for family, kind, protocol, _, address in found:
         try:
-            with socket.socket(family, kind, protocol) as one:
-                one.bind(address)
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
         except OSError:
             continue
         return True
@@ -182,7 +182,7 @@ def _is_here(host: str) -> bool:
 
 
 def _of(inspected: Any, port: int) -> Behind | None:
-    """Return a container, if the port is its own.
+    """Return a container if it has the port.
 
     Raises:
         LookupError, TypeError, AttributeError: Docker's answer has another shape.
@@ -208,10 +208,10 @@ def _of(inspected: Any, port: int) -> Behind | None:
 
 
 def memory(behind: Behind, place: Place) -> Memory:
-    """Return the server's memory now.
+    """Return the server's current memory.
 
-    Of a container what its processes cannot be made to give back, page cache aside. Of a log the
-    same for the processes that it names. Else of the process that answers HTTP only, by /metrics.
+    Of a container: what its processes hold, without page cache. Of a log: the same for its
+    processes. Otherwise: of the process that answers HTTP only, by /metrics.
 
     Raises:
         Unseen: none of these can be read.
@@ -219,7 +219,7 @@ def memory(behind: Behind, place: Place) -> Memory:
     if behind.container:
         words = ("docker", "exec", behind.container, "sh", "-c", _CGROUP)
         seen = glimpse(*words, timeout_s=_ASK_S)
-        sizes = [int(one) for one in _COUNTED.findall(seen.out)]
+        sizes = [int(count) for count in _COUNTED.findall(seen.out)]
         if len(sizes) > 1:
             return Memory(sum(sizes), "the container")
     if behind.log is not None:
@@ -234,13 +234,13 @@ def memory(behind: Behind, place: Place) -> Memory:
 
 
 def _of_process(pid: int) -> int:
-    """Return the bytes of a process that are no page cache; 0: there is none."""
+    """Return the bytes of a process without page cache; 0: there is no such process."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
     found = re.findall(r"(?m)^Rss(?:Anon|Shmem):\s+(\d+) kB$", text)
-    return sum(int(one) << 10 for one in found)
+    return sum(int(kib) << 10 for kib in found)
 
 
 def _why(seen: Glimpse) -> str:

@@ -87,7 +87,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Check a running server; 26 where it breaks a promise or does not answer."""
+    """Check a running server; 26 if it breaks a promise or does not answer."""
     here = checkout(options.pins)
     variables = envfile.seen(here.root / ".env")
     name = options.target or _served(here.pins, variables)
@@ -134,23 +134,23 @@ def run(options: Options) -> int:
 
 
 def _from_here(file: Path) -> Path:
-    """Return a path from the current folder, if the file is below it."""
+    """Return a path relative to the current folder if the file is below it."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 def _served(all_pins: Pins, variables: Mapping[str, str]) -> str:
-    """Return the target that .env names for Compose, else the one for a machine of this kind."""
+    """Return Compose's target in .env, else the one for a machine of this kind."""
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
-    names = [one.strip() for one in variables.get("COMPOSE_PROFILES", "").split(",")]
-    return next((one for one in names if one in all_pins.targets), likely)
+    names = [name.strip() for name in variables.get("COMPOSE_PROFILES", "").split(",")]
+    return next((name for name in names if name in all_pins.targets), likely)
 
 
 def served_model(place: Place) -> Model:
-    """Return the model of a server that has to answer.
+    """Return the model of a running server.
 
     Raises:
-        AcceptError: it does not.
+        AcceptError: the server does not answer.
     """
     try:
         return client.model_of(place)
@@ -176,7 +176,7 @@ def checked(subject: Subject, checks: Sequence[Check]) -> list[Row]:
 
 
 def measured(subject: Subject, measure: Callable[[], gpqa.Score]) -> tuple[Row, gpqa.Score | None]:
-    """Measure accuracy; returns its row, and the score if there is one."""
+    """Measure accuracy; return its row, and the score if there is one."""
     found: list[gpqa.Score] = []
 
     def look(subject: Subject) -> str:
@@ -191,18 +191,18 @@ def show(rows: Iterable[Row]) -> None:
     """Print the table, and a hint for each failure."""
     found = list(rows)
     log.heading("results")
-    log.table([(one.name, one.state, f"{one.seconds:.1f} s", one.words) for one in found])
-    for one in found:
-        if one.state == "fail":
-            log.info(f"hint for {one.name}: {one.hint}")
+    log.table([(row.name, row.state, f"{row.seconds:.1f} s", row.words) for row in found])
+    for row in found:
+        if row.state == "fail":
+            log.info(f"hint for {row.name}: {row.hint}")
 
 
 def verdict(rows: Iterable[Row]) -> int:
-    """Return the exit code, after one line for each failure."""
-    failed = [one for one in rows if one.state == "fail"]
+    """Return the exit code, and print a line for each failure."""
+    failed = [row for row in rows if row.state == "fail"]
     if not failed:
         return 0
-    names = ", ".join(one.name for one in failed)
+    names = ", ".join(row.name for row in failed)
     error = AcceptError(
         f"the server fails {len(failed)} of the checks: {names}", "follow the hints above"
     )
@@ -211,7 +211,7 @@ def verdict(rows: Iterable[Row]) -> int:
 
 def document(target: str, subject: Subject, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the document of ``--json``; docs/accept.md describes it."""
-    counts = {state: sum(one.state == state for one in rows) for state in STATES}
+    counts = {state: sum(row.state == state for row in rows) for state in STATES}
     return {
         "target": target,
         "version": __version__,
@@ -222,19 +222,19 @@ def document(target: str, subject: Subject, rows: Sequence[Row]) -> dict[str, An
         "image": subject.behind.image,
         "ok": counts["fail"] == 0,
         "counts": counts,
-        "checks": [dataclasses.asdict(one) for one in rows],
+        "checks": [dataclasses.asdict(row) for row in rows],
     }
 
 
 def write(folder: Path, report: Mapping[str, Any], rows: Sequence[Row]) -> Path:
-    """Write the report as JSON and as a page; returns the page."""
+    """Write the report as JSON and as a page; return the page."""
     import json
 
     stem = f"accept-{report['when'].replace(':', '')}"
     text = json.dumps(report, indent=1, sort_keys=True) + "\n"
     write_file(folder / f"{stem}.json", text.encode())
-    cells = [(one.name, one.state, f"{one.seconds:.1f}", one.words) for one in rows]
-    hints = [(one.name, one.hint) for one in rows if one.state == "fail"]
+    cells = [(row.name, row.state, f"{row.seconds:.1f}", row.words) for row in rows]
+    hints = [(row.name, row.hint) for row in rows if row.state == "fail"]
     page = pages.render(_REPORT, document=report, rows=cells, hints=hints)
     file = folder / f"{stem}.md"
     write_file(file, page.encode())
@@ -245,7 +245,7 @@ def markdown() -> str:
     """Return the table of all checks."""
     return pages.table(
         ("check", "what has to be true"),
-        [(one.name, pages.Markdown(one.what)) for one in CHECKS],
+        [(check.name, pages.Markdown(check.what)) for check in CHECKS],
     )
 
 

@@ -1,12 +1,12 @@
-"""``accept --gpqa FILE``: vLLM's own accuracy job for gpt-oss, on a server that runs already.
+"""``accept --gpqa FILE``: vLLM's own accuracy job for gpt-oss, on a running server.
 
 vLLM's CI has a job for a Spark (0.31.0, .buildkite/test_areas/lm_eval.yaml, "(DGX) Spark GPQA
-Eval"): GPQA diamond by the package gpt-oss, eight times each question with the choices in another
-order, /v1/responses, temperature 1, reasoning effort low, 32,768 tokens at most. This is the same
+Eval"): GPQA diamond by the package gpt-oss, each question eight times with the choices in another
+order, /v1/responses, temperature 1, reasoning effort low, at most 32,768 tokens. This is the same
 task: the same questions, orders, prompt and limits. Only the search for the letter in an answer is
 our own.
 
-GPQA's authors ask that its questions are not published, so they are neither stored nor printed.
+GPQA's authors ask not to publish its questions, so they are neither stored nor printed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sparkforge.inspect.accept.row import Subject, Unmet
 from sparkforge.runtime import client
 
 SOURCE = "https://openaipublic.blob.core.windows.net/simple-evals/gpqa_diamond.csv"
-"""Where vLLM's job has the questions from (gpt-oss 0.0.9, evals/gpqa_eval.py)."""
+"""The source of the questions in vLLM's job (gpt-oss 0.0.9, evals/gpqa_eval.py)."""
 QUESTIONS, REPEATS = 198, 8
 THRESHOLD_20B = 0.568 - 0.05
 """metric_threshold of gpt-oss-20b-sm120.yaml less TOL of test_gpqa_correctness.py, both in
@@ -44,9 +44,9 @@ _KEPT = re.compile(r"(?m)^(\d{1,6}) ([A-D]?)-? (\d+\.\d+);$")
 _CORRECT = "Correct Answer"
 _COLUMNS = (_CORRECT, *(f"Incorrect Answer {number}" for number in (1, 2, 3)))
 _LETTERS = "ABCD"
-# prompt of gpt-oss 0.0.9 (Apache-2.0), with which the thresholds were measured
+# the prompt of gpt-oss 0.0.9 (Apache-2.0) and of the thresholds
 _ASK = "Express your final answer as the corresponding option 'A', 'B', 'C', or 'D'."
-# the clearest words first; of one kind the last in the text
+# the clearest pattern first; of its matches the last
 _SAID = tuple(
     re.compile(pattern)
     for pattern in (
@@ -64,7 +64,7 @@ class Questions:
     """The data set.
 
     Attributes:
-        rows: of each question, its text, then the right answer and three wrong ones.
+        rows: each question's text, its right answer and three wrong ones.
         sha256: of the file.
     """
 
@@ -76,7 +76,7 @@ class Questions:
         """Read gpqa_diamond.csv.
 
         Raises:
-            UsageError: the file is missing, or another one.
+            UsageError: the file is missing, or a different one.
         """
         hint = f"download {SOURCE} yourself; nothing is downloaded here (docs/accept.md)"
         try:
@@ -103,7 +103,7 @@ class Score:
     Attributes:
         score: share of right answers.
         error: its standard error, over the questions.
-        unclear: answers without a letter; they count as wrong.
+        unclear: number of answers without a letter; they count as wrong.
         seconds: of all runs; of an interrupted one up to its last answer.
     """
 
@@ -132,7 +132,7 @@ class Score:
         }
 
     def judge(self) -> str:
-        """Return it in a line.
+        """Return it as a line.
 
         Raises:
             Unmet: it is below the threshold.
@@ -160,10 +160,10 @@ def threshold(name: str, chosen: float | None) -> float:
 
 @dataclass
 class Kept:
-    """Answers of this measurement so far, in a file that an interrupted run leaves behind.
+    """Answers of this measurement so far, in a file that survives an interrupted run.
 
-    It has number and letter of each answer, one a line, and no question; and the seconds since the
-    answer before, or since the run began. State: the file, and when its last answer came.
+    Each line has number and letter of an answer, no question, and the seconds since the answer
+    before it, or since the run began. State: the file, and the time of its last answer.
     """
 
     path: Path
@@ -172,7 +172,7 @@ class Kept:
 
     @classmethod
     def of(cls, folder: Path, subject: Subject, questions: Questions, repeats: int) -> Kept:
-        """Return the file of a measurement: of this server, as far as it is known, and task."""
+        """Return the file of a measurement: of this server, as far as known, and this task."""
         behind = subject.behind
         served = (subject.place.url, subject.model.name, str(subject.model.max_len), behind.image)
         words = (*served, *behind.options, *behind.layers, questions.sha256, str(repeats))
@@ -180,15 +180,15 @@ class Kept:
         return cls(folder / f"gpqa-{name}.part")
 
     def letters(self) -> dict[int, str]:
-        """Return the letters, or "", by number of the case."""
+        """Return the letters (or "") by number of the case."""
         return {int(number): letter for number, letter, _ in self._lines()}
 
     def seconds(self) -> float:
-        """Return the time that the answers have taken."""
+        """Return the time of all answers."""
         return sum(float(took) for _, _, took in self._lines())
 
     def _lines(self) -> list[tuple[str, str, str]]:
-        """Return number, letter and seconds of each line; one that was cut off is none."""
+        """Return number, letter and seconds of each complete line."""
         if not self.path.is_file():
             return []
         return _KEPT.findall(self.path.read_text(encoding="ascii", errors="replace"))
@@ -203,14 +203,14 @@ class Kept:
             self.last = now
 
     def remove(self) -> None:
-        """Forget them: the result is written."""
+        """Remove the file, after the result is written."""
         self.path.unlink(missing_ok=True)
 
 
 def run(
     subject: Subject, questions: Questions, wanted: float, kept: Kept, repeats: int = REPEATS
 ) -> Score:
-    """Ask everything that is not kept from an interrupted run.
+    """Ask all questions without an answer from an interrupted run.
 
     Args:
         wanted: lowest score that passes.
@@ -228,14 +228,14 @@ def run(
         log.info(f"continuing with {there} from {kept.path}; delete it to start over")
     open_ = [number for number in range(len(cases)) if number not in letters]
 
-    def one(number: int, stopping: Event) -> str:
+    def ask(number: int, stopping: Event) -> str:
         said = letter(_ask(subject, cases[number][1], stopping))
         kept.add(number, said)
         return said
 
     width = min(_AT_ONCE, subject.profile.max_num_seqs or _AT_ONCE)
     good = sum(said == cases[number][2] for number, said in letters.items())
-    for number, said in zip(open_, in_parallel(one, open_, width), strict=True):
+    for number, said in zip(open_, in_parallel(ask, open_, width), strict=True):
         letters[number] = said
         good += said == cases[number][2]
         note = f"{good / len(letters):.3f}"
@@ -258,7 +258,7 @@ def _cases(rows: Sequence[Sequence[str]], repeats: int) -> list[tuple[int, str, 
     for _ in range(repeats):
         for at, (question, *choices) in enumerate(rows):
             order = dice.sample(range(4), 4)
-            options = [f"({_LETTERS[i]}) {choices[one]}" for i, one in enumerate(order)]
+            options = [f"({_LETTERS[i]}) {choices[index]}" for i, index in enumerate(order)]
             text = "\n\n".join([question, "\n".join(options), _ASK])
             found.append((at, text, _LETTERS[order.index(0)]))
     return found
@@ -274,10 +274,10 @@ def letter(text: str) -> str:
 
 
 def _ask(subject: Subject, text: str, stopping: Event) -> str:
-    """Return an answer's text; "" where it is not complete.
+    """Return an answer's text; "" if it is not complete.
 
     Raises:
-        Unmet: there is none after several tries.
+        Unmet: no answer after several tries.
     """
     body = {
         "model": subject.model.name,
@@ -292,8 +292,8 @@ def _ask(subject: Subject, text: str, stopping: Event) -> str:
             break
         try:
             found = client.post(subject.place, client.RESPONSES, body, _ANSWER_S).json()
-            output = [one for one in found["output"] if one["type"] == "message"]
-            return "".join(part.get("text") or "" for one in output for part in one["content"])
+            output = [item for item in found["output"] if item["type"] == "message"]
+            return "".join(part.get("text") or "" for item in output for part in item["content"])
         except (OSError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
         except (TypeError, KeyError, AttributeError):

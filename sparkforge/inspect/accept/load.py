@@ -1,7 +1,7 @@
 """``accept --load``: many clients for minutes, some of them rude; nothing may leak or break.
 
-Each client sends one request of each kind, then others at random by its own seed. What a good
-server answers to each kind is known, so anything else is unexpected.
+Each client sends one request of each kind, then random ones by its own seed. The correct answer to
+each kind is known, so any other is unexpected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparkforge.serving import answers
 CLIENTS = 32
 MEMORY_EVERY_S = 5.0
 GROWTH_MIB = 64
-"""In a quarter of the time; an estimate."""
+"""Limit in a quarter of the time; an estimate."""
 _SLOW_S, _SLOW_PIECES = 0.5, 6  # between two pieces of an answer, and how often
 _HUGE_BYTES = 16 << 20
 _REFUSED = (400, 404, 413, 422)
@@ -38,7 +38,7 @@ _EXAMPLES = 5
 
 @dataclass
 class Tally:
-    """What came of the requests.
+    """Results of the requests.
 
     State: counts, examples, seconds to the first piece of each stream, readings of memory.
     """
@@ -78,7 +78,7 @@ def _cancelled(subject: Subject, dice: random.Random) -> None:
 
 
 def _slow(subject: Subject, dice: random.Random) -> None:
-    """Read an answer of many tokens with pauses, and leave in the midst of it."""
+    """Read a long answer with pauses, and leave before its end."""
     body = {
         "model": subject.model.name,
         "prompt": f"Hello {dice.random()}",
@@ -116,14 +116,14 @@ def _malformed(subject: Subject, dice: random.Random) -> None:
 
 
 def _huge(subject: Subject, dice: random.Random) -> None:
-    """Send a prompt that no context holds."""
+    """Send a prompt longer than any context."""
     words = "spark " * (_HUGE_BYTES // 6 if dice.random() < 0.2 else subject.model.max_len + 100)
     _refused(subject, json.dumps(subject.body(words, tokens=1)).encode(), "a huge prompt")
 
 
 def _refused(subject: Subject, body: bytes, what: str) -> None:
     reply = client.post(subject.place, client.CHAT, body)
-    if reply.status == _BUSY:  # the guard looks at no body
+    if reply.status == _BUSY:  # the guard does not read the body
         raise ValueError(f"status {_BUSY}: {reply.text}")
     expected = f"status {_REFUSED[0]} for {what}"
     need(reply.status in _REFUSED, expected, f"{reply.status} {reply.text}")
@@ -158,10 +158,10 @@ def _one(subject: Subject, kind: str, dice: random.Random, tally: Tally) -> None
 
 
 def run(subject: Subject, seconds: float, clients: int = CLIENTS, seed: int = 1) -> list[Row]:
-    """Put a server under load; returns the rows of the report.
+    """Put a server under load; return the rows of the report.
 
     Args:
-        seconds: how long new requests begin.
+        seconds: time during which new requests start.
         seed: of the kinds' order.
     """
     tally, began = Tally(), time.monotonic()
@@ -170,7 +170,7 @@ def run(subject: Subject, seconds: float, clients: int = CLIENTS, seed: int = 1)
 
     def work(number: int, stopping: Event) -> None:
         dice = random.Random(f"{seed} {number}")
-        kinds = dice.sample(names, len(names))  # however short the time is
+        kinds = dice.sample(names, len(names))  # also in a short time
         while (kinds or time.monotonic() < end) and not stopping.is_set():
             kind = kinds.pop(0) if kinds else dice.choices(names, weights)[0]
             _one(subject, kind, dice, tally)
@@ -219,25 +219,25 @@ def _answers(tally: Tally, took: float, clients: int) -> Row:
 
 
 def _flat(tally: Tally) -> str:
-    """Judge whether memory grows and grows; returns the readings.
+    """Judge whether memory grows steadily; return the readings.
 
-    The first quarter of the time does not count: caches fill, threads and compilers start. Of the
-    others the medians are compared. A leak goes on, so it grows from the second quarter to the
-    third as from the third to the last. A step, such as a larger buffer or one more thread, may be
-    of any size and at any time, but it can only lie in one of the two. So the smaller growth
-    counts. Two steps, one in each, look like a leak; more minutes tell them apart.
+    The first quarter of the time does not count: caches fill, threads and compilers start. The
+    medians of the other quarters are compared. A leak continues: memory grows from the second to
+    the third quarter and from the third to the last. A step, such as a larger buffer or one more
+    thread, may have any size and time, but it is only in one of the two. So the smaller growth
+    counts. Two steps, one in each, look like a leak; more minutes distinguish them.
     """
     if len(tally.sizes) < 4:
         raise Unseen(tally.unseen or "too few readings: more minutes are needed")
-    whose = {one.whose for one in tally.sizes}
+    whose = {memory.whose for memory in tally.sizes}
     need(len(whose) == 1, "the same processes to the end", ", ".join(sorted(whose)))
-    sizes = [one.size / (1 << 20) for one in tally.sizes]
+    sizes = [memory.size / (1 << 20) for memory in tally.sizes]
     quarter = len(sizes) // 4
     starts = (len(sizes) - quarter * left for left in (3, 2, 1))
-    # a reading, and no mean of two: a step in the middle of a quarter would be half in each growth
+    # a reading, not a mean of two: a step in the middle of a quarter would be half in each growth
     second, third, last = (statistics.median_low(sizes[at : at + quarter]) for at in starts)
     grown = (third - second, last - third)
-    changes = " and ".join(f"{one:+.0f}" for one in grown)
+    changes = " and ".join(f"{growth:+.0f}" for growth in grown)
     reading = f"{second:.0f} MiB, then {changes} MiB, of {whose.pop()}"
     wanted = f"at most {GROWTH_MIB} MiB more in one of the last two quarters of the time"
     need(min(grown) <= GROWTH_MIB, wanted, reading)

@@ -15,7 +15,7 @@ State = Literal["ok", "fail", "not checked"]
 STATES: tuple[State, ...] = ("ok", "fail", "not checked")
 LOAD, ACCURACY = "load: ", "accuracy"
 """Start of the names of the rows of ``--load``, and the name of the row of ``--gpqa``."""
-_TOKENS = 512  # of an answer: reasoning of low effort takes some tens, the rest is a reserve
+_TOKENS = 512  # of an answer: reasoning of low effort takes tens, the rest is a reserve
 _SHOWN = 160  # characters of a server's words in a row
 
 
@@ -25,8 +25,8 @@ class Subject:
 
     Attributes:
         profile: of the target; ``answers``: its model has its real weights, so words are judged.
-        behind: the server's process, as far as it can be seen.
-        long_tokens: of the long prompt, at most.
+        behind: the server's process, as far as it is visible.
+        long_tokens: limit for the long prompt.
     """
 
     place: Place
@@ -63,7 +63,7 @@ class Unmet(Exception):
 
 
 def need(truth: object, expected: str, got: object, hint: str = "") -> None:
-    """Raise Unmet unless something is true."""
+    """Raise Unmet unless ``truth`` is true."""
     if not truth:
         raise Unmet(expected, shown(got), hint)
 
@@ -80,9 +80,9 @@ class Check:
     """One promise.
 
     Attributes:
-        what: is checked; Markdown.
-        hint: where it fails and the failure has none of its own.
-        run: returns what was seen; raises Unmet or Unseen.
+        what: its subject; Markdown.
+        hint: for a failure without its own.
+        run: returns the reading; raises Unmet or Unseen.
     """
 
     name: str
@@ -96,8 +96,8 @@ class Row:
     """The result of a check.
 
     Attributes:
-        seen: the reading; of a failed one "", of one that was not checked the reason.
-        expected, got, hint: of a failed one.
+        seen: the reading; "" if it failed, the reason if it was not checked.
+        expected, got, hint: of a failure.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Row:
 
 
 def judged(check: Check, subject: Subject) -> Row:
-    """Run one check; whatever the server does, it gives one row."""
+    """Run one check; return its row, whatever the server does."""
     began = time.monotonic()
 
     def row(state: State, **more: str) -> Row:
@@ -129,6 +129,6 @@ def judged(check: Check, subject: Subject) -> Row:
         return row("not checked", seen=str(reason))
     except Unmet as error:
         return row("fail", expected=error.expected, got=error.got, hint=error.hint or check.hint)
-    except (OSError, ValueError) as error:  # no answer, or none of a known shape
+    except (OSError, ValueError) as error:  # no answer, or one of unknown shape
         got = f"{type(error).__name__}: {shown(str(error))}"
         return row("fail", expected="an answer", got=got, hint=check.hint)

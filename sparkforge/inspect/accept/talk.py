@@ -1,8 +1,8 @@
 """Checks of single requests: chats, tools, schemas, the responses endpoint, limits.
 
-The questions suit the real model and the stand-in with canned replies (checkpoints/chat.py): its
+The questions suit the real model and the tiny one with fixed replies (checkpoints/chat.py): its
 tool is ``weather``, its schema has an integer ``temperature``, and "Answer in JSON" asks for that.
-Words are judged only where the profile has ``answers``, so for real weights.
+Words are judged only if the profile has ``answers``, so for real weights.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SCHEMA = {
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
 _IN_JSON = f"In Paris it is {_DEGREES} degrees. How warm is Paris? Answer in JSON with temperature."
 _WORD = "kingfisher"
-_COUNTING = (  # what gpt-oss writes after it is a final message, without reasoning
+_COUNTING = (  # after this gpt-oss writes a final message, without reasoning
     "<|start|>user<|message|>Repeat: one two three four five six seven eight nine ten<|end|>"
     "<|start|>assistant<|channel|>final<|message|>"
 )
-_FEW = 5  # tokens: less than the shortest answer, whose frame alone has as many
+_FEW = 5  # tokens: less than the shortest answer, whose frame alone has that many
 _TOP = 3
-_LINE_TOKENS = 8  # of a line of the long text at least; counted with o200k's vocabulary: 14
+_LINE_TOKENS = 8  # minimum for a line of the long text; 14 by o200k's vocabulary
 _RESERVE = 600  # tokens for the answer to the long prompt, and for the frame of messages
 _PARSER = "see --reasoning-parser and --tool-call-parser in the server's log (docs/serving.md)"
 
@@ -54,7 +54,7 @@ def _sum(subject: Subject, said: Said) -> None:
 
 
 def whole(subject: Subject, said: Said) -> None:
-    """Check an answer to ``answers.QUESTION``: there, and right where words are judged."""
+    """Check an answer to ``answers.QUESTION``: there, and right if words are judged."""
     _sum(subject, said)
     need(said.content.strip(), "content", f"reasoning alone: {said.reasoning}")
     need(said.finish == "stop", "finish_reason stop", said.finish)
@@ -71,7 +71,7 @@ def _streamed(subject: Subject) -> str:
     said = client.streamed(subject.place, subject.body(answers.QUESTION))
     whole(subject, said)
     need(said.complete, "[DONE] at the end", "the end of the stream")
-    # vLLM joins tokens that wait for its front end: on a busy machine, a toy's whole answer
+    # vLLM joins tokens that wait for its front end: on a busy machine, a tiny model's whole answer
     several = len(said.moments) > 1 or not subject.profile.answers
     need(several, "more than one piece", f"{len(said.moments)}")
     need(said.tokens > 0, "usage at the end", "none")
@@ -91,7 +91,7 @@ def _reasoning(subject: Subject) -> str:
 
 
 def _called(subject: Subject, said: Said) -> Mapping[str, Any]:
-    """Check a tool call; returns it as a client sends it back."""
+    """Check a tool call; return it as a client sends it back."""
     need(said.calls, "a tool call", said.content or "neither call nor content")
     call = said.calls[0]
     need(call.name == "weather", "a call of weather", call.name)
@@ -203,7 +203,7 @@ def _long(subject: Subject) -> str:
 
 
 def _complete(subject: Subject, **options: Any) -> tuple[str, str]:
-    """Complete a raw prompt; returns the text and its ``finish_reason``."""
+    """Complete a raw prompt; return the text and its ``finish_reason``."""
     body = {"model": subject.model.name, "prompt": _COUNTING, "temperature": 0, "max_tokens": 48}
     found = client.post(subject.place, client.COMPLETIONS, {**body, **options}).json()
     answer = Document("the completion", found)
@@ -236,8 +236,8 @@ def _logprobs(subject: Subject) -> str:
     counted = answer.get(int, "usage", "completion_tokens")
     need(tokens and len(tokens) == counted, f"logprobs of {counted} tokens", f"{len(tokens)}")
     for at in range(len(tokens)):
-        one = Document("a token", tokens[at])
-        own, top = one.get(dict).get("logprob"), one.get(list, "top_logprobs")
+        token = Document("a token", tokens[at])
+        own, top = token.get(dict).get("logprob"), token.get(list, "top_logprobs")
         best: list[Any] = [row.get("logprob") for row in top if isinstance(row, dict)]
         need(len(best) == _TOP, f"{_TOP} likeliest tokens each", f"{len(best)} at token {at}")
         numbers = all(isinstance(x, int | float) and x <= 0 for x in (own, *best))

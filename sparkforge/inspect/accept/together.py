@@ -17,15 +17,15 @@ from sparkforge.serving.backends import Watch
 
 CANCELLED = 4
 IDLE_S = 60.0
-"""Until the gauges are at 0: an abort is handled between two steps of the engine."""
+"""Time for the gauges to reach 0: the engine handles an abort between two steps."""
 _LOOK_EVERY_S = 0.2
 _ROUNDS = 4
 GROWTH_BYTES = 64 << 20
-"""What memory may grow by in ``_ROUNDS`` rounds; an estimate."""
+"""Limit for the growth of memory in ``_ROUNDS`` rounds; an estimate."""
 
 
 def hang_up(subject: Subject) -> bool:
-    """Begin an answer that would go on for minutes, and leave after its first piece."""
+    """Start an answer of minutes, and leave after its first piece."""
     body = {
         "model": subject.model.name,
         "prompt": "Hello",
@@ -40,24 +40,24 @@ def hang_up(subject: Subject) -> bool:
 
 
 def crowd(subject: Subject, cancelled: int = CANCELLED) -> list[client.Said]:
-    """Ask several at once, while others leave; returns the answers."""
+    """Ask several at once, while others leave; return the answers."""
     body = subject.body(answers.QUESTION)
 
-    def one(leaves: bool, stopping: Event) -> client.Said | None:
+    def ask(leaves: bool, stopping: Event) -> client.Said | None:
         if not leaves:
             return client.streamed(subject.place, body)
         need(hang_up(subject), "a piece before it is cancelled", "none")
         return None
 
     kinds = [*[True] * cancelled, *[False] * TOGETHER]
-    return [said for said in in_parallel(one, kinds, len(kinds)) if said is not None]
+    return [said for said in in_parallel(ask, kinds, len(kinds)) if said is not None]
 
 
 def idle(subject: Subject, limit_s: float) -> str:
     """Wait until no request is left in the server.
 
     Raises:
-        Unmet: some are, or their part of the KV cache.
+        Unmet: some remain, or their part of the KV cache.
     """
     end = time.monotonic() + limit_s
     while True:
@@ -87,7 +87,7 @@ def _together(subject: Subject) -> str:
 
 def _backends(subject: Subject) -> str:
     box, profile = subject.behind, subject.profile
-    # as if layers were quantised: vLLM's log says whether some are
+    # as if layers were quantised: vLLM's log shows whether some are
     expected = profile.expectations(("--mxfp4-layers", "any"), box.options)
     if not expected:
         raise Unseen("the profile expects none")
@@ -108,14 +108,14 @@ def _kernels(subject: Subject) -> str:
     found = Metrics.of(subject.place).named(behind.KERNELS)
     if not found:
         raise Unseen("/metrics names no decode kernel (a CPU, or --decode-kernels off)")
-    kinds = {one.labels.get("kind", "?"): one.value for one in found}
+    kinds = {metric.labels.get("kind", "?"): metric.value for metric in found}
     off = [kind for kind, value in kinds.items() if not value]
     need(not off, "every kind in use", f"not used: {', '.join(off)}")
     return ", ".join(kinds)
 
 
 def _memory(subject: Subject) -> str:
-    for _ in range(2):  # buffers of as many users at once
+    for _ in range(2):  # buffers for that many users at once
         crowd(subject, 0)
     sizes = list(_sizes(subject))
     first, last = sizes[0], sizes[-1]
