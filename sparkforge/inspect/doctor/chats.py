@@ -21,7 +21,7 @@ from sparkforge.runtime.client import Model, Place, Said
 
 TOGETHER = 8
 LONG_TOKENS = 100_000
-"""Tokens of the long prompt, if the server accepts so many."""
+"""Tokens of the long prompt, if the server accepts that many."""
 _MOST_TOKENS = 256
 _QUESTIONS = (
     "What is 17 + 25?",
@@ -75,16 +75,16 @@ class Chat:
 
 
 def ask_all(place: Place, model: Model) -> Iterator[Chat]:
-    """Send all requests in order; a failure is an answer with a problem."""
+    """Send all requests in order; a failure is a Chat with a problem."""
     log.info(f"{len(_QUESTIONS)} chats, one at a time")
     for question in _QUESTIONS:
         yield _ask(place, "alone", question, _body(model, question))
     log.info(f"{TOGETHER} chats at once")
 
-    def one(question: str, _stopping: Event) -> Chat:
+    def ask(question: str, _stopping: Event) -> Chat:
         return _ask(place, "eight at once", question, _body(model, question))
 
-    yield from in_parallel(one, _QUESTIONS[:TOGETHER], TOGETHER)
+    yield from in_parallel(ask, _QUESTIONS[:TOGETHER], TOGETHER)
     question = "What is the weather in Oslo? Use the tool."
     log.info("a tool call")
     yield _ask(place, "tool", question, {**_body(model, question), "tools": [_TOOL]})
@@ -138,7 +138,7 @@ def _ask(place: Place, kind: str, question: str, body: Mapping[str, Any]) -> Cha
         tokens_per_s=round((said.tokens - 1) / span, 2) if span and said.tokens > 1 else None,
         reasoning=said.reasoning,
         content=said.content,
-        tool_calls=json.dumps([asdict(one) for one in said.calls]) if said.calls else "",
+        tool_calls=json.dumps([asdict(call) for call in said.calls]) if said.calls else "",
         finish=said.finish,
         problem=problem,
     )

@@ -1,4 +1,4 @@
-"""A model's files on the disk: read here, checked in ``storage``.
+"""A model's files on disk: read here, checked in ``storage``.
 
 The first bytes of a safetensors file give its length, so a truncated shard is found without reading
 the weights: 8 bytes (little endian) give the length of a JSON header, whose largest
@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 def folder_of(hub: Path, repository: str) -> Path:
-    """Return the folder that a hub cache keeps a model in."""
+    """Return a model's folder in a hub cache."""
     return hub / f"models--{repository.replace('/', '--')}"
 
 
@@ -59,7 +59,7 @@ def read(hub: Path, repository: str, revision: str) -> Checkpoint:
     """Read the files of a model's revision in a hub cache; OSError if a folder is unreadable."""
     folder = folder_of(hub, repository)
     snapshots = folder / "snapshots"
-    there = sorted(one.name for one in snapshots.iterdir()) if snapshots.is_dir() else []
+    there = sorted(snapshot.name for snapshot in snapshots.iterdir()) if snapshots.is_dir() else []
     snapshot = pagecache.snapshot(hub, repository, revision)
     return replace(
         read_folder(snapshot) if snapshot else Checkpoint(),
@@ -82,7 +82,7 @@ def read_folder(folder: Path) -> Checkpoint:
             problem = f"{type(error).__name__}: {error}"
     else:
         named = [file.name for file in pagecache.weight_files(folder)]
-    # a name in a file from outside must stay in the folder
+    # a name from outside must stay in the folder
     strange = [name for name in named if not re.fullmatch(r"[\w.-]+\.safetensors", str(name))]
     if strange:
         named, problem = [], f"it names {strange[0]!r}, which is no shard"
@@ -96,7 +96,7 @@ def read_folder(folder: Path) -> Checkpoint:
 
 
 def _incomplete(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(one.name for one in folder.glob("*.incomplete")))
+    return tuple(sorted(file.name for file in folder.glob("*.incomplete")))
 
 
 def _shard(path: Path) -> Shard:
@@ -109,7 +109,9 @@ def _shard(path: Path) -> Shard:
             if not 2 <= length <= _HEADER_LIMIT or length > size:
                 raise ValueError
             header = plain.json_of(file.read(length))
-        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+        ends = [
+            tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"
+        ]
         return Shard(size, 8 + length + max(ends, default=0))
     except FileNotFoundError:
         return Shard(problem="missing")

@@ -85,12 +85,12 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Look, judge, print; returns 18 where something would stop the target.
+    """Read the machine, judge, print; return 18 if something would stop the target.
 
     With a report the code is 0 for any findings.
     """
     here = checkout(options.pins)
-    # of a machine of this kind; a card is looked for by the probes
+    # of a machine of this kind; the probes look for a GPU
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     want = wanted(here.pins, options.target or likely)
     archive = None
@@ -114,7 +114,7 @@ def run(options: Options) -> int:
         both = pairreading.take(mine, seen, want, min(options.wait or _WAIT_S, 3600))
         probes = (*PROBES, lambda seen, want: pair.judge(both, seen, rdma=want.gpu))
     findings = relevant(judge(seen, want, probes))
-    stops = [one for one in findings if one.state == "fail"]
+    stops = [finding for finding in findings if finding.state == "fail"]
     judgement = document(want.target, findings)
     if not options.output.json:
         show(want.target, findings)
@@ -128,7 +128,7 @@ def run(options: Options) -> int:
     log.document(judgement)
     if archive is not None or not stops:
         return 0
-    names = ", ".join(one.name for one in stops)
+    names = ", ".join(finding.name for finding in stops)
     hint = "run the hint of each finding, then doctor again"
     error = DoctorError(f"this machine cannot build or serve target {want.target}: {names}", hint)
     return log.failure(error)
@@ -151,7 +151,7 @@ def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding
     for probe in probes:
         try:
             findings += probe(seen, want)
-        except Exception as error:  # a machine may return anything: the other probes still count
+        except Exception as error:  # a machine may report anything: the other probes still count
             log.detail(f"{probe.__name__}: {type(error).__name__}: {error}")
             findings.append(
                 Finding(
@@ -171,43 +171,45 @@ def judge(seen: Readings, want: Wanted, probes: Iterable[Probe]) -> list[Finding
             )
         )
     order = list(CHECKS)
-    return sorted(findings, key=lambda one: order.index(one.name))
+    return sorted(findings, key=lambda finding: order.index(finding.name))
 
 
 def relevant(findings: Iterable[Finding]) -> list[Finding]:
     """Remove findings that only follow from another platform than the target's."""
     found = list(findings)
-    if not any(one.name == "architecture" and one.state == "fail" for one in found):
+    if not any(finding.name == "architecture" and finding.state == "fail" for finding in found):
         return found
-    return [one for one in found if CHECKS[one.name].theme not in _OF_THE_PLATFORM]
+    return [finding for finding in found if CHECKS[finding.name].theme not in _OF_THE_PLATFORM]
 
 
 def document(target: str, findings: Iterable[Finding]) -> dict[str, object]:
     """Return the document of ``--json``; docs/doctor.md describes it."""
     found = list(findings)
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    counts = {state: sum(finding.state == state for finding in found) for state in STATES}
     return {
         "target": target,
         "ok": counts["fail"] == 0,
         "counts": counts,
-        "findings": [one.as_json() for one in found],
+        "findings": [finding.as_json() for finding in found],
     }
 
 
 def show(target: str, findings: Iterable[Finding]) -> None:
     """Print findings by theme, each with its reading and its hint."""
     theme = ""
-    for one in findings:
-        check = CHECKS[one.name]
+    for finding in findings:
+        check = CHECKS[finding.name]
         if check.theme != theme:
             theme = check.theme
             log.heading(theme)
-        colour, mark = _MARKS[one.state]
-        log.info(f"{log.painted(colour, f'{mark} {one.state:4}')}  {one.name}: {one.seen}")
-        if one.state in ("warn", "fail"):
+        colour, mark = _MARKS[finding.state]
+        log.info(
+            f"{log.painted(colour, f'{mark} {finding.state:4}')}  {finding.name}: {finding.seen}"
+        )
+        if finding.state in ("warn", "fail"):
             log.info(f"          why   {check.why}")
-        if one.remedy:
-            log.info(f"          hint  {one.remedy}")
+        if finding.remedy:
+            log.info(f"          hint  {finding.remedy}")
 
 
 def markdown() -> str:
@@ -261,7 +263,7 @@ def _read(options: Options, want: Wanted, env_file: Path) -> Readings:
 
 
 def _hub(variables: Mapping[str, str]) -> Path:
-    """Return the hub's cache as Compose, with a folder of the host, or huggingface_hub has it."""
+    """Return the hub's cache of Compose, if it is a folder of the host, else huggingface_hub's."""
     if chosen := variables.get("SPARKFORGE_HF_CACHE"):
         return pagecache.expanded(chosen) / "hub"
     if chosen := variables.get("HF_HUB_CACHE"):

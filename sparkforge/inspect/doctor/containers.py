@@ -79,7 +79,11 @@ def _toolkit(seen: Readings, info: dict[str, Any]) -> Finding:
     runtimes = info.get("Runtimes")
     known = "nvidia" in runtimes if isinstance(runtimes, dict) else False
     found = info.get("DiscoveredDevices")
-    cdi = any("nvidia.com/gpu" in str(one) for one in found) if isinstance(found, list) else False
+    cdi = (
+        any("nvidia.com/gpu" in str(device) for device in found)
+        if isinstance(found, list)
+        else False
+    )
     output = seen.output("nvidia-ctk")
     version = first_line(output.out) if output.code == 0 else "nvidia-ctk is not installed"
     ways = [word for word, is_so in (("runtime nvidia", known), ("CDI devices", cdi)) if is_so]
@@ -111,7 +115,7 @@ def _silence(output: Glimpse, info: dict[str, Any] | None) -> str:
     if output.problem:
         return output.problem
     errors = (info or {}).get("ServerErrors") or []
-    words = [str(one) for one in errors] if isinstance(errors, list) else []
+    words = [str(error) for error in errors] if isinstance(errors, list) else []
     words += (output.err + ("" if info else output.out)).strip().splitlines()
     return f"docker info: {words[0][:160] if words else 'no server'}"
 

@@ -2,7 +2,7 @@
 
 The head's listens and the worker's connects, one port above those of the server, so both can run
 while it serves. Each sends one line of JSON. Then the worker requests the head's clock. Facts are
-names and numbers, no secrets. Data of the other side is only compared, and cut at 64 KiB.
+names and numbers, no secrets. The other side's data is only compared, and cut at 64 KiB.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Peer:
     offset_s: float | None = None
     """Its clock minus ours; only on the worker, else None."""
     problem: str = ""
-    """Why there are no facts, or ""."""
+    """Reason for missing facts, or ""."""
 
 
 def port_of(mine: Settings) -> int:
-    """Return the port that the two doctors meet on: above the link's and vLLM's."""
+    """Return the port of the two doctors: above the link's and vLLM's."""
     return mine.port + 2
 
 
@@ -61,7 +61,7 @@ def exchange(mine: Settings, facts: Mapping[str, str], wait_s: float) -> Peer:
                         stream.write(f"{time.time()!r}\n".encode())
                         stream.flush()
                 else:
-                    # of the quickest answer, which was on its way for the shortest time
+                    # of the fastest answer, whose delay is the shortest
                     _, offset = min(_asked(stream) for _ in range(_ASKS))
     except TimeoutError:
         return Peer(problem=f"no doctor of the {other} within {wait_s:.0f} s")
@@ -71,7 +71,7 @@ def exchange(mine: Settings, facts: Mapping[str, str], wait_s: float) -> Peer:
 
 
 def _asked(stream: BufferedRWPair) -> tuple[float, float]:
-    """Read the other clock; returns the seconds for it, and that clock minus ours."""
+    """Read the other clock; return the seconds for it, and that clock minus ours."""
     before = time.time()
     stream.write(b"time\n")
     stream.flush()

@@ -8,8 +8,8 @@ from typing import Literal
 
 State = Literal["ok", "note", "warn", "fail"]
 STATES: tuple[State, ...] = ("ok", "note", "warn", "fail")
-"""``fail``: the target would not be built or served; ``warn``: it may go wrong; ``note``: nothing
-has to be done, or nothing could be judged."""
+"""``fail``: the target cannot be built or served; ``warn``: it may fail; ``note``: there is nothing
+to do, or nothing to judge."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Check:
 
     theme: str
     what: str
-    """It reads."""
+    """Its readings."""
     worse: str
     """Conditions of a warning or failure."""
     why: str

@@ -15,7 +15,7 @@ from sparkforge.inspect.doctor.finding import Finding
 from sparkforge.inspect.doctor.reading import DEVICES, Readings
 from sparkforge.inspect.doctor.wanted import Wanted
 
-# Reported of Sparks after a power fault: 500 to 850 of 3003 MHz at full load, for good, and no
+# Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
 # reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
 STUCK_MHZ = 900
 BUSY_PERCENT = 50
@@ -57,7 +57,7 @@ def devices(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def tree_of(output: Glimpse) -> ET.Element | None:
-    """Return what `nvidia-smi -q -x` printed; None where it is missing or fails."""
+    """Return the output of `nvidia-smi -q -x`; None if it is missing or fails."""
     if output.code != 0:
         return None
     try:
@@ -76,7 +76,7 @@ def _silence(output: Glimpse, tree: ET.Element | None) -> str:
 
 
 def _capability(seen: Readings, want: Wanted, tree: ET.Element) -> Finding:
-    names = [text_of(one, "product_name") or "unnamed" for one in tree.iter("gpu")]
+    names = [text_of(node, "product_name") or "unnamed" for node in tree.iter("gpu")]
     rows = [row.rpartition(",") for row in seen.output("compute-cap").out.strip().splitlines()]
     found = {row[2].strip() for row in rows if re.fullmatch(r"\d+\.\d+", row[2].strip())}
     summary = f"{', '.join(names)}; compute capability {', '.join(sorted(found)) or 'unknown'}"
@@ -107,8 +107,8 @@ def _driver(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
 def _memory(tree: ET.Element) -> Iterator[Finding]:
     usages = []
     held = 0
-    for one in tree.iter("gpu"):
-        usage = one.find("fb_memory_usage")
+    for node in tree.iter("gpu"):
+        usage = node.find("fb_memory_usage")
         total = text_of(usage, "total") if usage is not None else ""
         known = _number(total) is not None
         usages.append(
@@ -116,7 +116,7 @@ def _memory(tree: ET.Element) -> Iterator[Finding]:
             if known
             else "not reported by nvidia-smi (unified memory)"
         )
-        held += len(one.findall("processes/process_info"))
+        held += len(node.findall("processes/process_info"))
     text = "; ".join(usages)
     if held:
         yield Finding("gpu-memory", "warn", f"{text}; {held} processes use some", "nvidia-smi")
@@ -125,11 +125,11 @@ def _memory(tree: ET.Element) -> Iterator[Finding]:
 
 
 def _clocks(want: Wanted, tree: ET.Element) -> Iterator[Finding]:
-    for one in tree.iter("gpu"):
-        now = _number(text_of(one, "clocks/sm_clock"))
-        most = _number(text_of(one, "max_clocks/sm_clock"))
-        load = _number(text_of(one, "utilization/gpu_util"))
-        slowed = slowed_by(one)
+    for node in tree.iter("gpu"):
+        now = _number(text_of(node, "clocks/sm_clock"))
+        most = _number(text_of(node, "max_clocks/sm_clock"))
+        load = _number(text_of(node, "utilization/gpu_util"))
+        slowed = slowed_by(node)
         summary = (
             f"SM {_mhz(now)}, at most {_mhz(most)}, load "
             f"{'unknown' if load is None else f'{load:.0f} %'}"
@@ -175,7 +175,7 @@ def low_clock(node: ET.Element) -> str:
 
 
 def text_of(node: ET.Element | None, path: str) -> str:
-    """Return the text at a path of a node; "" where there is none."""
+    """Return the text at a path of a node, or ""."""
     found = node.findtext(path) if node is not None else None
     return (found or "").strip()
 

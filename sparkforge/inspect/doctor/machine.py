@@ -174,7 +174,7 @@ def memory_free(seen: Readings, want: Wanted) -> Iterator[Finding]:
         yield Finding("memory", "note", "/proc/meminfo has no memory information")
         return
     reading = memory.Reading(have["MemTotal"], have["MemAvailable"])
-    # the entrypoint uses CUDA, too; a driver without an answer is a separate finding
+    # the entrypoint uses CUDA, too; a failing driver is a separate finding
     cuda_total = int(seen.facts.get("cuda_total") or 0) or None
     summary = memory.described(reading, cuda_total)
     if want.memory is None:
@@ -224,7 +224,7 @@ def swap(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def _settings(text: str) -> dict[str, str]:
-    """Return the NAME=value lines of a file like os-release."""
+    """Return the NAME=value lines of a file such as os-release."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
 

@@ -1,4 +1,4 @@
-"""Text for other people's eyes: without keys, passwords, and the names of machine and user."""
+"""Mask keys, passwords, and the names of machine and user in a text for other people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from sparkforge.serving.access import IN_URL, SECRET_NAME
 
 INSTEAD = "***"
-_LEAST = 6  # characters of a secret: "true" as one would cut every text to pieces
+_LEAST = 6  # characters of a secret: to mask "true" would spoil every text
 _PATTERNS = (
     (IN_URL, f"{INSTEAD}@"),
     (re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9_-]{16,}"), rf"\1{INSTEAD}"),
@@ -23,7 +23,7 @@ _PATTERNS = (
         ),
         rf"\1{INSTEAD}",
     ),
-    # numbers of this very device
+    # serial numbers of this device
     (re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), f"GPU-{INSTEAD}"),
     (re.compile(r"(<(serial|board_id|uuid|pdi)>)[^<]*"), rf"\1{INSTEAD}"),
     (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.I), "xx:xx:xx:xx:xx:xx"),
@@ -37,14 +37,14 @@ def is_secret_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Mask:
-    """Texts to mask, besides those that look like a secret."""
+    """Texts to mask, in addition to those that look like a secret."""
 
     secrets: tuple[str, ...] = ()
     names: tuple[tuple[str, str], ...] = ()
     """Replacements by name: home folder, user, host."""
 
     def text(self, text: str) -> str:
-        """Return a text without all that."""
+        """Return a text with these masked."""
         for secret in self.secrets:
             text = text.replace(secret, INSTEAD)
         for pattern, instead in _PATTERNS:
@@ -64,10 +64,14 @@ def mask_of(
         keys: API keys from their files.
     """
     values = [value for name, value in variables.items() if is_secret_name(name)]
-    found = {one.strip() for one in (*values, *keys)}
-    # longest first: one may be part of another. A path is no secret: it names the key's file
+    found = {value.strip() for value in (*values, *keys)}
+    # longest first: one may be part of another. A path is not a secret: it names the key's file
     secrets = sorted(
-        (one for one in found if len(one) >= _LEAST and not one.startswith(("/", "~", "."))),
+        (
+            secret
+            for secret in found
+            if len(secret) >= _LEAST and not secret.startswith(("/", "~", "."))
+        ),
         key=len,
         reverse=True,
     )

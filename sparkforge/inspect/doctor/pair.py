@@ -60,7 +60,7 @@ class Pair:
     jumbo: str = ""
     """``ok``, or `ping`'s output for packets as large as the MTU; "" without a test."""
     memlock: str = ""
-    """``unlimited``, or KiB that this user may pin."""
+    """This user's limit for pinned memory, as text."""
 
 
 def judge(pair: Pair, seen: Readings, *, rdma: bool) -> Iterator[Finding]:
@@ -74,38 +74,45 @@ def judge(pair: Pair, seen: Readings, *, rdma: bool) -> Iterator[Finding]:
 
 
 def _interface(pair: Pair, *, rdma: bool) -> Iterator[Finding]:
-    mine, one = pair.mine, pair.interface
+    mine, interface = pair.mine, pair.interface
     name = mine.interface
-    if one.state is None:
+    if interface.state is None:
         yield Finding(
             "interface", "fail", f"{name} does not exist", "ip -br address   # then correct .env"
         )
         return
-    speed = f"{one.mbit / 1000:.0f} Gbit/s" if one.mbit and one.mbit > 0 else "speed unknown"
-    summary = f"{name} {one.state}, {speed}, {', '.join(one.addresses) or 'no address'}"
-    if mine.own not in one.addresses:
+    speed = (
+        f"{interface.mbit / 1000:.0f} Gbit/s"
+        if interface.mbit and interface.mbit > 0
+        else "speed unknown"
+    )
+    summary = f"{name} {interface.state}, {speed}, {', '.join(interface.addresses) or 'no address'}"
+    if mine.own not in interface.addresses:
         hint = f"sudo ip address add {mine.own}/24 dev {name} && sudo ip link set {name} up"
         yield Finding("interface", "fail", f"{summary}; .env says {mine.own}", hint)
-    elif one.state not in ("up", "unknown"):  # unknown: the state of loopback
+    elif interface.state not in ("up", "unknown"):  # unknown: the state of loopback
         yield Finding("interface", "fail", summary, f"sudo ip link set {name} up   # the cable?")
-    elif rdma and one.mbit and 0 < one.mbit < _FASTEST_MBIT:
+    elif rdma and interface.mbit and 0 < interface.mbit < _FASTEST_MBIT:
         yield Finding("interface", "warn", f"{summary}; a Spark's port has 200", f"ethtool {name}")
     else:
         yield Finding("interface", "ok", summary)
     mtu = f"sudo ip link set {name} mtu {_JUMBO}   # on both; netplan makes it permanent"
-    if one.mtu is None or one.mtu < _JUMBO:
-        yield Finding("mtu", "warn", f"{one.mtu or 'unknown'}", mtu)
-    elif (theirs := pair.peer.facts.get("mtu", "")) not in ("", str(one.mtu)):
-        yield Finding("mtu", "fail", f"here {one.mtu}, there {theirs}", mtu)
+    if interface.mtu is None or interface.mtu < _JUMBO:
+        yield Finding("mtu", "warn", f"{interface.mtu or 'unknown'}", mtu)
+    elif (theirs := pair.peer.facts.get("mtu", "")) not in ("", str(interface.mtu)):
+        yield Finding("mtu", "fail", f"here {interface.mtu}, there {theirs}", mtu)
     elif pair.jumbo not in ("", "ok"):
         yield Finding(
-            "mtu", "fail", f"{one.mtu}, but packets of that size do not arrive: {pair.jumbo}", mtu
+            "mtu",
+            "fail",
+            f"{interface.mtu}, but packets of that size do not arrive: {pair.jumbo}",
+            mtu,
         )
     else:
         tried = (
             ", and a packet of that size arrives" if pair.jumbo else "; not tested: no ping here"
         )
-        yield Finding("mtu", "ok", f"{one.mtu}{tried}")
+        yield Finding("mtu", "ok", f"{interface.mtu}{tried}")
 
 
 def _rdma(pair: Pair) -> Finding:
@@ -113,23 +120,23 @@ def _rdma(pair: Pair) -> Finding:
     look = "rdma link; ls /sys/class/infiniband   # package rdma-core"
     if not pair.gids:
         return Finding("rdma", "fail", "no RDMA device", look)
-    there = [one for one in pair.gids if one.interface == name]
+    there = [gid for gid in pair.gids if gid.interface == name]
     if not there:
-        devices = ", ".join(sorted({f"{one.device} ({one.interface})" for one in pair.gids}))
+        devices = ", ".join(sorted({f"{gid.device} ({gid.interface})" for gid in pair.gids}))
         return Finding("rdma", "fail", f"none on {name}; found {devices}", look)
-    fit = [one for one in there if one.kind == "RoCE v2" and _ends_with(one.gid, own)]
+    fit = [gid for gid in there if gid.kind == "RoCE v2" and _ends_with(gid.gid, own)]
     if not fit:
         text = f"{there[0].device} on {name} has no RoCE v2 GID of {own}"
         return Finding("rdma", "fail", text, f"{look}; sudo ip address add {own}/24 dev {name}")
-    one = fit[0]
+    gid = fit[0]
     summary = (
-        f"{one.device} on {name}: {one.state}, GID index {one.index}; this user may pin"
+        f"{gid.device} on {name}: {gid.state}, GID index {gid.index}; this user may pin"
         f" {pair.memlock or 'an unknown amount'}"
     )
-    if "ACTIVE" not in one.state:
+    if "ACTIVE" not in gid.state:
         return Finding("rdma", "fail", summary, f"{look}   # the cable?")
     hint = (
-        f"NCCL_IB_HCA={one.device} NCCL_IB_GID_INDEX={one.index}"
+        f"NCCL_IB_HCA={gid.device} NCCL_IB_GID_INDEX={gid.index}"
         "   # add to .env if NCCL does not find it"
     )
     return Finding("rdma", "ok", summary, hint)
@@ -179,11 +186,11 @@ def _variables(pair: Pair, seen: Readings) -> Finding:
         wrong.append("NCCL_IB_DISABLE turns RoCE off")
     index = there.get("NCCL_IB_GID_INDEX", "")
     fit = [
-        one.index
-        for one in pair.gids
-        if one.interface == pair.mine.interface
-        and one.kind == "RoCE v2"
-        and _ends_with(one.gid, pair.mine.own)
+        gid.index
+        for gid in pair.gids
+        if gid.interface == pair.mine.interface
+        and gid.kind == "RoCE v2"
+        and _ends_with(gid.gid, pair.mine.own)
     ]
     if index and fit and index not in map(str, fit):
         wrong.append(f"NCCL_IB_GID_INDEX is {index}, RoCE v2 of {pair.mine.own} is {fit[0]}")

@@ -35,7 +35,9 @@ def interface(name: str, sys: Path = Path("/sys")) -> Interface:
     output = glimpse("ip", "-j", "address", "show", "dev", name, timeout_s=_TIMEOUT_S)
     try:
         found = plain.json_of(output.out or "[]")
-        addresses = tuple(one["local"] for link in found for one in link.get("addr_info", ()))
+        addresses = tuple(
+            address["local"] for link in found for address in link.get("addr_info", ())
+        )
     except (ValueError, LookupError, TypeError, AttributeError):
         addresses = ()
     return Interface(state, _int(folder / "mtu"), _int(folder / "speed"), addresses)
@@ -46,7 +48,7 @@ def gids(sys: Path = Path("/sys")) -> tuple[Gid, ...]:
     found = []
     for port in sorted(sys.glob("class/infiniband/*/ports/*")):
         device = port.parent.parent.name
-        for file in sorted((port / "gids").glob("*"), key=lambda one: int(one.name)):
+        for file in sorted((port / "gids").glob("*"), key=lambda file: int(file.name)):
             gid = _line(file)
             owner = _line(port / "gid_attrs" / "ndevs" / file.name)
             if not gid or not gid.replace("0", "").strip(":") or not owner:
@@ -82,7 +84,7 @@ def _jumbo(mine: Settings, mtu: int) -> str:
     output = glimpse("ping", *packet, "-c", "1", "-W", "2", other, timeout_s=_TIMEOUT_S)
     if output.code == 0:
         return "ok"
-    if output.code is None:  # no ping here: the MTU's own figure has to do
+    if output.code is None:  # no ping here: only the MTU itself is judged
         return ""
     return ((output.err + output.out).strip().splitlines() or ["no answer"])[-1]
 

@@ -27,7 +27,7 @@ from sparkforge.serving import moments
 
 _ASK_S = 20.0
 _LOG_S = 60.0
-_MOST = 4 << 20  # bytes of a file that is included completely
+_MOST = 4 << 20  # limit in bytes for a complete file
 _TAIL_LINES = 5000
 _KERNEL = re.compile(r"nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:", re.I)
 _CLOCKS_EVERY_S = 2
@@ -47,11 +47,11 @@ class Part:
     """A file of the archive."""
 
     file: str
-    """Its name there."""
+    """Its name in the archive."""
     what: str
     text: str = ""
     problem: str = ""
-    """Why it is incomplete or missing, or ""."""
+    """Reason why it is incomplete or missing, or ""."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _text(name: str, what: str, seen: Glimpse) -> Part:
 
 def _kernel() -> Glimpse:
     seen = glimpse("journalctl", "-k", "-b", "-o", "short-iso", "--no-pager", timeout_s=_ASK_S)
-    # without the right to read the log, journalctl succeeds with an empty output
+    # without permission, journalctl succeeds with an empty output
     if not seen.out.strip() or "No journal files" in seen.err:
         seen = glimpse("dmesg", "--ctime", timeout_s=_ASK_S)
     lines = [line for line in seen.out.splitlines() if _KERNEL.search(line)]
@@ -160,9 +160,9 @@ def _chats(place: Place) -> Iterator[Part]:
         return
     with _clocks() as clocks:
         found = list(chats.ask_all(place, model))
-    wrong = [one for one in found if one.problem]
+    wrong = [chat for chat in found if chat.problem]
     problem = f"{len(wrong)} of {len(found)}: {wrong[0].problem}" if wrong else ""
-    document = {"model": asdict(model), "chats": [asdict(one) for one in found]}
+    document = {"model": asdict(model), "chats": [asdict(chat) for chat in found]}
     yield Part("chats.json", what, json.dumps(document, indent=1) + "\n", problem)
     yield _text("clocks.csv", "GPU clocks, power and temperature during the chats", clocks[0])
 
@@ -246,7 +246,7 @@ def _log(container: str, name: str = "container.log", *options: str) -> Part:
     seen = glimpse(
         "docker", "logs", "--timestamps", *options, container, timeout_s=_LOG_S, limit=_MOST
     )
-    # two streams; the time in front of each line puts them together again
+    # two streams; sorted by the time at the start of each line
     rows = sorted([*seen.out.splitlines(), *seen.err.splitlines()])
     problem = "" if seen.code == 0 else seen.problem or "docker logs failed"
     return Part(name, "the container's log", "\n".join([*rows, ""]), problem)

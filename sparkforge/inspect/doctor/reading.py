@@ -67,7 +67,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class PathState:
-    """What may be done with a path; the defaults are for one that was not read."""
+    """Rights for a path; the defaults are for one that was not read."""
 
     exists: bool = False
     readable: bool = False
@@ -87,7 +87,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Disks:
-    """Of the disks; None: was not read."""
+    """Readings of the disks; None: not read."""
 
     store: Disk | None = None
     model: Disk | None = None
@@ -106,8 +106,8 @@ class Readings:
     programs: Mapping[str, Glimpse] = field(default_factory=dict)
     """Output of each of ``PROGRAMS``."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """From Python: machine, kernel, page size, …; ``cuda_total`` has the bytes of an integrated
-    GPU, or ""."""
+    """From Python: machine, kernel, page size, …; ``cuda_total``: bytes of an integrated GPU, or
+    ""."""
     paths: Mapping[str, PathState] = field(default_factory=dict)
     disks: Disks = field(default_factory=Disks)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -116,11 +116,11 @@ class Readings:
     """Names of readings without a result in time."""
 
     def output(self, name: str) -> Glimpse:
-        """Return a program's output; one that did not run has no exit code."""
+        """Return a program's output; without an exit code if it did not run."""
         return self.programs.get(name, Glimpse(None, problem=f"{name} was not read"))
 
     def state(self, path: str) -> PathState:
-        """Return what may be done with a path."""
+        """Return the rights for a path."""
         return self.paths.get(path, PathState())
 
     def text(self, path: str) -> str:
@@ -128,7 +128,7 @@ class Readings:
         return (self.files.get(path) or "").strip()
 
     def dumps(self) -> str:
-        """Return this as JSON, to be read back by ``loads``."""
+        """Return this as JSON for ``loads``."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @classmethod
@@ -150,10 +150,10 @@ def first_line(text: str) -> str:
 
 
 def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[str, Any]:
-    """Run functions in parallel; returns the results of those that ended in time.
+    """Run functions in parallel; return the results of those that ended in time.
 
     A hanging one (a network file system without its server) is left running. One that raises
-    OSError has no result either.
+    OSError has no result.
     """
     results: dict[str, Any] = {}
 
@@ -161,7 +161,7 @@ def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[st
         try:
             results[name] = work()
         except OSError:
-            pass  # the probes get no result then
+            pass  # without a result for the probes
 
     threads = [
         threading.Thread(target=do, args=pair, daemon=True, name=pair[0]) for pair in works.items()
@@ -172,7 +172,7 @@ def bounded(works: Mapping[str, Callable[[], Any]], timeout_s: float) -> dict[st
         thread.join(timeout_s)
         if not thread.is_alive():
             continue
-        timeout_s = 0.01  # all had the same time
+        timeout_s = 0.01  # all others had the same time
     return dict(results)
 
 
@@ -267,7 +267,7 @@ def _state(path: Path) -> Callable[[], PathState]:
 
 def _existing(path: Path) -> Path:
     """Return a path, or the nearest folder above it that exists."""
-    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
 
 
 def _disk(path: Path) -> Callable[[], Disk]:
@@ -279,23 +279,23 @@ def _disk(path: Path) -> Callable[[], Disk]:
 
 
 def _socket(docker_host: str) -> str:
-    """Return the path of the engine's socket, or "" for an engine that is reached otherwise."""
+    """Return the path of the engine's socket, or "" for an engine with another address."""
     if not docker_host:
         return "/var/run/docker.sock"
     return docker_host.removeprefix("unix://") if docker_host.startswith("unix://") else ""
 
 
 def variables(env_file: Path) -> dict[str, str]:
-    """Return the variables of Compose and the hub's tools: .env, overridden by the environment.
+    """Return the variables of Compose and the hub's tools, without tokens.
 
-    Without tokens.
+    From .env, overridden by the environment.
     """
     found = all_variables(env_file)
     return {name: value for name, value in found.items() if "TOKEN" not in name}
 
 
 def all_variables(env_file: Path) -> dict[str, str]:
-    """Return the same with tokens, for those who use or mask them."""
+    """Return the same with tokens, to use or mask them."""
     found = envfile.read(env_file)
     for name, value in os.environ.items():
         if name in _VARIABLES or name.startswith(("SPARKFORGE_", "NCCL_", "GLOO_", "UCX_", "HF_")):
@@ -304,9 +304,9 @@ def all_variables(env_file: Path) -> dict[str, str]:
 
 
 def _pythons(timeout_s: float) -> str:
-    """Return the versions of Python that are on the PATH and answer, as ``3.11 3.12``.
+    """Return the working versions of Python on the PATH, such as ``3.11 3.12``.
 
-    A version manager's shim is on the PATH also where the version itself is not installed.
+    A version manager's shim is on the PATH even if the version itself is not installed.
     """
     names = [f"3.{minor}" for minor in range(10, 16) if shutil.which(f"python3.{minor}")]
     asked = {name: _asker((f"python{name}", "--version"), timeout_s) for name in names}

@@ -29,7 +29,7 @@ _CONTENTS = "CONTENTS.txt"
 
 
 def path_of(chosen: str, folder: Path) -> Path:
-    """Return where the archive goes: the file that was named, else ("") a new one with the time.
+    """Return the archive's path: the chosen file, else ("") a new one with the time.
 
     Raises:
         UsageError: the file already exists, or its folder does not.
@@ -55,7 +55,7 @@ def write(
     *,
     ask: bool,
 ) -> list[Part]:
-    """Collect, mask, and write the archive; returns its parts.
+    """Collect, mask, and write the archive; return its parts.
 
     Args:
         root: the checkout.
@@ -87,12 +87,12 @@ def write(
 def show(path: Path, collected: Sequence[Part]) -> None:
     """Print the parts of an archive, and missing ones with the reason."""
     log.heading(f"{path} ({human_bytes(path.stat().st_size)})")
-    there = [one for one in collected if one.text]
-    log.table([(one.file, human_bytes(len(one.text.encode())), one.what) for one in there])
-    for one in collected:
-        if one.problem:
-            state = "not complete" if one.text else "missing"
-            log.info(f"{log.painted('33', '!')} {one.file}, {state}: {one.problem}")
+    there = [part for part in collected if part.text]
+    log.table([(part.file, human_bytes(len(part.text.encode())), part.what) for part in there])
+    for part in collected:
+        if part.problem:
+            state = "not complete" if part.text else "missing"
+            log.info(f"{log.painted('33', '!')} {part.file}, {state}: {part.problem}")
     log.info(
         "API keys, tokens, passwords, serial numbers, and the names of user and machine are"
         " removed; check the archive before you send it"
@@ -105,26 +105,30 @@ def document(path: Path, collected: Iterable[Part]) -> dict[str, object]:
         "file": str(path),
         "parts": [
             {
-                "file": one.file,
-                "what": one.what,
-                "bytes": len(one.text.encode()),
-                "problem": one.problem,
+                "file": part.file,
+                "what": part.what,
+                "bytes": len(part.text.encode()),
+                "problem": part.problem,
             }
-            for one in collected
+            for part in collected
         ],
     }
 
 
 def packed(found: Iterable[Part]) -> bytes:
-    """Return the archive: one file a part, and a table of contents."""
+    """Return the archive: a file for each part, and a table of contents."""
     parts_ = list(found)
     rows = [
-        f"{one.file}\t{len(one.text.encode())}\t{one.what}"
-        + (f"\t{'not complete' if one.text else 'missing'}: {one.problem}" if one.problem else "")
-        for one in parts_
+        f"{part.file}\t{len(part.text.encode())}\t{part.what}"
+        + (
+            f"\t{'not complete' if part.text else 'missing'}: {part.problem}"
+            if part.problem
+            else ""
+        )
+        for part in parts_
     ]
     files = {_CONTENTS: "\n".join([*rows, ""])}
-    files |= {one.file: one.text for one in parts_ if one.text}
+    files |= {part.file: part.text for part in parts_ if part.text}
     raw = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as stream,

@@ -25,7 +25,7 @@ _READ, _WRITE, _ENTER = 4, 2, 1
 
 @dataclass(frozen=True)
 class Rights:
-    """What user 10001 cannot read or write of a model in a hub's home."""
+    """Rights that user 10001 lacks for a model in a hub's home."""
 
     exists: bool = False
     """The home itself."""
@@ -61,7 +61,7 @@ def granted(path: Path, user: int = USER) -> int:
 
 
 def read(home: Path, repository: str) -> Rights:
-    """Return what user 10001 cannot read or write of a model in a hub's home."""
+    """Return the rights that user 10001 lacks for a model in a hub's home."""
     if not home.exists():
         return Rights()
     unreadable = unwritable = ""
@@ -73,7 +73,7 @@ def read(home: Path, repository: str) -> Rights:
         need = _READ | _ENTER if folder else _READ
         if rights & need != need and not unreadable:
             unreadable = str(path)
-        # files are replaced, not written to; complete ones are only read
+        # files are replaced, not changed; complete ones are only read
         if folder and not rights & _WRITE and not unwritable:
             unwritable = str(path)
     return Rights(exists=True, unreadable=unreadable, unwritable=unwritable)

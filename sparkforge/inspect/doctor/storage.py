@@ -71,7 +71,7 @@ def model(seen: Readings, want: Wanted) -> Iterator[Finding]:
         text = f"{where}: complete, but with {len(halves)} unfinished downloads beside it"
         yield Finding("model", "warn", text, fetch)
     else:
-        size = sum(one.size or 0 for one in checkpoint.shards.values())
+        size = sum(shard.size or 0 for shard in checkpoint.shards.values())
         summary = f"{where}: {len(checkpoint.shards)} shards, {size / 1e9:.1f} GB"
         if checkpoint.hub and not folder_for_compose(seen.variables):
             text = (
@@ -98,21 +98,21 @@ def _hf_home(seen: Readings, checkpoint: Checkpoint) -> str:
 
 
 def _quoted(folder: str) -> str:
-    """Quote a folder for the shell, and leave it a ~ to expand."""
+    """Quote a folder for the shell, except for a ~ to expand."""
     return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
 
 
 def _fetch_for_compose(seen: Readings, want: Wanted, fetch: str) -> str:
-    """Return the commands that put a model where Compose looks; the container is user 10001."""
+    """Return the commands that put a model into Compose's folder; the container is user 10001."""
     if folder := folder_for_compose(seen.variables):
         return f"{fetch} && {_shared(_quoted(folder))}"
     return f"python3 build.py model fetch --target {want.target}   # after the build"
 
 
 def _shared(folder: str) -> str:
-    """Return the command that adds the container's rights in a folder and keeps its owner's.
+    """Return the command that adds the container's rights in a folder, and keeps its owner's.
 
-    The last entry is for files that the container will create there.
+    The last entry is for new files of the container.
     """
     return f"setfacl -R -m u:{USER}:rwX,d:u:{USER}:rwX,d:u:$(id -u):rwX {folder}"
 
@@ -147,7 +147,7 @@ def model_rights(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def _mount(hub: Path, fetch: str, seen: Readings, want: Wanted) -> str:
-    """Return the commands that have Compose use an existing hub cache."""
+    """Return the commands that make Compose use an existing hub cache."""
     if hub.name != "hub":  # Compose mounts the folder above it
         return _fetch_for_compose(seen, want, fetch)
     home = shlex.quote(str(hub.parent))
@@ -163,7 +163,7 @@ def _absent(seen: Readings, want: Wanted, checkpoint: Checkpoint, fetch: str) ->
     assert want.model is not None
     summary = f"revision {want.model[2][:12]} is not in {checkpoint.hub}"
     if checkpoint.revisions:
-        summary += f" (there: {', '.join(one[:12] for one in checkpoint.revisions)})"
+        summary += f" (there: {', '.join(revision[:12] for revision in checkpoint.revisions)})"
     if checkpoint.incomplete:
         summary += f"; {len(checkpoint.incomplete)} unfinished downloads"
     if offline(seen):
@@ -179,19 +179,19 @@ def _absent(seen: Readings, want: Wanted, checkpoint: Checkpoint, fetch: str) ->
 
 def _again(checkpoint: Checkpoint, fetch: str) -> str:
     """Return the command that repairs a checkpoint; it removes damaged files."""
-    if not checkpoint.hub:  # a folder of the user's own: nothing of it is overwritten
+    if not checkpoint.hub:  # the user's own folder: nothing in it is overwritten
         target = shlex.quote(f"{checkpoint.folder}-anew")
         return f"{fetch} --local-dir {target}   # or copy yours again"
     damaged = [
         name
-        for name, one in checkpoint.shards.items()
-        if one.problem != "missing" and one.size != one.expected
+        for name, shard in checkpoint.shards.items()
+        if shard.problem != "missing" and shard.size != shard.expected
     ]
     if checkpoint.index_problem:
         damaged.append("model.safetensors.index.json")
     if not damaged:
         return fetch
-    # the hub's client takes an existing file for complete
+    # the hub's client assumes that an existing file is complete
     names = " ".join(sorted(damaged))
     anew = fetch.replace(" --revision", f" {names} --revision")
     return f"{anew} --force-download && {fetch}"
@@ -206,11 +206,11 @@ def _wrong(checkpoint: Checkpoint) -> list[str]:
     shards = checkpoint.shards
     if not shards and not wrong:
         wrong.append("no safetensors file")
-    for name, one in shards.items():
-        if one.problem:
-            wrong.append(f"{name}: {one.problem}")
-        elif one.size != one.expected:
-            wrong.append(f"{name}: {one.size} bytes, its header says {one.expected}")
+    for name, shard in shards.items():
+        if shard.problem:
+            wrong.append(f"{name}: {shard.problem}")
+        elif shard.size != shard.expected:
+            wrong.append(f"{name}: {shard.size} bytes, its header says {shard.expected}")
     return wrong
 
 
@@ -260,7 +260,7 @@ def port(seen: Readings, want: Wanted) -> Iterator[Finding]:
 
 
 def listening(text: str) -> set[int]:
-    """Return the ports that /proc/net/tcp (or tcp6) shows a listener on."""
+    """Return the ports with a listener in /proc/net/tcp (or tcp6)."""
     rows = re.findall(
         r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} (\w\w) ", text, re.MULTILINE
     )

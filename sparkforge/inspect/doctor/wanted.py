@@ -12,9 +12,9 @@ from sparkforge.pins.types import Platform
 from sparkforge.serving.memory import MemoryPlan
 from sparkforge.serving.profile import Profile
 
-# Bytes of a model's files, for the disk that it is downloaded to; other models are not checked.
+# Bytes of a model's files, for the disk of its download; other models are not checked.
 MODEL_BYTES: Mapping[str, int] = {"gpt-oss-120b": 65_200_000_000, "gpt-oss-20b": 13_800_000_000}
-"""Of safetensors, as OpenAI published them; docs/roofline.md computes the same from the shapes."""
+"""Of OpenAI's safetensors files; docs/roofline.md computes the same from the shapes."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Wanted:
     cuda_arch: str | None = None
     """Compute capability, as ``12.1``; None: no GPU is needed."""
     cuda: tuple[int, int] | None = None
-    """Oldest CUDA that the driver must run, as ``(13, 0)``; None without a GPU."""
+    """Oldest CUDA that the driver must support, as ``(13, 0)``; None without a GPU."""
     compiles: bool = False
     """Its build compiles FlashInfer's modules."""
     needs_engine: bool = False
     """It is served from an image, not from a virtual environment."""
     profile: Profile = field(default_factory=Profile)
-    """As an image has it, with the default choice."""
+    """The image's profile, with the default choice."""
     memory: MemoryPlan | None = None
     model: tuple[str, str, str] | None = None
     """Name in pins.yaml, repository and revision; None: the build makes a checkpoint."""
