@@ -1,4 +1,4 @@
-"""Where two files that should be the same differ: the member, the offset, both values."""
+"""Find the difference of two files that should be equal: member, offset and both values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Bytes:
-    """The first bytes that differ: where, and up to eight of each from there."""
+    """The first differing bytes: their offset, and up to eight of each file."""
 
     offset: int
     first: bytes
@@ -41,19 +41,19 @@ def streams(first: IO[bytes], second: IO[bytes]) -> Bytes | None:
     """Read two streams to their first difference, or return None."""
     offset = 0
     while True:
-        one, two = _read(first, _CHUNK), _read(second, _CHUNK)
-        if one == two:
-            if not one:
+        old, new = _read(first, _CHUNK), _read(second, _CHUNK)
+        if old == new:
+            if not old:
                 return None
-            offset += len(one)
+            offset += len(old)
             continue
         at = next(
-            (i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b),
-            min(len(one), len(two)),
+            (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+            min(len(old), len(new)),
         )
-        one += _read(first, _SHOWN)
-        two += _read(second, _SHOWN)
-        return Bytes(offset + at, one[at:][:_SHOWN], two[at:][:_SHOWN])
+        old += _read(first, _SHOWN)
+        new += _read(second, _SHOWN)
+        return Bytes(offset + at, old[at:][:_SHOWN], new[at:][:_SHOWN])
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
@@ -70,9 +70,9 @@ def _hex(data: bytes) -> str:
 
 
 def files(first: Path, second: Path) -> Bytes | None:
-    """As ``streams``, for two files."""
-    with first.open("rb") as one, second.open("rb") as two:
-        return streams(one, two)
+    """Compare two files like ``streams``."""
+    with first.open("rb") as old, second.open("rb") as new:
+        return streams(old, new)
 
 
 def wheels(first: Path, second: Path) -> list[Difference]:
@@ -86,11 +86,11 @@ def wheels(first: Path, second: Path) -> list[Difference]:
         return named
     result = []
     try:
-        with ZipFile(first) as one, ZipFile(second) as two:
-            result = _members(where, one, two)
+        with ZipFile(first) as old, ZipFile(second) as new:
+            result = _members(where, old, new)
     except BadZipFile:
         pass  # files that cannot be opened are compared as bytes below
-    # the archive's own bytes where no member's entry shows the difference: a damaged file
+    # the archive's own bytes if no member shows the difference: a damaged file
     return [*named, *(result or [Difference(_at(second, raw.offset), str(raw))])]
 
 
@@ -107,9 +107,9 @@ def _at(wheel: Path, offset: int) -> str:
     return wheel.name
 
 
-def _members(where: str, one: ZipFile, two: ZipFile) -> list[Difference]:
-    before = {info.filename: info for info in one.infolist()}
-    after = {info.filename: info for info in two.infolist()}
+def _members(where: str, first: ZipFile, second: ZipFile) -> list[Difference]:
+    before = {info.filename: info for info in first.infolist()}
+    after = {info.filename: info for info in second.infolist()}
     result = [Difference(f"{where}: {name}", "only in the first") for name in before.keys() - after]
     result += [
         Difference(f"{where}: {name}", "only in the second") for name in after.keys() - before
@@ -117,12 +117,12 @@ def _members(where: str, one: ZipFile, two: ZipFile) -> list[Difference]:
     for name in before.keys() & after.keys():
         old, new = before[name], after[name]
         if (old.CRC, old.file_size) != (new.CRC, new.file_size):
-            with one.open(old) as left, two.open(new) as right:
+            with first.open(old) as left, second.open(new) as right:
                 found = streams(left, right)
             if found is not None:
                 result.append(Difference(f"{where}: {name}", str(found)))
         result += [Difference(f"{where}: {name}", text) for text in _attributes(old, new)]
-    # RECORD last: it differs because something else does
+    # RECORD last: it differs because another member does
     result.sort(key=lambda difference: (difference.where.endswith("/RECORD"), difference.where))
     if not result and list(before) != list(after):
         at = next(i for i, names in enumerate(zip(before, after, strict=True)) if len({*names}) > 1)

@@ -1,6 +1,6 @@
 """`build.py verify`: compare with a second, cold build byte by byte, and name the differences.
 
-With an image's name: its contents, and whether this checkout gives the same.
+With an image's name: show its contents, and compare them with this checkout.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Build a target a second time, or look into an image; 20 where something differs."""
+    """Build a target a second time, or check an image; 20 if something differs."""
     required = cosign.required(options.trust)
     named = _published(options.image)
     if named is None and required and _signatures(options):
@@ -95,7 +95,7 @@ def run(options: Options) -> int:
 
 
 def _signatures(options: Options) -> bool:
-    """Check the signatures that belong to what is named; returns whether that was all to check."""
+    """Check the signatures of the named subject; return whether there is nothing else to check."""
     named = Path(options.image) if options.image is not None else None
     if named is None and options.target is None:
         raise UsageError(
@@ -123,7 +123,7 @@ def _build_again(options: Options, name: str, project: Project) -> int:
     until = options.until if here else "wheels"  # the rest needs a machine of the target's platform
     context = setup.context_of(project, name, variant, until, tools=options.tools)
     if context.engine is None:
-        until = "wheels"  # an environment has its own path in its files, so its bytes never repeat
+        until = "wheels"  # an environment's files have its path, so their bytes differ
     elif until != "wheels" and not context.engine.containerd_store:
         until = "wheels"
         log.warning(
@@ -146,28 +146,28 @@ def _build_again(options: Options, name: str, project: Project) -> int:
 def _say(
     name: str, document: Sequence[Mapping[str, str]], differences: Sequence[Difference]
 ) -> int:
-    found = {"results": document, "differences": [asdict(one) for one in differences]}
+    found = {"results": document, "differences": [asdict(difference) for difference in differences]}
     log.document({"target": name, "same": not differences, **found})
     if differences:
-        msg = f"two builds of {name} differ:\n{_shortened([str(one) for one in differences])}"
+        msg = f"two builds of {name} differ:\n{_shortened([*map(str, differences)])}"
         remedy = (
             "make the step that wrote these bytes reproducible; if the first result is old or"
             f" damaged: build.py build --target {name} --force wheels --force image"
         )
         return log.failure(VerifyError(msg, remedy))
-    for one in document:
-        log.info(f"the same: {one['name']}  {one['second']}")
+    for result in document:
+        log.info(f"the same: {result['name']}  {result['second']}")
     return 0
 
 
 def _shortened(lines: Sequence[str]) -> str:
-    shown = "\n".join(f"  {one}" for one in lines[:_SHOWN])
+    shown = "\n".join(f"  {line}" for line in lines[:_SHOWN])
     return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
 
 
 @contextmanager
 def _cold(context: Context) -> Iterator[Context]:
-    """Yield the same build in another folder, with a store that only has the downloads."""
+    """Yield the same build in another folder, with a store of downloads only."""
     with context.store.temporary("verify") as work:
         root = work / "checkout"
         root.mkdir()
@@ -195,14 +195,14 @@ def _compare(
     document = []
     differences: list[Difference] = []
     for item, rebuilt in zip(first.graph.own, second.graph.own, strict=True):
-        one = wheel_path(first.results.artefact(item))
-        two = wheel_path(second.results.artefact(rebuilt))
+        first_wheel = wheel_path(first.results.artefact(item))
+        second_wheel = wheel_path(second.results.artefact(rebuilt))
         # read again: the record in the store is not enough here
-        hashes = f"sha256:{sha256_file(one)}", f"sha256:{sha256_file(two)}"
-        document.append({"name": two.name, "first": hashes[0], "second": hashes[1]})
-        if hashes[0] != hashes[1] or one.name != two.name:
-            differences += bytediff.wheels(one, two)
-            _diffoscope(one, two)
+        hashes = f"sha256:{sha256_file(first_wheel)}", f"sha256:{sha256_file(second_wheel)}"
+        document.append({"name": second_wheel.name, "first": hashes[0], "second": hashes[1]})
+        if hashes[0] != hashes[1] or first_wheel.name != second_wheel.name:
+            differences += bytediff.wheels(first_wheel, second_wheel)
+            _diffoscope(first_wheel, second_wheel)
     old, new = (build.results.step(build.graph.product) for build in (first, second))
     if old is None or new is None:
         return document, differences
@@ -226,11 +226,11 @@ def _image_differences(context: Context, image_id: str, second: Path) -> list[Di
     return found
 
 
-def _diffoscope(one: Path, two: Path) -> None:
+def _diffoscope(first: Path, second: Path) -> None:
     """Show diffoscope's report of a difference, if it is installed."""
     if not have("diffoscope"):
         return
-    report = call("diffoscope", "--text", "-", one, two, check=False).stdout
+    report = call("diffoscope", "--text", "-", first, second, check=False).stdout
     for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
         log.info(line)
 
@@ -239,7 +239,7 @@ def _diffoscope(one: Path, two: Path) -> None:
 
 
 def _published(text: str | None) -> Reference | None:
-    """Return the image in a registry that is named, if one is: REGISTRY/NAME@sha256:…."""
+    """Return the named image in a registry (REGISTRY/NAME@sha256:…), or None."""
     if text is None or Path(text).exists() or "/" not in text:
         return None
     from sparkforge.runtime import registry
@@ -302,9 +302,9 @@ def _image(options: Options, named: str, project: Project, there: Reference | No
 
 def _platform(stated: str, target: pins.Target) -> Platform:
     """Return an image's platform as one of the target's."""
-    for one in target.platforms:
-        if one == stated:
-            return one
+    for allowed in target.platforms:
+        if allowed == stated:
+            return allowed
     msg = f"the image is for {stated}, but its target is not"
     raise ImageError(msg, f"the target's platforms: {', '.join(target.platforms)}")
 

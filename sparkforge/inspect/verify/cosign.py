@@ -1,7 +1,7 @@
-"""cosign: signatures of files, and of images with what is attached to them.
+"""cosign: signatures of files, and of images with their attachments.
 
 cosign does all the cryptography. It gets keys by reference (a file, or a name in a key service) and
-passwords through its own variable. Neither is read here, so neither can be shown.
+passwords through its own variable. Neither is read here, so neither can appear in output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparkforge.core.run import call
 from sparkforge.runtime import registry
 
 BILL, HISTORY = "cyclonedx", "slsaprovenance1"
-"""cosign's names of what is attached to an image: its bill of materials and its provenance."""
+"""cosign's names of an image's attachments: its bill of materials and its provenance."""
 # a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
 _SIGNING = ("sign", "sign-blob", "attest")
@@ -57,7 +57,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signs."""
+    """The signer."""
 
     key: str | None = option(
         "private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD",
@@ -90,10 +90,10 @@ def required(trust: Trust) -> bool:
 
 
 def check_signer(signer: Signer) -> None:
-    """Refuse a key that is none, before any work.
+    """Refuse an invalid key before any work.
 
     Raises:
-        UsageError: the options conflict, or the key is not there.
+        UsageError: the options conflict, or the key does not exist.
     """
     if signer.key and "-----BEGIN" in signer.key:
         msg = "--key: is the key itself; others can read command lines"
@@ -105,14 +105,14 @@ def check_signer(signer: Signer) -> None:
 
 
 def _check_key(key: str | None) -> None:
-    """Refuse a file that is not there; ``awskms://…``, ``env://…``, ``pkcs11:…`` are no files."""
+    """Refuse a missing file; ``awskms://…``, ``env://…``, ``pkcs11:…`` are not files."""
     if key is not None and _is_file(key) and not Path(key).is_file():
         msg = f"--key {key}: no such file"
         raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
 
 
 def _check_public(key: Path) -> None:
-    """Refuse a file that has no public key: cosign's refusal looks like one of the signature."""
+    """Refuse a file without a public key: cosign's error looks like a wrong signature."""
     try:
         with key.open("rb") as file:
             found = _PUBLIC.search(file.read(_KEY_BYTES))
@@ -160,7 +160,7 @@ def sign_image(image: str, folder: Path, signer: Signer) -> None:
         statement = plain.json_of((folder / PROVENANCE).read_text())
         predicate.write_text(json.dumps(statement["predicate"]))
         for kind, path in ((BILL, folder / SBOM), (HISTORY, predicate)):
-            # --replace: a push that is repeated leaves one statement of each kind
+            # --replace: a repeated push leaves one statement of each kind
             run("attest", *how, "--replace", "--type", kind, "--predicate", path, image)
             log.info(f"attested  {kind} of {image}")
 
@@ -180,7 +180,7 @@ def check_image(image: str, trust: Trust) -> None:
 
 
 def attested(image: str, kind: str, trust: Trust) -> list[Any]:
-    """Return the predicates of a kind that an image has in its registry, signed by who is trusted.
+    """Return an image's predicates of a kind in its registry, signed by the trusted signer.
 
     Raises:
         VerifyError: there is none.
@@ -191,7 +191,9 @@ def attested(image: str, kind: str, trust: Trust) -> list[Any]:
         with _whose(trust) as whose:
             said = run("verify-attestation", *whose, "--type", kind, image)
         envelopes = [plain.json_of(line) for line in said.splitlines() if line.startswith(b"{")]
-        found = [plain.json_of(b64decode(one["payload"]))["predicate"] for one in envelopes]
+        found = [
+            plain.json_of(b64decode(envelope["payload"]))["predicate"] for envelope in envelopes
+        ]
     except SignError as error:
         msg = f"{image}: {kind}: {registry.last_line(error.what)}"
         raise VerifyError(msg, _UNTRUSTED) from None
@@ -204,7 +206,7 @@ def attested(image: str, kind: str, trust: Trust) -> list[Any]:
 
 
 def refused(command: str, trust: Trust, *words: str | Path) -> str:
-    """Return why cosign does not accept a signature, or "".
+    """Return the reason why cosign does not accept a signature, or "".
 
     Raises:
         VerifyError: cosign fails, without a verdict about an image.
@@ -215,7 +217,7 @@ def refused(command: str, trust: Trust, *words: str | Path) -> str:
         done = _ran(command, *whose, *blob, *words)
     if not done.returncode:
         return ""
-    # of a file cosign says only that it failed
+    # for a file cosign only says that it failed
     if command == "verify" and done.returncode not in _VERDICTS:
         error = _failure(done)
         if isinstance(error, SignError):
@@ -252,7 +254,7 @@ def need() -> None:
     """Refuse to start without cosign.
 
     Raises:
-        SignError: it is not there.
+        SignError: it is missing.
     """
     if not have("cosign"):
         msg = "cosign is not on the PATH"
@@ -270,7 +272,7 @@ def bundle_format() -> list[str]:
 
 
 def run(*words: str | Path) -> bytes:
-    """Run cosign; returns its output.
+    """Run cosign; return its output.
 
     Raises:
         SignError: it refuses.
@@ -289,7 +291,7 @@ def _ran(*words: str | Path) -> CompletedProcess[bytes]:
 
 
 def _failure(done: CompletedProcess[bytes]) -> SparkforgeError:
-    """Return the error of a failed cosign: facts tell what it is about, as far as they go."""
+    """Return the error of a failed cosign, by the facts in its output."""
     _, command, *words = done.args
     error = failure(done)
     if isinstance(error, StoreError):
@@ -303,15 +305,15 @@ def _failure(done: CompletedProcess[bytes]) -> SparkforgeError:
 
 
 def _names(text: str, host: str) -> bool:
-    """Return whether a text has an address of a host: cosign talks to other services, too."""
+    """Return whether a text has an address of a host: cosign also uses other services."""
     return re.search(rf"//([\w.-]+\.)?{re.escape(host)}/", text) is not None
 
 
 def _remedy(words: Sequence[str]) -> str:
-    """Return what to do after a signature has failed.
+    """Return the hint for a failed signature.
 
     Args:
-        words: cosign's, that have been tried.
+        words: cosign's arguments.
     """
     if "--key" not in words:
         return f"{_SEE}; without --key it needs an identity: SIGSTORE_ID_TOKEN, or its page"

@@ -135,7 +135,7 @@ def _note(reading: Reading) -> ImageNote | None:
 
 
 def _as_made(context: Context, note: ImageNote) -> Context:
-    """Return the same build made in the image's way: wheels overlaid or compiled, and its pack."""
+    """Return the same build with the image's kind of wheels (overlaid or compiled) and its pack."""
     stated = str(note.image["labels"].get(image.PACK_LABEL, ""))
     context = replace(context, pack=tuple(filter(None, stated.split(image.PACK_JOINT))))
     native = [inputs["native"] for inputs in note.wheels.values() if "native" in inputs]
@@ -143,7 +143,7 @@ def _as_made(context: Context, note: ImageNote) -> Context:
 
 
 def _base(context: Context, stated: str) -> BaseImage:
-    """Return the base that this checkout pins; without a pin, any base."""
+    """Return this checkout's pinned base; without a pin, the image's."""
     if context.target.base is None:
         return BaseImage(stated, stated)
     pinned = context.pins.images[context.target.base]
@@ -180,8 +180,8 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
 _PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
 
 
-# Names in GNU's triplets. A package may have libraries of another platform to link against, in a
-# folder with that name: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
+# Names in GNU's triplets. A package may have another platform's libraries for linking, in a folder
+# with that name: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
 _IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -205,7 +205,7 @@ def _check_machine(report: Report, reading: Reading) -> None:
         report.checked["of them in folders for another machine"] = aside
 
 
-# on the server's PATH, and where FlashInfer looks for nvcc beside that
+# on the server's PATH, and in FlashInfer's further places for nvcc
 _ON_PATH = re.compile(r"(?:opt/sparkforge/venv/|usr/(?:local/(?:cuda[^/]*/)?)?)?s?bin/([^/]+)")
 
 
@@ -222,7 +222,7 @@ def _check_absent(report: Report, reading: Reading, context: Context) -> None:
 
 
 def _check_patched(report: Report, reading: Reading, context: Context) -> None:
-    """Compare each patched file with the blob of the checkout's last patch of it."""
+    """Compare each patched file with its blob of the checkout's last patch."""
     site = site_of(reading.labels)
     wanted: dict[str, tuple[str, str]] = {}
     for wheel in context.target.wheels:
@@ -249,7 +249,7 @@ def _check_patched(report: Report, reading: Reading, context: Context) -> None:
 
 
 class _Part(NamedTuple):
-    """A component of the bill: its reference, name, and sha256 where it has one."""
+    """A component of the bill: its reference, name, and sha256 if it has one."""
 
     ref: str
     name: str
@@ -261,11 +261,11 @@ def _parts(bill: bytes) -> list[_Part]:
     with installed.as_we_write(SBOM):
         return [
             _Part(
-                str(one["bom-ref"]),
-                str(one["name"]),
-                str(one["hashes"][0]["content"]) if "hashes" in one else "",
+                str(component["bom-ref"]),
+                str(component["name"]),
+                str(component["hashes"][0]["content"]) if "hashes" in component else "",
             )
-            for one in plain.json_of(bill)["components"]
+            for component in plain.json_of(bill)["components"]
         ]
 
 
@@ -289,7 +289,7 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
 
 
 def _in_store(context: Context, note: ImageNote) -> Iterator[tuple[str, Artefact[OwnWheel]]]:
-    """Yield those of an image's wheels that the store has, by their references in the bill."""
+    """Yield an image's wheels in the store, by their references in the bill."""
     for name in context.target.wheels:
         inputs = note.wheels.get(name, {})
         kind = CompiledWheelResult if "native" in inputs else WheelResult
@@ -332,7 +332,7 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
             for path, sha256 in members.items()
             if sha256 and there.get(path) != sha256
         ]
-        # files that the installation adds: notes of the installer, byte code, programs
+        # files added by the installation: notes of the installer, byte code, programs
         report.problems += [
             f"{path}: not in the wheel in the store"
             for path in sorted(there.keys() - members.keys())

@@ -18,7 +18,7 @@ from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.sources.wheelhouse import Locked
 from sparkforge.store.store import Store
 
-# files of `uv venv` itself beside the packages
+# files of `uv venv` itself
 _OF_THE_VENV = ("_virtualenv.py", "_virtualenv.pth")
 
 
@@ -37,7 +37,7 @@ def as_we_write(what: str) -> Iterator[None]:
     """Turn errors about unexpected contents of an image into one error.
 
     Raises:
-        VerifyError: the block found other contents.
+        VerifyError: the block found unexpected contents.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def records(files: Mapping[str, Entry], site: str) -> Iterator[tuple[str, list[t
     """
     for name, entry in files.items():
         below = name.removeprefix(site)
-        # one level below: vendored packages (in setuptools) are files, not installed
+        # one level down: vendored packages (in setuptools) are files, not installed
         if entry.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
             with as_we_write(name):
                 lines = csv.reader(io.StringIO(entry.data.decode()))
@@ -67,7 +67,7 @@ def records(files: Mapping[str, Entry], site: str) -> Iterator[tuple[str, list[t
 
 
 def joined(site: str, path: str) -> str:
-    """Return a RECORD's path below the root; scripts are written with ../ in it."""
+    """Return a RECORD's path below the root; those of scripts have ../ in them."""
     parts = [] if path.startswith("/") else site.strip("/").split("/")
     for part in path.strip("/").split("/"):
         if part == "..":
@@ -86,7 +86,7 @@ def hex_of(stated: str) -> str:
 
 
 def name_of(folder: str) -> str:
-    """Return a distribution's name, as locks write it, from its .dist-info folder."""
+    """Return a distribution's name in a lock's form, from its .dist-info folder."""
     stem = folder.removesuffix(".dist-info").rpartition("-")[0]
     return re.sub(r"[-_.]+", "-", stem).lower()
 
@@ -94,7 +94,7 @@ def name_of(folder: str) -> str:
 def check(
     files: Mapping[str, Entry], site: str, locked: Sequence[Locked], store: Store, fetch: str
 ) -> Found:
-    """Compare every installed file with the RECORDs, and if they differ with the wheel.
+    """Compare every installed file with the RECORDs, and in case of a difference with the wheel.
 
     Args:
         files, site: as for ``records``.
@@ -108,7 +108,7 @@ def check(
             stated.setdefault(path, {})[folder] = sha256
     count = astray = 0
     for path, hashes in stated.items():
-        # byte code of a wheel is compiled again, with the hash of its source; a RECORD
+        # a wheel's byte code is compiled again, with the hash of its source; a RECORD
         # has no hash of itself, and may lack others of its own folder
         if path.endswith(".pyc") or (not all(hashes.values()) and ".dist-info/" in path):
             continue
@@ -116,7 +116,7 @@ def check(
         folder, entry = next(iter(hashes)), files.get(path)
         if entry is None:
             found.problems.append(f"{path}: missing, but {folder}/RECORD lists it")
-        # two packages may bring it; the later one's stays
+        # two packages may have it; the later one's stays
         elif entry.sha256 not in hashes.values():
             true = _in_the_wheel(locked, store, folder, path.removeprefix(site))
             if true == entry.sha256:
@@ -141,7 +141,7 @@ def check(
 
 
 def _in_the_wheel(locked: Sequence[Locked], store: Store, folder: str, member: str) -> str | None:
-    """Return the sha256 of a file in the locked wheel; None: it is not in the store.
+    """Return the sha256 of a file in the locked wheel; None: not in the store.
 
     Some wheels have another wheel's RECORD (PyNvVideoCodec 2.0.4 for arm64). Their installed files
     are correct anyway, as the wheel's hash in the lock proves.
@@ -150,7 +150,7 @@ def _in_the_wheel(locked: Sequence[Locked], store: Store, folder: str, member: s
     for sha256 in hashes:
         for wheel in _downloads(store, sha256):
             with ZipFile(wheel) as opened:
-                # of another platform or Python where it has no such file
+                # for another platform or Python if it has no such file
                 if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
                     return hashlib.sha256(opened.read(member)).hexdigest()
     return None

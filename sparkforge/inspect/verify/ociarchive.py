@@ -1,7 +1,7 @@
-"""An image in a file (an OCI layout in a tar, as buildx and ``docker save`` write it), read alone.
+"""Read an image in a file: an OCI layout in a tar, as buildx and ``docker save`` write it.
 
-Nothing of the image is run. Manifest, configuration and every layer that is read are checked
-by the digests that name them. What cannot be read, or does not match, is an ImageError.
+Nothing of the image is run. Manifest, configuration and every layer are checked by their digests
+when they are read. Anything unreadable or different is an ImageError.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sparkforge.inspect.verify.bytediff import Difference
 
 _PIECE = 1 << 20
 _LOCATED = 5
-"""Files of a layer whose first differing byte is searched; each is read up to it."""
+"""Limit for files of a layer with a search for the first differing byte; it is read up to there."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: the digest of its bytes in the file, and how they are packed."""
+    """One layer: the digest of its bytes in the file, and their compression."""
 
     digest: str
     media_type: str
@@ -121,7 +121,7 @@ def _document(archive: tarfile.TarFile, path: Path, digest: str) -> dict[str, An
 def opened(path: Path) -> Iterator[Image]:
     """Open an archive with one image; attestations beside it are ignored."""
     try:
-        archive = tarfile.open(path, "r:")  # noqa: SIM115 - closed below, after what may fail
+        archive = tarfile.open(path, "r:")  # noqa: SIM115 - closed below
     except (tarfile.TarError, OSError) as error:
         msg = f"{path}: not an image archive: {error}"
         raise ImageError(msg, "give a file from docker save or buildx (type=oci)") from None
@@ -138,7 +138,7 @@ def opened(path: Path) -> Iterator[Image]:
 
 
 def _described(archive: tarfile.TarFile, path: Path) -> Image:
-    """Read index, manifest and configuration, all from outside."""
+    """Read index, manifest and configuration, none of which is trusted."""
     try:
         index = archive.extractfile("index.json")
     except KeyError:
@@ -156,7 +156,7 @@ def _described(archive: tarfile.TarFile, path: Path) -> Image:
         path,
         digest,
         _document(archive, path, manifest["config"]["digest"]),
-        tuple(Layer(str(one["digest"]), str(one["mediaType"])) for one in manifest["layers"]),
+        tuple(Layer(str(layer["digest"]), str(layer["mediaType"])) for layer in manifest["layers"]),
     )
     texts = [image.platform, *(text for label in image.labels.items() for text in label)]
     if strange := [text for text in texts if not isinstance(text, str)]:
@@ -186,15 +186,15 @@ class Entry:
 
     sha256: str
     git_blob: str
-    """git's id of this content, as in patches."""
+    """git's id of its content, as in patches."""
     size: int
     data: bytes | None = field(default=None, repr=False)
     machine: int | None = None
-    """Of a program or library in ELF: the number of the processor that it is for."""
+    """Of a program or library in ELF: the number of its processor."""
 
 
 def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
-    """Return the image's files as its layers leave them, by path without leading slash.
+    """Return the image's final files, by path without leading slash.
 
     Links and devices have hashes that no file has.
 
@@ -228,7 +228,7 @@ def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
 
 
 def _place(name: str) -> str:
-    """Return where an engine puts a member: without slash, and without ``a/../`` on the way."""
+    """Return an engine's place for a member: without leading slash and ``a/../``."""
     return posixpath.normpath(f"/{name}").lstrip("/")
 
 
@@ -263,32 +263,32 @@ def _elf_machine(head: bytes) -> int | None:
     return int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
 
 
-# -- where two images differ ---------------------------------------------------------------
+# -- differences of two images -------------------------------------------------------------
 
 
 def compare(first: Path, second: Path) -> list[Difference]:
     """Return the differences of two images; an empty list: the same manifest."""
-    with opened(first) as one, opened(second) as two:
-        if one.digest == two.digest:
+    with opened(first) as before, opened(second) as after:
+        if before.digest == after.digest:
             return []
-        result = [Difference("configuration", text) for text in _configuration(one, two)]
-        if len(one.layers) != len(two.layers):
-            text = f"{len(one.layers)} → {len(two.layers)}"
+        result = [Difference("configuration", text) for text in _configuration(before, after)]
+        if len(before.layers) != len(after.layers):
+            text = f"{len(before.layers)} → {len(after.layers)}"
             return [*result, Difference("number of layers", text)]
-        for number, (old, new) in enumerate(zip(one.layers, two.layers, strict=True), 1):
+        for number, (old, new) in enumerate(zip(before.layers, after.layers, strict=True), 1):
             if old.digest != new.digest:
-                found = _layers(one, old, two, new)
+                found = _layers(before, old, after, new)
                 text = f"the same files in another archive: {old.digest} → {new.digest}"
                 result += [Difference(f"layer {number}: {a}", b) for a, b in found] or [
                     Difference(f"layer {number}", text)
                 ]
         # differences that follow from layers come last, and only without others
-        return result or [Difference("manifest", f"{one.digest} → {two.digest}")]
+        return result or [Difference("manifest", f"{before.digest} → {after.digest}")]
 
 
-def _configuration(one: Image, two: Image) -> list[str]:
-    """Return differing values; the layers' digests and the steps' dates are shown by the layers."""
-    plain = [{k: v for k, v in image.config.items() if k != "rootfs"} for image in (one, two)]
+def _configuration(first: Image, second: Image) -> list[str]:
+    """Return differing values, without the layers' digests, which the layers show."""
+    plain = [{k: v for k, v in image.config.items() if k != "rootfs"} for image in (first, second)]
     return differences(plain[0], plain[1])
 
 
@@ -310,15 +310,15 @@ def _members(image: Image, layer: Layer) -> dict[str, _Member]:
     return result
 
 
-def _layers(one: Image, old: Layer, two: Image, new: Layer) -> list[tuple[str, str]]:
-    before, after = _members(one, old), _members(two, new)
+def _layers(first: Image, old: Layer, second: Image, new: Layer) -> list[tuple[str, str]]:
+    before, after = _members(first, old), _members(second, new)
     result = [(name, "only in the first") for name in before.keys() - after]
     result += [(name, "only in the second") for name in after.keys() - before]
     both = sorted(before.keys() & after.keys())
     changed = [name for name in both if before[name][0] != after[name][0]]
     for number, name in enumerate(changed):
         if number < _LOCATED:
-            left, right = _content(one, old, name), _content(two, new, name)
+            left, right = _content(first, old, name), _content(second, new, name)
             found = str(bytediff.streams(io.BytesIO(left), io.BytesIO(right)))
         else:
             found = f"sha256 {before[name][0]} → {after[name][0]}"
@@ -341,8 +341,8 @@ def _content(image: Image, layer: Layer, name: str) -> bytes:
                 assert stream is not None
                 data = stream.read()
                 break
-        else:  # it was there a moment ago
+        else:  # it existed a moment ago
             raise ImageError(f"{image.path.name}: {name} is missing", "run it again")
         for _ in members:
-            pass  # to the end, which the digest is for
+            pass  # to the end, for the digest
     return data

@@ -1,7 +1,7 @@
-"""An image in a registry: its signature, what is attached to it, and its contents, compared.
+"""Compare an image in a registry with its signature and its attachments.
 
 The signature covers the image's digest, and the digest covers every layer. Bill and provenance are
-attached as signed statements about that digest; both have to describe what is in the image.
+attached as signed statements about that digest; both must describe the image's contents.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sparkforge.runtime import registry
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.registry import Reference
 
-_SYSTEM = "deb-"  # how the bill's references of the distribution's packages begin
+_SYSTEM = "deb-"  # prefix of the bill's references of the distribution's packages
 
 
 @dataclass(frozen=True)
 class Attached:
-    """What is attached to an image, signed by who is trusted; of each kind at least one."""
+    """An image's attachments, signed by the trusted signer; at least one of each kind."""
 
     bills: tuple[Mapping[str, Any], ...]
     histories: tuple[Mapping[str, Any], ...]
 
 
 def attached(named: Reference, trust: cosign.Trust) -> Attached:
-    """Return what is attached to an image that is signed.
+    """Return the attachments of a signed image.
 
     Raises:
         VerifyError: signature, bill or provenance is missing, or of another signer.
@@ -50,7 +50,7 @@ def attached(named: Reference, trust: cosign.Trust) -> Attached:
 
 
 def fetch(engine: Engine, named: Reference) -> None:
-    """Pull an image that the engine does not have.
+    """Pull an image that the engine lacks.
 
     Raises:
         RegistryError: the registry cannot be reached, denies access, or lacks it.
@@ -64,11 +64,11 @@ def fetch(engine: Engine, named: Reference) -> None:
 def compare(
     named: Reference, found: Reading, what: Attached | None, *, same_manifest: bool
 ) -> list[str]:
-    """Compare an image with its name and with what is attached to it; one line a difference.
+    """Compare an image with its name and its attachments; one line for each difference.
 
     Args:
         same_manifest: the engine keeps the registry's manifest, as containerd's store does. Others
-            write one of their own into an archive; they compare the digest when they pull.
+            write their own into an archive, and compare the digest when they pull.
     """
     problems = []
     if same_manifest and found.digest != named.digest:
@@ -102,7 +102,7 @@ def _bill(bill: Mapping[str, Any], found: Reading) -> Iterator[str]:
 
 def _components(bill: Any) -> dict[str, Any]:
     """Return the components of a bill by their reference."""
-    return {str(one["bom-ref"]): one for one in bill["components"]}
+    return {str(component["bom-ref"]): component for component in bill["components"]}
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> Iterator[str]:
@@ -124,7 +124,7 @@ def _packages(found: Reading) -> set[tuple[str, str]]:
         return set()
     text = "" if release is None or release.data is None else release.data.decode(errors="replace")
     packages = sbom.dpkg_packages(status.data.decode(errors="replace"), text)
-    return {(one.name, one.version) for one in packages}
+    return {(package.name, package.version) for package in packages}
 
 
 def _history(history: Mapping[str, Any], found: Reading) -> Iterator[str]:
@@ -139,7 +139,9 @@ def _history(history: Mapping[str, Any], found: Reading) -> Iterator[str]:
     for name, (theirs, ours) in stated.items():
         if theirs != ours:
             yield f"attached provenance: {name} is {theirs}, the image has {ours}"
-    made_from = {str(one["digest"].get("sha256")) for one in definition["resolvedDependencies"]}
+    made_from = {
+        str(dependency["digest"].get("sha256")) for dependency in definition["resolvedDependencies"]
+    }
     base = found.labels.get("org.opencontainers.image.base.digest", "").removeprefix("sha256:")
     if base not in made_from:
         yield f"attached provenance: does not have the image's base sha256:{base}"

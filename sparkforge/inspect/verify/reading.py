@@ -1,4 +1,4 @@
-"""An image as it is read: out of the engine, an archive or a receipt."""
+"""Read an image from the engine, an archive or a receipt."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.store.store import Store
 
 DPKG_STATUS, OS_RELEASE = "var/lib/dpkg/status", "usr/lib/os-release"
-"""The distribution's own list of its packages, and its name."""
+"""The distribution's list of its packages, and its name."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An image as it was read: its labels and its files."""
+    """An image's labels and files."""
 
     digest: str
     platform: str
@@ -68,7 +68,7 @@ def archive(named: str, store: Store) -> Iterator[tuple[Path, str | None]]:
 
 
 def read(path: Path) -> Reading:
-    """Read an image made by sparkforge; ImageError if it is none, or cannot be read."""
+    """Read an image of sparkforge; ImageError if it is another, or cannot be read."""
     with ociarchive.opened(path) as found:
         if image.TARGET_LABEL not in found.labels:
             msg = f"{path.name}: not built by sparkforge: no label {image.TARGET_LABEL}"
@@ -86,5 +86,5 @@ def read(path: Path) -> Reading:
 
 
 def site_of(labels: Mapping[str, str]) -> str:
-    """Return the image's folder of packages, without the first slash and with a last one."""
+    """Return the image's folder of packages, without leading and with trailing slash."""
     return labels.get(SITE_PACKAGES_LABEL, "").strip("/") + "/"

@@ -57,7 +57,7 @@ def run(options: Options) -> int:
 
 
 def sign_folder(folder: Path, signer: cosign.Signer, again: str) -> list[str]:
-    """Sign the files of a folder, each into a bundle beside it; returns their names.
+    """Sign the files of a folder, each into a bundle beside it; return their names.
 
     Args:
         again: command that writes the folder again, for the hint.
@@ -67,7 +67,9 @@ def sign_folder(folder: Path, signer: cosign.Signer, again: str) -> list[str]:
     """
     problems = sums(folder)
     if problems:
-        msg = f"{folder}: differs from the build:\n" + "\n".join(f"  {one}" for one in problems)
+        msg = f"{folder}: differs from the build:\n" + "\n".join(
+            f"  {problem}" for problem in problems
+        )
         raise SignError(msg, f"build it again: python3 {again}")
     signed = [name for name in SIGNED if (folder / name).is_file()]
     for name in signed:
@@ -83,7 +85,7 @@ def sign_file(path: Path, signer: cosign.Signer) -> None:
     """
     cosign.need()
     how = (*cosign.signing_words(signer), *cosign.bundle_format())
-    # made beside its place, so that a failure leaves no signature of something else
+    # written beside its place, so that a failure leaves no wrong signature
     fresh = path.with_name(f".{path.name}{SUFFIX}.new")
     cosign.run("sign-blob", *how, "--bundle", fresh, path)
     fresh.rename(path.with_name(path.name + SUFFIX))
@@ -91,7 +93,7 @@ def sign_file(path: Path, signer: cosign.Signer) -> None:
 
 
 def _image(named: str, folder: Path) -> str:
-    """Return a reference, once it is clear that it is the image of this receipt.
+    """Return a reference, after checking that it is the receipt's image.
 
     Raises:
         UsageError: it has no digest, or another version wrote the receipt.
@@ -117,11 +119,11 @@ def check_folder(folder: Path, trust: cosign.Trust) -> list[str]:
     """Check the signatures in a folder, and its files against the signed hashes.
 
     Returns:
-        The names of all files that are vouched for.
+        The names of all signed files.
 
     Raises:
         VerifyError: a signature is missing or is another's, or a file is not the signed one.
-        SignError: cosign is not there.
+        SignError: cosign is missing.
     """
     problems = []
     names = [name for name in SIGNED if (folder / name).exists()]
@@ -136,7 +138,7 @@ def check_folder(folder: Path, trust: cosign.Trust) -> list[str]:
             problems.append(f"{name}: not signed: there is no {bundle.name}")
         elif why := cosign.refused("verify-blob", trust, "--bundle", bundle, folder / name):
             problems.append(f"{name}: {why}")
-    problems = problems or sums(folder)  # the list of files is valid if it is signed itself
+    problems = problems or sums(folder)  # the list of files is signed itself
     if problems:
         msg = f"{folder}: not verified:\n" + "\n".join(f"  {p}" for p in problems)
         raise VerifyError(msg, "get the files from a trusted source, or build them: build.py")
