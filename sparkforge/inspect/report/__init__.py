@@ -1,1 +1,1 @@
-"""The report page: what was built, how it was checked, and what nobody has run."""
+"""The report page: the build, its checks, and what nobody has run."""

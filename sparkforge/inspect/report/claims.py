@@ -1,4 +1,4 @@
-"""docs/claims.yaml: what was tested, and on which machines. docs/status.md follows from it."""
+"""docs/claims.yaml: tests of features by machine, the data of docs/status.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS: Mapping[Level, str] = {
     "compiled": "compiled and disassembled there",
     "not run": "applies there, and nobody has run it",
 }
-"""What a cell of the matrix can say, and its meaning."""
+"""The values of the matrix's cells, and their meaning."""
 NAME = "claims.yaml"
 """The file, in docs/."""
 _Text = Annotated[str, Field(min_length=1)]
@@ -39,11 +39,11 @@ class Claim(Model):
 
     claim: _Text
     machines: Annotated[Mapping[Machine, Level], Field(min_length=1)]
-    """How far each machine has shown it; one that is left out has nothing to do with it."""
+    """Evidence by machine; the claim does not concern machines without an entry."""
     tested: _Text
-    """What was tested, and how."""
+    """Tests so far."""
     open: _Text | None = None
-    """What was not; None: nothing is known to be."""
+    """Missing tests; None: none known."""
 
 
 class Area(Model):
@@ -66,7 +66,7 @@ def load(path: Path) -> tuple[Area, ...]:
 
 
 def count(areas: tuple[Area, ...]) -> Mapping[Machine, Mapping[Level, int]]:
-    """Return how many claims have each level, by machine."""
+    """Return the number of claims of each level, by machine."""
     return {
         machine: {
             level: sum(
@@ -91,10 +91,10 @@ def markdown(areas: tuple[Area, ...]) -> str:
 
 
 def page(path: Path) -> str:
-    """Return docs/status.md, by the claims beside it.
+    """Return docs/status.md, from the claims beside it.
 
     Raises:
-        UsageError: one of both is missing or malformed.
+        UsageError: one of the two is missing or malformed.
     """
     return generated.between(path, markdown(load(path.with_name(NAME))))
 
@@ -110,7 +110,7 @@ def _evidence(claim: Claim) -> str:
 
 
 def _cell(level: Level | None) -> str:
-    """Return a level as a cell: what is proved catches the eye, and so does what is not."""
+    """Return a level as a cell; ``proved`` and ``not run`` are bold."""
     if level is None:
         return ""
     return pages.Markdown(f"**{level}**" if level in ("proved", "not run") else level)

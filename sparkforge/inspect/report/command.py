@@ -47,13 +47,15 @@ def page_of(here: Checkout, name: str) -> str:
     """Return the page about the last build of a target.
 
     Raises:
-        UsageError: the target was not built, or a file is none of this version's.
+        UsageError: the target was not built, or another version wrote a file.
         StaleError: the record of the decode kernels is of another version.
     """
     target = here.pins.target(name)
     used = {name for wheel, plan in target.wheels.items() for name in (wheel, *plan.carries)}
-    series = [one for one in chosen_series(None, here.root, here.pins) if one.upstream in used]
-    return html(gather(here, name, series))
+    all_series = [
+        series for series in chosen_series(None, here.root, here.pins) if series.upstream in used
+    ]
+    return html(gather(here, name, all_series))
 
 
 def html(it: Gathered) -> str:
@@ -71,7 +73,7 @@ def html(it: Gathered) -> str:
 
 
 def _plain(markdown: str) -> str:
-    """Return a claim's Markdown as text: of links their words, of code the code."""
+    """Return a claim's Markdown as text: links and code become their text."""
     return _LINK.sub(r"\1", markdown).replace("`", "").replace("\\", "")
 
 

@@ -1,4 +1,4 @@
-"""What the report page shows, read from the checkout and from ``dist/TARGET/``."""
+"""The contents of the report page, from the checkout and from ``dist/TARGET/``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Step:
     state: str
     seconds: float
     share: float
-    """Of the longest item's time, 0 to 1."""
+    """Share of the longest item's time, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class File:
 
 @dataclass(frozen=True)
 class Change:
-    """A patch, as the page lists it."""
+    """A patch on the page."""
 
     upstream: str
     subject: str
@@ -82,13 +82,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Gathered:
-    """All that the page shows."""
+    """All contents of the page."""
 
     target: str
     version: str
     receipt: Receipt
     same_pins: bool
-    """Whether pins.yaml is still the one that was built."""
+    """Whether pins.yaml is still the build's."""
     steps: Sequence[Step]
     files: Sequence[File]
     kinds: Mapping[str, int]
@@ -96,7 +96,7 @@ class Gathered:
     components: Sequence[tuple[str, str]]
     changes: Sequence[Change]
     kernels: Mapping[str, int]
-    """Of each architecture of the recorded machine code, how many kernels."""
+    """Number of kernels by architecture of the recorded machine code."""
     compiler: str
     proofs: Proofs | None
     """None: `build.py proofs` has not run in this checkout."""
@@ -104,14 +104,14 @@ class Gathered:
     areas: tuple[Area, ...]
 
 
-def gather(here: Checkout, target: str, series: Sequence[Series]) -> Gathered:
+def gather(here: Checkout, target: str, all_series: Sequence[Series]) -> Gathered:
     """Read everything.
 
     Args:
-        series: those of the target's upstreams.
+        all_series: those of the target's upstreams.
 
     Raises:
-        UsageError: the target was not built, or a file is none of this version's.
+        UsageError: the target was not built, or another version wrote a file.
         StaleError: the record of the decode kernels is of another version.
     """
     root, pins = here.root, here.pins
@@ -131,14 +131,14 @@ def gather(here: Checkout, target: str, series: Sequence[Series]) -> Gathered:
         components=[(part.name, part.version) for part in bill.components],
         changes=[
             Change(
-                one.upstream,
+                series.upstream,
                 patch.subject,
                 why(patch),
                 patch.trailers.get("Risk", ""),
                 patch.trailers.get("Test", ""),
             )
-            for one in series
-            for patch in one.patches
+            for series in all_series
+            for patch in series.patches
         ],
         kernels={arch: len(kernels) for arch, kernels in recorded.kernels.items()},
         compiler=recorded.compiler,

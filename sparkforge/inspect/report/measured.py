@@ -1,4 +1,4 @@
-"""What bench and accept found on this machine, as tables with pictures."""
+"""Results of bench and accept on this machine, as tables with pictures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sparkforge.inspect.perf import losses
 
 _T = TypeVar("_T")
 _KINDS = {"": "Acceptance", LOAD: "Load", ACCURACY: "Accuracy"}
-"""Of what accept found, by the kind of its rows."""
+"""Titles of accept's results, by the kind of its rows."""
 
 
 class Part(BaseModel):
-    """Of a document, the fields that the page needs."""
+    """The fields of a document that the page needs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,7 +46,7 @@ class _Accepted(Part):
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG file in base64, and what it shows."""
+    """An SVG file in base64, and its description."""
 
     alt: str
     base64: str
@@ -70,9 +70,9 @@ def measured(root: Path, folder: Path) -> Sequence[Measured]:
         folder: ``dist/TARGET``.
 
     Raises:
-        UsageError, BenchError: one has another shape.
+        UsageError, BenchError: a file has another shape.
     """
-    # one folder a run, of any name, and in it one for each side that was measured
+    # a folder for each run, with any name, and in it one for each side
     files = _by_time(folder, result.FILE)
     runs = [file.relative_to(folder / "bench").parts[0] for file in files]
     newest = sorted(file for file, run in zip(files, runs, strict=True) if run == runs[-1])
@@ -80,7 +80,7 @@ def measured(root: Path, folder: Path) -> Sequence[Measured]:
     return [
         *_accepted(folder, root),
         *_compared(found, root),
-        *(_benched(file, one, root) for file, one in found.items()),
+        *(_benched(file, run, root) for file, run in found.items()),
         *(_quality(file, root) for file in _by_time(folder, losses.FILE)[-1:]),
     ]
 
@@ -92,13 +92,13 @@ def _by_time(folder: Path, name: str) -> list[Path]:
 
 def _compared(found: Mapping[Path, Result], root: Path) -> Iterator[Measured]:
     """Yield the comparison of two sides of one run: the build with the release."""
-    runs = sorted(found.values(), key=lambda one: one.identity.origin != "release")
+    runs = sorted(found.values(), key=lambda run: run.identity.origin != "release")
     if len(runs) != 2 or runs[0].session != runs[1].session:
         return
     comparison = compare.compare(runs[0], runs[1])
     head, *rows = compare.table(comparison)
-    sides = [f"{word}: {one.identity.origin}" for word, one in zip("AB", runs, strict=True)]
-    clean = all(one.clean for one in runs)
+    sides = [f"{word}: {run.identity.origin}" for word, run in zip("AB", runs, strict=True)]
+    clean = all(run.clean for run in runs)
     notes = [*sides, *comparison.differs, *(() if clean else ("not clean: no verdict counts",))]
     yield Measured(
         title=f"Speed beside the unpatched release, {runs[0].started}",
@@ -145,15 +145,15 @@ def _accepted(folder: Path, root: Path) -> Iterator[Measured]:
     for file in sorted(folder.glob("accept/accept-*.json"), reverse=True):
         if not left:
             return
-        one = read(file, _Accepted, "build.py accept")
+        document = read(file, _Accepted, "build.py accept")
         rows: dict[str, list[Sequence[str]]] = {}
-        for row in one.checks:
+        for row in document.checks:
             words = row.seen or f"expected {row.expected}, got {row.got}"
             cells = (row.name, row.state, f"{row.seconds:.1f}\N{NO-BREAK SPACE}s", words)
             rows.setdefault(_kind(row.name), []).append(cells)
         for kind in [kind for kind in left if kind in rows]:
             yield Measured(
-                title=f"{left.pop(kind)} of {one.model}, {one.when}",
+                title=f"{left.pop(kind)} of {document.model}, {document.when}",
                 file=str(file.relative_to(root)),
                 head=("check", "result", "time", "what was seen"),
                 rows=rows[kind],
