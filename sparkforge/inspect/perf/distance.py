@@ -1,4 +1,4 @@
-"""How far one server's next-token distributions are from another's."""
+"""The distance of one server's next-token distributions from another's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_SMALLEST = 1e-6  # probability; below it a remainder is rounding of the others
+_SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
 
 Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
@@ -15,18 +15,18 @@ Logprobs = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Distance:
-    """How far one server's distributions are from another's, over positions.
+    """The distance of one server's distributions from another's, over positions.
 
     Attributes:
-        mean_kl: Kullback-Leibler divergence in nats; a lower bound of it, close where ``covered``
-            is near one, see ``divergence``.
+        mean_kl: Kullback-Leibler divergence in nats; a lower bound, close if ``covered`` is near
+            one, see ``divergence``.
         p99_kl: the same at the 99th percentile of positions.
         agreement: share of positions with the same likeliest token.
         nll_change: mean change of -log p of the scored token, in nats.
-        covered: mean probability of the tokens named by both.
-        positions: how many were compared.
-        kl_by_text, agreement_by_text: means of each text; positions of one text are no independent
-            observations.
+        covered: mean probability of the tokens returned by both.
+        positions: number of compared positions.
+        kl_by_text, agreement_by_text: means of each text; positions of one text are not
+            independent observations.
     """
 
     mean_kl: float
@@ -43,10 +43,10 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
     """Return a lower bound of one position's divergence in nats, and the probability it covers.
 
     The servers only return their likeliest tokens. The result is the larger of two bounds. One
-    takes all tokens that only one of them returns as one. The other takes each token that only the
-    reference returns by itself: the other server's probability of it is at most that of its last
-    but one returned token (the last may be the scored one, which is returned however unlikely it
-    is), and at most the rest.
+    merges all tokens that only one server returns. The other takes each token that only the
+    reference returns separately: the other server's probability of it is at most that of its last
+    but one returned token (the last may be the scored one, which is always returned), and at most
+    the rest.
     """
     shared = reference.keys() & other.keys()
     covered = sum(math.exp(reference[token]) for token in shared)
@@ -62,7 +62,7 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
 
 
 def _merged(p: float, q: float) -> float:
-    """The term of many tokens taken as one, with probabilities p and at most q."""
+    """Return the term of many tokens merged, with probabilities p and at most q."""
     return p * math.log(p / max(q, _SMALLEST)) if p > _SMALLEST else 0.0
 
 

@@ -17,7 +17,7 @@ _Figures = tuple[Annotated[float, Field(gt=0)], ...]
 
 
 class Run(Model):
-    """One way to serve."""
+    """Figures of one way to serve."""
 
     vllm: str
     profile: str = ""
@@ -32,7 +32,7 @@ class Run(Model):
 
 
 class Step(Model):
-    """The series at some time, beside the release of that day; ``short`` is for the picture."""
+    """The series at some time against the release of that day; ``short`` is for the picture."""
 
     step: str
     short: str
@@ -50,10 +50,10 @@ class Speeds(Model):
 
     @model_validator(mode="after")
     def _whole(self) -> Speeds:
-        by_batch = [one.tok_s for one in self.runs] + [one.gain for one in self.steps]
+        by_batch = [run.tok_s for run in self.runs] + [step.gain for step in self.steps]
         if any(len(row) != len(self.batches) for row in by_batch):
             raise ValueError("a row has not one figure for each batch")
-        by_prompt = [one.prefill_ms for one in self.runs] + [one.prefill_ms for one in self.steps]
+        by_prompt = [run.prefill_ms for run in self.runs] + [step.prefill_ms for step in self.steps]
         if any(len(row) not in (0, len(self.prompts)) for row in by_prompt):
             raise ValueError("prefill_ms has not one figure for each prompt")
         return self
@@ -78,16 +78,16 @@ def markdown(speeds: Speeds) -> str:
     return pages.render(
         Path(__file__).with_name("h200.md.j2"),
         runs_head=["vLLM", "`--mxfp4-layers`", "GiB", *batches, *prompts],
-        runs=[_cells(one, speeds.runs[0]) for one in speeds.runs],
+        runs=[_cells(run, speeds.runs[0]) for run in speeds.runs],
         steps_head=["step", *batches, *prompts],
-        steps=[_step(one, len(speeds.prompts)) for one in speeds.steps],
+        steps=[_step(step, len(speeds.prompts)) for step in speeds.steps],
     )
 
 
 def pictures(speeds: Speeds) -> tuple[str, str]:
-    """Return speed by batch, and what each step gained."""
-    speed = [Line(_name(one), _points(speeds, one.tok_s)) for one in speeds.runs]
-    gains = [Line(one.short, _points(speeds, one.gain)) for one in speeds.steps]
+    """Return the pictures of speed by batch, and of each step's gain."""
+    speed = [Line(_name(run), _points(speeds, run.tok_s)) for run in speeds.runs]
+    gains = [Line(step.short, _points(speeds, step.gain)) for step in speeds.steps]
     at = speeds.batches
     return (
         svg("Decode on an H200, random weights", "sequences", "tok/s", speed, at),
@@ -99,20 +99,20 @@ def _points(speeds: Speeds, row: Sequence[float]) -> list[tuple[float, float]]:
     return [(batch, value) for batch, value in zip(speeds.batches, row, strict=True)]
 
 
-def _name(one: Run) -> str:
-    return f"{one.vllm}, {one.profile}" if one.profile else one.vllm
+def _name(run: Run) -> str:
+    return f"{run.vllm}, {run.profile}" if run.profile else run.vllm
 
 
-def _cells(one: Run, first: Run) -> list[str]:
+def _cells(run: Run, first: Run) -> list[str]:
     speeds = [
-        f"{value:.0f}" if one is first else f"{value:.0f}, **{value / base:.2f}×**"
-        for value, base in zip(one.tok_s, first.tok_s, strict=True)
+        f"{value:.0f}" if run is first else f"{value:.0f}, **{value / base:.2f}×**"
+        for value, base in zip(run.tok_s, first.tok_s, strict=True)
     ]
-    layers = one.layers if one.layers == "none" else f"`{one.layers}`"
-    figures = [f"{one.gib:.2f}", *speeds, *(f"{ms:.1f}" for ms in one.prefill_ms)]
-    return [_name(one), pages.Markdown(layers), *map(pages.Markdown, figures)]
+    layers = run.layers if run.layers == "none" else f"`{run.layers}`"
+    figures = [f"{run.gib:.2f}", *speeds, *(f"{ms:.1f}" for ms in run.prefill_ms)]
+    return [_name(run), pages.Markdown(layers), *map(pages.Markdown, figures)]
 
 
-def _step(one: Step, prompts: int) -> list[str]:
-    prefill = [f"{ms:.1f}" for ms in one.prefill_ms] or [""] * prompts
-    return [one.step, *(f"{gain:.2f}×" for gain in one.gain), *prefill]
+def _step(step: Step, prompts: int) -> list[str]:
+    prefill = [f"{ms:.1f}" for ms in step.prefill_ms] or [""] * prompts
+    return [step.step, *(f"{gain:.2f}×" for gain in step.gain), *prefill]

@@ -1,11 +1,11 @@
-"""The least time of each decode kernel, from its machine code: of memory, and of all else.
+"""The minimum time of each decode kernel, from its machine code: for memory, and for all else.
 
 A kernel of a decode step should be bound by memory. So its other limits (instructions, and each
-unit that they need) may take 60 % of memory's time at the most: 40 % to spare.
+unit that they need) may take at most 60 % of memory's time: 40 % to spare.
 
-A warp's pass of the main loop takes as many cycles of a scheduler as its busiest unit needs. To
-that come the instructions outside of the loop, once a warp, and those that end a row. Nothing
-waits in this model, so a real kernel is slower; ``MEASURED`` says how much, on an H200.
+A warp's pass of the main loop takes as many cycles of a scheduler as its busiest unit needs. In
+addition there are the instructions outside the loop, once a warp, and those that end a row. Nothing
+waits in this model, so a real kernel is slower. ``MEASURED`` has the times on an H200.
 
 A kernel that the model does not know, or cannot estimate, is a ProofError.
 """
@@ -29,11 +29,11 @@ from sparkforge.serving.traffic import (
 )
 
 MOST_SHARE = 0.6
-"""Of memory's time, for all else: 40 % to spare."""
+"""Limit for all else as a share of memory's time: 40 % to spare."""
 _K_TILE = 64  # columns of a tile of a dense weight; a warp ends a row after all of them
 _PAD = 32  # columns between two rows in shared memory
-_RESERVED = 1024  # bytes of shared memory that the system keeps of each block
-_REGISTERS_STEP = 256  # registers of a warp come in steps of this number
+_RESERVED = 1024  # bytes of each block's shared memory for the system
+_REGISTERS_STEP = 256  # a warp's registers are allocated in steps of this number
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Product:
     layer: str
     """e.g. ``qkv``."""
     rows: int
-    """Of the step, the most that the kernel serves."""
+    """The kernel's limit for rows of the step."""
     n: int
     k: int
     """``n``, ``k``: rows and columns of the weight."""
     form: Format
     copies: float
-    """Of the weight that are read: distinct experts."""
+    """Copies of the weight to read: distinct experts."""
     blocks: float | None
     """Of the launch; None: one for each SM."""
     shared: int
@@ -58,26 +58,26 @@ class Product:
 
     @property
     def bytes(self) -> float:
-        """Bytes of weights and scales that it reads."""
+        """Bytes of weights and scales to read."""
         return self.copies * weight_bytes(self.n, self.k, self.form)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The least time of a product on a machine."""
+    """The minimum time of a product on a machine."""
 
     product: Product
     per_kib: float
     """Instructions of a warp for 1,024 bytes of weights, in the main loop."""
     memory_us: float
     compute_us: float
-    """``memory_us``, ``compute_us``: what memory needs, and what all else does."""
+    """``memory_us``, ``compute_us``: time for memory, and for all else."""
     unit: str
-    """The busiest of the latter."""
+    """The busiest unit of all else."""
     in_flight: float
-    """Bytes of weights that an SM has in flight, on average over all SMs."""
+    """Bytes of weights in flight in an SM, on average over all SMs."""
     blocks: int
-    """That fit an SM at once."""
+    """Number that fits an SM at once."""
 
     @property
     def share(self) -> float:
@@ -108,7 +108,7 @@ _FORMS: Mapping[str, Format] = {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "bf16": "bf1
 
 
 def product_of(name: str, shape: Shape) -> Product | None:
-    """Return what a kernel does in a step of a model; None: see ``NOT_MODELLED``."""
+    """Return a kernel's work in a step of a model; None: see ``NOT_MODELLED``."""
     if any(re.fullmatch(pattern, name) for pattern in NOT_MODELLED):
         return None
     hidden, inner = padded_experts(shape, "marlin")
@@ -126,7 +126,7 @@ def product_of(name: str, shape: Shape) -> Product | None:
         rows, up = int(match["rows"]), match["kind"] == "gate_up"
         n, k = (2 * inner, hidden) if up else (hidden, inner)
         copies = distinct_experts(shape.experts, shape.top_k, rows)
-        if match["order"]:  # read without what pads; one or two rows and 32 or 64 columns a block
+        if match["order"]:  # read without padding; one or two rows and 32 or 64 columns a block
             here = min(rows, 2)
             blocks = copies * -(-n // (here * (64 if up else 32)))
             shared = _rows_in_shared(here, -(-k // 128) * 128)
@@ -149,7 +149,7 @@ def _rows_in_shared(rows: int, k: int) -> int:
 
 
 def blocks_of(work: Work, product: Product, machine: Machine) -> int:
-    """Return how many blocks of a kernel an SM holds at once."""
+    """Return the number of a kernel's blocks that an SM holds at once."""
     warps = work.threads // WARP
     registers = -(-work.registers * WARP // _REGISTERS_STEP) * _REGISTERS_STEP * warps
     shared = work.shared + product.shared + _RESERVED
@@ -162,7 +162,7 @@ def blocks_of(work: Work, product: Product, machine: Machine) -> int:
 
 
 def estimate(work: Work, product: Product, machine: Machine) -> Estimate:
-    """Return the least time of a product."""
+    """Return the minimum time of a product."""
     flow, blocks = work.flow, blocks_of(work, product, machine)
     if flow is None or not blocks:
         msg = f"{work.name}: " + ("no block fits an SM" if flow else "reads no weights")
@@ -178,7 +178,7 @@ def estimate(work: Work, product: Product, machine: Machine) -> Estimate:
     }
     unit = max(cycles, key=lambda name: cycles[name])
     launched = machine.multiprocessors if product.blocks is None else product.blocks
-    # of SMs with a block: a router's few cannot use the others' schedulers
+    # of SMs with a block: a router's few blocks cannot use the other SMs' schedulers
     busy = min(1.0, launched / machine.multiprocessors)
     plain = product.bytes / _with_scales(product.form)
     passes = plain / flow.weights
@@ -203,7 +203,7 @@ def _with_scales(form: Format) -> float:
 
 
 def estimates(works: Sequence[Work], shape: Shape, machine: Machine) -> list[Estimate]:
-    """Return the estimates of all kernels that are modelled."""
+    """Return the estimates of all modelled kernels."""
     pairs = [(work, product_of(work.name, shape)) for work in works]
     return [estimate(work, product, machine) for work, product in pairs if product is not None]
 

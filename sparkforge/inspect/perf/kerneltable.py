@@ -1,4 +1,4 @@
-"""The model of the decode kernels as people and programs read it: Markdown, text and JSON."""
+"""The model of the decode kernels as Markdown, text and JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CHECK_RIGHT = (2, 3, 4, 5, 6, 7, 8)
 
 
 def machine_of(target: Target, name: str) -> Machine:
-    """Return the GPU of a target; UsageError if there are no figures of it."""
+    """Return the GPU of a target; UsageError without figures of it."""
     arch = f"{(target.cuda_arch or '').replace('.', '')}a"
     for machine in (GB10, H200):
         if machine.arch == arch:
@@ -59,49 +59,49 @@ def machine_of(target: Target, name: str) -> Machine:
 
 
 def rows_of(rows: int) -> str:
-    """Return the rows of a step that a kernel for at most ``rows`` serves."""
+    """Return the rows of a step for a kernel of at most ``rows``."""
     first = {1: 1, 2: 2, 4: 3, 8: 5, 16: 9}[rows]
     return str(rows) if first == rows else f"{first} to {rows}"
 
 
-def _served(one: Estimate) -> str:
-    rows = one.product.rows
-    if one.product.kernel.startswith("experts_rows") and rows == 8:
+def _served(estimate: Estimate) -> str:
+    rows = estimate.product.rows
+    if estimate.product.kernel.startswith("experts_rows") and rows == 8:
         return "2 to 8"
-    return "1 to 8" if one.product.kernel.startswith("dense") and rows == 8 else rows_of(rows)
+    return "1 to 8" if estimate.product.kernel.startswith("dense") and rows == 8 else rows_of(rows)
 
 
-def verdict(one: Estimate, machine: Machine) -> str:
-    """Return whether memory limits a kernel with 40 % to spare, and if not, why."""
-    if one.bound_by_memory:
+def verdict(estimate: Estimate, machine: Machine) -> str:
+    """Return whether memory limits a kernel with 40 % to spare, and if not, the reason."""
+    if estimate.bound_by_memory:
         return "yes"
-    blocks = one.product.blocks
+    blocks = estimate.product.blocks
     if blocks is not None and blocks < machine.multiprocessors:
         return f"no: {blocks:g} blocks for {machine.multiprocessors} SMs"
-    return f"no: {one.unit}"
+    return f"no: {estimate.unit}"
 
 
-def cells(one: Estimate, machine: Machine) -> tuple[str, ...]:
+def cells(estimate: Estimate, machine: Machine) -> tuple[str, ...]:
     """Return a kernel's texts."""
     needed = machine.needed
     return (
-        f"`{one.product.kernel}`",
-        _served(one),
-        one.product.layer,
-        f"{one.per_kib:.0f}",
-        f"{one.memory_us:.1f}",
-        f"{one.compute_us:.1f}",
-        one.unit,
-        f"{one.share:.0%}",
-        verdict(one, machine),
-        f"{machine.clock_ghz * one.share / kernelmodel.MOST_SHARE:.1f}",
-        f"{one.in_flight / 1024:.0f}",
-        "-" if needed is None else f"x{one.in_flight / needed:.1f}",
+        f"`{estimate.product.kernel}`",
+        _served(estimate),
+        estimate.product.layer,
+        f"{estimate.per_kib:.0f}",
+        f"{estimate.memory_us:.1f}",
+        f"{estimate.compute_us:.1f}",
+        estimate.unit,
+        f"{estimate.share:.0%}",
+        verdict(estimate, machine),
+        f"{machine.clock_ghz * estimate.share / kernelmodel.MOST_SHARE:.1f}",
+        f"{estimate.in_flight / 1024:.0f}",
+        "-" if needed is None else f"x{estimate.in_flight / needed:.1f}",
     )
 
 
 def checked(recorded: Recorded) -> list[tuple[str, ...]]:
-    """Return the texts of the model beside what was measured on an H200."""
+    """Return the texts of the model beside the times measured on an H200."""
     found = kernelmodel.estimates(recorded.kernels[H200.arch], SHAPES[MODEL], H200)
     rows: list[tuple[str, ...]] = []
     for (layer, form), times in MEASURED.items():
@@ -109,20 +109,22 @@ def checked(recorded: Recorded) -> list[tuple[str, ...]]:
             if layer != "experts" and count not in (1, 8):
                 continue  # one kernel serves all of them
             parts = [
-                one
-                for one in found
-                if one.product.form == form
-                and one.product.layer in (("gate_up", "down") if layer == "experts" else (layer,))
-                and one.product.rows == (8 if one.product.kernel.startswith("dense") else count)
+                estimate
+                for estimate in found
+                if estimate.product.form == form
+                and estimate.product.layer
+                in (("gate_up", "down") if layer == "experts" else (layer,))
+                and estimate.product.rows
+                == (8 if estimate.product.kernel.startswith("dense") else count)
             ]
-            least = sum(one.least_us for one in parts)
+            least = sum(estimate.least_us for estimate in parts)
             rows.append(
                 (
                     layer,
                     form,
                     str(count),
-                    f"{sum(one.memory_us for one in parts):.1f}",
-                    f"{sum(one.compute_us for one in parts):.1f}",
+                    f"{sum(estimate.memory_us for estimate in parts):.1f}",
+                    f"{sum(estimate.compute_us for estimate in parts):.1f}",
                     f"{least:.1f}",
                     f"{measured:g}",
                     f"{least / measured:.0%}",
@@ -143,8 +145,10 @@ def markdown(recorded: Recorded) -> str:
         needed=(GB10.needed or 0) / 1024,
         head=HEAD,
         right=RIGHT,
-        rows=[cells(one, GB10) for one in found],
-        missed=[f"`{one.product.kernel}`" for one in found if not one.bound_by_memory],
+        rows=[cells(estimate, GB10) for estimate in found],
+        missed=[
+            f"`{estimate.product.kernel}`" for estimate in found if not estimate.bound_by_memory
+        ],
         check_head=CHECK_HEAD,
         check_right=CHECK_RIGHT,
         checked=checked(recorded),
@@ -156,7 +160,7 @@ def show(recorded: Recorded, machine: Machine) -> None:
     log.heading(f"decode kernels, {MODEL}, {machine.name} at {machine.memory_gb_s:g} GB/s")
     log.info(NOTE)
     found = kernelmodel.estimates(recorded.kernels[machine.arch], SHAPES[MODEL], machine)
-    log.table([HEAD, *(cells(one, machine) for one in found)])
+    log.table([HEAD, *(cells(estimate, machine) for estimate in found)])
 
 
 def as_json(recorded: Recorded, machine: Machine) -> Mapping[str, Any]:
@@ -168,10 +172,10 @@ def as_json(recorded: Recorded, machine: Machine) -> Mapping[str, Any]:
         "machine": asdict(machine),
         "most_share": kernelmodel.MOST_SHARE,
         "needed_in_flight": machine.needed,
-        "kernels": [_value(one) for one in found],
+        "kernels": [_value(estimate) for estimate in found],
     }
 
 
-def _value(one: Estimate) -> Mapping[str, Any]:
+def _value(estimate: Estimate) -> Mapping[str, Any]:
     names: Sequence[str] = ("share", "bound_by_memory", "least_us")
-    return asdict(one) | {name: getattr(one, name) for name in names}
+    return asdict(estimate) | {name: getattr(estimate, name) for name in names}

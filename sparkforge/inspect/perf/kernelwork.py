@@ -1,6 +1,6 @@
-"""The work of the decode kernels, as their machine code has it, recorded in the checkout.
+"""The work of the decode kernels by their machine code, recorded in the checkout.
 
-The tables in docs/ follow from this record, so that they need neither a compiler nor a GPU.
+The tables in docs/ come from this record, so they need neither a compiler nor a GPU.
 `build.py proofs decode-kernels` compares it with the machine code, and writes it with --record.
 """
 
@@ -44,7 +44,7 @@ class Recorded:
     """The kernels of each architecture."""
 
     sources: Mapping[str, str]
-    """Blob of each source that they were compiled from."""
+    """Blob of each of their sources."""
     compiler: str
     kernels: Mapping[str, tuple[Work, ...]]
 
@@ -53,8 +53,10 @@ def of(found: Read) -> Recorded:
     """Return the record of machine code."""
     kernels = {
         arch: tuple(
-            Work(one.kernel.name, one.threads, one.kernel.registers, one.kernel.shared, one.work)
-            for one in sorted(found.decoded[arch], key=lambda one: one.kernel.name)
+            Work(
+                code.kernel.name, code.threads, code.kernel.registers, code.kernel.shared, code.work
+            )
+            for code in sorted(found.decoded[arch], key=lambda code: code.kernel.name)
         )
         for arch in _ARCHES
     }
@@ -62,7 +64,7 @@ def of(found: Read) -> Recorded:
 
 
 def text(recorded: Recorded) -> str:
-    """Return a record as its file has it: one kernel a line."""
+    """Return the text of a record's file, with a line for each kernel."""
     values = typed.as_json(recorded)
     arches = ",\n".join(
         f'  "{arch}": [\n' + ",\n".join(f"   {json.dumps(kernel)}" for kernel in kernels) + "\n  ]"

@@ -1,13 +1,13 @@
-"""Launches of a decoding step, and what they cost on an H200. Ours, measured there on 2026-11-21.
+"""Launches of a decoding step, and their cost on an H200. Ours, measured there on 2026-11-21.
 
-A launch costs time on every GPU, whatever its memory: until it begins, until its first bytes are
-there, and until the next kernel may read what it wrote.
+A launch costs time on every GPU, regardless of its memory: until it begins, until its first bytes
+arrive, and until the next kernel may read its results.
 """
 
 from __future__ import annotations
 
 EMPTY_US = 0.86
-"""An empty kernel in a CUDA graph: the least that a launch costs."""
+"""An empty kernel in a CUDA graph: the minimum cost of a launch."""
 SMALL_US = 1300 / (36 * 12)
 """One of the small kernels of a step, mostly latency.
 
@@ -19,5 +19,5 @@ USUAL, OWN = 17, 9
 
 
 def cost_ms(launches: int) -> tuple[float, float]:
-    """Return the least that launches cost, and their cost if each is like a small kernel, in ms."""
+    """Return the minimum cost of launches, and their cost if each is like a small kernel, in ms."""
     return launches * EMPTY_US / 1e3, launches * SMALL_US / 1e3

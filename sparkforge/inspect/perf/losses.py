@@ -1,4 +1,4 @@
-"""What `bench quality` found, and whether it is beyond the noise of the same model."""
+"""Results of `bench quality`, compared with the noise of the same model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparkforge.inspect import intervals
 from sparkforge.inspect.perf.distance import Distance
 
 FILE = "quality.json"
-_CHANCE = 0.025  # that equals lose so many answers; Student's 95 % has as much on its worse side
+_CHANCE = 0.025  # of so many losses between equals; the worse side of Student's 95 % is the same
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the loss, each instead of the noise; None: the noise.
+    """Limits of the loss; None: the noise is the limit.
 
     Attributes:
         max_kl: mean divergence of the next token's distribution, in nats.
@@ -58,13 +58,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured.
+    """Results of a measurement.
 
     Attributes:
         right: right answers of the unchanged model.
         noise: its second server.
         layers: by choice, of those that could be served.
-        failed: why others could not.
+        failed: reasons why others could not.
     """
 
     right: int
@@ -78,8 +78,8 @@ class Report:
         """A sentence for each metric of a choice that is beyond the noise, or the user's limit."""
         return [
             f"{name}: {words}"
-            for name, one in self.layers.items()
-            for words in beyond(one, self.noise, self.limits).values()
+            for name, measured in self.layers.items()
+            for words in beyond(measured, self.noise, self.limits).values()
         ]
 
     def document(self) -> dict[str, Any]:
@@ -89,8 +89,11 @@ class Report:
             "as_it_is": {"right": self.right, "questions": self.noise.questions},
             "noise": self.noise.document(),
             "layers": {
-                name: {**one.document(), "beyond": list(beyond(one, self.noise, self.limits))}
-                for name, one in self.layers.items()
+                name: {
+                    **measured.document(),
+                    "beyond": list(beyond(measured, self.noise, self.limits)),
+                }
+                for name, measured in self.layers.items()
             },
             "failed": dict(self.failed),
             "beyond": self.beyond,
@@ -99,7 +102,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Record:
-    """A report, and what was measured.
+    """A report, and its subject.
 
     Attributes:
         started: UTC, ISO 8601.
@@ -141,14 +144,14 @@ def load(file: Path) -> Record:
     return record
 
 
-def beyond(one: Measured, noise: Measured, limits: Limits) -> dict[str, str]:
-    """Return a sentence by metric: kl, token or answers, for each that is beyond its limit.
+def beyond(measured: Measured, noise: Measured, limits: Limits) -> dict[str, str]:
+    """Return a sentence for each metric (kl, token or answers) beyond its limit.
 
-    A metric without a limit of the user's is beyond the noise where the 95 % interval of what it
-    adds, over texts, is worse than nothing. Of answers it is McNemar's test with the unchanged
-    model's: some change by noise, but as many for the better.
+    Without a user's limit a metric is beyond the noise if the 95 % interval of its addition, over
+    texts, is all worse than nothing. For answers it is McNemar's test with the unchanged model's:
+    noise changes some, but as many for the better.
     """
-    far, near = one.distance, noise.distance
+    far, near = measured.distance, noise.distance
     found = {}
     if limits.max_kl is not None:
         if far.mean_kl > limits.max_kl:
@@ -165,17 +168,15 @@ def beyond(one: Measured, noise: Measured, limits: Limits) -> dict[str, str]:
         found["token"] = (
             f"{same}, beyond noise ({near.agreement:.3f}), by {low:.3f} of positions at least"
         )
+    answers = f"{measured.lost} right answers lost and {measured.gained} gained"
     if limits.max_score_drop is not None:
-        drop = (one.lost - one.gained) / max(one.questions, 1)
+        drop = (measured.lost - measured.gained) / max(measured.questions, 1)
         if drop > limits.max_score_drop:
             found["answers"] = (
-                f"{one.lost} right answers lost and {one.gained} gained, a drop of {drop:.3f} of"
-                f" all, over {limits.max_score_drop:g}"
+                f"{answers}, a drop of {drop:.3f} of all, over {limits.max_score_drop:g}"
             )
-    elif (chance := intervals.chance_to_lose(one.lost, one.gained)) < _CHANCE:
-        found["answers"] = (
-            f"{one.lost} right answers lost and {one.gained} gained, beyond chance ({chance:.4f})"
-        )
+    elif (chance := intervals.chance_to_lose(measured.lost, measured.gained)) < _CHANCE:
+        found["answers"] = f"{answers}, beyond chance ({chance:.4f})"
     return found
 
 
@@ -200,8 +201,8 @@ def table(report: Report) -> list[tuple[str, ...]]:
             "beyond",
         )
     ]
-    for name, one in {"(noise)": report.noise, **report.layers}.items():
-        far = one.distance
+    for name, measured in {"(noise)": report.noise, **report.layers}.items():
+        far = measured.distance
         rows.append(
             (
                 name,
@@ -210,9 +211,9 @@ def table(report: Report) -> list[tuple[str, ...]]:
                 f"{far.agreement:.4f}",
                 f"{far.nll_change:+.4f}",
                 f"{far.covered:.4f}",
-                f"{one.right}/{one.questions}",
-                str(one.other_answers),
-                ", ".join(beyond(one, report.noise, report.limits)) or "-",
+                f"{measured.right}/{measured.questions}",
+                str(measured.other_answers),
+                ", ".join(beyond(measured, report.noise, report.limits)) or "-",
             )
         )
     return rows

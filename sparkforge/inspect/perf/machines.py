@@ -1,4 +1,4 @@
-"""What the model of the decode kernels takes of a GPU, as data. What is assumed says so."""
+"""Figures of GPUs for the model of the decode kernels, as data. Assumptions are marked."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Machine:
     memory_gb_s: float
     """Bandwidth of reads."""
     latency_us: float | None
-    """Of a read from memory, while others run; None: not known."""
+    """Of a read from memory, while others run; None: unknown."""
     warps: int
     blocks: int
     registers: int
     shared: int
-    """``warps``, ``blocks``, ``registers``, ``shared``: the most of one SM; shared memory in bytes.
+    """``warps``, ``blocks``, ``registers``, ``shared``: limits of one SM; shared memory in bytes.
     """
     matrix: float
     """Cycles of a scheduler for one HMMA.16816 with float32 sums."""
@@ -34,9 +34,9 @@ class Machine:
     """``integer``, ``multiply``, ``float32``: cycles for one instruction of a warp: logic, shifts
     and integer sums; IMAD; float32 and BF16 pairs."""
     loaded: int
-    """Bytes that an SM gets from the second cache in a cycle."""
+    """Bytes a cycle from the second cache to an SM."""
     from_shared: int
-    """Bytes that it gets from shared memory in a cycle."""
+    """Bytes a cycle from shared memory."""
     notes: tuple[str, ...]
     """Sources of these figures."""
 
@@ -47,22 +47,22 @@ class Machine:
 
     @property
     def needed(self) -> float | None:
-        """Bytes that an SM has to have in flight for the whole bandwidth; None: not known."""
+        """Bytes that an SM needs in flight for the full bandwidth; None: unknown."""
         if self.latency_us is None:
             return None
         return self.memory_gb_s * 1e3 * self.latency_us / self.multiprocessors
 
 
 SCHEDULERS = 4
-"""Of an SM, and also its parts with a share of the matrix units (9.0 to 12.1)."""
+"""Schedulers of an SM; each has a share of the matrix units (9.0 to 12.1)."""
 
 SUSTAINED_GB_S = 240.0
-"""What others measured that a GB10 sustains of its 273 GB/s; theirs, not ours.
+"""Sustained bandwidth of a GB10, of its 273 GB/s, as measured by others.
 
 Source: github MiaAI-Lab DeepSeek-v4.1-Flash-EXL3 #6, two Sparks, read on 2026-11-21.
 """
 _FEW_BYTES, _FEW_GB_S = 3072, 150.0
-"""The same source: an expert kernel with some 3 KB in flight an SM reached 150 GB/s."""
+"""The same source: an expert kernel with about 3 KB in flight in each SM reached 150 GB/s."""
 
 GB10 = Machine(
     name="GB10",

@@ -1,7 +1,7 @@
 """Published decoding speeds of gpt-oss-120b on one DGX Spark, as data.
 
-All are by others, and not checked. Each was read on ``READ_ON``: single stream, with short contexts
-(512 to 2,048 tokens) if the source states them.
+All are by others, and not checked by us. Each was read on ``READ_ON``: single stream, with short
+contexts (512 to 2,048 tokens) if the source states them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Figure:
     """Tokens per second, lowest and highest."""
     source: str
     published: str
-    """Date, as exact as in the source, or ""."""
+    """Date with the source's precision, or ""."""
     setup: Setup | None = None
-    """The weights that it read, in our terms, if the source allows that."""
+    """Its weights in our terms, if the source has enough facts."""
     note: str = ""
 
 

@@ -7,8 +7,8 @@ Each server also answers questions with one checkable answer. The prompts and qu
 quality.json, written for this purpose.
 
 The second server of the unchanged model gets the same requests in the opposite order and several at
-once, so that its batches have other shapes. What differs between these two is noise: a choice is
-judged by what it adds to that.
+once, so that its batches have other shapes. The differences of these two are noise: a choice is
+judged by its addition to that.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class Material:
 
         return cls(
             [put(text) for text in data["prompts"][: plan.prompts]],
-            [(put(one["question"]), one["answer"]) for one in data["questions"][: plan.questions]],
+            [
+                (put(item["question"]), item["answer"])
+                for item in data["questions"][: plan.questions]
+            ],
         )
 
 
@@ -99,7 +102,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Seen:
-    """Results of one server: the distribution of each written token of each text, and answers."""
+    """Results of one server: the distribution of each text's written tokens, and answers."""
 
     scored: Sequence[Sequence[Logprobs]]
     answers: Sequence[str]
@@ -137,8 +140,8 @@ def _score(server: Server, text: Text, top: int) -> list[Logprobs]:
         msg = f"/v1/completions: {len(entries)} logprobs for a prompt of {len(whole)} tokens"
         raise SmokeError(msg)
     return [
-        {int(token): entry["logprob"] for token, entry in one.items()}
-        for one in entries[len(text.prompt) :]
+        {int(token): entry["logprob"] for token, entry in position.items()}
+        for position in entries[len(text.prompt) :]
     ]
 
 
@@ -156,13 +159,13 @@ def _observe(
     def score(text: Text, _: Event) -> list[Logprobs]:
         return _score(server, text, top)
 
-    def ask(one: tuple[str, str], _: Event) -> str:
-        answer: str = _ask(server, prompt=one[0], max_tokens=_ANSWER_TOKENS)["text"]
+    def ask(pair: tuple[str, str], _: Event) -> str:
+        answer: str = _ask(server, prompt=pair[0], max_tokens=_ANSWER_TOKENS)["text"]
         return answer
 
     scored = []
-    for one in in_parallel(score, texts[::turn], width):
-        scored.append(one)
+    for logprobs in in_parallel(score, texts[::turn], width):
+        scored.append(logprobs)
         log.progress("scored", len(scored), len(texts), "texts")
     answers = list(in_parallel(ask, material.questions[::turn], width))
     return Seen(scored[::turn], answers[::turn])
@@ -171,7 +174,7 @@ def _observe(
 def starter(
     context: Context, product: Artefact[Product], model: Path | None, tiny: Path, work: Path
 ) -> Start:
-    """Return what starts a server of a build with further arguments, ready or not."""
+    """Return a function that starts a build's server with further arguments, ready or not."""
 
     @contextmanager
     def start(arguments: Sequence[str]) -> Iterator[Server]:
@@ -233,7 +236,7 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> Report:
 
 
 def measured(texts: Sequence[Text], reference: Seen, seen: Seen, material: Material) -> Measured:
-    """Compare what one server gave with what the unchanged model gave first."""
+    """Compare one server's results with the unchanged model's first ones."""
     before, after = _right(reference, material), _right(seen, material)
     pairs = list(zip(before, after, strict=True))
     return Measured(

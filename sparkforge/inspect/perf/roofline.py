@@ -1,7 +1,7 @@
 """Ceilings of decoding speed: a memory's bandwidth divided by the bytes of a step.
 
-A ceiling is neither a measurement nor a promise: no engine can be faster, and its distance is
-unknown. ``serving/traffic.py`` counts the bytes.
+A ceiling is neither a measurement nor a promise: no engine can be faster, and its distance from it
+is unknown. ``serving/traffic.py`` counts the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparkforge.serving.traffic import BF16_BYTES, GB, Bytes, Format, Kind, weig
 
 
 def parse_layers(text: str) -> Mapping[Kind, Format]:
-    """``traffic.parse_layers`` for the command line; UsageError if the value is invalid."""
+    """Call ``traffic.parse_layers`` for the command line; UsageError if the value is invalid."""
     try:
         return traffic.parse_layers(text)
     except traffic.LayersError as error:
@@ -23,12 +23,12 @@ def parse_layers(text: str) -> Mapping[Kind, Format]:
 
 
 def ceiling(step: Bytes, bandwidth_gb_s: float, batch: int = 1) -> float:
-    """Return the tokens per second, over all sequences, that memory allows at the most."""
+    """Return memory's limit for tokens per second, over all sequences."""
     return batch * bandwidth_gb_s * GB / step.total
 
 
 def checkpoint(shape: Shape) -> tuple[int, int]:
-    """Return parameters and bytes of the published checkpoint: all experts, nothing padded."""
+    """Return parameters and bytes of the published checkpoint: all experts, no padding."""
     hidden, layers = shape.hidden, shape.layers
     expert = 3 * hidden * shape.intermediate
     expert_bias = 2 * shape.intermediate + hidden

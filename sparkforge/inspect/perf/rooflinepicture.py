@@ -1,4 +1,4 @@
-"""The roofline as a picture, and what others published beside it as another."""
+"""The roofline as a picture, and published figures beside it as another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Bar:
-    """One configuration: its pieces, and the text behind them."""
+    """One configuration: its pieces, and the text after them."""
 
     name: str
     y: int
@@ -42,7 +42,7 @@ class _Bar:
 
 
 def svg(case: Case) -> str:
-    """Return the picture: GB a token by part, one bar a configuration, its ceiling behind it."""
+    """Return the picture: GB a token by part, a bar for each configuration, then its ceiling."""
     table = rows(case)
     return pages.render(
         Path(__file__).with_name("roofline.svg.j2"),
@@ -65,7 +65,7 @@ class _Tick:
 
 @dataclass(frozen=True)
 class _Figure:
-    """A published figure, in pixels; ``ceiling`` is the width of ours, 0: unknown."""
+    """A published figure, in pixels; ``ceiling``: width of ours, 0: unknown."""
 
     name: str
     y: int
@@ -75,7 +75,7 @@ class _Figure:
 
 
 def published(case: Case) -> str:
-    """Return the picture: others' figures as points, each in the bar of our ceiling."""
+    """Return the picture: published figures as points, each in the bar of our ceiling."""
     table = compared(case)
     marks = ticks(max(max(figure.tok_s[1], limit or 0) for figure, limit in table))
     left = _LEFT + 40  # names of engines are longer

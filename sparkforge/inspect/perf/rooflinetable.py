@@ -1,4 +1,4 @@
-"""The roofline as people and programs read it: rows, text, Markdown and JSON."""
+"""The roofline as rows, text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ _STEPS: tuple[tuple[str, Moe, str, int | None], ...] = (
 )
 """Name, MoE backend, --mxfp4-layers, launches of a layer (None: not profiled).
 
-Each row has the change of the second one, too.
+Each later row also has the change of the second one.
 """
 
 
 @dataclass(frozen=True)
 class Case:
-    """The setup that a table is computed for."""
+    """The setup of a table."""
 
     model: str
     shape: Shape
     bandwidth: float
     """Of the target's memory, GB/s."""
     context: int
-    """Tokens that each sequence attends to."""
+    """Context of each sequence, in tokens."""
     batch: int
-    """Sequences that are decoded together."""
+    """Number of sequences decoded together."""
     kv_cache: KvCache
 
     @property
     def sustained(self) -> float:
-        """GB/s that memory sustains, if the share is what others measured on a GB10."""
+        """Sustained GB/s of memory, with the share that others measured on a GB10."""
         return self.bandwidth * SUSTAINED_GB_S / GB10.memory_gb_s
 
 
@@ -78,11 +78,11 @@ class Row:
     gain: float
     gb_per_token: float
     sustained: float
-    """The ceiling at the bandwidth that memory sustains."""
+    """The ceiling at memory's sustained bandwidth."""
     launches: int | None
-    """Of a step; None: not known."""
+    """Of a step; None: unknown."""
     with_launches: tuple[float, float] | None
-    """``sustained`` with the dearest and the cheapest cost of the launches."""
+    """``sustained`` with the highest and the lowest cost of the launches."""
 
 
 def case(
@@ -149,7 +149,7 @@ def rows(case: Case, layers: str | None = None) -> list[Row]:
 
 
 def _with_launches(speed: float, batch: int, launches: int) -> tuple[float, float]:
-    """Return tokens a second if a step takes the cost of its launches longer, dearest first."""
+    """Return tokens a second with the cost of a step's launches, the highest cost first."""
     least, most = (1 / (1 / speed + ms / 1e3 / batch) for ms in cost_ms(launches))
     return most, least
 
@@ -184,7 +184,7 @@ def head(case: Case) -> tuple[str, ...]:
 
 
 def cells(row: Row, batch: int) -> tuple[str, ...]:
-    """Return a row's texts, GB a token of each part among them."""
+    """Return a row's texts, including GB a token of each part."""
     launches: tuple[str, ...] = ("-", "-", "-")
     if row.launches is not None and row.with_launches is not None:
         least, most = cost_ms(row.launches)
@@ -204,7 +204,7 @@ def cells(row: Row, batch: int) -> tuple[str, ...]:
 
 
 def verify_cells(case: Case) -> list[tuple[str, ...]]:
-    """Return the texts of what speculation has to accept, a line for each profile."""
+    """Return the texts of speculation's break-even points, a line for each profile."""
     made = speculation.table(case.shape, case.context)
     experts = [f"{point.experts:.1f}" for point in made[0][2]]
     return [

@@ -1,7 +1,7 @@
 """Shapes of the models in pins.yaml, as data.
 
-Source of every number: ``config.json`` of the model's repository, at the revision in
-pins.yaml. The totals are compared with OpenAI's (tests/unit/inspect/test_roofline.py).
+Source of all numbers: ``config.json`` of the model's repository, at the revision in
+pins.yaml. A test compares the totals with OpenAI's (tests/unit/inspect/test_roofline.py).
 """
 
 from __future__ import annotations

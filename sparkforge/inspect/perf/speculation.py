@@ -1,8 +1,8 @@
-"""What speculation has to accept to pay: arithmetic on the bytes of a step.
+"""The break-even point of speculation, computed from the bytes of a step.
 
 A step that verifies *n* tokens of one sequence (a known one, and *n* - 1 drafts) reads dense
 layers, keys and values once, but more experts, as if *n* sequences were decoded. It pays if it
-gives more tokens than its bytes would have given one by one. Drafts and computing count as free.
+gives more tokens than the same bytes in steps of one token. Drafts and computing count as free.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class BreakEven:
 
     tokens: int
     experts: float
-    """Of a layer that it reads, on average."""
+    """Mean number that it reads in a layer."""
     ratio: float
-    """Its bytes, of those of a step with one token: the tokens that it has to give."""
+    """Its bytes relative to a step with one token: the number of tokens that it must give."""
 
     @property
     def accepted(self) -> float:
-        """Drafts that a step has to accept on average, of ``tokens`` - 1."""
+        """Mean number of drafts that a step must accept, of ``tokens`` - 1."""
         return self.ratio - 1
 
     @property
@@ -50,11 +50,11 @@ def verify_bytes(shape: Shape, setup: Setup, *, context: int, tokens: int) -> By
 
 
 def break_even(shape: Shape, setup: Setup, *, context: int, tokens: int) -> BreakEven:
-    """Return what a step with ``tokens`` tokens has to give; at least two."""
-    one = step_bytes(shape, setup, context=context).total
+    """Return the break-even point of a step with ``tokens`` tokens; at least two."""
+    single = step_bytes(shape, setup, context=context).total
     several = verify_bytes(shape, setup, context=context, tokens=tokens).total
     experts = distinct_experts(shape.experts, shape.top_k, tokens)
-    return BreakEven(tokens, experts, several / one)
+    return BreakEven(tokens, experts, several / single)
 
 
 def table(shape: Shape, context: int) -> list[tuple[str, float, list[BreakEven]]]:
