@@ -1,1 +1,1 @@
-"""Proofs from machine code: patched kernels compile for SM12x, and to which instructions."""
+"""Proofs from machine code: patched kernels compile for SM12x, to the required instructions."""

@@ -10,12 +10,12 @@ from sparkforge.core.log import counted
 from sparkforge.inspect.proofs.sass import Kernel
 
 SHARED_LIMIT = 101_376
-"""Bytes of shared memory that one block may have on SM12x (99 KiB; CUDA's programming guide)."""
+"""Limit for a block's shared memory on SM12x in bytes (99 KiB; CUDA's programming guide)."""
 
 STUB = "it only traps: an empty stub"
 
 # tcgen05 and tensor memory (UTC…MMA, UTCBAR, LDTM, STTM) and warpgroup MMA: no SM12x has them.
-# UTMALDG and UTMASTG, TMA's loads and stores, it has; its scatter ptxas refuses.
+# It has TMA's loads and stores (UTMALDG, UTMASTG); ptxas refuses TMA's scatter for it.
 _FORBIDDEN = re.compile(r"UTC\w*|LDTM|STTM|[HQI]GMMA|WARPGROUP")
 
 
@@ -27,8 +27,8 @@ class Promise:
         mma: pattern that each matrix instruction must match completely; each kernel must have one.
             None: kernels need none.
         kernels: required number of kernels with matrix instructions; None: at least one.
-        stack: allowed spilled bytes per thread, as measured, so that more is noticed. None: any,
-            for unpatched kernels.
+        stack: allowed spilled bytes per thread, as measured, to notice more. None: any, for
+            unpatched kernels.
         sized: whether kernels must state their dynamic shared memory.
     """
 
@@ -75,5 +75,5 @@ def _problems(kernel: Kernel, promise: Promise, arch: str) -> list[str]:
 
 
 def short(name: str) -> str:
-    """Return a kernel's name in a length that can be read."""
+    """Return a kernel's name in a readable length."""
     return name if len(name) <= 60 else f"{name[:36]}…{name[-20:]}"

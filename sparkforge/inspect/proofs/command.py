@@ -56,7 +56,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the proofs that the options name; write the report.
+    """Run the chosen proofs; write the report.
 
     Raises:
         ProofError: a proof fails.
@@ -149,7 +149,7 @@ def _settle(found: kernelwork.Recorded, *, record: bool) -> None:
 
 
 def _no_triton(loaded: Pins) -> str:
-    """Return why Triton cannot run here, or ""."""
+    """Return the reason why Triton cannot run here, or ""."""
     target = loaded.target(triton_aot.TARGET)
     here = host_platform()
     if here in target.platforms:

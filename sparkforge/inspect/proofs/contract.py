@@ -1,4 +1,4 @@
-"""Facts about a library's kernels against the contract of a target: which rule each one breaks."""
+"""Compare facts about a library's kernels with the contract of a target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkforge.inspect.proofs.sass import Kernel
 from sparkforge.inspect.proofs.wheelcode import CodeResult, Device, Library
 from sparkforge.pins.contracts import Code, Contract, Excused
 
-# a stub reads constants at most, and stops; an assertion's trap comes with other work
+# a stub at most reads constants, and stops; an assertion's trap comes with other work
 _WORK = re.compile(r"LD[GSL]?|LDSM|LDGSTS|ST[GSL]?|ATOM\w*|RED\w*|UTMA\w*|UBLK\w*")
 
 
@@ -21,9 +21,9 @@ class Problem:
 
     Attributes:
         library: the file in the wheel.
-        rule: its name, as docs/proofs.md lists them.
+        rule: its name in docs/proofs.md.
         kernel: mangled name; "": the library as a whole.
-        text: what is wrong.
+        text: the problem.
     """
 
     library: str
@@ -37,7 +37,7 @@ class Checked:
     """A library with its problems.
 
     Attributes:
-        unused: why the target does not use it, and nothing is checked; "": it is.
+        unused: reason why the target does not use it, so nothing is checked; "": used.
     """
 
     library: Library
@@ -111,4 +111,4 @@ def _each(kernels: Sequence[Kernel], rules: Code, contract: Contract) -> _Found:
 
 
 def _excused(name: str, exceptions: Sequence[Excused]) -> bool:
-    return any(re.search(one.kernels, name) for one in exceptions)
+    return any(re.search(exception.kernels, name) for exception in exceptions)

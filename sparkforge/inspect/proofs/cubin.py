@@ -68,7 +68,7 @@ def compile_unit(text: str, file: str | None, arch: str, tree: Path | None, fold
     words: list[str | Path] = ["-std=c++17"]
     if tree is not None:
         words = [*_FLAGS, "-include", "sparkforge_shared_bytes.h"]
-        for include in (_OURS, _CUBLAS, *(tree / one for one in INCLUDES)):
+        for include in (_OURS, _CUBLAS, *(tree / path for path in INCLUDES)):
             words += ["-isystem", include]
     if tree is not None and file is not None:
         source = tree / file

@@ -1,4 +1,4 @@
-"""What the machine code of the decode kernels must have: rules as data, and their check.
+"""Rules for the machine code of the decode kernels as data, and their check.
 
 Every kernel needs exactly one rule, found by its name, so a new kernel without one is an error.
 """
@@ -20,7 +20,7 @@ from sparkforge.inspect.proofs.sass import Kernel
 _WIDE = r"LDG\.E\.EF\.128"
 _BF16 = r"HMMA\.16816\.F32\.BF16"
 _SHARED_LIMITS: Mapping[str, int] = {"12": SHARED_LIMIT, "9": 232_448}
-"""Bytes of shared memory that a block may have, by major capability (CUDA's programming guide)."""
+"""Limit for a block's shared memory in bytes, by major capability (CUDA's programming guide)."""
 _FOREIGN: Mapping[str, str] = {
     # tcgen05, tensor memory, warpgroups; on 9.0: tcgen05, and block-scaled products
     "12": r"UTC\w*|LDTM|STTM|[HQI]GMMA|WARPGROUP\w*",
@@ -35,7 +35,7 @@ _THREADS = re.compile(r"EIATTR_MAX_THREADS\s+Format:\s+\S+\s+Value:\s+(0x\w+) (0
 
 @dataclass(frozen=True)
 class Rule:
-    """What kernels must have.
+    """Requirements for kernels.
 
     Attributes:
         names: pattern of the kernels.
@@ -43,9 +43,9 @@ class Rule:
             kernel reads none.
         scales: pattern of the other loads with that mark, and of narrower loads in the main loop.
         mma: pattern of every matrix instruction; None: there is none.
-        looped: whether the weights come in a main loop.
-        early: whether weights are loaded before the kernel before this has ended.
-        conversions: pattern of the conversions that the main loop may have.
+        looped: whether a main loop loads the weights.
+        early: whether weights are loaded before the previous kernel has ended.
+        conversions: pattern of allowed conversions in the main loop.
     """
 
     names: str
@@ -60,9 +60,9 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(r"dense_mxfp[48]_(narrow_\d+|wide)_\d+", scales=r"LDG\.E\.EF"),
     Rule(r"dense_bf16_(narrow_\d+|wide)_\d+"),
-    # which experts is what the kernel before says
+    # the previous kernel chooses the experts
     Rule(r"experts_(gate_up|down)_\d+", scales=r"LDG\.E\.EF\.64", early=False),
-    # gate_up waits for the router, and down for gate_up, but not with its first weights
+    # gate_up waits for the router, and down for gate_up, except for the first weights
     Rule(r"experts_rows_gate_up_\d+", early=False),
     Rule(r"experts_rows_down_\d+"),
     Rule(r"route_\d+", looped=False),
@@ -73,7 +73,7 @@ RULES: tuple[Rule, ...] = (
         looped=False,
         early=False,
     ),
-    # for prefill: a conversion to BF16 is what it does
+    # for prefill: its work is a conversion to BF16
     Rule(r"expand_mxfp[48]", scales=r"LDG\.E\.EF", mma=None, early=False, conversions=r"F2FP\..+"),
 )
 
@@ -85,7 +85,7 @@ class Decoded:
     Attributes:
         threads: of a block.
         once: number of each load that is marked as read once.
-        turns: which of the two instructions that order kernels it has.
+        turns: its instructions that order kernels, of the two.
         work: of a warp; None: it reads no weights.
     """
 
@@ -106,7 +106,7 @@ def rule_of(name: str, rules: Sequence[Rule] = RULES) -> Rule:
 
 
 def threads_of(elf: str) -> dict[str, int]:
-    """Return the most threads of a block of each kernel in the output of ``cuobjdump -elf``."""
+    """Return each kernel's limit for threads of a block in the output of ``cuobjdump -elf``."""
     pieces = _ATTRIBUTES.split(elf)[1:]
     found = {}
     for name, text in zip(pieces[::2], pieces[1::2], strict=True):
@@ -134,14 +134,14 @@ def _decoded(
 ) -> Decoded:
     rule = rule_of(kernel.name, rules)
     once: dict[str, int] = {}
-    for one in body:
-        if one.opcode == "LDG" and ".EF" in one.word:
-            once[one.word] = once.get(one.word, 0) + 1
+    for instruction in body:
+        if instruction.opcode == "LDG" and ".EF" in instruction.word:
+            once[instruction.word] = once.get(instruction.word, 0) + 1
     return Decoded(
         kernel,
         threads,
         dict(sorted(once.items())),
-        tuple(word for word in _TURNS if any(one.opcode == word for one in body)),
+        tuple(word for word in _TURNS if any(instruction.opcode == word for instruction in body)),
         flow(body, rule.weights) if rule.weights is not None else None,
     )
 
@@ -149,32 +149,32 @@ def _decoded(
 def problems(
     found: Sequence[Decoded], listed: Sequence[Listed], arch: str, rules: Sequence[Rule] = RULES
 ) -> list[str]:
-    """Return what is wrong with the machine code of one architecture, by kernel; none: a proof.
+    """Return the problems of one architecture's machine code, by kernel; none: a proof.
 
     Args:
         listed: the kernels of the manifest.
         arch: e.g. ``121a``.
     """
     manifest = {kernel.name: kernel for kernel in listed}
-    here = {one.kernel.name for one in found}
+    here = {code.kernel.name for code in found}
     wrong = [f"{name}: in the manifest, not in the code" for name in sorted(manifest.keys() - here)]
-    for one in found:
-        name = one.kernel.name
+    for code in found:
+        name = code.kernel.name
         wrong += [
             f"{name}: {problem}"
             for problem in (
-                *_of_manifest(one, manifest.get(name)),
-                *_of_code(one, rule_of(name, rules), arch),
-                *_of_loads(one, rule_of(name, rules)),
+                *_of_manifest(code, manifest.get(name)),
+                *_of_code(code, rule_of(name, rules), arch),
+                *_of_loads(code, rule_of(name, rules)),
             )
         ]
     return wrong
 
 
-def _of_manifest(one: Decoded, listed: Listed | None) -> list[str]:
+def _of_manifest(code: Decoded, listed: Listed | None) -> list[str]:
     if listed is None:
         return ["in the code, not in the manifest"]
-    kernel = one.kernel
+    kernel = code.kernel
     pairs = (
         ("registers", kernel.registers, listed.registers),
         ("bytes of shared memory", kernel.shared, listed.shared),
@@ -188,8 +188,8 @@ def _of_manifest(one: Decoded, listed: Listed | None) -> list[str]:
     return found
 
 
-def _of_code(one: Decoded, rule: Rule, arch: str) -> list[str]:
-    kernel, major = one.kernel, arch.rstrip("af")[:-1]
+def _of_code(code: Decoded, rule: Rule, arch: str) -> list[str]:
+    kernel, major = code.kernel, arch.rstrip("af")[:-1]
     found = []
     if kernel.target != f"sm_{arch}":
         found.append(f"is for {kernel.target}, not sm_{arch}")
@@ -203,9 +203,9 @@ def _of_code(one: Decoded, rule: Rule, arch: str) -> list[str]:
         found.append(
             f"needs {kernel.shared} B of shared memory, a block has {_SHARED_LIMITS[major]}"
         )
-    if not one.threads:
+    if not code.threads:
         found.append("does not state the threads of a block")
-    found += [what for word, what in _TURNS.items() if word not in one.turns]
+    found += [what for word, what in _TURNS.items() if word not in code.turns]
     if rule.mma is None and kernel.mma:
         found.append(f"has {', '.join(kernel.mma)}, and needs no matrix instruction")
     if rule.mma is not None:
@@ -219,15 +219,15 @@ def _of_code(one: Decoded, rule: Rule, arch: str) -> list[str]:
     return found
 
 
-def _of_loads(one: Decoded, rule: Rule) -> list[str]:
+def _of_loads(code: Decoded, rule: Rule) -> list[str]:
     found = [
         f"has {count} {word}, which is not {rule.weights}: weights come 16 bytes at a time"
-        for word, count in one.once.items()
+        for word, count in code.once.items()
         if not re.fullmatch(f"{rule.weights}|{rule.scales}", word)
     ]
     if rule.weights is None:
         return found
-    work = one.work
+    work = code.work
     if work is None:
         return [*found, f"has no {rule.weights}: no load of 16 bytes of weights"]
     if rule.looped != work.looped:

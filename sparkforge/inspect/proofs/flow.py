@@ -1,4 +1,4 @@
-"""Instructions → what a warp does: its main loop, and how many bytes it has in flight.
+"""Instructions → a warp's work: its main loop, and its bytes in flight.
 
 A listing has no loops, only branches. The main loop is the one with the most loads of weights. Its
 path is the way through it that loads and multiplies most; of several such ways the shortest. So
@@ -63,9 +63,9 @@ class Flow:
         integer, multiply, float32, matrix: of these, those of each unit.
         loaded, shared: bytes that one pass loads, through the first cache and from shared memory.
         beside: instructions of the loop that are not on its path.
-        once: instructions outside of the loop, all of them.
-        in_flight: bytes of weights that are loaded and not yet used, the most at one time.
-        early: whether weights are loaded before the wait for the kernel before.
+        once: number of all instructions outside the loop.
+        in_flight: maximum bytes of weights that are loaded and not yet used.
+        early: whether weights are loaded before the wait for the previous kernel.
         narrow: global loads of the path with fewer than 16 bytes a thread.
         conversions: of numbers, on the path.
     """
@@ -88,20 +88,20 @@ class Flow:
 
 
 def flow(body: Sequence[Instruction], weights: str) -> Flow | None:
-    """Return what a warp does, or None where it loads no weights.
+    """Return a warp's work, or None if it loads no weights.
 
     Args:
         body: of a kernel.
         weights: pattern of the loads of weights, each 16 bytes a thread.
 
     Raises:
-        ProofError: the code branches in a way that is not known here.
+        ProofError: the code branches in an unknown way.
     """
-    is_weight = [re.fullmatch(weights, one.word) is not None for one in body]
+    is_weight = [re.fullmatch(weights, instruction.word) is not None for instruction in body]
     if not any(is_weight):
         return None
     graph = _Graph(body)
-    counts = [_counts(one) for one in body]
+    counts = [_counts(instruction) for instruction in body]
     loop = _main_loop(graph, is_weight)
     if loop is None:
         path = graph.path(0, graph.ends(), range(len(body)), lambda i: counts[i])
@@ -113,11 +113,16 @@ def flow(body: Sequence[Instruction], weights: str) -> Flow | None:
         before = graph.path(0, [head], range(len(body)), lambda i: is_weight[i])[:-1]
         seen = [*before, *path, *path]
     done = [body[i] for i in path if body[i].opcode != "NOP"]
-    real = sum(one.opcode != "NOP" for one in body)
+    real = sum(instruction.opcode != "NOP" for instruction in body)
     within = sum(body[i].opcode != "NOP" for i in inside)
-    units = Counter(unit for one in done for unit, words in _PIPES.items() if one.opcode in words)
+    units = Counter(
+        unit
+        for instruction in done
+        for unit, words in _PIPES.items()
+        if instruction.opcode in words
+    )
     first = is_weight.index(True)
-    waits = [i for i, one in enumerate(body) if one.opcode == _WAIT]
+    waits = [i for i, instruction in enumerate(body) if instruction.opcode == _WAIT]
     return Flow(
         looped=loop is not None,
         weights=16 * WARP * sum(is_weight[i] for i in path),
@@ -126,42 +131,48 @@ def flow(body: Sequence[Instruction], weights: str) -> Flow | None:
         multiply=units["multiply"],
         float32=units["float32"],
         matrix=units["matrix"],
-        loaded=sum(_width(one) for one in done if one.opcode in ("LDG", "LD")) * WARP,
-        shared=sum(_width(one) for one in done if one.opcode == "LDS") * WARP,
+        loaded=sum(
+            _width(instruction) for instruction in done if instruction.opcode in ("LDG", "LD")
+        )
+        * WARP,
+        shared=sum(_width(instruction) for instruction in done if instruction.opcode == "LDS")
+        * WARP,
         beside=within - len(done),
         once=real - within,
         in_flight=16 * WARP * _most_in_flight([body[i] for i in seen], weights),
         early=bool(waits) and first < waits[0],
-        narrow=_words(done, lambda one: one.opcode == "LDG" and _width(one) < 16),
-        conversions=_words(done, lambda one: one.opcode in _CONVERSIONS),
+        narrow=_words(
+            done, lambda instruction: instruction.opcode == "LDG" and _width(instruction) < 16
+        ),
+        conversions=_words(done, lambda instruction: instruction.opcode in _CONVERSIONS),
     )
 
 
 def _words(done: Sequence[Instruction], wanted: Callable[[Instruction], bool]) -> tuple[str, ...]:
-    return tuple(sorted({one.word for one in done if wanted(one)}))
+    return tuple(sorted({instruction.word for instruction in done if wanted(instruction)}))
 
 
-def _counts(one: Instruction) -> bool:
-    """Return whether a path must have an instruction, if there is one that has it."""
-    return one.opcode in _PIPES["matrix"] or (
-        one.opcode in ("LDG", "LDS", "STG") and one.word.endswith(".128")
+def _counts(instruction: Instruction) -> bool:
+    """Return whether the path must have an instruction, if one exists with it."""
+    return instruction.opcode in _PIPES["matrix"] or (
+        instruction.opcode in ("LDG", "LDS", "STG") and instruction.word.endswith(".128")
     )
 
 
-def _width(one: Instruction) -> int:
-    width = _WIDTH.search(one.word)
+def _width(instruction: Instruction) -> int:
+    width = _WIDTH.search(instruction.word)
     return _BYTES[width[1]] if width else 4
 
 
 def _most_in_flight(seen: Sequence[Instruction], weights: str) -> int:
-    """Return how many loads of weights a warp has waiting, at most; a use ends a load's wait."""
+    """Return a warp's maximum number of waiting loads of weights; a use ends a load's wait."""
     waiting: set[int] = set()
     most = 0
-    for one in seen:
-        named = [int(number) for number in _REGISTER.findall(one.operands)]
-        if re.fullmatch(weights, one.word):
-            if not re.match(r"R\d+,", one.operands):
-                msg = f"{one.text}: it fills no registers, so its bytes in flight are not known"
+    for instruction in seen:
+        named = [int(number) for number in _REGISTER.findall(instruction.operands)]
+        if re.fullmatch(weights, instruction.word):
+            if not re.match(r"R\d+,", instruction.operands):
+                msg = f"{instruction.text}: fills no registers, so its bytes in flight are unknown"
                 raise ProofError(msg, "add these loads to sparkforge/inspect/proofs/flow.py")
             waiting -= {first for first in waiting if any(0 <= r - first < 4 for r in named[1:])}
             waiting.add(named[0])
@@ -172,10 +183,10 @@ def _most_in_flight(seen: Sequence[Instruction], weights: str) -> int:
 
 
 class _Graph:
-    """The forward branches of a kernel; those that go back are its loops."""
+    """The forward branches of a kernel; backward ones are its loops."""
 
     def __init__(self, body: Sequence[Instruction]) -> None:
-        self._at = {one.offset: i for i, one in enumerate(body)}
+        self._at = {instruction.offset: i for i, instruction in enumerate(body)}
         self._next: list[list[int]] = []
         self.back: list[tuple[int, int]] = []  # latch, head
         for i in range(len(body)):
@@ -184,21 +195,21 @@ class _Graph:
             self._next.append([target for target in targets if i < target < len(body)])
 
     def _targets(self, body: Sequence[Instruction], i: int) -> list[int]:
-        one = body[i]
-        if one.opcode in _UNKNOWN:
-            msg = f"{one.text}: a branch whose target is not in the code"
+        instruction = body[i]
+        if instruction.opcode in _UNKNOWN:
+            msg = f"{instruction.text}: a branch whose target is not in the code"
             raise ProofError(msg, "this version of sparkforge cannot follow it")
-        if one.opcode in ("EXIT", "RET"):
-            return [i + 1] if one.predicate else []
-        if one.opcode == "BRA":
-            target = _ADDRESS.search(one.operands)
+        if instruction.opcode in ("EXIT", "RET"):
+            return [i + 1] if instruction.predicate else []
+        if instruction.opcode == "BRA":
+            target = _ADDRESS.search(instruction.operands)
             if target is None:
-                raise ProofError(f"{one.text}: no address", "this version cannot read it")
-            always = not one.predicate and target.start() == 0
+                raise ProofError(f"{instruction.text}: no address", "this version cannot read it")
+            always = not instruction.predicate and target.start() == 0
             there = self._at[int(target[1], 16)]
             return [there] if always else [i + 1, there]
-        if one.opcode == "BSYNC":  # it goes on where the BSSY of its barrier says
-            barrier = _BARRIER.findall(one.operands)
+        if instruction.opcode == "BSYNC":  # it continues at the target of its barrier's BSSY
+            barrier = _BARRIER.findall(instruction.operands)
             for before in reversed(body[:i]):
                 if before.opcode == "BSSY" and _BARRIER.findall(before.operands) == barrier:
                     target = _ADDRESS.search(before.operands)
@@ -207,11 +218,11 @@ class _Graph:
         return [i + 1]
 
     def ends(self) -> list[int]:
-        """Return the instructions that nothing follows."""
+        """Return the instructions without a successor."""
         return [i for i, after in enumerate(self._next) if not after]
 
     def reached(self, start: int, last: int) -> set[int]:
-        """Return what can be reached from an instruction, up to ``last``, by forward branches."""
+        """Return the instructions that forward branches reach from one, up to ``last``."""
         found = {start}
         for i in range(start, last + 1):
             if i in found:
@@ -236,7 +247,7 @@ class _Graph:
         within: Sequence[int] | frozenset[int],
         counts: Callable[[int], bool],
     ) -> list[int]:
-        """Return the way with the most instructions that count, and of these the shortest.
+        """Return the way with the most instructions that count, the shortest of several.
 
         Raises:
             ProofError: none of the goals can be reached.
@@ -270,8 +281,8 @@ def _main_loop(
     loops: dict[int, tuple[list[int], frozenset[int]]] = {}
     for latch, head in graph.back:
         if inside := graph.inside(head, latch):
-            latches, others = loops.get(head, ([], frozenset()))
-            loops[head] = ([*latches, latch], others | inside)
+            latches, known = loops.get(head, ([], frozenset()))
+            loops[head] = ([*latches, latch], known | inside)
     found = [
         (sum(is_weight[i] for i in inside), -len(inside), head)
         for head, (_, inside) in loops.items()

@@ -22,7 +22,7 @@ class Instruction:
         predicate: e.g. ``@!P0``, or "".
         word: with its modifiers, e.g. ``LDG.E.128``.
         operands: as listed.
-        text: all of it.
+        text: the complete text.
     """
 
     offset: int
@@ -43,7 +43,7 @@ _WORDS = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\S+\s+)?([A-Z][A-Z0-9_.]*)[
 def words(sass: str) -> dict[str, list[tuple[str, str]]]:
     """Return the text and the word of each instruction of each kernel, as ``functions`` has them.
 
-    For listings of hundreds of megabytes: it makes no object of an instruction.
+    For listings of hundreds of megabytes: it creates no object for an instruction.
     """
     pieces = _FUNCTION.split(sass)[1:]
     return {

@@ -46,7 +46,7 @@ def document(verdicts: Sequence[Verdict], nvcc: str) -> dict[str, Any]:
 
 
 def markdown(verdicts: Sequence[Verdict], nvcc: str) -> str:
-    """Return the table that people read: one line a unit and architecture."""
+    """Return the Markdown table: one line for each unit and architecture."""
     alike, differ = _same_code(verdicts)
     return pages.render(
         Path(__file__).with_name("report.md.j2"),
@@ -87,7 +87,7 @@ def _same_code(verdicts: Sequence[Verdict]) -> tuple[list[str], list[str]]:
             label = verdict.job.label.rpartition(" ")[0]
             codes.setdefault(label, []).append(sorted(kernel.code for kernel in verdict.kernels))
     several = {label: found for label, found in codes.items() if len(found) > 1}
-    alike = [label for label, found in several.items() if all(one == found[0] for one in found)]
+    alike = [label for label, found in several.items() if all(code == found[0] for code in found)]
     return alike, [label for label in several if label not in alike]
 
 

@@ -1,4 +1,4 @@
-"""Units → jobs → machine code → facts → a verdict. Results in the store are not made again."""
+"""Units → jobs → machine code → facts → a verdict. Results in the store are reused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ module.generate_gemm_operations(sys.argv[2], "120;120-real")
 
 @dataclass(frozen=True)
 class Tree:
-    """An upstream's patched tree as far as a compiler sees it."""
+    """The compiler's part of an upstream's patched tree."""
 
     path: Path
     identity: Mapping[str, str]
@@ -79,7 +79,7 @@ class Verdict:
         """Whether it passes; a control passes if the checks refuse it as a stub."""
         if not self.job.unit.control:
             return not self.problems
-        # for the control's one reason
+        # for the control's only reason
         return bool(self.problems) and all(checks.STUB in problem for problem in self.problems)
 
 
@@ -88,7 +88,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TreeResult:
-    """An unpacked tree, and the commit that it is of."""
+    """An unpacked tree, and its commit."""
 
     commit: str
 
@@ -103,7 +103,7 @@ def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access
     patches = series.read(root / "patches" / name)
     patched = series.apply_recorded(store, patches, source, upstream)
     folders = (*_TREE, _GENERATOR)
-    ids = git.git(source.repo, "rev-parse", *(f"{patched.commit}:{one}" for one in folders))
+    ids = git.git(source.repo, "rev-parse", *(f"{patched.commit}:{folder}" for folder in folders))
     identity = dict(zip(folders, ids.split(), strict=True))
 
     def make(folder: Path) -> TreeResult:
@@ -116,7 +116,7 @@ def patched_tree(store: Store, root: Path, name: str, upstream: Upstream, access
 
 
 def jobs(units: Sequence[Unit], trees: Mapping[str, Tree], store: Store) -> list[Job]:
-    """Return the jobs to compile; FlashInfer's generator runs for units that it writes.
+    """Return the jobs to compile; FlashInfer's generator writes the sources of some units.
 
     Raises:
         ProofError: it writes no file for a unit.
@@ -174,7 +174,7 @@ def _generate(tree: Tree, store: Store) -> dict[str, str]:
 
 def width(asked: int | None) -> int:
     """Return the number of parallel compilers, limited by memory and CPUs."""
-    return jobs_width(asked, NVCC_GIB)  # these have no gate
+    return jobs_width(asked, NVCC_GIB)  # these compilers have no gate
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,12 @@ class FactsResult:
 def prove(
     store: Store, todo: Sequence[Job], trees: Mapping[str, Tree], readers: Readers, at_once: int
 ) -> list[Verdict]:
-    """Compile and read jobs that the store lacks, and check all of them."""
+    """Compile and read the jobs that the store lacks, and check all."""
     nvcc = toolchain.nvcc_identity()
     compiling, reading = code_of(cubin.__name__), code_of("sparkforge.inspect.proofs.sass")
     verdicts = []
 
-    def one(job: Job, stopping: Event) -> Verdict:
+    def prove(job: Job, stopping: Event) -> Verdict:
         tree = trees[job.unit.upstream] if job.unit.upstream is not None else None
         compiled = {
             "source": hashlib.sha256(job.source.encode()).hexdigest(),
@@ -237,7 +237,7 @@ def prove(
         found = checks.problems(kernels, job.promise, job.arch)
         return Verdict(job, kernels, tuple(found), made.seconds, fresh)
 
-    for done, verdict in enumerate(in_parallel(one, todo, at_once), 1):
+    for done, verdict in enumerate(in_parallel(prove, todo, at_once), 1):
         verdicts.append(verdict)
         tell(verdict, f"{done}/{len(todo)} ")
     return verdicts

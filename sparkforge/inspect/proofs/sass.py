@@ -18,8 +18,8 @@ _USAGE = re.compile(
 )
 # the second template argument of sparkforge_device_kernel, include/sparkforge_shared_bytes.h
 _SHARED_BYTES = re.compile(r"sparkforge_device_kernel.*?Li(\d+)EEEv")
-# the system's part of each block's shared memory (1 KiB beside the 99 of a block); the listing adds
-# it to all kernels of a module if one of them uses shared memory
+# the system's part of each block's shared memory (1 KiB in addition to the 99 of a block); the
+# listing adds it to all kernels of a module if one of them uses shared memory
 _RESERVED_SHARED = 1024
 _MMA = re.compile(r"^(UTC)?[A-Z]{0,2}MMA\b")
 
@@ -30,9 +30,9 @@ class Kernel:
 
     Attributes:
         name: mangled.
-        target: named in the code (``sm_121a``; for 120f ``sm_120``).
+        target: the code's target (``sm_121a``; for 120f ``sm_120``).
         registers: per thread.
-        stack, local: bytes per thread; local memory outside of the stack is spilled.
+        stack, local: bytes per thread; local memory outside the stack is spilled.
         spill_loads, spill_stores: instructions that read or write local memory.
         shared: static bytes per block.
         shared_dynamic: bytes per block that a CUTLASS kernel requests at its launch; None: not in
@@ -40,7 +40,7 @@ class Kernel:
         mma: number of each matrix instruction with its modifiers.
         opcodes: of all instructions, sorted.
         instructions: their number, without padding.
-        traps: whether it stops on purpose (``BPT.TRAP``), like an empty stub.
+        traps: whether it has a trap (``BPT.TRAP``), like an empty stub.
         code: digest of the instructions with their operands.
     """
 

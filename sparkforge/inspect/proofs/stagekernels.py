@@ -1,4 +1,4 @@
-"""Machine code of the stage ``kernels``, as wheels have it → verdicts; none is compiled twice."""
+"""Machine code of the stage ``kernels``, as in wheels → verdicts, without a second compile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``cubins`` writes beside the machine code."""
+    """The manifest that ``cubins`` writes beside the machine code."""
 
     schema: int
     sources: Mapping[str, str]
@@ -58,7 +58,7 @@ class Read:
     """The stage's machine code.
 
     Attributes:
-        sources: blob of each source, as the stage's key has them.
+        sources: blob of each source, as in the stage's key.
         decoded: kernels by architecture.
         seconds: of the stage, and whether it ran now.
     """
@@ -82,7 +82,7 @@ def item_of(project: Project) -> tuple[Context, Item[KernelsResult]]:
     targets = [(name, target) for name, target in project.pins.targets.items() if target.cuda_arch]
     for name, target in sorted(targets, key=lambda pair: platform_of(pair[1]) != here):
         context = Context.of(project, name, platform_of(target))
-        for item in graph.graph_of(context).kernels.values():  # of one upstream, today
+        for item in graph.graph_of(context).kernels.values():  # today of one upstream
             return context, item
     raise ProofError("no target has decode kernels", "see `kernels` of an upstream in pins.yaml")
 
@@ -135,6 +135,6 @@ def prove(found: Read, unit: Unit) -> list[Verdict]:
         job = Job(unit, arch, f"{unit.name} {arch}", "", unit.promise)
         decoded = found.decoded.get(arch, ())
         wrong = decode.problems(decoded, listed.get(arch, ()), arch) if decoded else ["no kernels"]
-        kernels = tuple(one.kernel for one in decoded)
+        kernels = tuple(code.kernel for code in decoded)
         verdicts.append(Verdict(job, kernels, tuple(wrong), found.seconds, found.fresh))
     return verdicts

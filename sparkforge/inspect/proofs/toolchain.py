@@ -44,7 +44,7 @@ class Readers:
         Raises:
             CommandError: it fails.
         """
-        # it looks for nvdisasm on the PATH, and finds nothing, silently, without it
+        # it needs nvdisasm on the PATH, and without it prints nothing, and no error
         env = {"PATH": f"{self.folder}{os.pathsep}{os.environ.get('PATH', '')}"}
         return call(self.folder / "cuobjdump", *words, cwd=cwd, env=env).stdout.decode()
 
@@ -64,7 +64,7 @@ def keep(
     kind: type[T],
     make: Callable[[Path], T],
 ) -> Artefact[T]:
-    """Return a result as ``store.build`` does, noted as the newest of its label.
+    """Return a result as ``store.build`` does, recorded as the newest of its label.
 
     Without the record, ``clean --superseded`` would remove it as unused.
     """
@@ -74,7 +74,7 @@ def keep(
 
 
 def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
-    """Return the readers, fetching them where the store lacks them.
+    """Return the readers, fetched if the store lacks them.
 
     Raises:
         FetchError, IntegrityError: as ``wheelhouse.fill``.

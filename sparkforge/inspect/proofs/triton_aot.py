@@ -77,7 +77,7 @@ class PackagesResult:
 
 @dataclass(frozen=True)
 class CasesResult:
-    """What the probe made, a tile height each."""
+    """Results of the probe, one for each tile height."""
 
     cases: tuple[Built, ...]
 
@@ -95,7 +95,7 @@ def _layer(context: Context, upstream: str, patched: bool) -> tuple[overlay.Laye
 
 
 def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> Path:
-    """Return a folder with Triton and triton_kernels to put on a path.
+    """Return a folder with Triton and triton_kernels for a path.
 
     Args:
         triton, kernels: whether with our series.
@@ -129,7 +129,7 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
             made = overlay.build(request, [layer], work)
             with zipfile.ZipFile(made.path) as wheel:
                 for member in (*made.replaced, *made.added):
-                    (folder / member).unlink(missing_ok=True)  # it is the release's own
+                    (folder / member).unlink(missing_ok=True)  # the release's own
                     wheel.extract(member, folder)
         tree = f"{ours.patched.commit}:{_PACKAGE}"
         git.unpack(ours.patched.source.repo, tree, ["triton_kernels"], folder / "kernels")
@@ -140,7 +140,7 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
 
 
 def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
-    """Build and check for every architecture of a unit."""
+    """Build and check every architecture of a unit."""
     python, folder = interpreter(context), packages(context)
     verdicts = []
     for arch in unit.archs:
@@ -166,7 +166,7 @@ def prove(context: Context, unit: Unit, readers: Readers) -> list[Verdict]:
 
 
 def _release(context: Context, wheel: Path) -> Path:
-    """Return Triton's unpacked release, half a gigabyte; packages are linked to it."""
+    """Return Triton's unpacked release (half a gigabyte), to which packages are linked."""
 
     def make(folder: Path) -> PackagesResult:
         with zipfile.ZipFile(wheel) as archive:
@@ -185,7 +185,7 @@ def _release(context: Context, wheel: Path) -> Path:
 
 
 def interpreter(context: Context) -> Path:
-    """Return the cpu target's Python, making its environment where the store lacks it."""
+    """Return the cpu target's Python, with its environment built if the store lacks it."""
     build = executor.build(context, "image")
     return python_path(build.results.artefact(build.graph.product).path)
 

@@ -19,7 +19,7 @@ BOTH = ("121a", "120f")
 _KERNELS = "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels"
 _LAUNCHER = "tensorrt_llm/kernels/cutlass_kernels/moe_gemm/launchers/moe_gemm_tma_ws_launcher.inl"
 
-# Operands in the order that the machine code names them, which swap_ab turns round.
+# Operands in the machine code's order, which swap_ab reverses.
 MXFP8_MXFP8 = r"QMMA\.SF\.16832\.F32\.E4M3\.E4M3\.E8"
 MXFP8_MXFP4 = r"QMMA\.SF\.16832\.F32\.(E4M3\.E2M1|E2M1\.E4M3)\.E8"
 FP8_FP8 = r"QMMA\.16832\.F32\.E4M3\.E4M3"
@@ -39,11 +39,11 @@ class Unit:
         promise: requirements for the machine code.
         text: the source, or
         file: its path in the upstream's tree (without ``upstream``: our own ``.cu``), or
-        generated: operand types of a file by FlashInfer's generator, in its spelling.
+        generated: operand types of a file by FlashInfer's generator, in its notation.
         upstream: of the patched tree with its headers, or None.
         triton: built by ``triton_aot``, not by nvcc.
         stage: machine code of the build's stage ``kernels``; ``decode`` has its requirements.
-        control: has to fail, which shows that the checks find failures.
+        control: must fail, which shows that the checks find failures.
     """
 
     name: str
@@ -70,7 +70,7 @@ def _instantiate(*lines: str) -> str:
 
 
 def _moe(act: str, weight: str, fusion: str, m: int, n: int, swap_ab: bool) -> str:
-    """Return the arguments of one grouped GEMM of the MoE, as FlashInfer's generator does."""
+    """Return FlashInfer's generator's arguments of one grouped GEMM of the MoE."""
     return (
         f"Sm120, {act}, {weight}, __nv_bfloat16, void, EpilogueOpDefault, {fusion},"
         f" {m}, {n}, 128, 1, 1, 1, true, false, false, {str(swap_ab).lower()}"
@@ -78,8 +78,7 @@ def _moe(act: str, weight: str, fusion: str, m: int, n: int, swap_ab: bool) -> s
 
 
 _E4M3, _E2M1 = "__nv_fp8_e4m3", "SafeFP4"
-# the smallest tile in both orientations, and the largest with the other epilogue: the most
-# different
+# the smallest tile in both orientations, and the largest with the other epilogue: they differ most
 _CORNERS = (("NONE", 128, 32, True), ("NONE", 128, 32, False), ("FINALIZE", 128, 128, False))
 
 

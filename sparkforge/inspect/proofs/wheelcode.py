@@ -26,10 +26,10 @@ from sparkforge.wheels import archive, intake
 _NATIVE = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin|a|o|pyd)$")
 _CUBIN = re.compile(r"\.(cubin|fatbin)$")
 _READER_GIB = 1.5  # an image of 19 MB takes 0.55 here, and as much in cuobjdump
-# what the facts depend on, beside this module
+# the modules that decide the facts, in addition to this one
 _READ_WITH = ("sparkforge.inspect.proofs.sass", "sparkforge.pins.architectures")
 _NONE = "does not contain device code"
-# cuobjdump -all --dump-resource-usage: one of these for each image, its functions below it
+# cuobjdump -all --dump-resource-usage: one of these for each image, followed by its functions
 _IMAGE = re.compile(r"^Fatbin (elf|ptx) code:\n=+\narch = sm_(\w+)$", re.MULTILINE)
 _FUNCTION = re.compile(r"^ Function (\S+):$", re.MULTILINE)
 _MAGIC = (b"\x7fELF", b"!<arch>", b"\x50\xed\x55\xba")  # an object, an archive, a fatbin
@@ -40,11 +40,11 @@ _ENTRY = re.compile(rb"\.entry\s+([\w$.]+)")
 
 @dataclass(frozen=True)
 class Device:
-    """The device that machine code is read for.
+    """The device of machine code.
 
     Attributes:
         capability: e.g. ``12.1``.
-        architectures: of the code that is its own, e.g. ``120f``.
+        architectures: of its own code, e.g. ``120f``.
     """
 
     capability: str
@@ -66,8 +66,8 @@ class CodeResult:
         images: number of cubins by architecture.
         ptx: number of PTX texts by architecture.
         kernels: of the cubins for the device, each content once.
-        jit: kernels that no such cubin has, and that the driver compiles from PTX.
-        absent: kernels of other architectures that the device has in neither form.
+        jit: kernels in no such cubin, which the driver compiles from PTX.
+        absent: kernels of other architectures, missing for the device in both forms.
     """
 
     images: Mapping[str, int]
@@ -87,7 +87,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Reading:
-    """What machine code is read with.
+    """The tools for reading machine code.
 
     Attributes:
         jobs: number of parallel readers.
@@ -100,7 +100,7 @@ class Reading:
 
 
 def reading(device: Device, readers: Readers, store: Store, jobs: int | None) -> Reading:
-    """Return what machine code is read with; without a number, as many jobs as memory holds."""
+    """Return the tools for reading; without a number, with as many jobs as memory allows."""
     return Reading(device, readers, store, width(jobs, _READER_GIB))
 
 
@@ -108,7 +108,7 @@ def libraries(wheel: Path, how: Reading) -> list[Library]:
     """Read the machine code of a wheel.
 
     Raises:
-        WheelError: it is no wheel, or a file differs from its RECORD.
+        WheelError: it is not a wheel, or a file differs from its RECORD.
         ProofError: machine code can't be read.
     """
     found = []
@@ -167,15 +167,17 @@ def _read(name: str, paths: Sequence[Path], how: Reading, folder: Path) -> CodeR
     for path in paths:
         with path.open("rb") as file:
             if not file.read(8).startswith(_MAGIC):
-                continue  # a linker's script, for example
+                continue  # for example a linker's script
         sections = _sections(name, path, how.readers)
         names.update(kernel for section in sections for kernel in section.kernels)
-        images.update(one.arch for one in sections if one.form == "elf" and one.kernels)
-        ptx.update(one.arch for one in sections if one.form == "ptx")
+        images.update(
+            section.arch for section in sections if section.form == "elf" and section.kernels
+        )
+        ptx.update(section.arch for section in sections if section.form == "ptx")
         extract = partial(_extracted, how.readers, name, path, folder, sections)
-        listed = {one.arch for one in sections if one.form == "elf" and one.kernels}
+        listed = {section.arch for section in sections if section.form == "elf" and section.kernels}
         todo += extract("elf", listed & {*how.device.architectures})
-        jit = {one.arch for one in sections if one.form == "ptx"}
+        jit = {section.arch for section in sections if section.form == "ptx"}
         texts += extract("ptx", {arch for arch in jit if compiles(arch, how.device.capability)})
     kernels = {
         (kernel.name, kernel.code): kernel for image in _images(name, todo, how) for kernel in image
@@ -193,7 +195,7 @@ def _read(name: str, paths: Sequence[Path], how: Reading, folder: Path) -> CodeR
 
 @dataclass(frozen=True)
 class _Section:
-    """An image in cuobjdump's listing; that of a device linker has no kernel."""
+    """An image in cuobjdump's listing; a device linker's has no kernel."""
 
     form: str
     arch: str
@@ -203,7 +205,7 @@ class _Section:
 def _sections(name: str, path: Path, readers: Readers) -> list[_Section]:
     usage = _dump(readers, name, "--dump-resource-usage", path)
     pieces = _IMAGE.split(usage)
-    if usage and len(pieces) == 1:  # a cubin by itself
+    if usage and len(pieces) == 1:  # a single cubin
         (arch,) = _LISTED.findall(_dump(readers, name, "-lelf", path))
         return [_Section("elf", arch, tuple(_FUNCTION.findall(usage)))]
     found = zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True)
@@ -211,9 +213,9 @@ def _sections(name: str, path: Path, readers: Readers) -> list[_Section]:
 
 
 def _images(name: str, cubins: Sequence[Path], how: Reading) -> list[tuple[Kernel, ...]]:
-    """Read cubins in parallel; an interrupted run goes on with those that it has not read."""
+    """Read cubins in parallel; an interrupted run continues with the unread ones."""
 
-    def one(path: Path, stopping: Event) -> tuple[Kernel, ...]:
+    def read(path: Path, stopping: Event) -> tuple[Kernel, ...]:
         def facts(_: Path) -> ImageResult:
             try:
                 return ImageResult(tuple(how.readers.read(path)))
@@ -225,21 +227,21 @@ def _images(name: str, cubins: Sequence[Path], how: Reading) -> list[tuple[Kerne
             "readers": how.readers.identity,
             "code": code_of(_READ_WITH[0]),
         }
-        # not noted as the newest: the library's own record has all of it
+        # not recorded as the newest: the library's own record has all of it
         kernels = how.store.build("proof-images", inputs, ImageResult, facts).result.kernels
         path.unlink()
         return kernels
 
     largest_first = sorted(cubins, key=lambda path: -path.stat().st_size)
     found = []
-    for kernels in in_parallel(one, largest_first, how.jobs):
+    for kernels in in_parallel(read, largest_first, how.jobs):
         found.append(kernels)
         log.progress(name.rpartition("/")[2], len(found), len(cubins), "")
     return found
 
 
 def _dump(readers: Readers, name: str, what: str, path: Path) -> str:
-    """Return cuobjdump's output of all images of a file; "": it has none.
+    """Return cuobjdump's output for all images of a file; "" without images.
 
     Raises:
         ProofError: it can't be read.
@@ -266,10 +268,10 @@ def _extracted(
     form: str,
     archs: set[str],
 ) -> list[Path]:
-    """Extract the images of some architectures to a folder of their own.
+    """Extract the images of some architectures to their own folder.
 
     Raises:
-        ProofError: cuobjdump fails, or does not extract all that it lists.
+        ProofError: cuobjdump fails, or does not extract all listed images.
     """
     if not archs:
         return []
@@ -281,11 +283,13 @@ def _extracted(
     except CommandError as error:
         raise _unreadable(name, error) from error
     found = sorted(into.iterdir())
-    count = sum(one.form == form and _ending(form, one.arch) in ends for one in sections)
+    count = sum(
+        section.form == form and _ending(form, section.arch) in ends for section in sections
+    )
     if len(found) != count:
         every = _NAMED.findall(_dump(readers, name, f"-l{form}", path))
-        left = Counter(one for one in every if one.endswith(ends))
-        left.subtract(one.name for one in found)
+        left = Counter(file for file in every if file.endswith(ends))
+        left.subtract(file.name for file in found)
         msg = (
             f"{name}: cuobjdump lists {count} images (*{', *'.join(ends)}) and extracts"
             f" {len(found)}; missing: {', '.join(sorted(+left)) or 'unknown'}"
@@ -295,7 +299,7 @@ def _extracted(
 
 
 def _ending(form: str, arch: str) -> str:
-    """Return how cuobjdump names the files of an architecture; those of 120f's cubins as 120's."""
+    """Return the end of cuobjdump's file names for an architecture; 120f's cubins have 120's."""
     return f".sm_{arch.removesuffix('f')}.cubin" if form == "elf" else f".sm_{arch}.ptx"
 
 

@@ -56,12 +56,12 @@ class Proved:
 
 
 def agreed(pins: Pins, target: str | None) -> tuple[str, Contract, Device]:
-    """Return the target's name, its contract, and the device that it is for.
+    """Return the target's name, its contract, and its device.
 
     Raises:
         UsageError: no target is named, or it has no contract.
     """
-    known = ", ".join(name for name, one in sorted(pins.targets.items()) if one.machine_code)
+    known = ", ".join(name for name, pinned in sorted(pins.targets.items()) if pinned.machine_code)
     if target is None:
         raise UsageError("--wheel needs --target", f"use one of: {known}")
     code, capability = pins.target(target).machine_code, pins.target(target).cuda_arch
@@ -72,7 +72,7 @@ def agreed(pins: Pins, target: str | None) -> tuple[str, Contract, Device]:
 
 
 def files(project: Project, target: str, named: Sequence[Path]) -> list[Path]:
-    """Return the wheels to read: those that are named, else those of the target's last build.
+    """Return the wheels to read: the named ones, else those of the target's last build.
 
     Raises:
         UsageError: one is missing, or there is none.
@@ -120,7 +120,7 @@ def prove(
         text = json.dumps(document, indent=1, sort_keys=True) + "\n"
         (folder / f"{name}.json").write_text(text)
         (folder / f"{name}.md").write_text(_markdown(target, device, proved))
-    failed = [one.wheel for one in proved if one.problems]
+    failed = [wheel.wheel for wheel in proved if wheel.problems]
     log.heading(
         f"{len(proved) - len(failed)} of {len(proved)} wheels keep the contract, in"
         f" {time.monotonic() - start:.0f} s; dist/proofs/{name}.md"
@@ -133,13 +133,15 @@ def prove(
 def _tell(proved: Proved) -> None:
     if not proved.libraries:
         log.info("  has no machine code for GPUs")
-    for one in proved.libraries:
-        if one.unused:
-            log.info(f"  unused  {one.library.file}: {one.unused}")
+    for library in proved.libraries:
+        if library.unused:
+            log.info(f"  unused  {library.library.file}: {library.unused}")
             continue
-        count = len(one.library.code.kernels)
-        log.info(f"  {'FAILED' if one.problems else 'ok':6}  {one.library.file}: {count} kernels")
-        for line in _lines(one.problems):
+        count = len(library.library.code.kernels)
+        log.info(
+            f"  {'FAILED' if library.problems else 'ok':6}  {library.library.file}: {count} kernels"
+        )
+        for line in _lines(library.problems):
             log.info(f"          {line}")
 
 
@@ -164,11 +166,11 @@ def _document(target: str, device: Device, proved: Sequence[Proved]) -> dict[str
         "target": target,
         "capability": device.capability,
         "ran_on": "no GPU: disassembled only",
-        "ok": not any(one.problems for one in proved),
+        "ok": not any(wheel.problems for wheel in proved),
         "wheels": [
             {
-                "wheel": one.wheel,
-                "ok": not one.problems,
+                "wheel": wheel.wheel,
+                "ok": not wheel.problems,
                 "libraries": [
                     {
                         "file": checked.library.file,
@@ -181,16 +183,16 @@ def _document(target: str, device: Device, proved: Sequence[Proved]) -> dict[str
                         "absent": list(checked.library.code.absent),
                         "problems": [asdict(problem) for problem in checked.problems],
                     }
-                    for checked in one.libraries
+                    for checked in wheel.libraries
                 ],
             }
-            for one in proved
+            for wheel in proved
         ],
     }
 
 
 def _mma(kernels: Sequence[Kernel]) -> Mapping[str, int]:
-    """Return the number of kernels that have each matrix instruction."""
+    """Return the number of kernels with each matrix instruction."""
     return dict(sorted(Counter(word for kernel in kernels for word in kernel.mma).items()))
 
 
@@ -201,24 +203,24 @@ def _markdown(target: str, device: Device, proved: Sequence[Proved]) -> str:
         capability=device.capability,
         head=_HEAD,
         right=_NUMBERS,
-        wheels=[(one.wheel, [_row(library) for library in one.libraries]) for one in proved],
+        wheels=[(wheel.wheel, [_row(library) for library in wheel.libraries]) for wheel in proved],
         problems=[
             (library.library.file, _lines(library.problems))
-            for one in proved
-            for library in one.libraries
+            for wheel in proved
+            for library in wheel.libraries
             if library.problems
         ],
     )
 
 
-def _row(one: Checked) -> tuple[str, ...]:
-    code = one.library.code
+def _row(library: Checked) -> tuple[str, ...]:
+    code = library.library.code
     scaled = sum(any(_SCALED.fullmatch(word) for word in kernel.mma) for kernel in code.kernels)
     forms = [f"{arch} ({count})" for arch, count in code.images.items()]
     forms += [f"PTX {arch} ({count})" for arch, count in code.ptx.items()]
-    broken = Counter(problem.rule for problem in one.problems)
+    broken = Counter(problem.rule for problem in library.problems)
     return (
-        f"`{one.library.file}`",
+        f"`{library.library.file}`",
         ", ".join(forms),
         f"{len(code.kernels):,}",
         f"{scaled:,}",
@@ -228,5 +230,5 @@ def _row(one: Checked) -> tuple[str, ...]:
         f"{max((kernel.stack + kernel.local for kernel in code.kernels), default=0):,}",
         f"{max((kernel.shared for kernel in code.kernels), default=0):,}",
         ", ".join(f"{rule}: {count}" for rule, count in broken.items())
-        or ("not used" if one.unused else "keeps it"),
+        or ("not used" if library.unused else "keeps it"),
     )
