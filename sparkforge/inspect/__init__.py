@@ -1,1 +1,1 @@
-"""Judging: verify, doctor, proofs, performance."""
+"""Judgements: verify, doctor, proofs, performance."""

@@ -1,4 +1,4 @@
-"""Intervals of means by Student's t, and the chance that changed answers are none."""
+"""Intervals of means by Student's t, and an exact test of changed answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def student(freedom: float) -> float:
     """Return the 97.5 % quantile of Student's t, infinite below one degree of freedom.
 
     A fraction counts as the whole number below it, which makes the interval wider. Beyond the table
-    it is the normal's with the first term of Fisher's expansion, right to 0.2 %.
+    it is the normal's with the first term of Fisher's expansion, correct to 0.2 %.
     """
     if freedom < 1:
         return math.inf
@@ -61,10 +61,10 @@ def of_pairs(differences: Sequence[float]) -> Estimate:
 
 
 def chance_to_lose(lost: int, gained: int) -> float:
-    """Return how likely at least so many of the changed answers are lost where both are as likely.
+    """Return the probability of at least so many losses, if losses and gains are equally likely.
 
-    The exact test of McNemar, one-sided.
+    McNemar's exact test, one-sided.
     """
     changed = lost + gained
-    chances = (math.comb(changed, one) / 2**changed for one in range(lost, changed + 1))
+    chances = (math.comb(changed, count) / 2**changed for count in range(lost, changed + 1))
     return math.fsum(chances)

@@ -24,7 +24,7 @@ class Line:
     Attributes:
         points: x and y, by x.
         deviations: of y, one a point; none: it has no error bars.
-        dashed: it is arithmetic, not measured.
+        dashed: computed, not measured.
     """
 
     name: str
@@ -63,7 +63,7 @@ def ticks(most: float) -> list[float]:
         return [0.0, 1.0]
     rough = most / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(one * power for one in _STEPS if one * power >= rough * (1 - 1e-9))
+    step = next(factor * power for factor in _STEPS if factor * power >= rough * (1 - 1e-9))
     return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]
 
 
@@ -71,7 +71,7 @@ def svg(title: str, across: str, up: str, lines: Sequence[Line], at: Sequence[fl
     """Return a plot; both axes begin at 0.
 
     Args:
-        across, up: what the axes show.
+        across, up: labels of the axes.
         at: ticks of the horizontal axis; none: round numbers.
     """
     most = max(x for line in lines for x, _ in line.points)
