@@ -66,19 +66,19 @@ def generate(size: int) -> str:
     """Return at least ``size`` bytes of text; a longer text begins with a shorter one."""
     random = Random(_SEED)
 
-    def one(words: tuple[str, ...]) -> str:
+    def pick(words: tuple[str, ...]) -> str:
         # random() is the same in every Python; choice() need not be
         return words[int(random.random() * len(words))]
 
     def clause() -> str:
-        return f"{one(_WHO)} {one(_DID)} {one(_WHAT)} {one(_WHERE)} {one(_WHEN)}"
+        return f"{pick(_WHO)} {pick(_DID)} {pick(_WHAT)} {pick(_WHERE)} {pick(_WHEN)}"
 
     parts: list[str] = []
     written = 0
     while written < size:
         sentence = clause()
         if random.random() < 0.5:
-            sentence += f"{one(_JOINED)} {clause()}"
+            sentence += f"{pick(_JOINED)} {clause()}"
         end = ".\n\n" if random.random() < 0.15 else ". "
         parts.append(sentence[0].upper() + sentence[1:] + end)
         written += len(parts[-1])
