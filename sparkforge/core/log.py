@@ -150,7 +150,7 @@ class Log:
         self._line(self._paint("2", "  | ") + text)
 
     def raw_progress(self, text: str) -> None:
-        """Print a line that the child overwrites; without a terminal only every few seconds."""
+        """Print a line that the child overwrites; without a terminal only now and then."""
         if self._too_early():
             return
         if self.tty:

@@ -123,7 +123,7 @@ class Glimpse:
     err: str = ""
     """``out``, ``err``: its output as text, cut at the limit."""
     problem: str = ""
-    """Why there is no exit code, or ""."""
+    """Reason for a missing exit code, or ""."""
 
 
 def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:

@@ -1,4 +1,4 @@
-"""What decides the bytes of a unit's machine code: how nvcc is called, with our own headers.
+"""Compile units with nvcc and our own headers: all that decides the bytes of machine code.
 
 The code of this module and of its imports is in the keys of machine code, so an edit here compiles
 all units again.
