@@ -13,14 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sparkforge.serving import durable, pagecache
+from sparkforge.serving import durable, pagecache, shards
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.pagecache import expanded
 
 COMMIT = re.compile("[0-9a-f]{40}")
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _READ = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
-_INDEX = "model.safetensors.index.json"
 
 
 class ListingError(ValueError):
@@ -116,13 +115,13 @@ class Place:
         folder = self.snapshot(commit)
         if not commit or not (folder / "config.json").is_file():
             return False
+        names = ["model.safetensors"]
         try:
-            shards = set(Document.load(folder / _INDEX).get(dict, "weight_map").values())
-        except FileNotFoundError:
-            shards = {"model.safetensors"}
+            if (folder / shards.INDEX).exists():  # else a part of the shards could be all there is
+                names = shards.named(folder)
         except (OSError, DocumentError):
             return False
-        return all(is_plain(str(shard)) and size(folder / str(shard)) > 0 for shard in shards)
+        return all(size(folder / name) > 0 for name in names)
 
 
 def cache(variables: Mapping[str, str]) -> Path:

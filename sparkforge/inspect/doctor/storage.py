@@ -200,17 +200,15 @@ def _again(checkpoint: Checkpoint, fetch: str) -> str:
 def _wrong(checkpoint: Checkpoint) -> list[str]:
     wrong = []
     if checkpoint.index_problem:
-        wrong.append(f"model.safetensors.index.json: {checkpoint.index_problem}")
+        wrong.append(checkpoint.index_problem)
     if not checkpoint.config:
         wrong.append("no config.json")
     shards = checkpoint.shards
     if not shards and not wrong:
         wrong.append("no safetensors file")
     for name, shard in shards.items():
-        if shard.problem:
-            wrong.append(f"{name}: {shard.problem}")
-        elif shard.size != shard.expected:
-            wrong.append(f"{name}: {shard.size} bytes, its header says {shard.expected}")
+        if shard.wrong:
+            wrong.append(f"{name}: {shard.wrong}")
     return wrong
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.inspect.doctor import checkpoint, command, machine, reading, storage
-from sparkforge.inspect.doctor.checkpoint import Checkpoint, Shard
+from sparkforge.inspect.doctor.checkpoint import Checkpoint
 from sparkforge.inspect.doctor.finding import CHECKS, Finding
 from sparkforge.inspect.doctor.reading import Disk, Disks, PathState, Readings
 from sparkforge.inspect.doctor.rights import Rights
@@ -22,6 +22,7 @@ from sparkforge.inspect.doctor.wanted import Wanted, wanted
 from sparkforge.pins import pins
 from sparkforge.serving import devices, memory
 from sparkforge.serving.memory import Reading
+from sparkforge.serving.shards import Shard
 from tests.support import PATIENCE_S, ROOT
 
 GIB_KIB = 1 << 20
@@ -464,8 +465,8 @@ def test_a_complete_model_of_the_hubs_cache(want: Wanted, tmp_path: Path) -> Non
         (lambda f: (f / NAMES[0]).write_bytes(b""), "no safetensors header"),
         (lambda f: (f / NAMES[0]).write_bytes(b"\xff" * 99), "no safetensors header"),
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("{"), "JSONDecodeError"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "TypeError"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), "index.json is not JSON"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "weight_map of"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"w": "../../etc/x.safetensors"}}'
