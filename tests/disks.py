@@ -42,6 +42,20 @@ def new_disk(path: Path, mebibytes: int) -> Iterator[Path]:
         path.unlink()
 
 
+def fill(folder: Path) -> Path:
+    """Fill a file system to its last byte; returns the file that does."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (MIB, 1024):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+    return filler
+
+
 def cut_power(place: Path) -> None:
     """End a mounted file system at once, as xfstests do: nothing more reaches its disk."""
     handle = os.open(place, os.O_RDONLY)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkforge.serving import access, devices, memory, vocabulary
-from sparkforge.serving.errors import EX_NOINPUT, StartError
+from sparkforge.serving import access, arguments, devices, memory, shards, vocabulary
+from sparkforge.serving.document import DocumentError
+from sparkforge.serving.errors import EX_NOINPUT, EX_UNAVAILABLE, StartError
 from sparkforge.serving.log import say
 from sparkforge.serving.settings import Settings
 
 
 def check(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Check model, access, vocabulary, device and memory.
+    """Check model, access, port, vocabulary, device and memory.
 
     Raises:
         StartError: the server cannot be started.
@@ -23,6 +25,7 @@ def check(settings: Settings, environment: Mapping[str, str]) -> None:
     if settings.takes_requests:
         access.check_options(settings.caller_options)
         access.check_open(environment, settings.api_key)
+        port(arguments.value(settings.caller_options, "--host") or settings.host, settings.port)
     if settings.profile.vocabulary_sha256:
         vocabulary.check(settings.profile.vocabulary_sha256)
     if settings.profile.cuda_arch is not None and settings.backend_check != "off":
@@ -45,11 +48,33 @@ def _device(arch: str, *, strict: bool) -> None:
         say(f"warning: {warning}")
 
 
-def checkpoint(path: Path) -> None:
-    """Check the folder of a checkpoint; vLLM's own error for a wrong path gives no hint.
+def port(host: str, number: int) -> None:
+    """Check that the server can listen; vLLM fails only after its imports, half a minute later.
+
+    Args:
+        host: "": all addresses.
 
     Raises:
-        StartError: the folder is missing, empty or unreadable.
+        StartError: the port is in use, or cannot be used.
+    """
+    with socket.socket() as probe:
+        # as servers do, so that a port in TIME_WAIT counts as free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            msg = (
+                f"port {number} cannot be used: {error.strerror}; stop the program that has it, or"
+                " choose another port with SPARKFORGE_PORT"
+            )
+            raise StartError(msg, EX_UNAVAILABLE) from None
+
+
+def checkpoint(path: Path) -> None:
+    """Check the folder of a checkpoint; vLLM's own errors give no hint.
+
+    Raises:
+        StartError: the folder is missing, empty or unreadable, or a file in it is cut off.
     """
     if not path.is_dir():
         problem = "does not exist"
@@ -59,6 +84,10 @@ def checkpoint(path: Path) -> None:
         problem = "has no config.json" if any(path.iterdir()) else "is empty"
     elif any(file.is_file() and not os.access(file, os.R_OK) for file in path.iterdir()):
         problem = f"has files that user {os.getuid()} cannot read: chmod -R a+rX it on the host"
+    elif damaged := _damaged(path):
+        raise StartError(
+            f"the model in {path} is not complete: {damaged}; copy it there again", EX_NOINPUT
+        )
     else:
         return
     msg = (
@@ -67,3 +96,15 @@ def checkpoint(path: Path) -> None:
         "another one in SPARKFORGE_MODEL."
     )
     raise StartError(msg, EX_NOINPUT)
+
+
+def _damaged(folder: Path) -> str:
+    """Return what is wrong with the weight files of a checkpoint, or ""."""
+    try:
+        names = shards.named(folder)
+    except (OSError, DocumentError) as error:
+        return str(error)
+    found = ((name, shards.read(folder / name).wrong) for name in names)
+    wrong = [f"{name}: {problem}" for name, problem in found if problem]
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"{wrong[0]}{more}" if wrong else ""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL, EX_UNAVAILABLE
 from tests.integration.test_warmup import Start, Started, start
 from tests.support import PATIENCE_S, wait_for
 
@@ -85,17 +85,17 @@ def test_a_start_that_somebody_ends_is_no_failure(start: Start, tmp_path: Path) 
     assert "while answering the first token" not in one.text()
 
 
-def test_a_port_that_is_taken_ends_the_start(start: Start, tmp_path: Path) -> None:
-    """As any failure of a server that loads, a model that is cut off included."""
+def test_a_port_that_is_taken_ends_the_start_before_the_server(
+    start: Start, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        one = start(SPARKFORGE_LISTEN_PORT=str(port))
-        assert one.process.wait(PATIENCE_S) == 1
-    assert os.strerror(errno.EADDRINUSE) in one.text()
-    assert "first token" not in one.text()
-    assert len(counts(tmp_path)) == 1
-    left: Any = subprocess.run(["pgrep", "-f", f"fake_server.py {port}"], check=False)
-    assert left.returncode == 1
+        one = start(SPARKFORGE_LISTEN_PORT=str(port), SPARKFORGE_RESTART="unless-stopped")
+        assert one.process.wait(PATIENCE_S) == EX_UNAVAILABLE
+    said = f"error: port {port} cannot be used: {os.strerror(errno.EADDRINUSE)}"
+    assert one.text().count(said) == 1
+    assert "vllm" not in one.text()
+    assert not counts(tmp_path)
 
 
 @pytest.mark.parametrize(

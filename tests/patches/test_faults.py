@@ -1,17 +1,15 @@
 """The image's entrypoint with vLLM itself, and what goes wrong around a server.
 
-A frozen engine: test_serving.py. Containers that are killed: tests/e2e/test_compose.py. With
-SPARKFORGE_TEST_FAULTS=1 there are the two that need a start each; ``-s`` prints the seconds.
+A frozen engine: test_serving.py. Containers that are killed: tests/e2e/test_compose.py. ``-s``
+prints the seconds.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,8 +18,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.run import group_alive
+from tests.disks import fill
 from tests.patches.forks import known
 from tests.patches.served import HANG_S, READY_S, Served, serving
 from tests.support import PATIENCE_S, ROOT, wait_for
@@ -52,9 +50,6 @@ time_t time(time_t *out) {
 }
 """
 DAY_S = 86_400
-STARTS = pytest.mark.skipif(
-    "SPARKFORGE_TEST_FAULTS" not in os.environ, reason="SPARKFORGE_TEST_FAULTS=1 runs it"
-)
 NAMESPACES = ("unshare", "--user", "--map-root-user", "--mount")
 # a small disk of its own for temporary files, state and compiled kernels
 ON_A_SMALL_DISK = 'mount -t tmpfs -o size=32m tmpfs "$0" && exec "$@"'
@@ -64,12 +59,6 @@ def tokens(one: Served) -> int:
     reply = one.complete(3)
     assert reply.status_code == 200, reply.text
     return int(reply.json()["usage"]["completion_tokens"])
-
-
-def ended(one: Served, began: float, what: str) -> tuple[int, str]:
-    code = one.process.wait(READY_S)
-    print(f"{what}: exit code {code} after {time.monotonic() - began:.0f} s")
-    return code, one.output()
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +119,10 @@ def stays_well(one: Served, seconds: float) -> None:
 def test_a_full_disk_stops_no_server(server: Served) -> None:
     stays_well(server, 0.1)
     disk = Path(f"/proc/{server.process.pid}/root{server.folder}/disk")
-    with (disk / "fill").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 20))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
+    filler = fill(disk)
     assert shutil.disk_usage(disk).free == 0
     stays_well(server, HANG_S + 5)
-    (disk / "fill").unlink()
+    filler.unlink()
     stays_well(server, 0.1)
 
 
@@ -171,31 +155,7 @@ def test_an_engine_that_is_killed_ends_the_server(server: Served) -> None:
     engine = int(re.findall(r"EngineCore pid=(\d+)", server.output())[0])
     began = time.monotonic()
     os.kill(engine, signal.SIGKILL)
-    code, _ = ended(server, began, "engine killed")
-    assert code not in (0, None)
+    code = server.process.wait(READY_S)
+    print(f"engine killed: exit code {code} after {time.monotonic() - began:.0f} s")
+    assert code != 0
     assert not group_alive(server.group())
-
-
-@STARTS
-def test_a_model_that_is_cut_off_ends_the_start(patched_python: Path, tmp_path: Path) -> None:
-    model = make_tiny_gpt_oss(tmp_path / "model").path
-    (weights,) = model.glob("*.safetensors")
-    os.truncate(weights, weights.stat().st_size // 2)
-    began = time.monotonic()
-    with serving(patched_python, tmp_path, known(patched_python), model=model) as one:
-        code, said = ended(one, began, "model cut off")
-        assert code not in (0, None)
-        assert "SafetensorError" in said or "MetadataIncompleteBuffer" in said
-        assert not group_alive(one.group())
-
-
-@STARTS
-def test_a_port_that_is_taken_ends_the_start(patched_python: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        began = time.monotonic()
-        variables = {**known(patched_python), "SPARKFORGE_LISTEN_PORT": port}
-        with serving(patched_python, tmp_path, variables) as one:
-            code, said = ended(one, began, "port taken")
-        assert code not in (0, None)
-        assert os.strerror(errno.EADDRINUSE) in said

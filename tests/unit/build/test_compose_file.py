@@ -34,7 +34,6 @@ NOT_FOR_THE_CONTAINER = {
         "SPARKFORGE_JIT_DIR",
         "SPARKFORGE_API_KEY_PATH",
     },
-    "of tests": {"SPARKFORGE_TEST_FAULTS"},
     "set by the entrypoint": {"VLLM_HOST_IP", "VLLM_HAS_FLASHINFER_CUBIN"},
     "an example of docker-compose.override.yml": {"VLLM_LOG_STATS_INTERVAL"},
 }

@@ -16,6 +16,7 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.serving import (
     bodies,
+    checks,
     command,
     compilers,
     devices,
@@ -77,6 +78,7 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "vllm")
     monkeypatch.setattr(shutil, "which", lambda name, **options: f"/usr/bin/{name}")
     monkeypatch.setattr(devices, "unified_bytes", lambda: None)
+    monkeypatch.setattr(checks, "port", lambda host, number: None)  # this machine's 8000
     return module
 
 
@@ -814,6 +816,39 @@ def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
     monkeypatch.setattr(os, "access", lambda path, how: "model" not in Path(path).name)
     assert entrypoint.main([str(tmp_path)]) == EX_NOINPUT
     assert "has files that user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("index", "keep", "fragment"),
+    [
+        (None, 1 / 2, "model.safetensors: {size} bytes, its header says {whole}"),
+        (None, 0, "model.safetensors: no safetensors header"),
+        (["model.safetensors", "b.safetensors"], 1, "b.safetensors: missing"),
+        (["a.safetensors", "b.safetensors"], 1, "a.safetensors: missing (and 1 more)"),
+        (["../model.safetensors"], 1, "names '../model.safetensors', which is no shard"),
+    ],
+)
+def test_weights_that_are_cut_off_are_told_before_the_server_starts(
+    entrypoint: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    index: list[str] | None,
+    keep: float,
+    fragment: str,
+) -> None:
+    model = make_tiny_gpt_oss(tmp_path / "model").path
+    weights = model / "model.safetensors"
+    whole = weights.stat().st_size
+    checks.checkpoint(model)
+    os.truncate(weights, size := int(whole * keep))
+    if index is not None:
+        names = {str(number): name for number, name in enumerate(index)}
+        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert entrypoint.main([str(model)]) == EX_NOINPUT
+    said = capsys.readouterr().err
+    assert f"error: the model in {model} is not complete: " in said
+    assert fragment.format(size=size, whole=whole) in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("seconds", ["a minute", "-1", "nan", "inf"])
