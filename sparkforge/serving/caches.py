@@ -12,6 +12,7 @@ not as in the list, all of them are compiled anew.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -29,7 +30,7 @@ from typing import Any
 from sparkforge.serving import cachefiles, devices, durable
 from sparkforge.serving.cachefiles import compiled, listed, sizes
 from sparkforge.serving.document import Document, DocumentError
-from sparkforge.serving.errors import StartError
+from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, StartError
 
 GIB = 1 << 30
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -277,7 +278,8 @@ def hold(
             f"compiled kernels cannot be stored in {root}: {error}; use a folder that user"
             f" {os.getuid()} may write, on a disk with room (SPARKFORGE_JIT_DIR)"
         )
-        raise StartError(msg) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StartError(msg, EX_CANTCREAT if full else EX_CONFIG) from None
     say(f"compiled kernels are stored in {held.folder}")
     return held
 

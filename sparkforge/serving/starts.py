@@ -9,7 +9,6 @@ in the health check. It tries again when the container is restarted or recreated
 from __future__ import annotations
 
 import hashlib
-import json
 import signal
 import socket
 import time
@@ -17,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -28,7 +26,8 @@ class Starts:
     """Counts the starts of one container's server, in a file that outlives the container's process.
 
     Attributes:
-        path: the file; it does not exist after a start that became ready.
+        path: the file; it does not exist after a start that became ready. Its size in bytes is the
+            count: a file without contents can be made longer on a full disk, too.
         limit: failed starts in a row; 0: any number.
     """
 
@@ -47,13 +46,13 @@ class Starts:
         """
         text = "\0".join((socket.gethostname(), *identity))
         digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
-        return cls(folder / f"starts-{digest}.json", limit, say)
+        return cls(folder / f"starts-{digest}", limit, say)
 
     def count(self) -> int:
         """Return the starts in a row, with this one, that have not become ready."""
         try:
-            return max(0, Document.load(self.path).get(int, "count"))
-        except (OSError, DocumentError):  # missing or damaged
+            return self.path.stat().st_size
+        except OSError:  # missing
             return 0
 
     def begin(self) -> None:
@@ -63,7 +62,8 @@ class Starts:
             of = f" of {self.limit}" if self.limit else ""
             self.say(f"start {count}{of}: the last one never became ready")
         try:
-            self.path.write_text(json.dumps({"count": count}), encoding="utf-8")
+            with self.path.open("ab") as file:
+                file.truncate(count)
         except OSError as error:
             self.say(f"warning: failed starts are not counted: {error}")
 

@@ -13,8 +13,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,12 @@ import requests
 from sparkforge.build import composing, image
 from sparkforge.core.hashing import sha256_file
 from sparkforge.runtime import engine
-from sparkforge.runtime.servers import free_port
+from tests.disks import fill, mounted
 from tests.results import context_of
 from tests.support import PATIENCE_S, ROOT
 
 from . import replicas
+from .composed import composed
 from .conftest import Build
 from .replicas import Replicas
 from .served import docker
@@ -114,72 +114,6 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def stand_in(bake: Bake) -> str:
     return bake(expect={"moe": "MARLIN"})
-
-
-class Composed:
-    """One project of docker-compose.yml."""
-
-    def __init__(self, image_tag: str, folder: Path, variables: Mapping[str, str]) -> None:
-        (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text("{}")
-        self.port = free_port(0)
-        self.env = {
-            **os.environ,
-            "COMPOSE_PROFILES": "cpu",
-            "SPARKFORGE_IMAGE_CPU": image_tag,
-            "SPARKFORGE_MODEL_DIR": str(folder / "model"),
-            "SPARKFORGE_PORT": str(self.port),
-            "SPARKFORGE_API_KEY_FILE": "/dev/null",
-            **variables,
-        }
-        self.name = f"sparkforge-test-{os.getpid()}-{self.port}"
-
-    def compose(self, *arguments: str) -> str:
-        command = [
-            *("docker", "compose", "--project-name", self.name, "--env-file", os.devnull),
-            *("--project-directory", str(ROOT), *arguments),
-        ]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    @property
-    def container(self) -> str:
-        return self.compose("ps", "--all", "--quiet")
-
-    def inspect(self) -> Any:
-        return json.loads(docker("inspect", self.container))[0]
-
-    def logs(self) -> str:
-        done = subprocess.run(
-            ["docker", "logs", self.container],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=True,
-        )
-        return done.stdout
-
-    def wait(self, condition: Callable[[Any], bool], seconds: float = PATIENCE_S) -> float:
-        """Wait for a condition of the container's inspection; returns the seconds it took."""
-        start = time.monotonic()
-        while not condition(self.inspect()):
-            assert time.monotonic() - start < seconds, self.logs()[-2000:]
-            time.sleep(0.5)
-        return time.monotonic() - start
-
-    def healthy(self) -> None:
-        self.wait(lambda seen: seen["State"]["Health"]["Status"] == "healthy")
-
-
-@contextmanager
-def composed(image_tag: str, folder: Path, **variables: str) -> Iterator[Composed]:
-    one = Composed(image_tag, folder, variables)
-    try:
-        one.compose("up", "--detach")
-        yield one
-    finally:
-        one.compose("down", "--volumes", "--timeout", "5")
 
 
 def check_rights(seen: Any) -> None:
@@ -310,6 +244,30 @@ def test_a_first_token_that_kills_the_engine_is_tried_three_times(
         one.compose("restart")
         again = "waiting without a server: 3 starts in a row never became ready"
         one.wait(lambda seen: one.logs().count(again) == 2)
+
+
+def test_a_full_disk_is_one_error_and_no_start_without_end(stand_in: str, tmp_path: Path) -> None:
+    """The disk of the compiled kernels, where failed starts are counted."""
+    disk = tmp_path / "disk"
+    bound = {"type": "none", "o": "bind", "device": str(disk)}
+    more = {"volumes": {"cache-cpu": {"driver": "local", "driver_opts": bound}}}
+    with mounted(disk, "-t", "tmpfs", "-o", "size=1m,mode=777", "tmpfs"):
+        filler = fill(disk)
+        with composed(stand_in, tmp_path, more) as one:
+            one.wait(lambda seen: seen["RestartCount"] > 1 and seen["State"]["ExitCode"] == 73)
+            assert "error: compiled kernels cannot be stored in " in one.logs()
+            assert "No space left on device; " in one.logs()
+            assert "Traceback" not in one.logs()
+            assert "engine" not in one.logs()  # no server was started
+            filler.unlink()
+            one.healthy()  # by itself
+            # one that runs stays well, and starts that fail later are still counted
+            fill(disk)
+            one.env["SPARKFORGE_EXTRA_ARGS"] = "--die-of SIGILL"
+            one.compose("up", "--detach")
+            again = "waiting without a server: 3 starts in a row never became ready"
+            one.wait(lambda seen: again in one.logs())
+            assert one.inspect()["RestartCount"] == 2
 
 
 def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(

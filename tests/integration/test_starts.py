@@ -16,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL, EX_UNAVAILABLE
+from sparkforge.serving import caches
+from sparkforge.serving.errors import (
+    EX_CANTCREAT,
+    EX_CONFIG,
+    EX_TEMPFAIL,
+    EX_UNAVAILABLE,
+    StartError,
+)
+from sparkforge.serving.starts import Starts
+from tests.disks import can_mount, fill, mounted, new_disk
 from tests.integration.test_warmup import Start, Started, start
 from tests.support import PATIENCE_S, wait_for
 
@@ -40,7 +49,7 @@ def stopped(one: Started) -> int:
 
 
 def counts(folder: Path) -> list[Path]:
-    return list(folder.glob("jit/starts-*.json"))
+    return list(folder.glob("jit/starts-*"))
 
 
 def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
@@ -68,10 +77,7 @@ def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
     well.stop()
 
 
-def test_a_limit_of_ones_own_and_a_count_that_is_damaged(start: Start, tmp_path: Path) -> None:
-    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(PATIENCE_S) == EX_TEMPFAIL
-    (count,) = counts(tmp_path)
-    count.write_text("[" * 200_000)
+def test_a_limit_of_ones_own(start: Start) -> None:
     assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(PATIENCE_S) == EX_TEMPFAIL
     waiting(start(SPARKFORGE_START_LIMIT="2", **TRIES))
 
@@ -96,6 +102,29 @@ def test_a_port_that_is_taken_ends_the_start_before_the_server(
     assert one.text().count(said) == 1
     assert "vllm" not in one.text()
     assert not counts(tmp_path)
+
+
+def test_starts_are_counted_on_a_full_disk(tmp_path: Path) -> None:
+    """Docker would repeat a start that fails there without end."""
+    if not can_mount(tmp_path):
+        pytest.skip("mounting needs root and loop devices")
+    with (
+        new_disk(tmp_path / "disk.ext4", 1) as disk,
+        mounted(tmp_path / "disk", "-o", "loop", str(disk)),
+    ):
+        fill(tmp_path / "disk")
+        said: list[str] = []
+        one = Starts.of(tmp_path / "disk", ["model"], 3, said.append)
+        for _ in range(3):
+            assert not one.spent()
+            one.begin()
+        assert one.spent()
+        assert said == [f"start {n} of 3: the last one never became ready" for n in (2, 3)]
+        one.forget()
+        assert not one.spent()
+        with pytest.raises(StartError, match="No space left on device") as failed:
+            caches.hold(tmp_path / "disk" / "jit", "a-build", 1, {}, print)
+        assert failed.value.code == EX_CANTCREAT  # Docker tries again: somebody may make room
 
 
 @pytest.mark.parametrize(
