@@ -283,11 +283,15 @@ def _image_server(
     seen = {**envfile.seen(context.root / ".env"), **environment}
     if not seen.get("SPARKFORGE_RESTART"):
         environment["SPARKFORGE_RESTART"] = "no"  # the user is watching: show the first failure
-    address = f"http://{LOOPBACK}:{seen.get('SPARKFORGE_PORT') or 8000}"
-    command = ("docker", "compose", "--project-directory", str(context.root), "up")
+    port = seen.get("SPARKFORGE_PORT") or "8000"
+    address = f"http://{LOOPBACK}:{port}"
+    command = ("docker", "compose", "--project-directory", str(context.root))
+    runs = call(*command, "ps", "--quiet", "--status", "running", env=environment, check=False)
+    if port.isdecimal() and not runs.stdout:  # else it has the port itself, and `up` replaces it
+        servers.free_port(int(port))  # what listens there could answer in the server's place
     log.info("docker compose up")
     with background(
-        *command, output=context.server_log, env=environment, grace_s=_COMPOSE_GRACE_S
+        *command, "up", output=context.server_log, env=environment, grace_s=_COMPOSE_GRACE_S
     ) as child:
         yield ProcessServer(address, child, context.server_log, _COMPOSE_GRACE_S), None
 

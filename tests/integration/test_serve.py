@@ -152,6 +152,7 @@ def test_an_image_is_served_by_compose_until_its_end(
     fake = ROOT / "tests" / "fake_server.py"
     docker.write_text(
         "#!/bin/sh\n"
+        'case "$*" in *" ps "*) exit 0 ;; esac\n'
         f'echo "$*" profile "$SPARKFORGE_PROFILE" restart "$SPARKFORGE_RESTART" >{tmp_path}/words\n'
         f'{sys.executable} {fake} "$SPARKFORGE_PORT" 1 &\n'
         f"until [ -e {tmp_path}/enough ]; do sleep 0.1; done\n"
@@ -207,6 +208,23 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
         other.listen()
         with pytest.raises(PortError):
             run_it(tmp_path, other.getsockname()[1])
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_port_that_another_program_has_is_named_before_compose_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    """Its answers would be taken for the server's."""
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\ncase "$*" in *" ps "*) {"echo 1a2b" if runs else ":"} ;; esac\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    image = artefact(ImageResult("x/cpu:1", "sha256:1", None, "base", ()), tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        context = context_of("cpu", root=tmp_path, port=other.getsockname()[1])
+        # a server of the project that runs has the port itself: `up` replaces it
+        with pytest.raises(SmokeError if runs else PortError):
+            serve.serve(context, image)
 
 
 def test_the_line_to_paste_fits_model_and_key() -> None:
