@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sparkforge.serving import access, arguments, devices, memory, shards, vocabulary
 from sparkforge.serving.document import DocumentError
@@ -57,17 +58,30 @@ def port(host: str, number: int) -> None:
     Raises:
         StartError: the port is in use, or cannot be used.
     """
-    with socket.socket() as probe:
-        # as servers do, so that a port in TIME_WAIT counts as free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, number))
-        except OSError as error:
-            msg = (
-                f"port {number} cannot be used: {error.strerror}; stop the program that has it, or"
-                " choose another port with SPARKFORGE_PORT"
-            )
-            raise StartError(msg, EX_UNAVAILABLE) from None
+    try:
+        kind, place = _address(host, number)
+        with socket.socket(kind) as probe:
+            # as servers do, so that a port in TIME_WAIT counts as free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        msg = (
+            f"port {number} cannot be used: {error.strerror}; stop the program that has it, or"
+            " choose another port with SPARKFORGE_PORT"
+        )
+        raise StartError(msg, EX_UNAVAILABLE) from None
+
+
+def _address(host: str, number: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Return the family and address to listen on, of IPv4 or IPv6.
+
+    Raises:
+        OSError: the host has no address.
+    """
+    if not host:
+        return socket.AF_INET, (host, number)
+    kind, *_, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+    return kind, place
 
 
 def checkpoint(path: Path) -> None:

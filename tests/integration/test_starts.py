@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving import caches
+from sparkforge.serving import caches, checks
 from sparkforge.serving.errors import (
     EX_CANTCREAT,
     EX_CONFIG,
@@ -102,6 +102,19 @@ def test_a_port_that_is_taken_ends_the_start_before_the_server(
     assert one.text().count(said) == 1
     assert "vllm" not in one.text()
     assert not counts(tmp_path)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_a_free_port_is_no_problem(host: str) -> None:
+    try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, 0), family=family) as other:
+            port = other.getsockname()[1]
+            with pytest.raises(StartError, match=os.strerror(errno.EADDRINUSE)):
+                checks.port(host, port)
+    except OSError as error:
+        pytest.skip(f"this machine has no {host}: {error}")
+    checks.port(host, port)
 
 
 def test_starts_are_counted_on_a_full_disk(tmp_path: Path) -> None:
