@@ -63,7 +63,7 @@ def _state(folder: Path, files: Mapping[str, Sequence[str]]) -> str:
 def damaged(folder: Path) -> list[str]:
     """Return the files below ``folder/venv`` whose bytes are not those of their wheels' RECORDs."""
     wrong: list[str] = []
-    stated: list[tuple[Path, str]] = []
+    stated: list[tuple[Path, str, str]] = []
     records = sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD"))
     for record in records:
         try:
@@ -71,26 +71,33 @@ def damaged(folder: Path) -> list[str]:
         except (ValueError, csv.Error):  # not UTF-8, or no lines of a RECORD
             wrong.append(str(record))
     with ThreadPoolExecutor(_WIDTH) as pool:
-        for (path, sha256), found in zip(stated, pool.map(_sha256, stated), strict=True):
-            if found != sha256:
+        for (path, *expected), found in zip(stated, pool.map(_found, stated), strict=True):
+            if found != expected:
                 wrong.append(str(path))
     return wrong if records else [str(folder / "venv")]
 
 
-def _stated(record: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each file of a RECORD that has a digest, with that."""
-    for row in csv.reader(record.read_text(encoding="utf-8").splitlines(), strict=True):
-        name, digest, _ = row
+def _stated(record: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield each file of a RECORD that has a digest, with digest and size.
+
+    A RECORD has no digest of itself: these two and its own row leave no part of it unchecked.
+    """
+    rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines(), strict=True))
+    if [f"{record.parent.name}/RECORD", "", ""] not in rows:
+        raise ValueError(f"{record} does not list itself")
+    for name, digest, size in rows:
         if digest:
-            yield record.parent.parent / name, digest
+            yield record.parent.parent / name, digest, size
 
 
-def _sha256(entry: tuple[Path, str]) -> str:
-    path, digest = entry
+def _found(entry: tuple[Path, str, str]) -> list[str]:
+    """Return digest and size of a file, as a RECORD has them; [] where there are none."""
+    path, digest, _ = entry
     algorithm = digest.partition("=")[0]
     try:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, algorithm).digest()
+            size = os.fstat(file.fileno()).st_size
     except (OSError, ValueError, binascii.Error):  # gone, or no algorithm
-        return ""
-    return f"{algorithm}={base64.urlsafe_b64encode(found).rstrip(b'=').decode()}"
+        return []
+    return [f"{algorithm}={base64.urlsafe_b64encode(found).rstrip(b'=').decode()}", str(size)]

@@ -173,6 +173,20 @@ def test_a_damaged_record_counts_as_damage(tmp_path: Path, content: bytes) -> No
     assert envfiles.damaged(tmp_path / "made") != []
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("dist-info/RECORD,,", "dist-info/RECOBD,,"), (",12\n", ",13\n")]
+)
+def test_a_bit_of_an_unpacked_record_is_noticed_too(tmp_path: Path, old: str, new: str) -> None:
+    again(tmp_path)
+    (path,) = (tmp_path / "cache").rglob("archive-v0/*/third-1.0.dist-info/RECORD")
+    text = path.read_text()
+    assert old in text
+    path.chmod(0o644)
+    path.write_text(text.replace(old, new))
+    record = next(again(tmp_path).glob("third-*/RECORD")).read_text()
+    assert (old in record, new in record) == (True, False)
+
+
 def test_an_installation_needs_no_folder_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
