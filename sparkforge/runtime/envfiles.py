@@ -13,7 +13,8 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,14 +24,18 @@ _LISTING = "files.json"
 _WIDTH = 4  # hashing lets other threads run
 
 
-def note(folder: Path) -> None:
-    """Write down the size and date of each file below ``folder/venv``, without byte code."""
+def note(folder: Path, published: Mapping[str, Sequence[str]]) -> None:
+    """Write down the size and date of each file below ``folder/venv``, without byte code.
+
+    Args:
+        published: result of ``as_published``.
+    """
     files: dict[str, list[str]] = {}
     for top, folders, names in os.walk(folder / "venv"):
         links = [name for name in folders if os.path.islink(f"{top}/{name}")]  # noqa: PTH114
         if (names or links) and not top.endswith("__pycache__"):
             files[os.path.relpath(top, folder)] = [*names, *links]
-    document = {"files": files, "state": _state(folder, files)}
+    document = {"files": files, "state": _state(folder, files), "published": published}
     write_file(folder / _LISTING, json.dumps(document).encode())
 
 
@@ -61,7 +66,12 @@ def _state(folder: Path, files: Mapping[str, Sequence[str]]) -> str:
 
 
 def damaged(folder: Path) -> list[str]:
-    """Return the files below ``folder/venv`` whose bytes are not those of their wheels' RECORDs."""
+    """Return the files below ``folder/venv`` whose bytes are not those of their wheels.
+
+    Those are stated by the wheels' RECORDs, and by ``note`` where a RECORD is wrong.
+    """
+    listing = read_json(folder / _LISTING)
+    published = listing.get("published", {}) if isinstance(listing, dict) else {}
     wrong: list[str] = []
     stated: list[tuple[Path, str, str]] = []
     records = sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD"))
@@ -72,9 +82,41 @@ def damaged(folder: Path) -> list[str]:
             wrong.append(str(record))
     with ThreadPoolExecutor(_WIDTH) as pool:
         for (path, *expected), found in zip(stated, pool.map(_found, stated), strict=True):
-            if found != expected:
+            if found not in (expected, published.get(str(path.relative_to(folder)))):
                 wrong.append(str(path))
     return wrong if records else [str(folder / "venv")]
+
+
+def as_published(paths: Iterable[str], folder: Path, wheels: Path) -> dict[str, list[str]]:
+    """Return digest and size of each file that is as in a wheel, by its path below ``folder``.
+
+    The RECORD of a published wheel can be wrong: two libraries of pynvvideocodec 2.0.4 were changed
+    after it was written.
+
+    Args:
+        paths: files in a site-packages folder below ``folder``.
+        wheels: folder of the wheels, whose hashes were checked.
+    """
+    sites = [path.partition("site-packages/") for path in paths]
+    members = {name: Path(before + between) for before, between, name in sites}
+    found = {}
+    for wheel in sorted(wheels.glob("*.whl")) if members else ():
+        with zipfile.ZipFile(wheel) as archive:
+            names = set(archive.namelist())
+            record = next((name for name in names if name.endswith(".dist-info/RECORD")), "")
+            for name in members.keys() & names - {record}:
+                path, installed = members[name] / name, members[name] / record
+                there = path.is_file() and installed.is_file()
+                same = there and path.read_bytes() == archive.read(name)
+                if same and _row(installed.read_bytes(), name) == _row(archive.read(record), name):
+                    found[os.path.relpath(path, folder)] = _found((path, "sha256", "any"))
+    return found
+
+
+def _row(record: bytes, name: str) -> list[str] | None:
+    """Return a file's row in a RECORD."""
+    rows = csv.reader(record.decode(errors="replace").splitlines())
+    return next((row for row in rows if row[:1] == [name]), None)
 
 
 def _stated(record: Path) -> Iterator[tuple[Path, str, str]]:
@@ -91,8 +133,8 @@ def _stated(record: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _found(entry: tuple[Path, str, str]) -> list[str]:
-    """Return digest and size of a file, as a RECORD has them; [] where there are none."""
-    path, digest, _ = entry
+    """Return digest and size of a file, as its RECORD states them; [] where there are none."""
+    path, digest, stated = entry
     algorithm = digest.partition("=")[0]
     try:
         with path.open("rb") as file:
@@ -100,4 +142,5 @@ def _found(entry: tuple[Path, str, str]) -> list[str]:
             size = os.fstat(file.fileno()).st_size
     except (OSError, ValueError, binascii.Error):  # gone, or no algorithm
         return []
-    return [f"{algorithm}={base64.urlsafe_b64encode(found).rstrip(b'=').decode()}", str(size)]
+    text = base64.urlsafe_b64encode(found).rstrip(b"=").decode()
+    return [f"{algorithm}={text}", stated and str(size)]

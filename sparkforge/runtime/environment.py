@@ -56,7 +56,10 @@ def install(of: Ingredients, folder: Path) -> Path:
         first_use = not cache.exists()
         try:
             env = _installed(of, folder)
-            if not (wrong := envfiles.damaged(folder)):
+            wrong = envfiles.damaged(folder)
+            published = envfiles.as_published(wrong, folder, of.wheelhouse)
+            wrong = [path for path in wrong if os.path.relpath(path, folder) not in published]
+            if not wrong:
                 break
             msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
             raise ImageError(msg, "check the disk, then run the build again")
@@ -70,7 +73,7 @@ def install(of: Ingredients, folder: Path) -> Path:
         call(uv_program(), "pip", "check", "--quiet", "--python", python_path(folder), env=env)
     except CommandError as error:
         raise _conflict(error) from error
-    envfiles.note(folder)
+    envfiles.note(folder, published)
     # Python has no syncfs, and one fsync for each of 20,000 files takes minutes
     call("sync", "--file-system", folder)
     return venv

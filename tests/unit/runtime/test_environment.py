@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,12 +109,11 @@ def third(place: Path) -> str:
     return f"third==1.0 --hash=sha256:{sha256_file(wheel)}\n"
 
 
-def again(place: Path) -> Path:
+def again(place: Path, lock: str = "") -> Path:
     """Install a third-party wheel and ours, from what is unpacked already."""
     shutil.rmtree(place / "made", ignore_errors=True)
     (place / "made").mkdir()
-    lock = third(place)
-    (place / "lock.txt").write_text(lock)
+    (place / "lock.txt").write_text(lock or third(place))
     ours = make_wheel(place / "ours", version="1.0+spark.1")
     venv = environment.install(ingredients(place, {ours: sha256_file(ours)}), place / "made")
     return venv / "lib" / f"python{VERSION}" / "site-packages"
@@ -185,6 +185,27 @@ def test_a_bit_of_an_unpacked_record_is_noticed_too(tmp_path: Path, old: str, ne
     path.write_text(text.replace(old, new))
     record = next(again(tmp_path).glob("third-*/RECORD")).read_text()
     assert (old in record, new in record) == (True, False)
+
+
+def test_a_wheel_with_a_wrong_record_is_installed_as_it_was_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pynvvideocodec 2.0.4: two of its libraries have other sizes than its RECORD says."""
+    third(tmp_path)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in (members | {"third.py": b"here = 'changed'\n"}).items():
+            archive.writestr(name, content)
+    lock = f"third==1.0 --hash=sha256:{sha256_file(wheel)}\n"
+    again(tmp_path, lock)
+    site, made = again(tmp_path, lock), tmp_path / "made"
+    assert "unpacking the wheels again" not in "".join(capsys.readouterr())
+    assert envfiles.damaged(made) == []
+    (site / "third.py").unlink()
+    (site / "third.py").write_bytes(b"here = 'chanfed'\n")
+    assert envfiles.damaged(made) == [str(site / "third.py")]
 
 
 def test_an_installation_needs_no_folder_for_temporary_files(
