@@ -87,20 +87,23 @@ def damaged(folder: Path) -> list[str]:
     return wrong if records else [str(folder / "venv")]
 
 
-def as_published(paths: Iterable[str], folder: Path, wheels: Path) -> dict[str, list[str]]:
+def as_published(
+    paths: Iterable[str], folder: Path, wheels: Iterable[Path]
+) -> dict[str, list[str]]:
     """Return digest and size of each file that is as in a wheel, by its path below ``folder``.
 
     The RECORD of a published wheel can be wrong: two libraries of pynvvideocodec 2.0.4 were changed
-    after it was written.
+    after it was written. And two wheels can have the same file: build_backend.py is in FlashInfer's
+    and in that of torch-c-dlpack-ext.
 
     Args:
         paths: files in a site-packages folder below ``folder``.
-        wheels: folder of the wheels, whose hashes were checked.
+        wheels: all that are installed; their hashes were checked.
     """
     sites = [path.partition("site-packages/") for path in paths]
     members = {name: Path(before + between) for before, between, name in sites}
     found = {}
-    for wheel in sorted(wheels.glob("*.whl")) if members else ():
+    for wheel in wheels if members else ():
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
             record = next((name for name in names if name.endswith(".dist-info/RECORD")), "")

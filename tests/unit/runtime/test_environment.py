@@ -208,6 +208,18 @@ def test_a_wheel_with_a_wrong_record_is_installed_as_it_was_published(
     assert envfiles.damaged(made) == [str(site / "third.py")]
 
 
+def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None:
+    """As build_backend.py, which FlashInfer and torch-c-dlpack-ext ship."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "lock.txt").write_text(third(tmp_path))
+    ours = make_wheel(tmp_path / "ours", files={"third.py": b"here = 'ours'\n"})
+    of = ingredients(tmp_path, {ours: sha256_file(ours)})
+    venv = environment.install(of, tmp_path / "made")
+    (path,) = venv.glob("lib/*/site-packages/third.py")
+    assert path.read_bytes() == b"here = 'ours'\n"
+    assert envfiles.damaged(tmp_path / "made") == []
+
+
 def test_an_installation_needs_no_folder_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
