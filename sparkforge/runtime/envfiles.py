@@ -68,21 +68,24 @@ def _state(folder: Path, files: Mapping[str, Sequence[str]]) -> str:
 def damaged(folder: Path) -> list[str]:
     """Return the files below ``folder/venv`` whose bytes are not those of their wheels.
 
-    Those are stated by the wheels' RECORDs, and by ``note`` where a RECORD is wrong.
+    The wheels' RECORDs state them, and ``note`` where a RECORD is wrong. A file that two wheels
+    have may be either's: build_backend.py is in FlashInfer's and in torch-c-dlpack-ext's.
     """
     listing = read_json(folder / _LISTING)
     published = listing.get("published", {}) if isinstance(listing, dict) else {}
     wrong: list[str] = []
-    stated: list[tuple[Path, str, str]] = []
+    stated: dict[Path, list[list[str]]] = {}
     records = sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD"))
     for record in records:
         try:
-            stated += _stated(record)
+            for path, *row in _stated(record):
+                stated.setdefault(path, []).append(row)
         except (ValueError, csv.Error):  # not UTF-8, or no lines of a RECORD
             wrong.append(str(record))
     with ThreadPoolExecutor(_WIDTH) as pool:
-        for (path, *expected), found in zip(stated, pool.map(_found, stated), strict=True):
-            if found not in (expected, published.get(str(path.relative_to(folder)))):
+        first = [(path, *rows[0]) for path, rows in stated.items()]
+        for (path, rows), found in zip(stated.items(), pool.map(_found, first), strict=True):
+            if found not in (*rows, published.get(str(path.relative_to(folder)))):
                 wrong.append(str(path))
     return wrong if records else [str(folder / "venv")]
 
@@ -93,12 +96,11 @@ def as_published(
     """Return digest and size of each file that is as in a wheel, by its path below ``folder``.
 
     The RECORD of a published wheel can be wrong: two libraries of pynvvideocodec 2.0.4 were changed
-    after it was written. And two wheels can have the same file: build_backend.py is in FlashInfer's
-    and in that of torch-c-dlpack-ext.
+    after it was written.
 
     Args:
         paths: files in a site-packages folder below ``folder``.
-        wheels: all that are installed; their hashes were checked.
+        wheels: third-party ones that are installed; their hashes were checked.
     """
     sites = [path.partition("site-packages/") for path in paths]
     members = {name: Path(before + between) for before, between, name in sites}

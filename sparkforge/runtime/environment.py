@@ -57,8 +57,7 @@ def install(of: Ingredients, folder: Path) -> Path:
         try:
             env = _installed(of, folder)
             wrong = envfiles.damaged(folder)
-            wheels = (*of.wheelhouse.glob("*.whl"), *of.wheels)
-            published = envfiles.as_published(wrong, folder, wheels)
+            published = envfiles.as_published(wrong, folder, of.wheelhouse.glob("*.whl"))
             wrong = [path for path in wrong if os.path.relpath(path, folder) not in published]
             if not wrong:
                 break
