@@ -15,7 +15,8 @@ import pytest
 from sparkforge.build import executor
 from sparkforge.build.context import Context
 from sparkforge.build.graph import ordered, tree_of
-from sparkforge.build.packs import modules, units
+from sparkforge.build.lockedcompiler import LockedCompiler
+from sparkforge.build.packs import modules, recipe, toolchain, units
 from sparkforge.build.packs.names import LOCK
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
@@ -209,6 +210,25 @@ def test_flashinfer_loads_a_pack_and_compiles_nothing(
     manifest = json.loads((site / "flashinfer_jit_cache" / "manifest.json").read_text())
     assert manifest["architecture"] == "sm120f"
     assert manifest["modules"][0]["sha256"] == made.result.modules[SMALLEST.name]
+
+
+def test_each_source_for_the_host_alone_compiles(
+    packed: tuple[Context, Artefact[PackResult]], tmp_path: Path
+) -> None:
+    """So the stand-ins for cuBLAS's headers have all types that are used."""
+    context, _ = packed
+    sources = tree_of(context, "flashinfer")
+    assert sources is not None
+    patched = sources.layer(context, executor.run(context, ordered(sources.items))).patched
+    LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc").fill(context, tmp_path / "wheels")
+    host = toolchain.host(context.platform)
+    work = tmp_path / "tree"
+    recipe.fill(patched.source.repo, patched.commit, tmp_path / "wheels", host, work)
+    described = units.describe(work, "12.0f", modules.MODULES)
+    found = {unit for module in described for unit in module.units if unit.source.endswith(".cpp")}
+    assert {Path(unit.source).name for unit in found} >= {"lora.cpp", "cutlass_heuristic.cpp"}
+    for unit in found:
+        call(host.program, "-fsyntax-only", unit.source, *unit.flags, cwd=work)
 
 
 def test_a_pack_is_the_same_again_and_only_what_is_missing_is_compiled(

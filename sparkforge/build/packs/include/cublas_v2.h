@@ -1,5 +1,5 @@
-// Stands in for cuBLAS's header, which is in a wheel of 400 MB: what is compiled with it uses names
-// of status codes only, and calls nothing of cuBLAS.
+// Stands in for cuBLAS's header, which is in a wheel of 400 MB: what is compiled with it uses types
+// and names of status codes only, and calls nothing of cuBLAS.
 #pragma once
 
 #include <math.h>  // the real one brings it with cuComplex.h
@@ -16,3 +16,6 @@ enum cublasStatus_t {
   CUBLAS_STATUS_NOT_SUPPORTED = 15,
   CUBLAS_STATUS_LICENSE_ERROR = 16
 };
+enum cublasOperation_t { CUBLAS_OP_N = 0 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
+typedef struct cublasContext* cublasHandle_t;
