@@ -97,7 +97,7 @@ class _Progress:
 def compile_units(
     request: Request, modules: Sequence[Described]
 ) -> dict[Unit, Artefact[ObjectResult]]:
-    """Compile the units that the store lacks, the large ones first.
+    """Compile the units that the store lacks, those that take longest first.
 
     Raises:
         CompileError: a compiler refuses a source.
@@ -107,7 +107,8 @@ def compile_units(
     found = {unit: request.store.find(_STAGE, inputs[unit], ObjectResult) for unit in every}
     damaged = {unit for unit, made in found.items() if made is not None and not _whole(made)}
     found |= dict.fromkeys(damaged)
-    todo = sorted((unit for unit in every if found[unit] is None), key=lambda unit: -cost(unit).gib)
+    missing = [unit for unit in every if found[unit] is None]
+    todo = sorted(missing, key=lambda unit: -cost(unit).seconds)
     of = f"{counted(len(every), 'unit')} of {counted(len(modules), 'module')}"
     log.info(f"{of}, {len(todo)} to compile")
     progress = _Progress(todo)
