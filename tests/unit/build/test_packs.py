@@ -27,7 +27,9 @@ from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
+from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.store.store import Store
+from tests.patches.probes.probe_packs import HEAD_SIZE, HEADS
 from tests.results import context_of
 from tests.support import alive, python, wait_for
 
@@ -52,6 +54,16 @@ def test_the_default_set_is_what_needs_no_option() -> None:
     assert modules.chosen("all") == modules.MODULES
     names = [one.name for one in modules.MODULES]
     assert len(set(names)) == len(names)
+
+
+def test_one_list_serves_both_models() -> None:
+    """The modules' names have the head size, and the query heads of a KV head."""
+    assert set(SHAPES) == {"gpt-oss-120b", "gpt-oss-20b"}
+    for shape in SHAPES.values():
+        assert (shape.heads, shape.kv_heads, shape.head_dim) == (*HEADS[0], HEAD_SIZE)
+    attention = [one.name for one in modules.MODULES if one.name.startswith(("batch_", "xqa_"))]
+    assert attention and all("64_" in name for name in attention)
+    assert all("_head_group_ratio_8_" in name for name in attention if name.startswith("xqa_"))
 
 
 def test_modules_are_chosen_by_name() -> None:
