@@ -57,9 +57,9 @@ class Cost:
 COSTS = (
     Cost(r"gemm_grouped/120/", 8.0, 171),  # 7.7 measured
     Cost(r"gemm_grouped/80/", 6.0, 153),
-    Cost(r"moe_gemm_kernels_(\w+_uint4|fp8_fp8)", 1.8, 463),
-    Cost(r"moe_gemm_kernels_", 1.3, 164),
-    Cost(r"cutlass_fused_moe_instantiation", 1.8, 272),
+    Cost(r"moe_gemm_kernels_(\w+_uint4|fp8_fp8)", 1.8, 443),
+    Cost(r"moe_gemm_kernels_", 1.3, 150),
+    Cost(r"cutlass_fused_moe_instantiation", 1.8, 246),
     Cost(r"fused_moe_binding", 0.8, 80),
     Cost(r"/batch_prefill\w*\.cu$", 0.6, 12),
     Cost(r"csrc/sampling\.cu$", 1.1, 90),

@@ -62,8 +62,10 @@ def test_one_list_serves_both_models() -> None:
     for shape in SHAPES.values():
         assert (shape.heads, shape.kv_heads, shape.head_dim) == (*HEADS[0], HEAD_SIZE)
     attention = [one.name for one in modules.MODULES if one.name.startswith(("batch_", "xqa_"))]
-    assert attention and all("64_" in name for name in attention)
-    assert all("_head_group_ratio_8_" in name for name in attention if name.startswith("xqa_"))
+    sizes = (f"_head_dim_{HEAD_SIZE}_", f"_head_dim_qk_{HEAD_SIZE}_head_dim_vo_{HEAD_SIZE}_")
+    assert attention and all(any(size in name for size in sizes) for name in attention)
+    ratio = f"_head_group_ratio_{HEADS[0][0] // HEADS[0][1]}_"
+    assert all(ratio in name for name in attention if name.startswith("xqa_"))
 
 
 def test_modules_are_chosen_by_name() -> None:
