@@ -88,7 +88,7 @@ ARG SYSTEM_PACKAGES=""
 ARG SOURCE_DATE_EPOCH
 SHELL ["/bin/sh", "-euc"]
 # libnuma1, libstdc++6: what vLLM's and torch's extensions link to and no wheel brings. ca-certificates: for
-# the model's download. tini: see the end. haproxy: the router in front of several servers (docs/replicas.md)
+# the model's download. tini: see the end. haproxy: the front door (docs/security.md)
 # .pyc checked by date would all be stale once the exporter rewrites the dates.
 # SC2086: the packages are words of a list.
 # hadolint ignore=SC2086
@@ -221,7 +221,7 @@ RUN --network=none \
     fi
 COPY --chmod=0555 scripts/entrypoint.py scripts/healthcheck.py /opt/sparkforge/bin/
 COPY --chmod=0444 sparkforge/__init__.py /opt/sparkforge/bin/sparkforge/
-COPY --chmod=0444 sparkforge/serving/*.py /opt/sparkforge/bin/sparkforge/serving/
+COPY --chmod=0444 sparkforge/serving/*.j2 sparkforge/serving/*.py /opt/sparkforge/bin/sparkforge/serving/
 
 # Everything that is written at run time lies under one folder, so that the root can be read-only and one
 # volume keeps compiled kernels over restarts. Where each library compiles to, the entrypoint says: to a

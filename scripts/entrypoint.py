@@ -26,7 +26,9 @@ first. Further arguments are options of `vllm serve`. docs/serving.md has the st
     SPARKFORGE_PREFLIGHT_SECONDS  for all of it; 1800
     SPARKFORGE_JIT_DIR          folder of compiled kernels, with one for each build and device
     SPARKFORGE_JIT_BUDGET_GIB   of all builds together; the longest unused are removed first; 20
-    SPARKFORGE_MAX_BODY_MIB     of a request's body, in MiB; more is refused (413); 8; 0: any size
+    SPARKFORGE_MAX_BODY_MIB     of a request's body, in MiB; more is refused (413); 8
+    SPARKFORGE_ORIGINS          web pages that may ask, e.g. http://localhost:3000
+    SPARKFORGE_OPEN_METRICS     1: /metrics needs no API key
     SPARKFORGE_HANG_SECONDS     without progress, until the server is ended; 60; 0: never
     SPARKFORGE_START_LIMIT      starts in a row that may fail to become ready; 3; 0: any number
     SPARKFORGE_RESTART          Docker's restart policy of this container, which cannot see it;

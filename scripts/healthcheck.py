@@ -14,10 +14,9 @@ from pathlib import Path
 # the image's own copy is beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sparkforge.serving import access, cluster, router, state
+from sparkforge.serving import cluster, door, router, state
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.progress import Client, Counters
-from sparkforge.serving.variables import listen_port
 
 SECONDS = 6.0  # below the time-out of the image's HEALTHCHECK, which would hide the reason
 
@@ -60,9 +59,9 @@ def check() -> None:
         cluster.check_mark()  # it takes no requests: healthy means a link to the head
         return
     if router.asked(os.environ):
-        print(router.check(listen_port(os.environ)))
+        print(router.check())
         return
-    client = Client(listen_port(os.environ), SECONDS, access.api_key(os.environ))
+    client = Client(door.inner_socket(), SECONDS)
     counters = client.observe(last_seen())
     document = json.dumps({"start": state.this_start(), "counters": counters})
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,13 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     monkeypatch.setattr(log, "verbose", False)
     monkeypatch.setattr(log, "_to_stderr", False)
     return home
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder for temporary files with sockets, whose paths have to be short."""
+    with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A stand-in for vLLM's server, as far as a supervisor can see it; run as a process of its own.
 
-    fake_server.py PORT [SECONDS-UNTIL-READY [COMPILER]]
+    fake_server.py PORT|SOCKET [SECONDS-UNTIL-READY [COMPILER]]
 
 Like vLLM it has two processes: this one answers HTTP, and a child, the engine, makes tokens. What
 is counted in /metrics changes only with the child's answers. It prints the child's number.
@@ -14,7 +14,6 @@ FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. 
 the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
 and the server after it, as vLLM does. A request for /drip or /odd has all later answers come byte
 by byte, or with null in place of the usage. FAKE_TOKEN_S is how long the engine takes for a token.
-Started by the entrypoint, it answers /health?ready as the entrypoint's middleware does.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -101,13 +102,11 @@ def right(known: Any) -> Any:
     }
 
 
-def not_ready() -> tuple[int, str] | None:
-    """Return what the middleware would answer, where the entrypoint has it loaded."""
-    if "--middleware" not in os.environ.get("FAKE_OPTIONS", ""):
-        return None
-    from sparkforge.serving import readiness
+class AtPath(ThreadingHTTPServer):
+    """Listens on a socket in a folder."""
 
-    return readiness.problem()
+    address_family = socket.AF_UNIX
+    server_bind = socketserver.TCPServer.server_bind
 
 
 def end(*_: object) -> None:
@@ -119,7 +118,7 @@ def end(*_: object) -> None:
 def main() -> None:
     """Serve until SIGTERM."""
     loads_s = float(sys.argv[2] if len(sys.argv) > 2 else os.environ.get("FAKE_LOADS_S", "0"))
-    port, ready_at = int(sys.argv[1]), time.monotonic() + loads_s
+    ready_at = time.monotonic() + loads_s
     engine = Engine()
     manners: set[str] = set()
 
@@ -131,10 +130,10 @@ def main() -> None:
             self.send_response(code)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            if "drip" not in manners:
+            if "drip" not in manners and text:  # a pipe that was closed takes no empty write
                 self.wfile.write(text.encode())
                 return
-            for byte in text.encode().ljust(1000):
+            for byte in text.encode().ljust(1000 if "drip" in manners else 0):
                 self.wfile.write(bytes([byte]))
                 time.sleep(0.2)
 
@@ -148,8 +147,6 @@ def main() -> None:
                 ).replace("inf", "+Inf")
                 tokens = f'vllm:generation_tokens_total{{e="0"}} {engine.tokens}\n'
                 self._answer(f"# HELP x\n{tokens}{counts}")
-            elif self.path == "/health?ready" and (found := not_ready()):
-                self._answer(found[1], found[0])
             elif self.path == "/v1/models":
                 authorized = self.headers.get("Authorization", "none")
                 self._answer(
@@ -161,6 +158,7 @@ def main() -> None:
                 self._answer("")
 
         def do_POST(self) -> None:
+            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
             if self.path == "/compile":
                 # a program of that name, as ninja starts it: in a group of its own
                 subprocess.Popen([sys.argv[3], "10"], process_group=0)
@@ -174,7 +172,6 @@ def main() -> None:
                 threading.Thread(target=engine.serve_a_slow_customer, daemon=True).start()
                 self._answer("")
                 return
-            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
             for word, code in (("FAKE_FAILS", 500), ("FAKE_REFUSES", 400)):
                 if (wanted := os.environ.get(word)) and wanted in text:
                     self._answer("so it was asked for", code)
@@ -204,7 +201,10 @@ def main() -> None:
             self._answer(json.dumps({"usage": usage, "choices": [{"message": message}]}))
 
     ThreadingHTTPServer.request_queue_size = 128  # a warm-up sends many at once
-    server = ThreadingHTTPServer((os.environ.get("FAKE_HOST", "127.0.0.1"), port), Handler)
+    if sys.argv[1].isdecimal():
+        server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    else:
+        server = AtPath(sys.argv[1], Handler)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, end)
     print(f"engine {engine.child.pid} of {os.getpid()}", flush=True)
     print(

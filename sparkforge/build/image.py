@@ -40,7 +40,8 @@ RECIPE = (
     "sparkforge/__init__.py",
     *sorted(
         f"sparkforge/serving/{file.name}"
-        for file in (Path(__file__).parents[1] / "serving").glob("*.py")
+        for file in (Path(__file__).parents[1] / "serving").iterdir()
+        if file.suffix in (".py", ".j2")
     ),
 )
 """The files of the checkout that go into the image."""

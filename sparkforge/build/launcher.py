@@ -15,7 +15,6 @@ from sparkforge.pins.pathmap import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
-from sparkforge.serving import arguments
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.sources import Source
 from sparkforge.store.artefact import Artefact
@@ -78,7 +77,8 @@ def from_environment(
     # -P: a module in the current folder must not replace an installed one
     program = (str(environment.python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main")
     options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
-    command = arguments.serve(str(launch.model), port, servers.LOOPBACK, options, program)
+    address = ("--host", servers.LOOPBACK, "--port", str(port))
+    command = [*program, "serve", str(launch.model), *address, *options]
     variables = {**environment.server_env(cache, folder.name), **launch.variables}
     return servers.from_command(command, port, variables, work, cwd or work)
 

@@ -19,14 +19,29 @@ _IN_JSON = re.compile(
     rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
 )
 _IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
+_TLS = "use a proxy for TLS"
+_PAGES = "name the web pages in SPARKFORGE_ORIGINS"
 _INSTEAD = {
-    # vLLM would use these keys only, and every process can read options
+    # each would open another way in, or move the one that the front door uses
     "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
+    "--host": "SPARKFORGE_BIND is the address on the host",
     "--port": "the port on the host is SPARKFORGE_PORT, the one in the container"
     " SPARKFORGE_LISTEN_PORT",
-    "--uds": "use a proxy that listens there",
-    "--ssl-keyfile": "use a proxy for TLS",
-    "--ssl-certfile": "use a proxy for TLS",
+    "--uds": "the front door uses that socket",
+    "--grpc": "nothing would check its requests",
+    "--config": "write the options into SPARKFORGE_EXTRA_ARGS",
+    "--root-path": "the paths are the front door's",
+    "--data-parallel-multi-port-external-lb": "use replicas",
+    "--allow-credentials": _PAGES,
+    "--allowed-headers": _PAGES,
+    "--allowed-methods": _PAGES,
+    "--allowed-origins": _PAGES,
+    "--enable-ssl-refresh": _TLS,
+    "--ssl-ca-certs": _TLS,
+    "--ssl-cert-reqs": _TLS,
+    "--ssl-certfile": _TLS,
+    "--ssl-ciphers": _TLS,
+    "--ssl-keyfile": _TLS,
 }
 
 
@@ -34,8 +49,6 @@ _NO_HEADER = (
     "has characters that no HTTP header can carry: use ASCII letters, digits and signs (an editor"
     " may have added a byte order mark)"
 )
-_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
-"""Addresses where the health check reaches the server."""
 
 
 class AccessError(StartError):
@@ -69,33 +82,24 @@ def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
             " make the file readable for that user on the host"
         )
         raise AccessError(msg) from None
-    if any(character.isspace() for character in key):
-        msg = f"the API key in {path} is more than one word: write only the key into the file"
-        raise AccessError(msg)
     where = path if key else "VLLM_API_KEY"
-    key = key or variables.get("VLLM_API_KEY", "")
+    key = key or variables.get("VLLM_API_KEY", "").strip()
+    if any(character.isspace() for character in key):
+        raise AccessError(f"the API key in {where} is more than one word: write only the key")
     if not (key.isascii() and key.isprintable()):  # our own checks would always fail
         raise AccessError(f"the API key in {where} {_NO_HEADER}")
     return key
 
 
 def check_options(words: Sequence[str]) -> None:
-    """Refuse options with which health check and warm-up would not reach the server.
-
-    It would load for minutes, serve, and never become healthy.
+    """Refuse options that would open the server another way than by the front door.
 
     Raises:
-        AccessError: one of the words is such an option.
+        AccessError: one of the words is such an option, or an abbreviation.
     """
-    for index, word in enumerate(words):
-        given, equals, value = word.partition("=")
-        if option := _meant(given, _INSTEAD):
-            msg = f"with the option {option} the health check does not reach the server:"
-            raise AccessError(f"{msg} {_INSTEAD[option]}")
-        value = value if equals else "".join(words[index + 1 : index + 2])
-        if _meant(given, ("--host",)) and value not in _HOSTS:
-            msg = f"with the option --host {value} the health check does not reach the server:"
-            raise AccessError(f"{msg} SPARKFORGE_BIND is the address on the host")
+    for word in words:
+        if option := _meant(word.partition("=")[0], _INSTEAD):
+            raise AccessError(f"the option {option} is not possible here: {_INSTEAD[option]}")
 
 
 def _meant(word: str, options: Iterable[str]) -> str:

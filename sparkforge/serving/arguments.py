@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-
-def serve(
-    model: str, port: int, host: str, options: Iterable[str], program: Sequence[str] = ("vllm",)
-) -> list[str]:
-    """Return a command line of ``vllm serve``.
-
-    Args:
-        model: a folder, or a name that vLLM downloads.
-        host: address to listen on; "": all of them.
-        program: vLLM's.
-    """
-    address = ["--port", str(port), *(["--host", host] if host else [])]
-    return [*program, "serve", model, *address, *options]
+from collections.abc import Sequence
 
 
 def has(arguments: Sequence[str], option: str) -> bool:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from sparkforge.serving import access, arguments, devices, memory, shards, vocabulary
+from sparkforge.serving import access, devices, memory, shards, vocabulary
 from sparkforge.serving.document import DocumentError
-from sparkforge.serving.errors import EX_NOINPUT, EX_UNAVAILABLE, StartError
+from sparkforge.serving.errors import EX_NOINPUT, StartError
 from sparkforge.serving.log import say
 from sparkforge.serving.settings import Settings
 
 
-def check(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Check model, access, port, vocabulary, device and memory.
+def check(settings: Settings) -> None:
+    """Check model, options, vocabulary, device and memory.
 
     Raises:
         StartError: the server cannot be started.
     """
     if settings.is_folder:
         checkpoint(Path(settings.model))
-    if settings.takes_requests:
-        access.check_options(settings.caller_options)
-        access.check_open(environment, settings.api_key)
-        port(arguments.value(settings.caller_options, "--host") or settings.host, settings.port)
+    access.check_options([*settings.target_options, *settings.caller_options])
     if settings.profile.vocabulary_sha256:
         vocabulary.check(settings.profile.vocabulary_sha256)
     if settings.profile.cuda_arch is not None and settings.backend_check != "off":
@@ -47,41 +41,6 @@ def _device(arch: str, *, strict: bool) -> None:
         warning = str(error)
     if warning:
         say(f"warning: {warning}")
-
-
-def port(host: str, number: int) -> None:
-    """Check that the server can listen; vLLM fails only after its imports, half a minute later.
-
-    Args:
-        host: "": all addresses.
-
-    Raises:
-        StartError: the port is in use, or cannot be used.
-    """
-    try:
-        kind, place = _address(host, number)
-        with socket.socket(kind) as probe:
-            # as servers do, so that a port in TIME_WAIT counts as free
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
-        msg = (
-            f"port {number} cannot be used: {error.strerror}; stop the program that has it, or"
-            " choose another port with SPARKFORGE_PORT"
-        )
-        raise StartError(msg, EX_UNAVAILABLE) from None
-
-
-def _address(host: str, number: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """Return the family and address to listen on, of IPv4 or IPv6.
-
-    Raises:
-        OSError: the host has no address.
-    """
-    if not host:
-        return socket.AF_INET, (host, number)
-    kind, *_, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-    return kind, place
 
 
 def checkpoint(path: Path) -> None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from sparkforge.serving import access, arguments, bodies, cluster, readiness, refusal
+from sparkforge.serving import access, cluster
 from sparkforge.serving.settings import Settings
-
-QUIET = ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models")
-"""Our own requests come every few seconds, and would fill the log."""
 
 
 @dataclass(frozen=True)
 class Command:
     """Groups of options of ``vllm serve``. Of two values of one option vLLM uses the later."""
 
-    port: int
-    host: str
-    """``port``, ``host``: to listen on; host "": all addresses."""
-    access: tuple[str, ...]
-    """Handling of requests."""
     naming: tuple[str, ...]
     """Revision and name of the model."""
     profile: tuple[str, ...]
@@ -32,14 +25,21 @@ class Command:
         """Options that decide which kernels the server uses."""
         return [*self.profile, *self.last]
 
-    def line(self, model: str, place: Sequence[str] = (), memory: Sequence[str] = ()) -> list[str]:
+    def line(
+        self,
+        model: str,
+        address: Path,
+        place: Sequence[str] = (),
+        memory: Sequence[str] = (),
+    ) -> list[str]:
         """Return the whole command.
 
         Args:
             model: a folder, or a name that vLLM downloads.
+            address: of the socket to listen on.
         """
-        options = (*self.access, *self.naming, *self.profile, *place, *memory, *self.last)
-        return arguments.serve(model, self.port, self.host, options)
+        options = (*self.naming, *self.profile, *place, *memory, *self.last)
+        return serve(model, address, options)
 
     def identity(self, model: str, revision: str) -> list[str]:
         """Return words that identify this way to start a server, without secrets.
@@ -50,18 +50,17 @@ class Command:
         return access.redacted(words)
 
 
-def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
+def serve(model: str, address: Path, options: Iterable[str]) -> list[str]:
+    """Return the command of a server behind the front door, whose log has its requests."""
+    return ["vllm", "serve", model, "--uds", str(address), "--disable-uvicorn-access-log", *options]
+
+
+def of(settings: Settings, *, eager: bool) -> Command:
     """Return the command for some settings.
 
     Args:
-        refusing: load the middleware that refuses requests while memory is short.
         eager: without torch.compile.
     """
-    requests = [*QUIET, *(refusal.OPTIONS if refusing else [])]
-    if settings.limits_bodies:
-        requests += bodies.OPTIONS
-    if settings.takes_requests:
-        requests += readiness.OPTIONS
     naming = []
     # as one word each: vLLM takes no value for an option
     if settings.revision and not settings.downloads:
@@ -76,6 +75,4 @@ def of(settings: Settings, *, refusing: bool, eager: bool) -> Command:
     last += [*settings.target_options, *settings.caller_options]
     if eager and "--enforce-eager" not in [*profile, *last]:
         last.append("--enforce-eager")
-    return Command(
-        settings.port, settings.host, tuple(requests), tuple(naming), tuple(profile), tuple(last)
-    )
+    return Command(tuple(naming), tuple(profile), tuple(last))

@@ -10,9 +10,8 @@ import ctypes
 import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from sparkforge.serving import memory, refusal, variables
+from sparkforge.serving import memory, variables
 from sparkforge.serving.memory import GIB, Reading
 
 MODES = ("off", "warn", "on")
@@ -50,8 +49,8 @@ class Guard:
     say: Callable[[str], None]
     acts: bool = True
     """False: it only warns."""
-    file: Path | None = None
-    """Has the server's middleware refuse requests; None: the server takes none."""
+    refuse: Callable[[bool], None] | None = None
+    """Has the front door refuse new requests, or no longer; None: the server takes none."""
     read: Callable[[], Reading] = memory.read
     refuses: bool = field(default=False, init=False)
     _warned: bool = field(default=False, init=False)
@@ -59,11 +58,10 @@ class Guard:
     _lows: tuple[_Low, _Low] = field(default_factory=lambda: (_Low(), _Low()), init=False)
 
     def begin(self) -> None:
-        """Log the marks, and remove the file of an earlier start of this container."""
-        self.close()
+        """Log the marks."""
         warn, refuse, end = self.marks
         actions = f"warns below {warn:g} GiB"
-        if self.acts and self.file is not None:
+        if self.acts and self.refuse is not None:
             actions += f", refuses requests below {refuse:g}"
         if self.acts:
             actions += f", ends the server below {end:g}"
@@ -91,8 +89,10 @@ class Guard:
         long_low = low.lasts(room < warn, now, WARN_S)
         if room > warn * _RELEASE:
             self._well(text)
-        elif self.acts and self.file is not None and room < refuse and not self.refuses:
-            self._refuse(self.file, text)
+        elif self.acts and self.refuse is not None and room < refuse and not self.refuses:
+            self.refuses = self._warned = True
+            self.say(f"warning: memory is short: {text}: new requests are refused")
+            self.refuse(True)
         elif long_low and not self._warned:
             self.say(f"warning: memory is short: {text}")
             self._warned = True
@@ -104,34 +104,14 @@ class Guard:
             return True
         return False
 
-    def close(self) -> None:
-        """Remove the file."""
-        if self.file is not None:
-            try:
-                self.file.unlink(missing_ok=True)
-            except OSError as error:
-                self.say(
-                    f"warning: {self.file} cannot be removed, and requests stay refused: {error}"
-                )
-        self.refuses = False
-
-    def _refuse(self, file: Path, text: str) -> None:
-        self.refuses = self._warned = True
-        self.say(f"warning: memory is short: {text}: new requests are refused")
-        temporary = file.with_suffix(".new")
-        try:
-            temporary.write_text(f"memory is short on this machine: {text}", encoding="utf-8")
-            temporary.replace(file)
-        except OSError as error:
-            self.say(f"warning: requests cannot be refused: {error}")
-
     def _well(self, text: str) -> None:
         """Return to normal; ``text`` is empty where memory cannot be read."""
         for low in self._lows:
             low.readings = 0
         refused, warned, self._warned = self.refuses, self._warned, False
-        if refused:
-            self.close()
+        if refused and self.refuse is not None:
+            self.refuses = False
+            self.refuse(False)
             self.say(": ".join(filter(None, (text, "new requests are accepted again"))))
         elif warned and text:
             self.say(f"memory is no longer short: {text}")
@@ -141,14 +121,14 @@ def of(
     environment: Mapping[str, str],
     *,
     unified: bool,
-    takes_requests: bool,
+    refuse: Callable[[bool], None] | None,
     say: Callable[[str], None],
 ) -> Guard | None:
     """Return the guard for SPARKFORGE_MEMORY_GUARD and _MARKS, or None.
 
     Args:
         unified: GPU and host share one memory; elsewhere the guard is off by default.
-        takes_requests: the second of two machines takes none.
+        refuse: the front door's; the second of two machines has none.
 
     Raises:
         StartError: a variable cannot be used.
@@ -158,8 +138,7 @@ def of(
     marks = variables.marks(environment)
     if mode == "off":
         return None
-    acts = mode == "on"
-    return Guard(marks, say, acts, refusal.path() if acts and takes_requests else None)
+    return Guard(marks, say, mode == "on", refuse)
 
 
 def stay_in_memory() -> bool:

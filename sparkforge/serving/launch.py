@@ -19,6 +19,7 @@ from sparkforge.serving import (
     compilers,
     devices,
     document,
+    door,
     guard,
     hub,
     hubfiles,
@@ -27,7 +28,6 @@ from sparkforge.serving import (
     packed,
     pagecache,
     preflight,
-    refusal,
     settings,
     state,
     steps,
@@ -35,7 +35,7 @@ from sparkforge.serving import (
     triton_driver,
     warmup,
 )
-from sparkforge.serving.errors import EX_CONFIG, StartError
+from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL, StartError
 from sparkforge.serving.log import say
 from sparkforge.serving.progress import Client
 from sparkforge.serving.settings import Settings
@@ -55,6 +55,8 @@ class Launch:
     """Of the server."""
     kernels: caches.Caches | None
     """The folder of compiled kernels, held by this process; None: not kept."""
+    entrance: door.Door | None
+    """Open since the settings were checked; None: this server takes no requests."""
     watch: guard.Guard | None
     """Of memory; None: off."""
 
@@ -88,12 +90,21 @@ def serve(
         hub.StoppedError: a signal came during the download.
         OSError, ValueError: it cannot be started, for a reason without a message of ours.
     """
-    launch = prepare(arguments, environment)
+    chosen = settings.read(arguments, environment)
+    checks.check(chosen)
+    entrance = None if chosen.rules is None else door.Door(chosen.rules)
+    launch = None
     try:
-        return _serve(launch)
+        launch = prepare(chosen, environment, entrance)
+        end = _serve(launch)
     finally:
-        if launch.kernels is not None:
+        if entrance is not None:
+            entrance.close()
+        if launch is not None and launch.kernels is not None:
             launch.kernels.close(say)
+    if entrance is not None and entrance.died:
+        return supervise.End(EX_TEMPFAIL), end[1]
+    return end
 
 
 def _serve(launch: Launch) -> tuple[supervise.End, Starts | None]:
@@ -111,26 +122,20 @@ def _serve(launch: Launch) -> tuple[supervise.End, Starts | None]:
     return supervise.run(plan), starts
 
 
-def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
-    """Check all settings, before anything that takes long.
+def prepare(chosen: Settings, environment: Mapping[str, str], entrance: door.Door | None) -> Launch:
+    """Check the rest, before anything that takes long.
 
     Raises:
         StartError: the server cannot be started.
     """
-    chosen = settings.read(arguments, environment)
-    checks.check(chosen, environment)
     watch = guard.of(
         environment,
         unified=chosen.profile.memory is not None,
-        takes_requests=chosen.takes_requests,
+        refuse=None if entrance is None else entrance.refuse,
         say=say,
     )
     variables = dict(environment)
-    if chosen.api_key:
-        variables["VLLM_API_KEY"] = chosen.api_key
-    refusing = watch is not None and watch.file is not None
-    if chosen.takes_requests:
-        variables = refusal.environment(variables)
+    variables.pop("VLLM_API_KEY", None)  # the front door's
     on_device = chosen.profile.cuda_arch is not None
     # for a GPU torch.compile writes code for Triton, which brings its own compiler
     eager = not on_device and not packed.has_compiler(variables)
@@ -139,7 +144,7 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
         # with --enforce-eager), and the engine would die of it
         say("no C++ compiler here: serving without torch.compile")
         variables.setdefault("TORCH_COMPILE_DISABLE", "1")
-    parts = command.of(chosen, refusing=refusing, eager=eager)
+    parts = command.of(chosen, eager=eager)
     if on_device:
         variables |= _packed(parts.kernel_options, variables, strict=chosen.strict)
     kernels = None
@@ -149,7 +154,7 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> Launch:
         kernels = caches.hold(chosen.jit, build, budget, variables, say)
         variables |= kernels.variables
     triton_driver.seed(chosen.share, variables, say)
-    return Launch(chosen, parts, variables, kernels, watch)
+    return Launch(chosen, parts, variables, kernels, entrance, watch)
 
 
 def _packed(
@@ -192,7 +197,6 @@ def _preflight(launch: Launch) -> supervise.End | None:
         launch.command.kernel_options,
         driver,
         launch.kernels.folder if launch.kernels else None,
-        chosen.api_key,
         say,
     )
     if chosen.preflight == "auto" and trial.passed():
@@ -262,7 +266,8 @@ def _plan(
     if description:
         say(description)
     place = [] if chosen.pair is None else cluster.place(chosen.pair)
-    line = launch.command.line(model.name, place, share)
+    door.engine_socket().unlink(missing_ok=True)  # the preflight's
+    line = launch.command.line(model.name, door.engine_socket(), place, share)
     if told := choices.line(profile, line, model.folder, chosen.machines):
         say(told)
     say(shlex.join(access.redacted(line)))
@@ -273,10 +278,10 @@ def _plan(
         hang_s = 0
     # three failed checks, and the time between them, fit into the time that a hang may take
     look_s, every_s = min(LOOK_S, hang_s / 5 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
-    client = Client(chosen.port, look_s, chosen.api_key)
+    client = Client(door.inner_socket(), look_s)
     identity = launch.command.identity(chosen.model, chosen.revision)
     starts = None
-    if chosen.takes_requests:  # a worker fails with its head, which counts
+    if launch.entrance is not None:  # a worker fails with its head, which counts
         folder = launch.kernels.folder.parent if launch.kernels else Path(tempfile.gettempdir())
         starts = Starts.of(folder, identity, chosen.start_limit, say)
         starts.begin()
@@ -287,6 +292,8 @@ def _plan(
             pagecache.drop(model.weights(launch.variables), say)  # vLLM's downloads, too
 
     def when_ready() -> None:
+        if launch.entrance is not None:
+            launch.entrance.ready()
         say(moments.line("ready"))
         if starts is not None:
             starts.forget()
@@ -295,16 +302,17 @@ def _plan(
         command=line,
         variables={**launch.variables, "MAX_JOBS": str(jobs)},
         expected=chosen.expectations(line),
-        client=client if chosen.takes_requests else None,
+        client=client if launch.entrance is not None else None,
         strict=chosen.strict,
         hang_s=hang_s,
         every_s=every_s,
-        warm_up=_warm_up(launch, line, client, identity) if chosen.takes_requests else None,
+        warm_up=_warm_up(launch, line, client, identity) if launch.entrance else None,
         warm_strict=chosen.warm_up.strict,
         at_first_token=at_first_token,
         when_ready=when_ready,
         link=link,
         guard=launch.watch,
+        stall=supervise.nobody if launch.entrance is None else launch.entrance.stall,
     )
     return plan, starts
 

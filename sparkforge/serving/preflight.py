@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.serving import arguments
+from sparkforge.serving import arguments, command, door
 from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.progress import Client
@@ -60,8 +59,6 @@ _OWN = (
     "0.05",
     "--kv-cache-memory-bytes",
     str(256 << 20),
-    "--disable-access-log-for-endpoints",
-    "/health,/metrics,/v1/models,/v1/completions",
 )
 
 
@@ -90,7 +87,6 @@ class Trial:
         options: Sequence[str],
         driver: str,
         folder: Path | None,
-        key: str,
         say: Callable[[str], None],
     ) -> Trial:
         """Prepare a start.
@@ -109,9 +105,6 @@ class Trial:
                 f"the preflight has no checkpoint in this image ({error}): SPARKFORGE_PREFLIGHT=off"
             )
             raise PreflightError(msg) from None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         carried = [
             word
             for option in _CARRIED
@@ -121,8 +114,8 @@ class Trial:
         text = json.dumps([driver, carried, hashlib.sha256(reference).hexdigest()])
         return cls(
             model,
-            arguments.serve(str(model), port, "127.0.0.1", [*carried, *_OWN]),
-            Client(port, 6.0, key),
+            command.serve(str(model), door.engine_socket(), [*carried, *_OWN]),
+            Client(door.inner_socket(), 6.0),
             folder and folder / MARK,
             hashlib.sha256(text.encode()).hexdigest(),
             say,

@@ -14,10 +14,10 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sparkforge.serving.document import Document
-from sparkforge.serving.refusal import PROBE
 
 # The API server changes these only when the engine has reported a step. kv_cache_usage_perc changes
 # at each piece of a long prompt, unlike the counters of tokens.
@@ -101,12 +101,12 @@ class _Bounded(socket.socket):
         return count
 
 
-def _connect(port: int, end: float) -> _Bounded:
-    connection = _Bounded(socket.AF_INET, socket.SOCK_STREAM)
+def _connect(address: Path, end: float) -> _Bounded:
+    connection = _Bounded(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.end = end
     connection.settimeout(max(end - time.monotonic(), 0.1))
     try:
-        connection.connect(("127.0.0.1", port))
+        connection.connect(str(address))
     except BaseException:
         connection.close()
         raise
@@ -115,13 +115,12 @@ def _connect(port: int, end: float) -> _Bounded:
 
 @dataclass(frozen=True)
 class Client:
-    """One server, on loopback."""
+    """One server, behind the inner side of its front door."""
 
-    port: int
+    address: Path
+    """Of the socket."""
     timeout_s: float
     """For all requests of one check."""
-    key: str = ""
-    """API key, or ""."""
 
     def observe(self, before: Counters | None) -> Counters:
         """Check for progress since ``before``, or cause it; returns the current counters.
@@ -162,11 +161,9 @@ class Client:
             StatusError: another status than 200.
             ValueError: the answer is too large.
         """
-        headers = {"Content-Type": "application/json", PROBE: "1"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        connection.sock = _connect(self.port, end)
+        headers = {"Content-Type": "application/json"}
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = _connect(self.address, end)
         try:
             connection.request(method, path, json.dumps(body) if body else None, headers)
             response = connection.getresponse()

@@ -1,25 +1,23 @@
 """The router: one address in front of several servers of one model (docs/replicas.md).
 
-HAProxy does the work. This module checks the settings and writes its configuration.
+HAProxy does the work, with the rules of the front door. This module checks the list of servers.
 """
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import re
 import socket
-import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
-from sparkforge.serving import access, session, variables
+from sparkforge.serving import door, variables
 from sparkforge.serving.errors import EX_NOHOST, StartError
 from sparkforge.serving.log import say
+from sparkforge.serving.progress import Client, StatusError
 
-PROGRAM = "/usr/sbin/haproxy"
 ROLE = "SPARKFORGE_ROLE"
 VARIABLE = "SPARKFORGE_REPLICAS"
 POLICIES = ("prefix", "least-busy")
@@ -28,7 +26,8 @@ _EXAMPLE = "192.168.100.1:8000,192.168.100.2:8000"
 _LABEL = r"\w([\w-]{0,61}\w)?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]+\]", re.ASCII)
 _CHECK_S = 6.0
-_SYSTEM_FIRST = " !{ req.body,json_query('$.messages[0].role') -m str user }"
+_BEGINNING = "req.body,bytes(0,1048576)"
+_SYSTEM_FIRST = f" !{{ {_BEGINNING},json_query('$.messages[0].role') -m str user }}"
 # Parts of a body that identify its conversation, by the end of the path: its first messages.
 # Later turns repeat them, and the cache of the server that had the turn before begins with them.
 # Of several places for one text the first that has it counts: content may be a list of parts.
@@ -69,8 +68,7 @@ class Settings:
     replicas: tuple[Replica, ...]
     policy: str
     """One of ``POLICIES``."""
-    port: int
-    """In the container."""
+    rules: door.Rules
 
 
 def asked(environment: Mapping[str, str]) -> bool:
@@ -85,11 +83,10 @@ def read(environment: Mapping[str, str]) -> Settings:
         StartError: one cannot be used, or others could use the servers without a key.
     """
     variables.check_text(environment)
-    access.check_open(environment, access.api_key(environment))
     return Settings(
         _replicas(environment.get(VARIABLE, "")),
         variables.choice(environment, "SPARKFORGE_ROUTER_POLICY", POLICIES[0], POLICIES),
-        variables.listen_port(environment),
+        door.rules(environment),
     )
 
 
@@ -149,134 +146,26 @@ def configuration(settings: Settings, addresses: Mapping[str, str]) -> str:
     Args:
         addresses: of the servers, by name.
     """
-    names = [replica.name for replica in settings.replicas]
-    states = ", ".join(
-        f"{name} %[srv_is_up(replicas/{name}),iif(answers,is down)]" for name in names
-    )
-    told = f'"%[nbsrv(replicas)] of {len(names)} replicas serve: {states}\\n"'
-    pages = "".join(
-        f"    use_backend metrics-of-{name} if {{ path /replicas/{name}/metrics }}\n"
-        for name in names
-    )
-    by_prefix = settings.policy == "prefix"
-    servers = "".join(f"    server {name} {addresses[name]}\n" for name in names)
-    metrics = "".join(
-        f"\nbackend metrics-of-{name}\n"
-        "    http-request set-path /metrics\n"
-        f"    server {name} {addresses[name]}\n"
-        for name in names
-    )
-    return f"""\
-global
-    log stdout format raw local0
-    maxconn 1024
-    nbthread 2
-    hard-stop-after 25s
-    # The whole of a usual body: its beginning chooses the replica, and only a request that is held
-    # can be repeated on another one.
-    tune.bufsize 1048576
-
-defaults
-    mode http
-    log-format "{_LINE}"
-    option dontlognull
-    # Linux holds the pieces of a stream back for up to 200 ms otherwise.
-    option http-no-delay
-    option http-buffer-request
-    # A client that leaves frees its place in the server.
-    option abortonclose
-    option clitcpka
-    option srvtcpka
-    # vLLM closes idle connections after 5 s, maybe just when a request is sent.
-    option http-server-close
-    # A request that a server has begun is never repeated: one that kills a server would kill all.
-    option redispatch 1
-    retries 3
-    retry-on conn-failure 503
-    timeout connect 3s
-    timeout check 3s
-    timeout http-request 60s
-    timeout http-keep-alive 75s
-    # Silence of either side. An answer of 131,072 tokens that is not streamed is silent for 1.8
-    # hours at 20 tokens/s.
-    timeout client 2h
-    timeout server 2h
-{_errors()}
-frontend router
-    # Here only: HAProxy prints changes of a server's state by itself.
-    log global
-    bind :{settings.port}
-    http-request set-log-level silent if {{ path /health }} or {{ path_end /metrics }}
-    acl serves nbsrv(replicas) gt 0
-    # A server that wants no new requests is better than none: a busy one fails checks, too.
-    acl stalled nbsrv(stalled) gt 0
-    http-request return status 200 content-type text/plain lf-string {told} \
-if {{ path /health }} serves or {{ path /health }} stalled
-    http-request return status 503 content-type text/plain lf-string {told} \
-if {{ path /health }}
-    http-request use-service prometheus-exporter if {{ path /metrics }}
-{_keys() if by_prefix else ""}{pages}    use_backend stalled if !serves stalled
-    default_backend replicas
-
-backend replicas
-{_HASH if by_prefix else "    balance leastconn"}
-    option httpchk GET /health?ready
-    http-check disable-on-404
-    default-server {_CHECK}
-{servers}
-backend stalled
-    balance leastconn
-    option httpchk GET /health?ready
-    http-check expect rstatus ^(200|404)$
-    default-server {_CHECK}
-{servers}{metrics}"""
+    replicas = [door.Replica(name, address) for name, address in addresses.items()]
+    rules = conversation() if settings.policy == "prefix" else []
+    return door.configuration(settings.rules, replicas, rules)
 
 
-_CHECK = "check inter 2s fastinter 1s fall 3 rise 1 on-marked-down shutdown-sessions"
-_LINE = "%ci %HM %HPO %ST replica=%s first_byte_ms=%Tr total_ms=%Ta bytes=%B end=%tsc retries=%rc"
-_HASH = """\
-    balance hash var(txn.key)
-    hash-type consistent sdbm avalanche
-    # No server gets more than 1.25 times its share of what runs: the next one takes it.
-    hash-balance-factor 125"""
-
-
-def _keys() -> str:
-    """Return the lines that find a request's conversation; GET and the like have none."""
+def conversation() -> list[str]:
+    """Return the rules that find a request's conversation; GET and the like have none."""
     lines = []
     for number, (end, places, condition) in enumerate(_PARTS):
         missing = ""
         for place in places:
             lines.append(
-                f"set-var(txn.k{number}) req.body,json_query('{place}')"
+                f"set-var(txn.k{number}) {_BEGINNING},json_query('{place}')"
                 f" if METH_POST {{ path_end {end} }}{condition}{missing}"
             )
             missing = f" !{{ var(txn.k{number}) -m found }}"
     joined = "".join(f"%[var(txn.k{number})]" for number in range(len(_PARTS)))
     lines.append(f'set-var-fmt(txn.key) "{joined}" if METH_POST')
-    lines.append("set-var(txn.key) req.body if METH_POST { var(txn.key) -m len 0 }")
-    return "".join(f"    http-request {line}\n" for line in lines)
-
-
-def _errors() -> str:
-    """Return HAProxy's own errors as OpenAI's clients expect them."""
-    reasons = {
-        408: "the body of the request did not arrive within 60 s",
-        502: "the replica ended the connection without an answer",
-        503: "no replica serves, or the one with this request was lost",
-        504: "the replica was silent for 2 hours",
-    }
-    lines = []
-    for status, reason in reasons.items():
-        body = (
-            f'{{"error": {{"message": "router: {reason}", "type": "ServiceUnavailableError",'
-            f' "param": null, "code": {status}}}}}'
-        )
-        retry = " hdr Retry-After 5" if status == 503 else ""
-        lines.append(
-            f"    http-error status {status} content-type application/json string '{body}'{retry}\n"
-        )
-    return "".join(lines)
+    lines.append(f"set-var(txn.key) {_BEGINNING} if METH_POST {{ var(txn.key) -m len 0 }}")
+    return lines
 
 
 def run(environment: Mapping[str, str]) -> NoReturn:
@@ -284,31 +173,26 @@ def run(environment: Mapping[str, str]) -> NoReturn:
 
     Raises:
         StartError: a setting is wrong, or a name has no address.
-        OSError: the configuration cannot be written, or the image has no HAProxy.
+        OSError: the configuration cannot be written.
     """
     settings = read(environment)
     addresses = {replica.name: resolve(replica) for replica in settings.replicas}
-    path = Path(tempfile.gettempdir()) / "haproxy.cfg"
-    path.write_text(configuration(settings, addresses), encoding="utf-8")
     say(f"router of {len(addresses)} replicas, {settings.policy}: {', '.join(addresses)}")
     # a stop by SIGUSR1 (Compose's stop_signal) lets the answers end
-    session.become([PROGRAM, "-db", "-f", str(path)])
+    door.become(configuration(settings, addresses))
 
 
-def check(port: int) -> str:
+def check() -> str:
     """Return the router's line about its servers.
 
     Raises:
-        OSError, http.client.HTTPException: it does not answer.
+        OSError, http.client.HTTPException, ValueError: it does not answer.
         NoReplicaError: no server serves; the message is its line.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_CHECK_S)
     try:
-        connection.request("GET", "/health")
-        response = connection.getresponse()
-        line = response.read(1 << 16).decode(errors="replace").strip()
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise NoReplicaError(line)
-    return line
+        line = Client(door.inner_socket(), _CHECK_S).ask(
+            time.monotonic() + _CHECK_S, "GET", "/health"
+        )
+    except StatusError as error:
+        raise NoReplicaError(str(error)) from None
+    return line.decode(errors="replace").strip()

@@ -34,6 +34,11 @@ def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Po
     )
 
 
+def beside(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with this process's output."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
 def become(command: Sequence[str]) -> NoReturn:
     """Replace this process by a program, so that it gets the container's signals itself.
 

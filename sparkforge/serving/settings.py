@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.serving import access, arguments, bodies, choices, cluster, variables
+from sparkforge.serving import arguments, choices, cluster, door, variables
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.profile import Profile
 
@@ -52,11 +52,8 @@ class Settings:
     """``SPARKFORGE_MXFP4_LAYERS``."""
     memory_share: str
     """The user's own share of memory, or ""."""
-    port: int
-    host: str
-    """``port``, ``host``: in the container; host "": all addresses."""
-    api_key: str
-    """That clients have to send, or ""."""
+    rules: door.Rules | None
+    """Of the front door; None: the second of two machines, which takes no requests."""
     pair: cluster.Settings | None
     """This machine's place among two; None: it serves alone."""
     backend_check: str
@@ -71,8 +68,6 @@ class Settings:
     """Size of the kernels of all builds."""
     max_jobs: int | None
     """The user's own number of compilers, or None."""
-    max_body: int
-    """Bytes of a request's body; 0: any number."""
     hang_s: float
     """Seconds without progress until a server is ended; 0: never."""
     start_limit: int
@@ -82,16 +77,6 @@ class Settings:
     def is_folder(self) -> bool:
         """The model is a folder in the container."""
         return is_folder(self.model)
-
-    @property
-    def takes_requests(self) -> bool:
-        """This server has a port: the second of two machines has none."""
-        return self.pair is None or self.pair.is_head
-
-    @property
-    def limits_bodies(self) -> bool:
-        """A request can be too large."""
-        return self.takes_requests and self.max_body > 0
 
     @property
     def machines(self) -> int:
@@ -161,9 +146,7 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
         caller_options=tuple(caller),
         layers=layers,
         memory_share=variables.memory_share(environment),
-        port=variables.listen_port(environment),
-        host=variables.listen_host(environment),
-        api_key=access.api_key(environment),
+        rules=door.rules(environment) if pair is None or pair.is_head else None,
         pair=pair,
         backend_check=variables.choice(
             environment, "SPARKFORGE_BACKEND_CHECK", profile.on_mismatch, ("fail", "warn", "off")
@@ -174,7 +157,6 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> Settings:
         jit=Path(jit).absolute() if jit else None,
         jit_budget_gib=variables.number(environment, "SPARKFORGE_JIT_BUDGET_GIB", 20),
         max_jobs=variables.max_jobs(environment),
-        max_body=bodies.limit(environment),
         hang_s=variables.number(environment, "SPARKFORGE_HANG_SECONDS", 60),
         start_limit=int(variables.number(environment, "SPARKFORGE_START_LIMIT", 3)),
     )

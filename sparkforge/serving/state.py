@@ -36,8 +36,6 @@ class State:
     """For the health check's line; ``READY`` once the server may count as healthy."""
     given_up: bool = False
     """No server will be started any more; the text gives the reason."""
-    stalled: str = ""
-    """Problem of the entrypoint's last check of a ready server; "" if there is none."""
 
 
 def write(state: State) -> None:
@@ -48,10 +46,10 @@ def write(state: State) -> None:
     temporary.replace(path())
 
 
-def tell(text: str, *, given_up: bool = False, stalled: str = "") -> None:
+def tell(text: str, *, given_up: bool = False) -> None:
     """Store the state; a failure is logged."""
     try:
-        write(State(text, given_up, stalled))
+        write(State(text, given_up))
     except OSError as error:
         say(f"warning: the health check does not get the server's state: {error}")
 
@@ -61,11 +59,7 @@ def read() -> State:
     try:
         document = Document.load(path())
         if document.get(str, "start") == this_start():
-            return State(
-                document.get(str, "text"),
-                document.get(bool, "given_up"),
-                document.get(str, "stalled"),
-            )
+            return State(document.get(str, "text"), document.get(bool, "given_up"))
     except (FileNotFoundError, DocumentError):
         pass
     return State(READY)

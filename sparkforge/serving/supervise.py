@@ -30,6 +30,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 30.0
 
 
+def nobody(stalled: bool) -> None:
+    """Tell no load balancer."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The server to run, and how to supervise it."""
@@ -63,6 +67,8 @@ class Plan:
     """To the other of two machines; None: this one serves alone."""
     guard: Guard | None = None
     """Of memory; None: off."""
+    stall: Callable[[bool], None] = nobody
+    """Tells load balancers that the last check failed, or no longer."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,6 @@ def run(plan: Plan) -> End:
             plan.warm_up.end()
         if plan.link is not None:
             plan.link.close()
-        if plan.guard is not None:
-            plan.guard.close()
     reader.join(5)
     if plan.trial:
         signals.restore()  # a download and another server follow
@@ -209,8 +213,8 @@ class _Supervisor:
                     return EX_CONFIG if self._background.problem else 0
                 if not _warmed(plan, self._background.problem):
                     return EX_CONFIG
-                say(f"ready after {now - self.start:.0f} s")
                 plan.when_ready()
+                say(f"ready after {now - self.start:.0f} s")
                 self._background, next_look = None, now
             if plan.client is None or self._background is not None or now < next_look:
                 continue
@@ -269,14 +273,13 @@ class _Supervisor:
         elif self.plan.warm_up:
             self.plan.warm_up.look()
         self.hang.well(now)
-        self._tell("")
+        self._tell(stalled=False)
         return None
 
-    def _tell(self, problem: str) -> None:
-        """Tell load balancers the problem of the last check; "": there is none."""
-        if bool(problem) != self._stalled:
-            self._stalled = bool(problem)
-            state.tell(state.READY, stalled=problem)
+    def _tell(self, *, stalled: bool) -> None:
+        if stalled != self._stalled:
+            self._stalled = stalled
+            self.plan.stall(stalled)
 
     def _run_in_background(self, work: Callable[[], str]) -> None:
         self._background = _Background(work)
@@ -284,7 +287,7 @@ class _Supervisor:
 
     def _failed(self, error: Exception) -> int | None:
         if self.hang.answered:
-            self._tell(f"{type(error).__name__}: {error}")
+            self._tell(stalled=True)
         names = {process.name for process in session(self.child.pid)}
         if self.hang.answered and compilers.PROGRAMS & names:
             # a kernel that is built at its first use holds up the engine for minutes; a server

@@ -45,7 +45,6 @@ def cli():
     if "--headless" in sys.argv:  # the second of two machines: it listens to the first, no more
         print("half", os.getpid(), flush=True)
         signal.pause()
-    os.environ["FAKE_HOST"] = "0.0.0.0"
     os.environ.setdefault("FAKE_ANSWER", "17 + 25 = 42")
     if "--die-of" in sys.argv:
         os.environ["FAKE_ENGINE_DIES"] = sys.argv[sys.argv.index("--die-of") + 1]

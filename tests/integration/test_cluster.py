@@ -31,17 +31,18 @@ print("words", *words, "host", os.environ["VLLM_HOST_IP"], flush=True)
 print("pid", os.getpid(), flush=True)
 if "--headless" in words:
     time.sleep(300)
-port = words[words.index("--port") + 1]
-os.execv(sys.executable, [sys.executable, {str(ROOT / "tests/fake_server.py")!r}, port, "0"])
+at = words[words.index("--uds") + 1]
+os.execv(sys.executable, [sys.executable, {str(ROOT / "tests/fake_server.py")!r}, at, "0"])
 """
 
 
 class Node:
     """One machine's entrypoint."""
 
-    def __init__(self, folder: Path, role: str, port: int, **variables: str) -> None:
+    def __init__(self, folder: Path, sockets: Path, role: str, port: int, **variables: str) -> None:
         self.folder = folder / role
-        (self.folder / "tmp").mkdir(parents=True)
+        self.folder.mkdir()
+        (sockets / role).mkdir()
         vllm = self.folder / "bin" / "vllm"
         vllm.parent.mkdir()
         vllm.write_text(VLLM)
@@ -51,7 +52,7 @@ class Node:
         env = {
             **os.environ,
             "PATH": f"{vllm.parent}:{os.environ['PATH']}",
-            "TMPDIR": str(self.folder / "tmp"),
+            "TMPDIR": str(sockets / role),
             "PYTHONPATH": str(ROOT),
             "SPARKFORGE_CLUSTER_ROLE": role,
             "SPARKFORGE_CLUSTER_HEAD": HEAD,
@@ -108,12 +109,12 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+def node(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Node]]:
     started: list[Node] = []
     port = free_port(0)
 
     def start(role: str, **variables: str) -> Node:
-        started.append(Node(tmp_path, role, port, **variables))
+        started.append(Node(tmp_path, sockets, role, port, **variables))
         return started[-1]
 
     yield start

@@ -34,16 +34,20 @@ FILES = {
 class Started:
     """The entrypoint of one container; the program named vllm is a stand-in."""
 
-    def __init__(self, folder: Path, home: Path, hub: Hub, number: int, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, sockets: Path, home: Path, hub: Hub, number: int, **variables: str
+    ) -> None:
         self.port = free_port(0)
         self.home = home
         own = folder / f"container-{number}"
         own.mkdir()
+        temporary = sockets / str(number)
+        temporary.mkdir()
         tools = folder / "bin"
         tools.mkdir(exist_ok=True)
         (tools / "vllm").write_text(
             f'#!/bin/sh\necho "vllm $*"\nexec "{sys.executable}" "{ROOT}/tests/fake_server.py" '
-            "$SPARKFORGE_LISTEN_PORT\n"
+            '"$TMPDIR/sparkforge/vllm.sock"\n'
         )
         (tools / "vllm").chmod(0o755)
         (folder / "profile.json").write_text('{"evict_page_cache": true}')
@@ -55,7 +59,7 @@ class Started:
         self.env = {
             **kept,
             "PATH": f"{tools}:{os.environ['PATH']}",
-            "TMPDIR": str(own),
+            "TMPDIR": str(temporary),
             "NO_PROXY": "*",
             "PYTHONPATH": str(ROOT),
             "HF_ENDPOINT": hub.url,
@@ -123,13 +127,13 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, hub: Hub) -> Iterator[Start]:
+def start(tmp_path: Path, sockets: Path, hub: Hub) -> Iterator[Start]:
     started: list[Started] = []
     # on a real disk: files of a tmpfs are never dropped from the page cache
     home = tempfile.TemporaryDirectory(dir=Path(__file__).parent)
 
     def begin(**variables: str) -> Started:
-        started.append(Started(tmp_path, Path(home.name), hub, len(started), **variables))
+        started.append(Started(tmp_path, sockets, Path(home.name), hub, len(started), **variables))
         return started[-1]
 
     yield begin
@@ -166,7 +170,7 @@ def test_the_first_start_downloads_then_evicts_then_starts_and_the_next_asks_nob
     hub.held.set()
     said = one.says("first token")
     snapshot = one.home / f"hub/models--some--model/snapshots/{COMMIT}"
-    assert f"vllm serve {snapshot} --port" in said
+    assert f"vllm serve {snapshot} --uds" in said
     assert "--served-model-name=some/model" in said
     assert "--revision" not in said
     assert said.index("of weights dropped") < said.index("vllm serve /")

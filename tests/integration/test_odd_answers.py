@@ -6,10 +6,8 @@ One server, and one table of answers; the supervisor on such servers: test_super
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +18,7 @@ import pytest
 
 from sparkforge.serving import state
 from sparkforge.serving.progress import PROBLEMS, Client
-from tests.support import ROOT, health
+from tests.support import health, inner
 
 Send = Callable[[bytes], None]
 DEEP = "[" * 200_000
@@ -39,7 +37,9 @@ WELL: Mapping[str, bytes] = {
 
 
 @contextmanager
-def serving(answers: Mapping[str, bytes], send: Callable[[Send, bytes], None]) -> Iterator[int]:
+def serving(
+    sockets: Path, answers: Mapping[str, bytes], send: Callable[[Send, bytes], None]
+) -> Iterator[Path]:
     """Answer requests by their path until the block ends; ``send`` passes the bytes on."""
     threads: list[threading.Thread] = []
 
@@ -68,11 +68,13 @@ def serving(answers: Mapping[str, bytes], send: Callable[[Send, bytes], None]) -
             threads.append(threading.Thread(target=answer, args=(connection,)))
             threads[-1].start()
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(inner(sockets)))
+        server.listen()
         accepting = threading.Thread(target=accept, args=(server,))
         accepting.start()
         try:
-            yield server.getsockname()[1]
+            yield inner(sockets)
         finally:
             server.shutdown(socket.SHUT_RDWR)  # accept() alone does not notice a close
             accepting.join()
@@ -138,19 +140,19 @@ def assert_one_line(said: subprocess.CompletedProcess[str], words: str) -> None:
         ("/health", b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 500 + b"\r\n", "100 headers"),
     ],
 )
-def test_a_wrong_answer_is_one_line(tmp_path: Path, path: str, answer: bytes, words: str) -> None:
-    with serving({**WELL, path: answer}, at_once) as port:
-        assert_one_line(health(port, tmp_path), words)
+def test_a_wrong_answer_is_one_line(sockets: Path, path: str, answer: bytes, words: str) -> None:
+    with serving(sockets, {**WELL, path: answer}, at_once):
+        assert_one_line(health(sockets), words)
 
 
 @pytest.mark.parametrize("path", WELL)
-def test_a_look_has_one_deadline_however_the_bytes_come(path: str) -> None:
+def test_a_look_has_one_deadline_however_the_bytes_come(sockets: Path, path: str) -> None:
     def send(real: Send, answer: bytes) -> None:
         (dripping if answer is WELL[path] else at_once)(real, answer)
 
     begin = time.monotonic()
-    with serving(WELL, send) as port, pytest.raises(PROBLEMS):
-        Client(port, 1.0).observe(None)
+    with serving(sockets, WELL, send) as address, pytest.raises(PROBLEMS):
+        Client(address, 1.0).observe(None)
     # far below the 3000 s that the answer takes
     assert time.monotonic() - begin < 100
 
@@ -164,15 +166,18 @@ def test_a_look_has_one_deadline_however_the_bytes_come(path: str) -> None:
     ],
     ids=["body", "chunks", "1xx"],
 )
-def test_an_answer_without_end_is_bounded(answer: bytes) -> None:
-    with serving({**WELL, "/health": answer}, without_end) as port, pytest.raises(PROBLEMS):
-        Client(port, 3.0).observe(None)
+def test_an_answer_without_end_is_bounded(sockets: Path, answer: bytes) -> None:
+    with (
+        serving(sockets, {**WELL, "/health": answer}, without_end) as address,
+        pytest.raises(PROBLEMS),
+    ):
+        Client(address, 3.0).observe(None)
 
 
-def test_the_health_check_ends_in_the_time_that_docker_gives_it(tmp_path: Path) -> None:
+def test_the_health_check_ends_in_the_time_that_docker_gives_it(sockets: Path) -> None:
     begin = time.monotonic()
-    with serving(WELL, dripping) as port:
-        assert_one_line(health(port, tmp_path), "TimeoutError: the answer is not complete in time")
+    with serving(sockets, WELL, dripping):
+        assert_one_line(health(sockets), "TimeoutError: the answer is not complete in time")
     assert time.monotonic() - begin < 100  # 6 s on a machine that has nothing else to do
 
 
@@ -180,45 +185,27 @@ def test_the_health_check_ends_in_the_time_that_docker_gives_it(tmp_path: Path) 
     "text", [DEEP, "{}", '{"start": ', "5", '{"start": 7, "counters": 1}', '{"start": "7"}']
 )
 @pytest.mark.parametrize("name", ["sparkforge-progress.json", "sparkforge-state.json"])
-def test_a_damaged_file_of_its_own_is_as_none(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with serving(WELL, at_once) as port:
-        said = health(port, tmp_path)
+def test_a_damaged_file_of_its_own_is_as_none(sockets: Path, name: str, text: str) -> None:
+    (sockets / name).write_text(text)
+    with serving(sockets, WELL, at_once):
+        said = health(sockets)
     assert (said.returncode, said.stderr) == (0, "")
 
 
-def test_a_damaged_mark_of_this_start_is_as_none(tmp_path: Path) -> None:
+def test_a_damaged_mark_of_this_start_is_as_none(sockets: Path) -> None:
     mark = json.dumps({"start": state.this_start(), "counters": [["x"]]})
-    (tmp_path / "sparkforge-progress.json").write_text(mark)
-    with serving(WELL, at_once) as port:
-        assert health(port, tmp_path).returncode == 0
+    (sockets / "sparkforge-progress.json").write_text(mark)
+    with serving(sockets, WELL, at_once):
+        assert health(sockets).returncode == 0
 
 
-def test_a_full_disk_for_its_mark_makes_no_server_ill(tmp_path: Path) -> None:
-    (tmp_path / "sparkforge-progress.json").symlink_to("/dev/full")
-    with serving(WELL, at_once) as port:
-        said = health(port, tmp_path)
+def test_a_full_disk_for_its_mark_makes_no_server_ill(sockets: Path) -> None:
+    (sockets / "sparkforge-progress.json").symlink_to("/dev/full")
+    with serving(sockets, WELL, at_once):
+        said = health(sockets)
     assert said.returncode == 0
     assert "cannot be written" in said.stdout
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"SPARKFORGE_LISTEN_PORT": "x"}, "SPARKFORGE_LISTEN_PORT is 'x'"),
-        ({"SPARKFORGE_API_KEY_PATH": "/nowhere"}, "SPARKFORGE_API_KEY_PATH names /nowhere"),
-        ({"TMPDIR": "/dev/null"}, ""),
-    ],
-)
-def test_settings_that_make_no_sense_are_one_line(
-    tmp_path: Path, variables: dict[str, str], words: str
-) -> None:
-    env = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), **variables}
-    said = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "healthcheck.py"],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert_one_line(said, words)
+def test_a_folder_that_makes_no_sense_is_one_line() -> None:
+    assert_one_line(health(Path("/dev/null")), "")

@@ -70,7 +70,7 @@ Start = Callable[[], test_warmup.Started]
 
 
 @pytest.fixture
-def start(tmp_path: Path, disk: Disk) -> Iterator[Start]:
+def start(tmp_path: Path, sockets: Path, disk: Disk) -> Iterator[Start]:
     """Start the entrypoint in another boot each time."""
     started: list[test_warmup.Started] = []
 
@@ -79,7 +79,7 @@ def start(tmp_path: Path, disk: Disk) -> Iterator[Start]:
         boot.write_text(f"{len(started)}\n")
         variables = {"SPARKFORGE_JIT_DIR": str(disk.place / "jit"), "FAKE_COMPILES": WORDS}
         before = ("unshare", "--mount", "sh", "-c", IN_A_BOOT, boot)
-        started.append(test_warmup.Started(tmp_path, variables, before))
+        started.append(test_warmup.Started(tmp_path, sockets, variables, before))
         return started[-1]
 
     yield begin
@@ -120,12 +120,12 @@ def test_what_a_record_names_is_on_the_disk(start: Start, disk: Disk) -> None:
 
 @pytest.mark.parametrize("moment", ["in a file", "after all"])
 def test_a_power_cut_in_a_download_leaves_no_file_that_is_cut_short(
-    disk: Disk, tmp_path: Path, moment: str
+    disk: Disk, tmp_path: Path, sockets: Path, moment: str
 ) -> None:
     hub = Hub(dict(test_download.FILES), piece=1 << 18, pause_s=0.02).start()
     place = Place.of(disk.place / "hub", "some/model")
     try:
-        one = test_download.Started(tmp_path, disk.place, hub, 1)
+        one = test_download.Started(tmp_path, sockets, disk.place, hub, 1)
         try:
             if moment == "in a file":
                 parts = "blobs/*.incomplete"
@@ -138,7 +138,7 @@ def test_a_power_cut_in_a_download_leaves_no_file_that_is_cut_short(
         finally:
             disk.cut(one)
         assert place.complete(COMMIT) == (moment == "after all")
-        again = test_download.Started(tmp_path, disk.place, hub, 2)
+        again = test_download.Started(tmp_path, sockets, disk.place, hub, 2)
         try:
             again.says("vllm serve")
         finally:

@@ -52,7 +52,7 @@ def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str
     one.wait_until("memory at the first token")
     said = one.text()
     assert "preflight: log-probabilities 0.00 nats from the reference" in said
-    trial, real = said.index("/share/preflight --port "), said.index("vllm serve some/mod")
+    trial, real = said.index("/share/preflight --uds "), said.index("vllm serve some/mod")
     assert trial < said.index("preflight: log-prob") < real
     command = said[trial:].splitlines()[0]
     assert "--moe-backend marlin" in command

@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
-from sparkforge.runtime.servers import free_port
 from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.hang import Hang
 from sparkforge.serving.progress import Client, NoProgressError
 from sparkforge.serving.session import session
-from tests.support import PATIENCE_S, ROOT, health, wait_for
+from tests.support import PATIENCE_S, ROOT, health, inner, wait_for
 
 FAKE = ROOT / "tests" / "fake_server.py"
 
@@ -33,14 +31,17 @@ RUN = """
 import json, pathlib, sys
 from sparkforge.serving import guard, log, memory, progress, supervise
 asked = json.loads(sys.argv[1])
-port, machine = asked.pop("port"), asked.pop("machine", None)
+address, machine = pathlib.Path(asked.pop("address")), asked.pop("machine", None)
+told = pathlib.Path(asked.pop("told"))
 watch = None
 if machine:
     guard.WARN_S = guard.END_S = 1
     root = pathlib.Path(machine)
-    watch = guard.Guard((6, 4, 2), log.say, file=root / "refuses",
-                        read=lambda: memory.read(root))
-plan = supervise.Plan(client=progress.Client(port, 1.5), every_s=0.3, guard=watch,
+    watch = guard.Guard((6, 4, 2), log.say, read=lambda: memory.read(root),
+                        refuse=lambda short: (root / "refuses").touch() if short
+                        else (root / "refuses").unlink())
+plan = supervise.Plan(client=progress.Client(address, 1.5), every_s=0.3, guard=watch,
+                      stall=lambda stalled: told.write_text(str(stalled)),
                       at_first_token=lambda: print("at ready", flush=True), **asked)
 sys.exit(supervise.run(plan).code)
 """
@@ -49,14 +50,16 @@ sys.exit(supervise.run(plan).code)
 class Supervised:
     """A supervisor with its server."""
 
-    def __init__(self, folder: Path, load_s: float = 0, **plan: Any) -> None:
-        self.port = free_port(0)
+    def __init__(self, folder: Path, sockets: Path, load_s: float = 0, **plan: Any) -> None:
+        self.address = inner(sockets)
+        self.told = folder / "told"
         self.output = folder / "output"
         compiler = folder / "ptxas-blackwell"  # Triton's for a Spark; the kernel cuts longer names
         compiler.symlink_to("/bin/sleep")
-        command = [sys.executable, str(FAKE), str(self.port), str(load_s), str(compiler)]
+        command = [sys.executable, str(FAKE), str(self.address), str(load_s), str(compiler)]
         asked = {
-            "port": self.port,
+            "address": str(self.address),
+            "told": str(self.told),
             "command": command,
             "variables": {},
             "expected": {},
@@ -66,16 +69,14 @@ class Supervised:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", RUN, json.dumps(asked)],
                 cwd=ROOT,
-                env={**os.environ, "TMPDIR": str(folder)},
+                env={**os.environ, "TMPDIR": str(sockets)},
                 stdout=sink,
                 stderr=subprocess.STDOUT,
             )
 
-    def stalled(self) -> str:
+    def stalled(self) -> bool:
         """Return what load balancers are told of the last check."""
-        path = self.output.parent / "sparkforge-state.json"
-        found: str = json.loads(path.read_text())["stalled"]
-        return found
+        return self.told.exists() and self.told.read_text() == "True"
 
     def said(self, text: str) -> bool:
         return text in self.output.read_text()
@@ -85,16 +86,20 @@ class Supervised:
         wait_for(lambda: self.said("first token"))
         return int(self.output.read_text().split("engine ")[1].split()[0])
 
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+    def post(self, path: str, seconds: float = PATIENCE_S) -> bytes:
+        return post(self.address, path, seconds)
+
+
+def post(address: Path, path: str, seconds: float = PATIENCE_S) -> bytes:
+    return Client(address, seconds).ask(time.monotonic() + seconds, "POST", path, {"a": 1})
 
 
 @pytest.fixture
-def supervised(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
+def supervised(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Supervised]]:
     started: list[Supervised] = []
 
     def start(**plan: Any) -> Supervised:
-        started.append(Supervised(tmp_path, **plan))
+        started.append(Supervised(tmp_path, sockets, **plan))
         return started[-1]
 
     yield start
@@ -135,8 +140,8 @@ def test_a_stopped_engine_is_ended_with_all_its_processes(
     assert gone(engine)
     assert one.said(f"{engine} python")
     assert one.said("state T")
-    with pytest.raises(requests.ConnectionError):
-        requests.get(one.url("/health"), timeout=2)
+    with pytest.raises(ConnectionRefusedError):
+        one.post("/health")
 
 
 def test_a_stopped_server_is_ended(supervised: Callable[..., Supervised]) -> None:
@@ -165,11 +170,11 @@ def test_a_killed_server_is_its_exit_code(supervised: Callable[..., Supervised])
 def test_a_short_stop_is_forgiven(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()
-    assert one.stalled() == ""
+    assert not one.stalled()
     os.kill(engine, signal.SIGSTOP)
-    wait_for(lambda: one.stalled().startswith("NoProgressError: "))
+    wait_for(one.stalled)
     os.kill(engine, signal.SIGCONT)
-    wait_for(lambda: one.stalled() == "")
+    wait_for(lambda: not one.stalled())
     time.sleep(5)
     assert one.process.poll() is None
 
@@ -179,9 +184,9 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(
 ) -> None:
     one = supervised()
     one.ready()
-    requests.post(one.url("/busy"), timeout=PATIENCE_S)
-    with pytest.raises(requests.ReadTimeout):
-        requests.post(one.url("/v1/completions"), json={}, timeout=1)
+    one.post("/busy")
+    with pytest.raises(TimeoutError):
+        one.post("/v1/completions", 1)
     time.sleep(6)
     assert one.process.poll() is None
 
@@ -189,7 +194,7 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(
 def test_a_compiler_at_work_is_waited_for(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()
-    requests.post(one.url("/compile"), timeout=PATIENCE_S)
+    one.post("/compile")
     os.kill(engine, signal.SIGSTOP)
     start = time.monotonic()
     assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
@@ -202,7 +207,7 @@ def test_no_process_stays_though_it_has_a_group_of_its_own(
 ) -> None:
     one = supervised()
     engine = one.ready()
-    requests.post(one.url("/compile"), timeout=PATIENCE_S)
+    one.post("/compile")
     server = os.getpgid(engine)
     wait_for(lambda: any(found.name == "ptxas-blackwell" for found in session(server)))
     os.kill(server, signal.SIGKILL)
@@ -240,7 +245,7 @@ def test_an_end_without_reason_is_no_success(supervised: Callable[..., Supervise
 def test_a_server_whose_answers_drip_is_ended(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()
-    requests.post(one.url("/drip"), timeout=PATIENCE_S)
+    one.post("/drip")
     assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     assert one.said("the server hangs: "), one.output.read_text()
     assert gone(engine)
@@ -251,10 +256,11 @@ def test_nonsense_of_a_server_that_makes_tokens_ends_nothing(
 ) -> None:
     one = supervised(hang_s=1)
     one.ready()
-    requests.post(one.url("/odd"), timeout=PATIENCE_S)
+    one.post("/odd")
 
     def tokens() -> int:
-        text = requests.get(one.url("/metrics"), timeout=PATIENCE_S).text
+        end = time.monotonic() + PATIENCE_S
+        text = Client(one.address, PATIENCE_S).ask(end, "GET", "/metrics").decode()
         return int(text.split("vllm:generation_tokens_total")[1].split()[1])
 
     before = tokens()
@@ -329,7 +335,6 @@ class Memory:
         self.folder = folder / "machine"
         (self.folder / "proc").mkdir(parents=True)
         self.refuses = self.folder / "refuses"
-        self.refuses.write_text("of an earlier start")
         self.available(50)
 
     def available(self, gib: int) -> None:
@@ -368,7 +373,6 @@ def test_short_memory_is_told_then_requests_are_refused_and_taken_again(
     wait_for(memory.refuses.exists)
     one.process.terminate()
     assert one.process.wait(PATIENCE_S) == 0
-    assert not memory.refuses.exists()
 
 
 @pytest.mark.parametrize("load_s", [0, 600])
@@ -387,32 +391,31 @@ def test_the_server_ends_before_the_machine_has_no_memory(
     words = "error: memory is short: 1.0 of 100.0 GiB are available, and it was less than 2 for"
     assert one.output.read_text().count(words) == 1
     assert one.output.read_text().count("error: ") == 1
-    assert not memory.refuses.exists()
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """The stand-in alone: its port and its engine's process."""
-    port = free_port(0)
+def fake(sockets: Path) -> Iterator[tuple[Path, int]]:
+    """The stand-in alone: its address and its engine's process."""
+    address = inner(sockets)
     with subprocess.Popen(
-        [sys.executable, FAKE, str(port)], stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, FAKE, str(address)], stdout=subprocess.PIPE, start_new_session=True
     ) as server:
         assert server.stdout is not None
         engine = int(server.stdout.readline().split()[1])
-        yield port, engine
+        yield address, engine
         os.killpg(server.pid, signal.SIGKILL)
 
 
-def test_a_look_sees_progress_or_causes_it(fake: tuple[int, int]) -> None:
-    port, engine = fake
-    client = Client(port, 1.5)
+def test_a_look_sees_progress_or_causes_it(fake: tuple[Path, int]) -> None:
+    address, engine = fake
+    client = Client(address, 1.5)
     first = client.observe(None)
     assert list(first.values()) == ["2"]  # no counter to compare with: two tokens were made
     lengths = client.prompts(time.monotonic() + PATIENCE_S)
     assert {length for length, count in lengths.items() if count} == {"1.0", "10.0"}
     second = client.observe(first)
     assert list(second.values()) == ["4"]  # no progress since: two more
-    requests.post(f"http://127.0.0.1:{port}/v1/completions", json={}, timeout=PATIENCE_S)
+    post(address, "/v1/completions")
     assert list(client.observe(second).values()) == ["5"]  # another's token was enough
     os.kill(engine, signal.SIGSTOP)
     before = client.observe(second)
@@ -422,36 +425,36 @@ def test_a_look_sees_progress_or_causes_it(fake: tuple[int, int]) -> None:
     assert time.monotonic() - start < PATIENCE_S
 
 
-def test_the_health_check_tells_a_stopped_engine(fake: tuple[int, int], tmp_path: Path) -> None:
-    port, engine = fake
-    assert health(port, tmp_path).returncode == 0
+def test_the_health_check_tells_a_stopped_engine(fake: tuple[Path, int], sockets: Path) -> None:
+    _, engine = fake
+    assert health(sockets).returncode == 0
     os.kill(engine, signal.SIGSTOP)
     start = time.monotonic()
-    said = health(port, tmp_path)
+    said = health(sockets)
     assert said.returncode == 1
     assert said.stderr.startswith("unhealthy: NoProgressError: no step of the engine")
     assert time.monotonic() - start < PATIENCE_S
     os.kill(engine, signal.SIGCONT)
-    assert health(port, tmp_path).returncode == 0
+    assert health(sockets).returncode == 0
 
 
-def test_a_mark_of_an_earlier_start_does_not_count(fake: tuple[int, int], tmp_path: Path) -> None:
-    port, engine = fake
-    assert health(port, tmp_path).returncode == 0
-    mark = tmp_path / "sparkforge-progress.json"
+def test_a_mark_of_an_earlier_start_does_not_count(fake: tuple[Path, int], sockets: Path) -> None:
+    _, engine = fake
+    assert health(sockets).returncode == 0
+    mark = sockets / "sparkforge-progress.json"
     old = json.loads(mark.read_text())
     mark.write_text(json.dumps({"start": "1", "counters": {"other": "0"}}))
     os.kill(engine, signal.SIGSTOP)
-    assert health(port, tmp_path).returncode == 1
+    assert health(sockets).returncode == 1
     mark.write_text('{"start": ')  # a check that was killed
-    assert health(port, tmp_path).returncode == 1
+    assert health(sockets).returncode == 1
     os.kill(engine, signal.SIGCONT)
-    assert health(port, tmp_path).returncode == 0
+    assert health(sockets).returncode == 0
     assert json.loads(mark.read_text())["start"] == old["start"]
 
 
-def test_nothing_listening_is_one_line(tmp_path: Path) -> None:
-    said = health(free_port(0), tmp_path)
+def test_nothing_listening_is_one_line(sockets: Path) -> None:
+    said = health(sockets)
     assert said.returncode == 1
     assert said.stderr.count("\n") == 1
-    assert "ConnectionRefusedError" in said.stderr
+    assert "FileNotFoundError" in said.stderr

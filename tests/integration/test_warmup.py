@@ -32,15 +32,19 @@ class Started:
     """The entrypoint; the program named vllm is the stand-in."""
 
     def __init__(
-        self, folder: Path, variables: dict[str, str], before: Sequence[str | Path] = ()
+        self,
+        folder: Path,
+        sockets: Path,
+        variables: dict[str, str],
+        before: Sequence[str | Path] = (),
     ) -> None:
-        self.folder = folder
+        self.folder, self.sockets = folder, sockets
         self.port = free_port(0)
         tools = folder / "bin with a space"
         tools.mkdir(exist_ok=True)
         (tools / "vllm").write_text(
-            '#!/bin/sh\nfor one; do [ "$last" = --port ] && port=$one; last=$one; done\n'
-            f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$port"\n'
+            '#!/bin/sh\nfor one; do [ "$last" = --uds ] && at=$one; last=$one; done\n'
+            f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$at"\n'
         )
         (tools / "vllm").chmod(0o755)
         (folder / "profile.json").write_text(json.dumps({"warm_up": "full"}))
@@ -49,7 +53,7 @@ class Started:
             **kept,
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(folder),
+            "TMPDIR": str(sockets),
             "SPARKFORGE_LISTEN_PORT": str(self.port),
             "SPARKFORGE_MODEL": "some/model",
             "SPARKFORGE_DOWNLOAD": "vllm",
@@ -114,11 +118,11 @@ Start = Callable[..., Started]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, sockets: Path) -> Iterator[Start]:
     started: list[Started] = []
 
     def begin(**variables: str) -> Started:
-        started.append(Started(tmp_path, variables))
+        started.append(Started(tmp_path, sockets, variables))
         return started[-1]
 
     yield begin
@@ -192,7 +196,9 @@ def test_another_build_and_other_options_have_records_of_their_own(
 def test_health_says_starting_until_the_warm_up_has_ended(start: Start) -> None:
     one = start(FAKE_COMPILES="logprobs JSON top_k seed stop bad_words n stream regex choice")
     wait_for(lambda: "warm-up 2/" in one.text())
-    assert requests.get(f"http://127.0.0.1:{one.port}/health", timeout=PATIENCE_S).ok  # vLLM's own
+    assert (
+        requests.get(f"http://127.0.0.1:{one.port}/health", timeout=PATIENCE_S).status_code == 503
+    )
     assert re.match(r"starting: (loading|warm-up \d+/\d+: .*)\n$", one.health())
     one.ready()
     assert one.health() == "well"

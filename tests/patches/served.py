@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -35,6 +36,7 @@ class Served:
         self,
         python: Path,
         folder: Path,
+        sockets: Path,
         profile: dict[str, Any],
         variables: dict[str, str],
         model: Path | None,
@@ -52,12 +54,13 @@ class Served:
             **server_env(folder / "cache"),
             "PATH": f"{python.parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(folder),
+            "TMPDIR": str(sockets),
             "TORCH_COMPILE_DISABLE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "SPARKFORGE_JIT_DIR": str(folder / "jit"),
             "SPARKFORGE_RELEASE": "of-a-test",
             "SPARKFORGE_LISTEN_PORT": str(self.port),
+            "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
             "SPARKFORGE_MODEL": str(model),
             "SPARKFORGE_MODEL_NAME": "tiny",
             "SPARKFORGE_SHARE": str(folder),
@@ -73,8 +76,6 @@ class Served:
             *before,
             python,
             ROOT / "scripts/entrypoint.py",
-            "--host",
-            "127.0.0.1",
             "--max-num-seqs",
             "4",
         ]
@@ -96,6 +97,13 @@ class Served:
     def group(self) -> int:
         """Return the process group of the server."""
         return int(re.findall(r"APIServer pid=(\d+)", self.output())[0])
+
+    def set_state(self, state: str) -> None:
+        """Set the state of vLLM in the front door."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"{self.env['TMPDIR']}/sparkforge/admin.sock")
+            connection.sendall(f"set server vllm/engine state {state}\n".encode())
+            connection.recv(1 << 12)
 
     def health(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -141,9 +149,10 @@ def serving(
     loaded = pins.load(CHECKOUT / "pins.yaml")
     profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}
     # sockets have short paths only, shorter than a test's folder may be
-    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
-        given = {"VLLM_RPC_BASE_PATH": sockets, **(variables or {})}
-        one = Served(python, folder, profile, given, model, before)
+    with tempfile.TemporaryDirectory(prefix="vllm-") as name:
+        sockets = Path(name)
+        given = {"VLLM_RPC_BASE_PATH": name, **(variables or {})}
+        one = Served(python, folder, sockets, profile, given, model, before)
         try:
             yield one
         finally:

@@ -9,8 +9,10 @@ compiled kernels, a kept folder.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,7 +34,8 @@ from sparkforge.inspect.bench import result
 from sparkforge.inspect.bench.samples import METRICS
 from sparkforge.pins import pins
 from sparkforge.runtime import client
-from sparkforge.serving import backends, steps
+from sparkforge.runtime.servers import free_port
+from sparkforge.serving import backends, door, router, steps
 from tests.diamond import diamond
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
@@ -310,7 +313,8 @@ def test_prompts_of_any_kind(server: Served) -> None:
 def test_a_client_that_goes_away_frees_its_place(server: Served) -> None:
     def running() -> float:
         url = f"http://127.0.0.1:{server.port}/metrics"
-        lines = requests.get(url, timeout=PATIENCE_S).text.splitlines()
+        key = {"Authorization": "Bearer the-key"}
+        lines = requests.get(url, headers=key, timeout=PATIENCE_S).text.splitlines()
         found = [line for line in lines if line.startswith("vllm:num_requests_running{")]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
@@ -451,3 +455,112 @@ def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: S
     assert server.process.wait(PATIENCE_S) == 0
     assert not group_alive(server.group())
     assert "waited for a compiler" not in server.output()
+
+
+# -- the front door --------------------------------------------------------------
+
+ROUTE = re.compile(r"Route: (/\S*), Methods: ([A-Z, ]+)$", re.MULTILINE)
+OPEN_WITH_THE_KEY = {
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+    ("GET", "/v1/models"),
+    ("POST", CHAT),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", RESPONSES),
+    ("GET", f"{RESPONSES}/r_1"),
+    ("POST", f"{RESPONSES}/r_1/cancel"),
+}
+CLIENTS = """
+import sys, anthropic, openai
+url, key, model = sys.argv[1:]
+asked = [{"role": "user", "content": "Hello"}]
+ours = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
+theirs = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+bearer = anthropic.Anthropic(base_url=url, auth_token=key, api_key=None, max_retries=0)
+def refused(call):
+    try:
+        call()
+    except (anthropic.AuthenticationError, openai.AuthenticationError):
+        return True
+for call in (
+    lambda: ours.models.list().data[0].id,
+    lambda: ours.chat.completions.create(model=model, messages=asked).choices[0].message.content,
+    lambda: "".join(part.choices[0].delta.content or "" for part in
+                    ours.chat.completions.create(model=model, messages=asked, stream=True)),
+    lambda: ours.completions.create(model=model, prompt="a", max_tokens=1).usage.total_tokens,
+    lambda: ours.responses.create(model=model, input="Hello").output_text,
+    lambda: theirs.messages.create(model=model, messages=asked, max_tokens=99).content[-1].text,
+    lambda: bearer.messages.create(model=model, messages=asked, max_tokens=99).content[-1].text,
+    lambda: theirs.messages.count_tokens(model=model, messages=asked).input_tokens,
+):
+    print("refused" if refused(call) else call())
+"""
+
+
+@pytest.fixture
+def routed(server: Served, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a router in front of the server."""
+    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
+    port = free_port(0)
+    listens = {"SPARKFORGE_LISTEN_PORT": str(port), "SPARKFORGE_LISTEN_HOST": "127.0.0.1"}
+    rules = door.rules({**listens, "VLLM_API_KEY": "the-key"})
+    replicas = [door.Replica("r:1", f"ipv4@127.0.0.1:{server.port}")]
+    words = door.command(door.configuration(rules, replicas, router.conversation()))
+    with subprocess.Popen(words) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(lambda: answers(url))
+        yield url
+        process.terminate()
+
+
+def answers(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/health", timeout=PATIENCE_S).ok
+    except requests.ConnectionError:
+        return False
+
+
+def statuses(url: str, method: str, path: str) -> list[int]:
+    """Return the statuses without a key, with a wrong one and with the right one."""
+    return [
+        requests.request(
+            method, f"{url}{path}", headers=headers, data="{}", timeout=PATIENCE_S
+        ).status_code
+        for headers in ({}, {"x-api-key": "wrong"}, {"x-api-key": "the-key"})
+    ]
+
+
+def test_a_route_of_vllm_is_closed_or_wants_the_key(server: Served, routed: str) -> None:
+    """So a route that another release adds is closed, too."""
+    routes = {
+        (method, path.replace("{response_id}", "r_1"))
+        for path, methods in ROUTE.findall(server.output())
+        for method in methods.split(", ")
+    }
+    assert len(routes) > 30
+    assert {("POST", "/invocations"), ("GET", "/docs"), ("POST", "/tokenize")} < routes
+    for url in (f"http://127.0.0.1:{server.port}", routed):
+        for method, path in routes - OPEN_WITH_THE_KEY:
+            assert statuses(url, method, path) == [404] * 3, (method, path)
+        for method, path in OPEN_WITH_THE_KEY:
+            without, wrong, right = statuses(url, method, path)
+            if path == "/health":
+                assert [without, wrong, right] == [200] * 3
+            else:
+                assert without == wrong == 401, path
+                assert right not in (401, 403, 405, 501), path
+
+
+def test_real_clients_pass_with_the_key_only(
+    server: Served, routed: str, patched_python: Path
+) -> None:
+    for url in (f"http://127.0.0.1:{server.port}", routed):
+        said = ask_target(patched_python, CLIENTS, url, "the-key", "tiny").decode().splitlines()
+        assert said[:3] == ["tiny", ANSWER, ANSWER]
+        assert said[4:7] == [ANSWER] * 3
+        assert int(said[3]) > 1
+        assert int(said[7]) > 1
+        said = ask_target(patched_python, CLIENTS, url, "wrong", "tiny").decode().splitlines()
+        assert said == ["refused"] * 8

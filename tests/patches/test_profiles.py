@@ -40,7 +40,7 @@ WRONG = {
 def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     options = {
         f"{name} {choice}": [
-            *command.QUIET,
+            *command.serve("m", Path("/s"), [])[3:],
             *choices.pick(Profile.of(Document(name, DOCUMENTS[name])), choice, "").options(),
             "--gpu-memory-utilization",
             "0.74",
@@ -58,7 +58,7 @@ def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
 def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str, choice: str) -> None:
     found = answer["parsed"][f"{name} {choice}"]
     document = DOCUMENTS[name]
-    assert found["quiet"] == "/health,/metrics,/v1/models"
+    assert found["address"] == "/s"
     assert found["gpu_memory_utilization"] == 0.74
     told = [key for key in document if key in found]
     assert {key: found[key] for key in told} == {key: document[key] for key in told}

@@ -33,7 +33,7 @@ def parsed(options: list[str]) -> dict[str, Any]:
     validate_parsed_serve_args(arguments)
     engine = AsyncEngineArgs.from_cli_args(arguments)
     found: dict[str, Any] = {
-        "quiet": arguments.disable_access_log_for_endpoints,
+        "address": arguments.uds,
         "moe_backend": engine.moe_backend,
         "attention_backend": engine.attention_backend
         and getattr(engine.attention_backend, "name", str(engine.attention_backend)),

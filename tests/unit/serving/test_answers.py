@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def check(
         return answer(number, body)
 
     monkeypatch.setattr(Client, "ask", ask)
-    return answers.check(Client(1, 1.0), "the-model", 4096, said.append), said
+    return answers.check(Client(Path("/nowhere"), 1.0), "the-model", 4096, said.append), said
 
 
 def test_right_answers_alone_and_together(monkeypatch: pytest.MonkeyPatch) -> None:

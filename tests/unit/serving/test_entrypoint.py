@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,17 +16,15 @@ from sparkforge.build.packs import modules, units
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.serving import (
-    bodies,
     checks,
     command,
     compilers,
     devices,
+    door,
     hub,
     memory,
     packed,
     pagecache,
-    readiness,
-    refusal,
     starts,
     supervise,
 )
@@ -64,6 +63,28 @@ VARIABLES = (
 )
 
 
+class Door:
+    """A front door that is not there."""
+
+    died = False
+
+    def __init__(self, rules: door.Rules) -> None:
+        self.rules = rules
+        self.said: list[str] = []
+
+    def refuse(self, short: bool) -> None:
+        self.said.append(f"refuse {short}")
+
+    def stall(self, stalled: bool) -> None:
+        self.said.append(f"stall {stalled}")
+
+    def ready(self) -> None:
+        self.said.append("ready")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
 @pytest.fixture
 def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module, in an environment of its own; the server is not run."""
@@ -78,7 +99,7 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "vllm")
     monkeypatch.setattr(shutil, "which", lambda name, **options: f"/usr/bin/{name}")
     monkeypatch.setattr(devices, "unified_bytes", lambda: None)
-    monkeypatch.setattr(checks, "port", lambda host, number: None)  # this machine's 8000
+    monkeypatch.setattr(door, "Door", Door)
     return module
 
 
@@ -120,8 +141,8 @@ def test_extra_arguments_stand_between_the_targets_and_the_callers(
         monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", extra)
     plan = plan_of(entrypoint, monkeypatch, ["--max-num-seqs", "4"])
     assert plan.command == [
-        *("vllm", "serve", "some/model", "--port", "8000", *command.QUIET, *bodies.OPTIONS),
-        *(*readiness.OPTIONS, "--max-model-len", "9", *words, "--max-num-seqs", "4"),
+        *command.serve("some/model", door.engine_socket(), []),
+        *("--max-model-len", "9", *words, "--max-num-seqs", "4"),
     ]
 
 
@@ -134,7 +155,7 @@ def test_the_profiles_options_come_first_and_its_backends_are_expected(
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)
     monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", "qkv")
     plan = plan_of(entrypoint, monkeypatch, ["--attention-backend=FLASHINFER"])
-    assert plan.command[11:] == [
+    assert plan.command[6:] == [
         "--moe-backend",
         "marlin",
         "--mxfp4-layers=qkv",
@@ -183,7 +204,7 @@ def test_a_choice_of_the_images_profile_is_taken_by_its_name(
     for name, value in {**variables, **({"PROFILE": chosen} if chosen else {})}.items():
         monkeypatch.setenv(f"SPARKFORGE_{name}", value)
     plan = plan_of(entrypoint, monkeypatch, arguments)
-    assert plan.command[11:] == layers
+    assert plan.command[6:] == layers
     assert set(plan.expected) == ({"moe", "linear"} if layers else {"moe"})
 
 
@@ -399,9 +420,9 @@ def test_vllm_gets_the_folder_and_clients_the_models_name(
     monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "abc")
     command = plan_of(entrypoint, monkeypatch, []).command
     assert command[2] == "/hub/snapshots/abc"
-    assert command[11:] == ["--served-model-name=some/model"]
+    assert command[6:] == ["--served-model-name=some/model"]
     monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "mine")
-    assert plan_of(entrypoint, monkeypatch, []).command[11:] == ["--served-model-name=mine"]
+    assert plan_of(entrypoint, monkeypatch, []).command[6:] == ["--served-model-name=mine"]
 
 
 def test_a_device_is_tried_once_before_the_model(
@@ -457,9 +478,9 @@ def test_an_empty_profile_variable_means_none(
 ) -> None:
     profile(tmp_path, max_num_seqs=3)
     monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
-    assert plan_of(entrypoint, monkeypatch, []).command[11:] == ["--max-num-seqs", "3"]
+    assert plan_of(entrypoint, monkeypatch, []).command[6:] == ["--max-num-seqs", "3"]
     monkeypatch.setenv("SPARKFORGE_PROFILE", "")
-    assert plan_of(entrypoint, monkeypatch, []).command[11:] == []
+    assert plan_of(entrypoint, monkeypatch, []).command[6:] == []
 
 
 SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
@@ -488,7 +509,7 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
         monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", share)
     reading = memory.Reading(total=120 * memory.GIB, available=101 * memory.GIB)
     monkeypatch.setattr(memory, "read", lambda: reading)
-    assert plan_of(entrypoint, monkeypatch, arguments).command[11:] == words
+    assert plan_of(entrypoint, monkeypatch, arguments).command[6:] == words
 
 
 @pytest.mark.parametrize(("mode", "refuses"), [("", True), ("warn", False), ("off", False)])
@@ -499,20 +520,8 @@ def test_a_shared_memory_is_guarded(
     monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", "0.5")
     monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", mode)
     plan = plan_of(entrypoint, monkeypatch, [])
-    assert (refusal.OPTIONS[1] in plan.command) is refuses
-    assert str(ROOT) in plan.variables["PYTHONPATH"].split(":")
     assert (plan.guard is None) is (mode == "off")
     assert plan.guard is None or plan.guard.acts is refuses
-
-
-@pytest.mark.parametrize(("size", "limited"), [(None, True), ("0.5", True), ("0", False)])
-def test_large_bodies_are_refused_unless_any_size_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, size: str | None, limited: bool
-) -> None:
-    if size is not None:
-        monkeypatch.setenv(bodies.VARIABLE, size)
-    plan = plan_of(entrypoint, monkeypatch, [])
-    assert (bodies.OPTIONS[1] in plan.command) is limited
 
 
 def test_a_machine_of_two_needs_room_for_half_of_the_model(
@@ -554,7 +563,7 @@ def test_without_counters_a_busy_server_is_not_ended(
     assert plan_of(entrypoint, monkeypatch, ["--disable-log-stats"]).hang_s == 0
 
 
-def test_the_key_reaches_the_server_and_no_log(
+def test_the_key_reaches_the_front_door_and_no_log(
     monkeypatch: pytest.MonkeyPatch,
     entrypoint: Any,
     tmp_path: Path,
@@ -564,9 +573,8 @@ def test_the_key_reaches_the_server_and_no_log(
     monkeypatch.setenv("SPARKFORGE_API_KEY_PATH", str(tmp_path / "key"))
     monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--seed 1")
     plan = plan_of(entrypoint, monkeypatch, ["--hf-token=token-secret"])
-    assert plan.variables["VLLM_API_KEY"] == "very-secret"
-    assert plan.client is not None
-    assert plan.client.key == "very-secret"
+    assert "very-secret" not in plan.variables.values()
+    assert "very-secret" not in door.configuration(door.rules(os.environ))
     said = capsys.readouterr()
     assert "secret" not in said.out + said.err
     assert "--seed 1 '--hf-token=***'" in said.err
@@ -582,17 +590,29 @@ def test_the_key_reaches_the_server_and_no_log(
         (["--api-ke", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--por=9000"], "SPARKFORGE_PORT"),
         (["--host", "192.168.1.4"], "SPARKFORGE_BIND"),
-        (["--host", "0.0.0.0", "--host=::1"], "SPARKFORGE_BIND"),
+        (["--host=127.0.0.1"], "SPARKFORGE_BIND"),
+        (["--uds", "/tmp/x"], "uses that socket"),
+        (["--grpc"], "nothing would check"),
+        (["--config", "f.yaml"], "SPARKFORGE_EXTRA_ARGS"),
+        (["--allowed-origins", '["*"]'], "SPARKFORGE_ORIGINS"),
     ],
 )
-def test_options_that_hide_the_server_from_its_health_check_are_refused(
+@pytest.mark.parametrize("role", ["", "head", "worker"])
+@pytest.mark.parametrize("where", ["SPARKFORGE_SERVE_ARGS", "SPARKFORGE_EXTRA_ARGS", ""])
+def test_options_that_open_another_way_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     entrypoint: Any,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     hint: str,
+    role: str,
+    where: str,
 ) -> None:
-    monkeypatch.setenv("SPARKFORGE_BIND", "0.0.0.0")
+    for name, value in {"ROLE": role, "HEAD": "::1", "WORKER": "::2", "IFNAME": "lo"}.items():
+        monkeypatch.setenv(f"SPARKFORGE_CLUSTER_{name}", value)
+    if where:
+        monkeypatch.setenv(where, shlex.join(words))
+        words = []
     assert entrypoint.main(words) == EX_CONFIG
     said = capsys.readouterr().err
     assert hint in said
@@ -651,7 +671,7 @@ def test_empty_variables_mean_the_defaults(
     for name in ("LISTEN_PORT", "EXTRA_ARGS", "HANG_SECONDS"):
         monkeypatch.setenv(f"SPARKFORGE_{name}", "")
     command = plan_of(entrypoint, monkeypatch, [""]).command
-    assert command[2:5] == ["some/model", "--port", "8000"]
+    assert command[2:4] == ["some/model", "--uds"]
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
     monkeypatch.setenv("SPARKFORGE_JIT_BUDGET_GIB", "1e308")
     assert str(tmp_path) in plan_of(entrypoint, monkeypatch, []).variables["TRITON_CACHE_DIR"]
@@ -679,18 +699,17 @@ def test_the_images_module_of_triton_is_in_the_servers_cache(
 
 def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
     module = load_script("healthcheck")
-    asked: list[int] = []
+    asked: list[Path] = []
 
-    def client(port: int, *more: object) -> Any:
-        asked.append(port)
+    def client(address: Path, *more: object) -> Any:
+        asked.append(address)
         raise OSError
 
     monkeypatch.setattr(module, "Client", client)
     monkeypatch.setattr(module.state, "read", lambda: module.state.State(module.state.READY))
-    monkeypatch.setenv("SPARKFORGE_LISTEN_PORT", "")  # as the entrypoint takes it
     with pytest.raises(OSError, match=r"^$"):
         module.check()
-    assert asked == [8000]
+    assert asked == [door.inner_socket()]
 
 
 def test_a_name_that_looks_like_an_option_stays_a_name(
@@ -699,7 +718,7 @@ def test_a_name_that_looks_like_an_option_stays_a_name(
     monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "--host")
     monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "-x")
     command = plan_of(entrypoint, monkeypatch, []).command
-    assert command[11:13] == ["--revision=-x", "--served-model-name=--host"]
+    assert command[6:8] == ["--revision=-x", "--served-model-name=--host"]
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,13 @@
-"""The guard of memory: what it does at which reading; and the middleware that refuses requests."""
+"""The guard of memory: what it does at which reading."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import resource
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkforge.serving import compilers, guard, refusal
+from sparkforge.serving import compilers, guard
 from sparkforge.serving.errors import StartError
 from sparkforge.serving.guard import Guard
 from sparkforge.serving.memory import GIB, Reading
@@ -30,13 +25,17 @@ def _unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watched:
     """A guard on a machine that has what a test says, looked at twice a second."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.lines: list[str] = []
-        self.file = folder / "refuses"
+        self.refuses = False
         self.reading: Reading | Exception = Reading(TOTAL, 50 * GIB)
-        options = {"file": self.file} | options
+        options = {"refuse": self._refuse} | options
         self.guard: Guard = Guard((6, 4, 2), self.lines.append, read=self._read, **options)
         self.now = 1000.0
+
+    def _refuse(self, short: bool) -> None:
+        assert short is not self.refuses
+        self.refuses = short
 
     def _read(self) -> Reading:
         if isinstance(self.reading, Exception):
@@ -57,8 +56,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Watched:
-    return Watched(tmp_path)
+def watched() -> Watched:
+    return Watched()
 
 
 def test_enough_memory_is_no_line(watched: Watched) -> None:
@@ -82,18 +81,15 @@ def test_a_warning_takes_seconds_and_comes_once(watched: Watched) -> None:
         "memory is no longer short: 8.0 of 100.0 GiB are available",
         watched.lines[0],
     ]
-    assert not watched.file.exists()
+    assert not watched.refuses
 
 
 def test_requests_are_refused_until_there_is_enough_again(watched: Watched) -> None:
-    watched.looks(3.9, 0.5)
-    words = "memory is short on this machine: 3.9 of 100.0 GiB are available"
-    assert watched.file.read_text() == words
-    watched.looks(3, 60)
-    watched.looks(7, 60)
-    assert watched.file.exists()
-    watched.looks(8, 1)
-    assert not watched.file.exists()
+    seen = []
+    for available, seconds in ((3.9, 0.5), (3, 60), (7, 60), (8, 1)):
+        watched.looks(available, seconds)
+        seen.append(watched.refuses)
+    assert seen == [True, True, True, False]
     watched.looks(50, 1)
     assert watched.lines == [
         "warning: memory is short: 3.9 of 100.0 GiB are available: new requests are refused",
@@ -123,10 +119,10 @@ def test_a_pause_is_not_taken_for_a_long_shortage(watched: Watched) -> None:
 )
 def test_what_cannot_be_read_ends_nothing(watched: Watched, error: Exception) -> None:
     watched.looks(1, 9)
-    assert watched.file.exists()
+    assert watched.lines[-1].endswith("refused")
     watched.reading = error
     assert not watched.again(3600)
-    assert not watched.file.exists()
+    assert not watched.refuses
     assert sum("cannot be read" in line for line in watched.lines) == 1
     assert not watched.looks(1, 10)  # the time before does not count
     assert watched.looks(1, 1)
@@ -141,31 +137,18 @@ def test_the_containers_limit_counts_where_it_is_nearer(watched: Watched) -> Non
     ]
 
 
-def test_one_that_only_warns_does_nothing_else(tmp_path: Path) -> None:
-    one = Watched(tmp_path, acts=False)
+def test_one_that_only_warns_does_nothing_else() -> None:
+    one = Watched(acts=False)
     assert not one.looks(1, 3600)
-    assert not one.file.exists()
+    assert not one.refuses
     assert one.lines == ["warning: memory is short: 1.0 of 100.0 GiB are available"]
 
 
-def test_a_worker_refuses_nobody_and_ends(tmp_path: Path) -> None:
-    one = Watched(tmp_path, file=None)
+def test_a_worker_refuses_nobody_and_ends() -> None:
+    one = Watched(refuse=None)
     one.guard.begin()
     assert one.lines == ["memory guard: warns below 6 GiB, ends the server below 2"]
     assert one.looks(1, 11)
-    one.guard.close()
-
-
-def test_an_earlier_starts_refusal_does_not_count(watched: Watched) -> None:
-    watched.file.write_text("x")
-    watched.guard.begin()
-    assert not watched.file.exists()
-
-
-def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
-    one = Watched(tmp_path, file=tmp_path / "none" / "refuses")
-    one.looks(3, 60)
-    assert sum("requests cannot be refused" in line for line in one.lines) == 1
 
 
 def test_its_pages_stay_in_memory_where_nothing_limits_that() -> None:
@@ -184,7 +167,7 @@ def test_its_pages_stay_in_memory_where_nothing_limits_that() -> None:
 
 
 def made(variables: dict[str, str], *, unified: bool = True, asked: bool = True) -> Guard | None:
-    return guard.of(variables, unified=unified, takes_requests=asked, say=print)
+    return guard.of(variables, unified=unified, refuse=print if asked else None, say=print)
 
 
 def test_it_is_on_where_memory_is_shared() -> None:
@@ -196,14 +179,14 @@ def test_it_is_on_where_memory_is_shared() -> None:
     assert one.marks == other.marks
     assert list(one.marks) == [6, 4, 2]
     assert one.acts
-    assert one.file == other.file == refusal.path()
+    assert one.refuse is other.refuse is print
     worker = made({"SPARKFORGE_MEMORY_MARKS": "9, 5.5,1"}, asked=False)
     assert worker is not None
-    assert worker.file is None
+    assert worker.refuse is None
     assert list(worker.marks) == [9, 5.5, 1]
     warns = made({"SPARKFORGE_MEMORY_GUARD": "warn"})
     assert warns is not None
-    assert (warns.acts, warns.file) == (False, None)
+    assert not warns.acts
 
 
 @pytest.mark.parametrize("marks", ["2,4,6", "6,4", "6,4,0", "6,4,x", "inf,4,2", "nan,4,2", "6,6,2"])
@@ -216,73 +199,3 @@ def test_the_compilers_of_a_spark_are_known_by_the_names_that_the_kernel_keeps()
     names = compilers.PROGRAMS
     assert {"ptxas-blackwell", "cc1", "nvlink", "cicc", "ld"} <= names
     assert all(len(name) < 16 for name in names)  # TASK_COMM_LEN
-
-
-# -- the middleware --------------------------------------------------------------
-
-
-@pytest.fixture
-def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    yield refusal.path()
-
-
-def answer(scope: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what a server behind the middleware sends; its own answer is no message at all."""
-    sent: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        pass
-
-    async def receive() -> Any:
-        raise AssertionError("nobody reads the body of a request that is refused")
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(refusal.Refusal(app)({"headers": [], "method": "POST", **scope}, receive, send))  # type: ignore[arg-type]
-    return sent
-
-
-def test_a_request_is_refused_with_a_reason_and_a_time(refusing: Path) -> None:
-    request = {"type": "http", "path": "/v1/chat/completions"}
-    assert answer(request) == []
-    refusing.write_text("memory is short")
-    start, body = answer(request)
-    assert start["status"] == 503
-    headers = dict(start["headers"])
-    assert headers[b"retry-after"] == b"30"
-    assert headers[b"content-length"] == str(len(body["body"])).encode()
-    assert json.loads(body["body"])["error"] == {
-        "message": "memory is short",
-        "type": "ServiceUnavailableError",
-        "param": None,
-        "code": 503,
-    }
-    refusing.unlink()
-    assert answer(request) == []
-
-
-@pytest.mark.parametrize(
-    "scope",
-    [
-        {"type": "lifespan", "path": ""},
-        {"type": "http", "method": "GET", "path": "/health"},
-        {"type": "http", "method": "GET", "path": "/v1/models"},
-        {"type": "http", "path": "/ping"},
-        {"type": "http", "path": "/v1/responses/7/cancel"},
-        {"type": "http", "path": "/proxied/ping", "root_path": "/proxied"},
-        {"type": "http", "path": "/v1/completions", "headers": [(b"x-sparkforge-probe", b"1")]},
-    ],
-)
-def test_probes_and_what_gives_memory_back_stay_open(refusing: Path, scope: dict[str, Any]) -> None:
-    refusing.write_text("memory is short")
-    assert answer(scope) == []
-
-
-def test_vllm_finds_the_middleware() -> None:
-    folder = Path(refusal.environment({})["PYTHONPATH"])
-    module, _, name = refusal.OPTIONS[1].rpartition(".")
-    assert (folder / f"{module.replace('.', '/')}.py").is_file()
-    assert name == refusal.Refusal.__name__
-    assert refusal.environment({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{folder}:/x"

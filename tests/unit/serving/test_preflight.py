@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from sparkforge.checkpoints import gptoss, trial
-from sparkforge.serving import preflight
+from sparkforge.serving import door, preflight
 from sparkforge.serving.document import Document, DocumentError
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -191,7 +191,7 @@ def test_an_answer_of_another_shape_is_one_error(bad: Document) -> None:
 
 
 def prepared(model: Path, folder: Path, driver: str, *words: str) -> preflight.Trial:
-    return preflight.Trial.of(model, words, driver, folder, "", lambda line: None)
+    return preflight.Trial.of(model, words, driver, folder, lambda line: None)
 
 
 def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_the_last_value_of_an_option_is_the_one_that_is_tried(tmp_path: Path) ->
     command = prepared(tmp_path, tmp_path, "", *words).command
     assert command[command.index("--moe-backend") + 1] == "triton"
     assert "131072" not in command
-    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--uds") + 1] == str(door.engine_socket())
 
 
 def test_an_image_without_the_checkpoint_says_so(tmp_path: Path) -> None:

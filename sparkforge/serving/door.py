@@ -1,0 +1,258 @@
+"""The front door: HAProxy between the clients and vLLM, or the servers of a router.
+
+vLLM has no key for most of its paths, no limits, and one event loop. So it listens on a socket in a
+folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from sparkforge.serving import access, session, variables
+from sparkforge.serving.errors import EX_UNAVAILABLE, StartError
+from sparkforge.serving.log import say
+
+BODY_VARIABLE = "SPARKFORGE_MAX_BODY_MIB"
+ORIGINS_VARIABLE = "SPARKFORGE_ORIGINS"
+CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256
+"""Behind Docker all clients may be one source."""
+LARGE_MIB = 224
+"""For bodies above 256 KiB. With those of all connections 480 MiB: the profiles' ``keep_free_gib``
+includes them."""
+_MOST_MIB = 56
+_STARTS_S = 10.0
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+_CHECK = "check inter 2s fastinter 1s fall 3 rise 1 on-marked-down shutdown-sessions"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Who may ask, and how much."""
+
+    port: int
+    host: str
+    """``port``, ``host``: to listen on; host "": all addresses of IPv4."""
+    key: str
+    """That clients have to send, or ""."""
+    anybody: bool
+    """Without a key: any name of this server is served, not only loopback's."""
+    origins: tuple[str, ...]
+    """Of web pages that may ask, like ``http://localhost:3000``."""
+    open_metrics: bool
+    """/metrics needs no key."""
+    max_body_mib: float
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of a router's servers."""
+
+    name: str
+    """As the user wrote it, in logs and metrics."""
+    address: str
+    """As HAProxy reads it."""
+
+
+def rules(environment: Mapping[str, str]) -> Rules:
+    """Read and check the settings.
+
+    Raises:
+        StartError: one cannot be used, or others could use the server without a key.
+    """
+    key = access.api_key(environment)
+    access.check_open(environment, key)
+    origins = tuple(environment.get(ORIGINS_VARIABLE, "").replace(",", " ").split())
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            msg = f"{ORIGINS_VARIABLE} has {origin[:100]!r}: use a list like http://localhost:3000"
+            raise StartError(msg)
+    body = variables.number(environment, BODY_VARIABLE, 8)
+    if not 1 <= body <= _MOST_MIB:
+        raise StartError(f"{BODY_VARIABLE} is {body:g}: use 1 to {_MOST_MIB}")
+    return Rules(
+        port=variables.listen_port(environment),
+        host=variables.listen_host(environment),
+        key=key,
+        anybody=environment.get("SPARKFORGE_ALLOW_OPEN") == "1",
+        origins=origins,
+        open_metrics=environment.get("SPARKFORGE_OPEN_METRICS") == "1",
+        max_body_mib=body,
+    )
+
+
+def folder() -> Path:
+    """Return the folder of the sockets, for this user alone.
+
+    Raises:
+        StartError: it is another user's.
+    """
+    path = Path(tempfile.gettempdir()) / "sparkforge"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o177077 != 0o040000:
+        raise StartError(f"{path} is not a folder of user {os.getuid()} alone: remove it")
+    return path
+
+
+def engine_socket() -> Path:
+    """Return where vLLM listens."""
+    return folder() / "vllm.sock"
+
+
+def inner_socket() -> Path:
+    """Return where our own requests go in: without key and limits, to a door that lives."""
+    return folder() / "door.sock"
+
+
+def configuration(
+    chosen: Rules, replicas: Sequence[Replica] = (), conversation: Sequence[str] = ()
+) -> str:
+    """Return HAProxy's configuration.
+
+    Args:
+        replicas: of a router; none: in front of vLLM.
+        conversation: rules that set ``txn.key``, by which a router chooses; none: the least busy.
+    """
+    import jinja2  # the health check, which makes none, runs every five seconds
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    large = int(LARGE_MIB / chosen.max_body_mib)
+    # two descriptors for each connection, and some of HAProxy's own
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    connections = CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2)
+    return environment.get_template("door.cfg.j2").render(
+        folder=folder(),
+        bind=f"{chosen.host or '*'}:{chosen.port}",
+        key_sha256=hashlib.sha256(chosen.key.encode()).hexdigest().upper() if chosen.key else "",
+        anybody=chosen.anybody,
+        origins=chosen.origins,
+        open_metrics=chosen.open_metrics,
+        max_body=int(chosen.max_body_mib * (1 << 20)),
+        max_body_mib=f"{chosen.max_body_mib:g}",
+        connections=connections,
+        connections_by_source=CONNECTIONS_BY_SOURCE,
+        large=large,
+        large_by_source=large * 3 // 4,
+        replicas=replicas,
+        conversation=conversation,
+        check=_CHECK,
+    )
+
+
+def command(text: str) -> list[str]:
+    """Store a configuration; returns the command of HAProxy with it.
+
+    Raises:
+        StartError: there is no HAProxy.
+        OSError: the file cannot be written.
+    """
+    program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise StartError("there is no haproxy in this image: build it again")
+    path = folder() / "door.cfg"
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return [program, "-db", "-f", str(path)]
+
+
+def become(text: str) -> NoReturn:
+    """Become HAProxy with a configuration; does not return."""
+    session.become(command(text))
+
+
+class Door:
+    """HAProxy in front of vLLM, while this process lives.
+
+    If it ends by itself this process gets SIGTERM, so that the container ends.
+
+    Raises:
+        StartError: it does not listen.
+    """
+
+    def __init__(self, chosen: Rules) -> None:
+        self.died = False
+        self._closing = self._ready = self._short = False
+        words = command(configuration(chosen))
+        # killed with this process, however that ends
+        self._process = session.beside(["setpriv", "--pdeathsig", "KILL", *words])
+        end = time.monotonic() + _STARTS_S
+        while self._process.poll() is None and self._ask("show version") is None:
+            if time.monotonic() > end:
+                self.close()
+            time.sleep(0.02)
+        if self._process.poll() is not None:
+            msg = (
+                f"the front door cannot listen on port {chosen.port}, as the lines above say: stop"
+                " the program that has it, or choose another port with SPARKFORGE_PORT"
+            )
+            raise StartError(msg, EX_UNAVAILABLE)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def ready(self) -> None:
+        """Let requests in: the server is ready."""
+        self._ready = True
+        self._set_state()
+
+    def refuse(self, short: bool) -> None:
+        """Refuse new requests, or no longer: memory is short. What runs continues."""
+        self._short = short
+        self._set_state()
+
+    def stall(self, stalled: bool) -> None:
+        """Tell load balancers that the last check failed, or no longer. Requests come in."""
+        self._set("weight", "1" if stalled else "100")
+
+    def close(self) -> None:
+        """End HAProxy, with all connections."""
+        self._closing = True
+        self._process.terminate()
+        self._process.wait()
+
+    def _watch(self) -> None:
+        self._process.wait()
+        if not self._closing:
+            self.died = True
+            say("error: the front door ended by itself")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _set_state(self) -> None:
+        self._set("state", "maint" if not self._ready else "drain" if self._short else "ready")
+
+    def _set(self, what: str, value: str) -> None:
+        answer = self._ask(f"set server vllm/engine {what} {value}")
+        if answer != "" and not self._closing:
+            say(f"warning: the front door does not take {what} {value}: {answer}")
+
+    def _ask(self, order: str) -> str | None:
+        """Return HAProxy's answer to an order; None where it does not listen."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_STARTS_S)
+                connection.connect(str(folder() / "admin.sock"))
+                connection.sendall(f"{order}\n".encode())
+                return connection.recv(1 << 12).decode(errors="replace").strip()
+        except OSError:
+            return None
