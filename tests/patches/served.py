@@ -22,8 +22,9 @@ from sparkforge.pins import pins
 from sparkforge.runtime.environment import server_env
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import caches
+from sparkforge.serving.progress import Client
 from tests.patches.checkout import CHECKOUT
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT
 
 READY_S = 900  # some 40 on a quiet machine
 HANG_S = 20
@@ -97,6 +98,11 @@ class Served:
     def group(self) -> int:
         """Return the process group of the server."""
         return int(re.findall(r"APIServer pid=(\d+)", self.output())[0])
+
+    def inside(self, path: str, body: dict[str, Any]) -> Any:
+        """Return the answer to a request that does not pass the front door's rules."""
+        asked = Client(Path(self.env["TMPDIR"]) / "sparkforge" / "door.sock", PATIENCE_S)
+        return json.loads(asked.ask(time.monotonic() + PATIENCE_S, "POST", path, body))
 
     def set_state(self, state: str) -> None:
         """Set the state of vLLM in the front door."""

@@ -373,7 +373,7 @@ def test_the_tokenizer_is_the_vocabulary_s(server: Served, patched_python: Path)
         "print(json.dumps([e.encode(text) for text in json.loads(sys.argv[1])]))"
     )
     wanted = json.loads(ask_target(patched_python, code, json.dumps(texts)))
-    found = [told(server.post("/tokenize", {"prompt": text}))["tokens"] for text in texts]
+    found = [server.inside("/tokenize", {"prompt": text})["tokens"] for text in texts]
     assert found == wanted
 
 
@@ -427,7 +427,7 @@ def test_the_server_is_benchmarked(server: Served, model: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stdout + done.stderr
     found = result.load(out)
     assert found.complete
-    assert found.identity.server.startswith("vLLM 0.")
+    assert found.identity.server == ""  # the front door does not tell
     values = {(one.test.concurrency, one.metric): one.values for one in found.samples}
     # On a busy machine llama-benchy omits runs: a prefill whose time is shorter than the latency
     # that was measured before, and a decode whose answer came in one piece.
@@ -438,23 +438,6 @@ def test_the_server_is_benchmarked(server: Served, model: Path, tmp_path: Path) 
     # the first words are reasoning, which llama-benchy has to count as tokens
     assert min(values[1, "decode"]) > 1
     assert (out / "decode.svg").exists()
-
-
-def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: Served) -> None:
-    """The last one: what all tests above asked for was compiled before the server was ready."""
-    cases: list[dict[str, Any]] = [
-        {"logprobs": 5},
-        {"temperature": 1, "top_k": 3},
-        {"prompt_logprobs": 1},
-    ]
-    for options in cases:
-        assert server.complete(3, **options).json()["usage"]["completion_tokens"] == 3
-    assert server.compiled
-    assert compiled(server) == server.compiled
-    server.process.terminate()
-    assert server.process.wait(PATIENCE_S) == 0
-    assert not group_alive(server.group())
-    assert "waited for a compiler" not in server.output()
 
 
 # -- the front door --------------------------------------------------------------
@@ -539,7 +522,7 @@ def test_a_route_of_vllm_is_closed_or_wants_the_key(server: Served, routed: str)
         for path, methods in ROUTE.findall(server.output())
         for method in methods.split(", ")
     }
-    assert len(routes) > 30
+    assert len(routes) > 25
     assert {("POST", "/invocations"), ("GET", "/docs"), ("POST", "/tokenize")} < routes
     for url in (f"http://127.0.0.1:{server.port}", routed):
         for method, path in routes - OPEN_WITH_THE_KEY:
@@ -564,3 +547,23 @@ def test_real_clients_pass_with_the_key_only(
         assert int(said[7]) > 1
         said = ask_target(patched_python, CLIENTS, url, "wrong", "tiny").decode().splitlines()
         assert said == ["refused"] * 8
+
+
+# --------------------------------------------------------------------------------
+
+
+def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: Served) -> None:
+    """The last one: what all tests above asked for was compiled before the server was ready."""
+    cases: list[dict[str, Any]] = [
+        {"logprobs": 5},
+        {"temperature": 1, "top_k": 3},
+        {"prompt_logprobs": 1},
+    ]
+    for options in cases:
+        assert server.complete(3, **options).json()["usage"]["completion_tokens"] == 3
+    assert server.compiled
+    assert compiled(server) == server.compiled
+    server.process.terminate()
+    assert server.process.wait(PATIENCE_S) == 0
+    assert not group_alive(server.group())
+    assert "waited for a compiler" not in server.output()
