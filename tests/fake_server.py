@@ -18,6 +18,7 @@ by byte, or with null in place of the usage. FAKE_TOKEN_S is how long the engine
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -167,6 +168,13 @@ def main() -> None:
             if self.path in ("/drip", "/odd"):
                 self._answer("")
                 manners.add(self.path[1:])
+                return
+            if self.path == "/spin":
+                # in one call, so that no other thread gets a turn
+                began = time.monotonic()
+                sum(itertools.repeat(1, 10**7))
+                sum(itertools.repeat(1, int(10**7 * 12 / (time.monotonic() - began))))
+                self._answer("")
                 return
             if self.path == "/busy":
                 threading.Thread(target=engine.serve_a_slow_customer, daemon=True).start()

@@ -15,19 +15,29 @@ class Hang:
     """
 
     limit_s: float
+    slow_s: float = 600.0
+    """For a server that computes, and does not answer: one request of a client may be slow."""
     looks: int = 3
     spare_s: float = 0.0
     answered: bool = False
     _since: float = 0.0
+    _well: float = 0.0
     _failures: int = 0
 
     def well(self, now: float) -> None:
         """Note a success that began at ``now``."""
-        self.answered, self._since, self._failures = True, now, 0
+        self.answered, self._since, self._well, self._failures = True, now, now, 0
 
     def excused(self, now: float) -> None:
         """Note a failure at ``now`` that has a good reason."""
         self._since, self._failures = now, 0
+
+    def slow(self, now: float) -> bool:
+        """Note a failure of a server that computes; returns whether it hangs."""
+        if now - self._well >= max(self.slow_s, self.limit_s):
+            return self.ill(now)
+        self.excused(now)
+        return False
 
     def ill(self, now: float) -> bool:
         """Note a failure; returns whether the server hangs."""

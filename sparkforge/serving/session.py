@@ -63,6 +63,16 @@ def session(leader: int) -> list[Process]:
     return processes
 
 
+def computed_s(pid: int) -> float:
+    """Return the seconds that all threads of a process have computed; 0 where it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def kill(leader: int) -> None:
     """Kill all processes of a session; SIGKILL ends a stopped process, too.
 

@@ -23,11 +23,12 @@ from sparkforge.serving.hang import Hang
 from sparkforge.serving.log import say
 from sparkforge.serving.output import Output
 from sparkforge.serving.progress import Client, Counters, NoTokenError
-from sparkforge.serving.session import ended_by, kill, session, start
+from sparkforge.serving.session import computed_s, ended_by, kill, session, start
 from sparkforge.serving.warmup import WarmUp
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 30.0
+_COMPUTES = 0.05  # of one core, during a check: a busy machine has no more for it
 
 
 def nobody(stalled: bool) -> None:
@@ -180,6 +181,7 @@ class _Supervisor:
         self._before: Counters | None = None
         self._background: _Background | None = None
         self._stalled = False
+        self._computed_s = 0.0
 
     def run(self) -> int:
         """Return the exit code, once the server has ended or has to end."""
@@ -248,6 +250,7 @@ class _Supervisor:
 
     def _look(self, client: Client, now: float) -> int | None:
         """Check the server; returns the exit code where it has to end."""
+        self._computed_s = computed_s(self.child.pid)
         try:
             self._before = client.observe(self._before)
         except Exception as error:  # any wrong answer is a failed check, and ends nothing by itself
@@ -294,9 +297,9 @@ class _Supervisor:
             # ended now would build it again at the next start, and again
             say("no progress, but a compiler is running: waiting for it")
             self.hang.excused(time.monotonic())
-        elif self.hang.ill(time.monotonic()) and self.child.poll() is None:
+        elif self._hangs(error, time.monotonic()) and self.child.poll() is None:
             say(f"the server hangs: {type(error).__name__}: {error}")
-            say(f"no progress for {self.plan.hang_s:.0f} s: ending it, to be restarted")
+            say("no progress: ending it, to be restarted")
             for process in session(self.child.pid):
                 say(
                     f"  {process.pid} {process.name}: state {process.state}, waits in"
@@ -304,6 +307,19 @@ class _Supervisor:
                 )
             return EX_TEMPFAIL
         return None
+
+
+    def _hangs(self, error: Exception, now: float) -> bool:
+        """Note a failed check; returns whether the server hangs.
+
+        The engine is a process of its own. A server that answers nothing and computes meanwhile may
+        be busy with one client's request, so it gets more time.
+        """
+        computes = computed_s(self.child.pid) - self._computed_s > _COMPUTES * self.hang.spare_s
+        if computes and isinstance(error, TimeoutError):
+            say("no answer, but the server computes: waiting for what may be one slow request")
+            return self.hang.slow(now)
+        return self.hang.ill(now)
 
 
 def _warmed(plan: Plan, problem: str) -> bool:

@@ -202,6 +202,15 @@ def test_a_compiler_at_work_is_waited_for(supervised: Callable[..., Supervised])
     assert one.said("a compiler is running")
 
 
+def test_one_slow_request_ends_nothing(supervised: Callable[..., Supervised]) -> None:
+    one = supervised()  # a hang takes 4 s and a little, the request 12
+    one.ready()
+    one.post("/spin")
+    assert one.said("no answer, but the server computes")
+    wait_for(lambda: not one.stalled())
+    assert one.process.poll() is None
+
+
 def test_no_process_stays_though_it_has_a_group_of_its_own(
     supervised: Callable[..., Supervised],
 ) -> None:
@@ -326,6 +335,9 @@ def test_a_paused_supervisor_does_not_take_its_own_sleep_for_a_hang() -> None:
     hang.well(10_006)
     assert not any(hang.ill(now) for now in (10_010, 10_030, 10_065))
     assert hang.ill(10_066)
+    hang.well(20_000)
+    assert not any(hang.slow(now) for now in range(20_010, 20_600, 11))
+    assert [hang.slow(now) for now in (20_600, 20_611, 20_660)] == [False, False, True]
 
 
 class Memory:
