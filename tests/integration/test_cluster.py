@@ -26,6 +26,8 @@ HEAD, WORKER = "127.0.0.1", "127.0.0.2"
 # a half without a port of its own does nothing that can be seen; the other is the usual stand-in
 VLLM = f"""#!{sys.executable}
 import os, sys, time
+
+pytestmark = needs_haproxy
 words = sys.argv[1:]
 print("words", *words, "host", os.environ["VLLM_HOST_IP"], flush=True)
 print("pid", os.getpid(), flush=True)

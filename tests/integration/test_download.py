@@ -21,7 +21,9 @@ from sparkforge.serving import hubfiles, pagecache
 from sparkforge.serving.errors import EX_CONFIG
 from tests.hub import COMMIT, Hub
 from tests.integration.test_supervise import end_group
-from tests.support import PATIENCE_S, ROOT, health_check, sha256, wait_for
+from tests.support import PATIENCE_S, ROOT, health_check, needs_haproxy, sha256, wait_for
+
+pytestmark = needs_haproxy
 
 SIZE = 8 << 20
 FILES = {

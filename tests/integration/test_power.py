@@ -19,7 +19,9 @@ from sparkforge.serving.hubfiles import Place
 from tests.disks import can_mount, cut_power, mounted, new_disk, renew
 from tests.hub import COMMIT, Hub
 from tests.integration import test_download, test_warmup
-from tests.support import wait_for
+from tests.support import needs_haproxy, wait_for
+
+pytestmark = needs_haproxy
 
 WORDS = "prompt_logprobs top_k min_p seed"
 OPTIONS = ("-o", "loop,commit=300")  # no journal of its own accord: a test says when

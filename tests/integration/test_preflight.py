@@ -10,7 +10,9 @@ import pytest
 
 from sparkforge.serving.errors import EX_CONFIG
 from tests.integration.test_warmup import Start, start
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, needs_haproxy
+
+pytestmark = needs_haproxy
 
 __all__ = ["start"]  # a fixture
 

@@ -22,7 +22,9 @@ import requests
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving.errors import EX_CONFIG
 from tests.integration.test_supervise import end_group
-from tests.support import PATIENCE_S, ROOT, health_check, wait_for
+from tests.support import PATIENCE_S, ROOT, health_check, needs_haproxy, wait_for
+
+pytestmark = needs_haproxy
 
 RARE = "a_rare_option"
 COMPILED = f"prompt_logprobs {RARE}"

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
@@ -24,7 +25,7 @@ from sparkforge.runtime.servers import free_port
 from sparkforge.serving import caches
 from sparkforge.serving.progress import Client
 from tests.patches.checkout import CHECKOUT
-from tests.support import PATIENCE_S, ROOT
+from tests.support import PATIENCE_S, ROOT, needs_haproxy
 
 READY_S = 900  # some 40 on a quiet machine
 HANG_S = 20
@@ -152,6 +153,8 @@ def serving(
     Args:
         before: a command that starts the entrypoint, which follows as its last arguments.
     """
+    if needs_haproxy.args[0]:
+        pytest.skip(needs_haproxy.kwargs["reason"])
     loaded = pins.load(CHECKOUT / "pins.yaml")
     profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}
     # sockets have short paths only, shorter than a test's folder may be
