@@ -38,6 +38,9 @@ _DOWNLOAD = (
     "packaging",
     "pyyaml",
     "tqdm",
+    # what makes the front door's configuration
+    "jinja2",
+    "markupsafe",
 )
 _STAND_IN = """
 
@@ -53,7 +56,7 @@ def cli():
     if "--attention-backend" in sys.argv:
         name = sys.argv[sys.argv.index("--attention-backend") + 1]
         print(f"INFO 11-21 07:21:00 [cuda.py:8] Using AttentionBackendEnum.{name} backend.")
-    sys.argv = ["vllm", sys.argv[sys.argv.index("--port") + 1]]
+    sys.argv = ["vllm", sys.argv[sys.argv.index("--uds") + 1]]
     main()
 """
 

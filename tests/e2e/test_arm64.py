@@ -114,7 +114,7 @@ def test_the_entrypoint_makes_the_spark_profiles_command(
         ),
     )
     assert "no CUDA device is visible in this container" in said
-    assert "vllm serve openai/gpt-oss-120b --port 8000" in said
+    assert "vllm serve openai/gpt-oss-120b --uds " in said
     assert "--moe-backend marlin --attention-backend FLASHINFER" in said
     assert "started with" in said
     assert told["profile"]["moe_backend"] == "marlin"
