@@ -6,23 +6,24 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
+from sparkforge.build.image import VENV
 from tests.support import sha256
 
 Member = bytes | tarfile.TarInfo
 _TYPES = {"zstd": "tar+zstd", "gzip": "tar+gzip", "plain": "tar"}
 
 
-def layer(members: Mapping[str, Member]) -> bytes:
+def layer(members: Mapping[str, Member] | Sequence[tuple[str, Member]]) -> bytes:
     """Return a tar of regular files (bytes) and ready-made members (a link, another mode)."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, content in members.items():
+        for name, content in members.items() if isinstance(members, Mapping) else members:
             if isinstance(content, tarfile.TarInfo):
                 content.name = name
                 archive.addfile(content)
@@ -31,6 +32,15 @@ def layer(members: Mapping[str, Member]) -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return out.getvalue()
+
+
+def environment(venv: str = VENV, python: str = "3.11") -> dict[str, Member]:
+    """Return what the recipe leaves of `uv venv`; tests/integration/test_recipe.py compares."""
+    links = {"bin/python": f"/usr/bin/python{python}", f"bin/python{python}": "python"}
+    links |= {"bin/python3": "python", "lib64": "lib"}
+    settings = b"home = /usr/bin\ninclude-system-site-packages = false\n"
+    made = {f"{venv}/{name}": link(to, tarfile.SYMTYPE) for name, to in links.items()}
+    return {**made, f"{venv}/pyvenv.cfg": settings}
 
 
 def link(target: str, kind: bytes = tarfile.LNKTYPE) -> tarfile.TarInfo:

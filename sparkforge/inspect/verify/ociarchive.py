@@ -9,10 +9,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import itertools
 import posixpath
 import stat
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ import zstandard
 
 from sparkforge.build.receipt import differences
 from sparkforge.core import plain
-from sparkforge.core.errors import ImageError
+from sparkforge.core.errors import ImageError, VerifyError
 from sparkforge.inspect.verify import bytediff
 from sparkforge.inspect.verify.bytediff import Difference
 
@@ -191,49 +192,83 @@ class Entry:
     data: bytes | None = field(default=None, repr=False)
     machine: int | None = None
     """Of a program or library in ELF: the number of its processor."""
+    link: str | None = None
+    """Target of a symbolic link."""
 
 
 def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
-    """Return the image's final files, by path without leading slash.
+    """Return the image's final files, by path without leading slash, where engines unpack them.
 
     Links and devices have hashes that no file has.
 
     Args:
         keep: whether to keep a file's bytes.
+
+    Raises:
+        VerifyError: engines would unpack a member at different places.
     """
     result: dict[str, Entry] = {}
+    folders: set[str] = set()
     for layer in image.layers:
-        here: dict[str, Entry] = {}
+        here: set[str] = set()
         with image.opened(layer) as members:
             for member in members:
-                name = _place(member.name)
+                name = _resolved(member.name, result, here)
                 folder, _, last = name.rpartition("/")
-                if last == ".wh..wh..opq":
-                    _remove(result, f"{folder}/")
-                elif last.startswith(".wh."):
-                    hidden = f"{folder}/{last[4:]}".lstrip("/")
-                    result.pop(hidden, None)
-                    _remove(result, f"{hidden}/")
-                elif member.isreg():
-                    here[name] = _entry(members, member, keep(name))
-                elif member.islnk():
-                    target = _place(member.linkname)
-                    if target in here or target in result:
-                        here[name] = here.get(target) or result[target]
-                elif not member.isdir():
-                    here[name] = Entry(f"link to {member.linkname}", "", 0)
-                    _remove(result, f"{name}/")  # replaces a folder, and hides its files
-        result |= here
+                if last.startswith(".wh."):
+                    gone = folder if last == ".wh..wh..opq" else _place(f"{folder}/{last[4:]}")
+                    _remove(result, gone, but=here)
+                    continue
+                if member.isdir():
+                    result.pop(name, None)
+                    continue
+                if name in folders:
+                    _remove(result, name)
+                if member.isreg():
+                    result[name] = _entry(members, member, keep(name))
+                elif not member.islnk():
+                    link = member.linkname if member.issym() else None
+                    result[name] = Entry(f"link to {member.linkname}", "", 0, link=link)
+                elif (target := _resolved(member.linkname, result, here)) in result:
+                    result[name] = result[target]
+                here.add(name)
+                folders.update(itertools.accumulate(folder.split("/"), "{}/{}".format))
     return result
 
 
 def _place(name: str) -> str:
-    """Return an engine's place for a member: without leading slash and ``a/../``."""
+    """Return a member's path without leading slash and ``a/../``, as engines read it."""
     return posixpath.normpath(f"/{name}").lstrip("/")
 
 
-def _remove(files_: dict[str, Entry], prefix: str) -> None:
-    for name in [name for name in files_ if name.startswith(prefix)]:
+def _resolved(name: str, there: Mapping[str, Entry], here: Set[str]) -> str:
+    """Return an engine's place for a member: links of its own layer (``here``) are followed.
+
+    Raises:
+        VerifyError: another file is on the way. Some engines follow an earlier layer's link, and
+            others replace it.
+    """
+    done: list[str] = []
+    todo, followed = _place(name).split("/"), 0
+    while len(todo) > 1:
+        part, *todo = todo
+        done = done[:-1] if part == ".." else [*done, part] if part not in ("", ".") else done
+        path = "/".join(done)
+        if (entry := there.get(path)) is None:
+            continue
+        followed += 1
+        if entry.link is None or path not in here or followed > 40:  # Linux's limit
+            msg = f"the image's {name} is below {path}, which is no folder of its layer"
+            raise VerifyError(msg, "engines place it differently: build the image again")
+        done = [] if entry.link.startswith("/") else done[:-1]
+        todo = [*entry.link.split("/"), *todo]
+    return "/".join([*done, *todo])
+
+
+def _remove(files_: dict[str, Entry], path: str, but: Set[str] = frozenset()) -> None:
+    """Remove a file, or the files of a folder."""
+    below = f"{path}/".lstrip("/")
+    for name in [n for n in files_ if (n == path or n.startswith(below)) and n not in but]:
         del files_[name]
 
 

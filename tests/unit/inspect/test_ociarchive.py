@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.core.errors import ImageError
+from sparkforge.core.errors import ImageError, VerifyError
 from sparkforge.inspect.verify import ociarchive
 from tests.images import layer, link, make_image
 from tests.support import sha256
@@ -61,6 +61,71 @@ def test_later_layers_replace_remove_and_link_files(tmp_path: Path, how: str) ->
         "lib/is-a-file": None,
         "usr/folder": None,
     }
+
+
+Members = list[tuple[str, bytes | tarfile.TarInfo]]
+
+
+def places(tmp_path: Path, *layers: Members) -> set[str]:
+    return set(contents(make_image(tmp_path / "i.tar", [layer(one) for one in layers])))
+
+
+FOLDER, LINK = link("", tarfile.DIRTYPE), link("/evil", tarfile.SYMTYPE)
+
+
+@pytest.mark.parametrize(
+    ("members", "left"),
+    [
+        # a link or file replaces the folder that its own layer has, and a folder these
+        ([("a/b/c", b""), ("a/b", LINK)], {"a/b"}),
+        ([("a/b/c", b""), ("a", b"")], {"a"}),
+        ([("a/b/c", b""), ("a", FOLDER)], {"a/b/c"}),
+        ([("a", LINK), ("a", FOLDER), ("a/b", b"")], {"a/b"}),
+        ([("a", b""), ("a", FOLDER), ("a/b", b"")], {"a/b"}),
+        # what follows a link lies behind it, and so do its whiteouts
+        ([("x", link("a", tarfile.SYMTYPE)), ("x/b", b"")], {"x", "a/b"}),
+        ([("d/x", link("../a/./b", tarfile.SYMTYPE)), ("d/x/c", b"")], {"d/x", "a/b/c"}),
+        (
+            [("x", link("/a", tarfile.SYMTYPE)), ("y", link("x", tarfile.SYMTYPE)), ("y/b", b"")],
+            {"x", "y", "a/b"},
+        ),
+        ([("x", link("../../a", tarfile.SYMTYPE)), ("x/../x/b", b"")], {"x", "a/b"}),
+        ([("x", link("a", tarfile.SYMTYPE)), ("a/f", b""), ("b", link("x/f"))], {"x", "a/f", "b"}),
+        # a whiteout hides earlier layers only, and no name leads above its folder
+        ([("a/b", b""), ("a/.wh.b", b""), ("a/.wh..wh..opq", b"")], {"a/b"}),
+        ([(".wh...", b""), ("a/.wh...", b""), ("b", b"")], {"b"}),
+    ],
+)
+def test_members_of_one_layer_lie_where_engines_put_them(
+    tmp_path: Path, members: Members, left: set[str]
+) -> None:
+    assert places(tmp_path, members) == left
+    # the same over an earlier layer's folders
+    assert places(tmp_path, [("a/old", b"")], [("a/.wh.old", b""), *members]) == left
+
+
+@pytest.mark.parametrize("lower", [link("a", tarfile.SYMTYPE), b"file"])
+def test_a_later_layer_replaces_hides_or_is_refused(tmp_path: Path, lower: Any) -> None:
+    base = [("a/b", b""), ("x", lower)]
+    assert places(tmp_path, base, [("x", FOLDER), ("x/b", b"")]) == {"a/b", "x/b"}
+    assert places(tmp_path, base, [(".wh.x", b""), ("x/b", b"")]) == {"a/b", "x/b"}
+    assert places(tmp_path, base, [(".wh..wh..opq", b""), ("x/b", b"")]) == {"x/b"}
+    assert places(tmp_path, base, [("a", LINK)]) == {"a", "x"}
+    for name in ("x/b", "x/.wh.b", "x/.wh..wh..opq", "x/y/z", "./q/../x/b"):
+        with pytest.raises(VerifyError, match="is below x, which is no folder"):
+            places(tmp_path, base, [(name, b"")])
+    with pytest.raises(VerifyError, match="is below x, which is no folder"):
+        places(tmp_path, base, [("c", link("x/b"))])
+
+
+def test_links_in_a_circle_are_one_clear_error(tmp_path: Path) -> None:
+    circle: Members = [
+        ("x", link("y", tarfile.SYMTYPE)),
+        ("y", link("x", tarfile.SYMTYPE)),
+        ("x/a", b""),
+    ]
+    with pytest.raises(VerifyError, match="is no folder"):
+        places(tmp_path, circle)
 
 
 def test_gits_name_of_a_file_is_gits(tmp_path: Path) -> None:
