@@ -126,6 +126,7 @@ export UV_NO_CACHE=1 UV_NO_CONFIG=1 UV_OFFLINE=1 UV_LINK_MODE=hardlink PYC_INVAL
 export UV_COMPILE_BYTECODE_TIMEOUT=900
 /run/tools/uv pip install --quiet --python /opt/sparkforge/venv --no-index --find-links "$1" \
   --only-binary :all: --require-hashes --no-deps --compile-bytecode -r "$2"
+rm -f /opt/sparkforge/venv/.lock
 find /opt/sparkforge/venv -name uv_cache.json | while read -r note; do
   rm "${note}"
   sed -i '/\/uv_cache\.json,/d' "${note%/*}/RECORD"
@@ -147,6 +148,7 @@ EOS
 
 
 # ---- packages: third-party packages; a change of our patches leaves this layer as it is ----------------
+# Of uv's own files, links stay and two lines: `build.py verify` compares each file of the environment.
 FROM system AS packages
 ARG PYTHON_VERSION
 RUN --network=none \
@@ -155,6 +157,8 @@ RUN --network=none \
     --mount=type=bind,from=wheels,source=requirements.txt,target=/run/requirements.txt \
     /run/tools/uv venv --quiet --no-cache --no-config --offline --python "/usr/bin/python${PYTHON_VERSION}" \
       /opt/sparkforge/venv; \
+    find /opt/sparkforge/venv -type f -delete; \
+    printf 'home = /usr/bin\ninclude-system-site-packages = false\n' >/opt/sparkforge/venv/pyvenv.cfg; \
     /run/tools/install /run/wheelhouse /run/requirements.txt
 
 

@@ -22,9 +22,8 @@ from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import BaseImage, Engine
 
 ARCHIVE = "image.oci.tar"
-SHARE = "opt/sparkforge/share"
-PROGRAMS = "opt/sparkforge/bin"
-"""Folder of our programs in the image."""
+SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
+"""Folders in the image: data, our programs, and the Python environment."""
 # lines of serving/needs.py
 _LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")
 _HAS = re.compile(r"the image has /.*\S")

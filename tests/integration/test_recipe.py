@@ -9,21 +9,32 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.build.image import VENV
+from sparkforge.inspect.verify import installed
+from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.runtime.interpreter import uv_program
-from tests.support import ROOT, make_wheel
+from sparkforge.store.store import Store
+from tests.support import ROOT, make_wheel, sha256
+
+BIN, PYTHON = f"{sys.base_prefix}/bin", "{}.{}".format(*sys.version_info)
+
+
+def script(name: str, pattern: str, folder: Path) -> Path:
+    """Take a part of the recipe as a program, for a folder of ours."""
+    found = re.search(pattern, (ROOT / "Dockerfile").read_text(), re.DOTALL)
+    assert found is not None
+    text = found[1].replace("/run/tools/uv", str(uv_program()))
+    text = text.replace(f"/{VENV}", str(folder / "venv"))
+    text = text.replace("/usr/bin", BIN).replace("${PYTHON_VERSION}", PYTHON)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return folder / name
 
 
 @pytest.fixture
 def check(tmp_path: Path) -> Path:
     """The script that holds what is installed against its own requirements, for our folders."""
-    recipe = (ROOT / "Dockerfile").read_text()
-    found = re.search(r"/tools/check\n(.*?)\nEOS\n", recipe, re.DOTALL)
-    assert found is not None
-    script = tmp_path / "check"
-    text = found[1].replace("/run/tools/uv", str(uv_program()))
-    script.write_text(text.replace("/opt/sparkforge/venv", str(tmp_path / "venv")))
-    script.chmod(0o755)
-    return script
+    return script("check", r"/tools/check\n(.*?)\nEOS\n", tmp_path)
 
 
 def install(folder: Path, *wheels: Path) -> None:
@@ -75,3 +86,26 @@ def test_a_check_that_could_not_be_made_is_a_failure(check: Path) -> None:
     code, words = said(check)  # there is no environment
     assert code != 0
     assert words
+
+
+def test_verify_knows_every_file_of_an_environment(tmp_path: Path) -> None:
+    wheel = make_wheel(
+        tmp_path, "two", files={"two.py": b"", "two-1.0.data/scripts/two": b"#!python\n"}
+    )
+    wanted = tmp_path / "wanted"
+    wanted.write_text(f"two==1.0 --hash=sha256:{sha256(wheel.read_bytes())}\n")
+    make = script("make", r"\n    (/run/tools/uv venv .*?); \\\n    /run/tools/install", tmp_path)
+    subprocess.run(["sh", "-euc", make.read_text()], check=True)
+    install = script("install", r"/tools/install\n(.*?)\nEOS\n", tmp_path)
+    subprocess.run([install, tmp_path, wanted], check=True)
+    found = {}
+    for path in (tmp_path / "venv").rglob("*"):
+        name = f"{VENV}/{path.relative_to(tmp_path / 'venv')}"
+        if path.is_symlink():
+            target = str(path.readlink()).replace(BIN, "/usr/bin")
+            found[name] = Entry(f"link to {target}", "", 0)
+        elif path.is_file():
+            data = path.read_bytes().replace(f"home = {BIN}".encode(), b"home = /usr/bin")
+            found[name] = Entry(sha256(data), "", len(data), data)
+    report = installed.check(found, PYTHON, [], Store(tmp_path / "store"), "fetch it")
+    assert report.problems == []

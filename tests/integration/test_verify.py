@@ -24,7 +24,7 @@ from sparkforge.core.hashing import key_of
 from sparkforge.pins import pins
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
-from tests.images import layer, link, make_image
+from tests.images import environment, layer, link, make_image
 from tests.project import PATCH, PATCHED, PLATFORM, Project
 from tests.results import context_of
 from tests.support import record_line, sha256
@@ -172,7 +172,7 @@ def bake(project: Project) -> Baked:
         f"{image.PROGRAMS}/{name.removeprefix('scripts/')}": b"recipe\n"
         for name in image.RECIPE[1:]
     }
-    files: Files = {**ours, f"{image.SHARE}/{SBOM}": bill, NOTE: note.dumps()}
+    files: Files = {**ours, **environment(), f"{image.SHARE}/{SBOM}": bill, NOTE: note.dumps()}
     with zipfile.ZipFile(project.wheel) as wheel:
         files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}
     return Baked(project, files, labels)
@@ -235,6 +235,7 @@ def test_changed_pins_are_told(baked: Baked) -> None:
         (f"{image.SHARE}/{SBOM}", b'{"components": []}', f"{SBOM}: differs from the label"),
         (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: installed, not in"),
         (f"{SITE}/evil", link("/srv", tarfile.SYMTYPE), "site-packages/evil: in no distribution"),
+        ("opt/sparkforge", link("/srv", tarfile.SYMTYPE), "opt/sparkforge: must be a folder"),
         (
             "srv/../opt/sparkforge/bin/entrypoint.py",
             b"evil",
@@ -272,12 +273,14 @@ def test_a_file_and_its_record_changed_together_are_told_by_patch_and_store(bake
 def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked) -> None:
     del baked.files[f"{SITE}/demo/__init__.py"]
     baked.labels["org.sparkforge.demo.commit"] = "0" * 40
+    baked.labels[SITE_PACKAGES_LABEL] = "/srv"
     note = baked.files[NOTE]
     assert note.count(b'"epoch"') == 2
     baked.files[NOTE] = note.replace(b'"python": "3.11"', b'"python": "3.12"')
     said = baked.refused()
     assert f"{SITE}/demo/__init__.py: missing, but" in said
     assert "label org.sparkforge.demo.commit: differs from inputs.json" in said
+    assert f"label {SITE_PACKAGES_LABEL}: must be /{SITE}" in said
     assert "label org.sparkforge.key: does not match inputs.json" in said
     assert "wheelhouse: its key differs" in said
     made = json.loads(note)

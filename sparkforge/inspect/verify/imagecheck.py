@@ -25,9 +25,10 @@ from sparkforge.core import git, plain
 from sparkforge.core.errors import CompileError, EngineError, PinsError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
-from sparkforge.inspect.verify.reading import Reading, site_of
+from sparkforge.inspect.verify.reading import Reading
 from sparkforge.pins.pathmap import member_of
 from sparkforge.runtime.engine import BaseImage
+from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
 from sparkforge.store.artefact import Artefact
 
@@ -49,8 +50,12 @@ class Report:
     """One line for each."""
 
 
-def _records(reading: Reading) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    return installed.records(reading.files, site_of(reading.labels))
+def _site(context: Context) -> str:
+    return installed.site_of(context.target.python)
+
+
+def _records(reading: Reading, context: Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    return installed.records(reading.files, _site(context))
 
 
 def check(reading: Reading, context: Context, promised: str | None = None) -> Report:
@@ -70,10 +75,12 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
     )
     if promised is not None and promised != reading.digest:
         report.problems.append(f"the receipt says {promised}")
+    if f"{labels.get(SITE_PACKAGES_LABEL)}/" != f"/{_site(context)}":
+        report.problems.append(f"label {SITE_PACKAGES_LABEL}: must be /{_site(context)}")
     _check_notes(report, reading, context)
     installed_files = installed.check(
         reading.files,
-        site_of(labels),
+        context.target.python,
         read_lock(context.lock),
         context.store,
         f"build.py --target {report.target} --until wheelhouse",
@@ -188,14 +195,14 @@ _IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch6
 def _check_machine(report: Report, reading: Reading) -> None:
     """Find programs and libraries for another processor than the image's."""
     wanted = reading.platform.rpartition("/")[2]
-    site, count, aside = site_of(reading.labels), 0, 0
+    count = aside = 0
     for path, entry in reading.files.items():
         if entry.machine in _PROCESSORS:
             count += 1
             found = _PROCESSORS[entry.machine]
             if found == wanted:
                 continue
-            folders = path.removeprefix(site).split("/")[:-1] if path.startswith(site) else []
+            folders = path.split("/")[:-1] if path.startswith(f"{image.VENV}/") else []
             if any(folder.startswith(f"{_IN_TRIPLETS[found]}-") for folder in folders):
                 aside += 1
             else:
@@ -223,7 +230,7 @@ def _check_absent(report: Report, reading: Reading, context: Context) -> None:
 
 def _check_patched(report: Report, reading: Reading, context: Context) -> None:
     """Compare each patched file with its blob of the checkout's last patch."""
-    site = site_of(reading.labels)
+    site = _site(context)
     wanted: dict[str, tuple[str, str]] = {}
     for wheel in context.target.wheels:
         for layer in context.layers(wheel):
@@ -277,7 +284,7 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
     if hashlib.sha256(bill).hexdigest() != reading.labels.get(image.SBOM_LABEL):
         report.problems.append(f"{SBOM}: differs from the label {image.SBOM_LABEL}")
     locked = {item.name: item.sha256s for item in read_lock(context.lock)}
-    there = {installed.name_of(folder) for folder, _ in _records(reading)}
+    there = {installed.name_of(folder) for folder, _ in _records(reading, context)}
     parts = _parts(bill)
     billed = {part.name for part in parts if part.ref.startswith(("wheel-", "own-"))}
     for part in parts:
@@ -308,7 +315,7 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
     if bill is None or note is None:
         return
     hashes = {part.ref: part.sha256 for part in _parts(bill)}
-    rows = dict(_records(reading))
+    rows, site = dict(_records(reading, context)), _site(context)
     compared = 0
     for reference, made in _in_store(context, note):
         compared += 1
@@ -321,7 +328,6 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
             record = next(n for n in wheel.namelist() if n.endswith(".dist-info/RECORD"))
             text = wheel.read(record).decode()
         there = dict(rows.get(record.rpartition("/")[0], []))
-        site = site_of(reading.labels)
         members = {
             installed.joined(site, row[0]): installed.hex_of(row[1])
             for row in csv.reader(io.StringIO(text))
@@ -336,6 +342,6 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
         report.problems += [
             f"{path}: not in the wheel in the store"
             for path in sorted(there.keys() - members.keys())
-            if path.startswith(site) and ".dist-info/" not in path and not path.endswith(".pyc")
+            if path.startswith(site) and ".dist-info/" not in path and not installed.byte_code(path)
         ]
     report.checked["wheels in the store"] = compared

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from zipfile import ZipFile
 
+from sparkforge.build.image import VENV
 from sparkforge.core.errors import VerifyError
 from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.sources.wheelhouse import Locked
 from sparkforge.store.store import Store
-
-# files of `uv venv` itself
-_OF_THE_VENV = ("_virtualenv.py", "_virtualenv.pth")
 
 
 @dataclass
@@ -85,6 +83,20 @@ def hex_of(stated: str) -> str:
     return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
 
 
+def site_of(python: str) -> str:
+    """Return the folder of packages of our images, without leading and with trailing slash.
+
+    Args:
+        python: the target's version, as in 3.11.
+    """
+    return f"{VENV}/lib/python{python}/site-packages/"
+
+
+def byte_code(path: str) -> bool:
+    """Return whether Python uses a file with its source only, which is checked."""
+    return re.search(r"/__pycache__/[^/]+\.pyc$", path) is not None
+
+
 def name_of(folder: str) -> str:
     """Return a distribution's name in a lock's form, from its .dist-info folder."""
     stem = folder.removesuffix(".dist-info").rpartition("-")[0]
@@ -92,16 +104,17 @@ def name_of(folder: str) -> str:
 
 
 def check(
-    files: Mapping[str, Entry], site: str, locked: Sequence[Locked], store: Store, fetch: str
+    files: Mapping[str, Entry], python: str, locked: Sequence[Locked], store: Store, fetch: str
 ) -> Found:
-    """Compare every installed file with the RECORDs, and in case of a difference with the wheel.
+    """Compare every file of the environment with the RECORDs, or if it differs with the wheel.
 
     Args:
-        files, site: as for ``records``.
+        files: as for ``records``.
+        python: as for ``site_of``.
         locked: the lock of the wheels, which the store may have.
         fetch: the command that downloads them, for the message.
     """
-    found = Found()
+    found, site = Found(), site_of(python)
     stated: dict[str, dict[str, str]] = {}
     for folder, rows in records(files, site):
         for path, sha256 in rows:
@@ -110,7 +123,7 @@ def check(
     for path, hashes in stated.items():
         # a wheel's byte code is compiled again, with the hash of its source; a RECORD
         # has no hash of itself, and may lack others of its own folder
-        if path.endswith(".pyc") or (not all(hashes.values()) and ".dist-info/" in path):
+        if byte_code(path) or (not all(hashes.values()) and ".dist-info/" in path):
             continue
         count += 1
         folder, entry = next(iter(hashes)), files.get(path)
@@ -126,18 +139,32 @@ def check(
                 f"{path}: differs from {folder}/RECORD"
                 + ("" if true else f"; to compare with the wheel: {fetch}")
             )
+    own = _of_the_venv(python)
+    found.problems += [
+        f"{path}: differs from what the recipe writes"
+        for path, sha256 in own.items()
+        if path not in files or files[path].sha256 != sha256
+    ]
     for path in files:
-        if (
-            path.startswith(site)
-            and path not in stated
-            and not path.endswith(".pyc")
-            and (path[len(site) :] not in _OF_THE_VENV)
-        ):
+        if site.startswith(f"{path}/"):
+            found.problems.append(f"{path}: must be a folder, of the environment")
+        elif path.startswith(f"{VENV}/") and not (path in stated or path in own or byte_code(path)):
             found.problems.append(f"{path}: in no distribution's RECORD")
     found.checked["installed files"] = count
     if astray:
         found.checked["of them match a wheel whose RECORD is wrong"] = astray
     return found
+
+
+def _of_the_venv(python: str) -> dict[str, str]:
+    """Return the hashes of the recipe's files of an environment without distributions."""
+    links = {"bin/python": f"/usr/bin/python{python}", f"bin/python{python}": "python"}
+    links |= {"bin/python3": "python", "lib64": "lib"}
+    settings = b"home = /usr/bin\ninclude-system-site-packages = false\n"
+    return {
+        f"{VENV}/pyvenv.cfg": hashlib.sha256(settings).hexdigest(),
+        **{f"{VENV}/{name}": f"link to {to}" for name, to in links.items()},
+    }
 
 
 def _in_the_wheel(locked: Sequence[Locked], store: Store, folder: str, member: str) -> str | None:

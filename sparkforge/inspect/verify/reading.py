@@ -13,7 +13,6 @@ from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.inspect.verify import ociarchive
 from sparkforge.inspect.verify.ociarchive import Entry
-from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.store.store import Store
 
 DPKG_STATUS, OS_RELEASE = "var/lib/dpkg/status", "usr/lib/os-release"
@@ -73,18 +72,12 @@ def read(path: Path) -> Reading:
         if image.TARGET_LABEL not in found.labels:
             msg = f"{path.name}: not built by sparkforge: no label {image.TARGET_LABEL}"
             raise ImageError(msg, "give an image that build.py built")
-        site = site_of(found.labels)
         files = ociarchive.files(
             found,
             lambda name: (
                 name in (DPKG_STATUS, OS_RELEASE)
                 or name.startswith(f"{image.SHARE}/")
-                or (name.startswith(site) and name.endswith(".dist-info/RECORD"))
+                or (name.startswith(f"{image.VENV}/") and name.endswith(".dist-info/RECORD"))
             ),
         )
         return Reading(found.digest, found.platform, found.labels, files)
-
-
-def site_of(labels: Mapping[str, str]) -> str:
-    """Return the image's folder of packages, without leading and with trailing slash."""
-    return labels.get(SITE_PACKAGES_LABEL, "").strip("/") + "/"

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.build.image import VENV
 from sparkforge.inspect.verify import installed
 from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.sources.wheelhouse import Locked
 from sparkforge.store.store import Store
 from tests.support import make_wheel, record_line, sha256
 
-SITE = "venv/site-packages/"
+SITE = installed.site_of("3.11")
 REAL, STATED = b"what is packed\n", b"what RECORD means\n"
 
 
@@ -21,7 +22,8 @@ def files_of(wheel: Path) -> dict[str, Entry]:
     """What an installer leaves of a wheel."""
     with zipfile.ZipFile(wheel) as opened:
         contents = {name: opened.read(name) for name in opened.namelist()}
-    return {
+    made = {path: Entry(sha, "", 0) for path, sha in installed._of_the_venv("3.11").items()}
+    return made | {
         SITE + name: Entry(sha256(data), "", len(data), data if name.endswith("/RECORD") else None)
         for name, data in contents.items()
     }
@@ -50,7 +52,7 @@ def check(files: dict[str, Entry], store: Store, *wheels: Path) -> installed.Fou
         Locked(wheel.name.partition("-")[0], "1.0", frozenset({sha256(wheel.read_bytes())}))
         for wheel in wheels
     ]
-    return installed.check(files, SITE, locked, store, "fetch it")
+    return installed.check(files, "3.11", locked, store, "fetch it")
 
 
 def keep(store: Store, wheel: Path) -> None:
@@ -106,3 +108,36 @@ def test_without_a_hash_only_the_wheel_can_tell(tmp_path: Path, store: Store) ->
     files[f"{SITE}one-1.0.dist-info/RECORD"] = Entry("", "", 0, text.encode())
     (said,) = check(files, store).problems
     assert said.startswith(f"{SITE}one.py: differs from one-1.0.dist-info/RECORD; to compare")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("opt", "opt/sparkforge", VENV, f"{VENV}/lib", f"{VENV}/lib/python3.11", SITE[:-1]),
+        *(f"{SITE}one.so", f"{SITE}one/__init__.py", f"{SITE}sitecustomize.pyc", f"{SITE}a/b.pyc"),
+        *(f"{SITE}_virtualenv.py", f"{SITE}_virtualenv.pth", f"{SITE}__pycache__"),
+        *(f"{SITE}__pycache__/x.py", f"{SITE}__pycache__/x.pyc/y", f"{SITE}__pycache__x/y.pyc"),
+        *(f"{VENV}/bin/{name}" for name in ("gcc", "python", "python3", "python3.11", "activate")),
+        *(f"{VENV}/pyvenv.cfg", f"{VENV}/lib64", f"{VENV}/lib/python3.12/site-packages/x.py"),
+    ],
+)
+@pytest.mark.parametrize("link", ["/evil", None])
+def test_whatever_no_build_writes_is_told(
+    tmp_path: Path, store: Store, path: str, link: str | None
+) -> None:
+    files = files_of(make_wheel(tmp_path, "one", files={"one.py": b""}))
+    files[f"{SITE}__pycache__/one.cpython-311.pyc"] = Entry("any", "", 9)
+    assert check(files, store).problems == []
+    files[path] = Entry(f"link to {link}" if link else sha256(b"evil"), "", 4, link=link)
+    (said,) = check(files, store).problems
+    assert said.startswith(f"{path}: ")
+
+
+def test_byte_code_that_a_record_lists_is_compared(tmp_path: Path, store: Store) -> None:
+    files = files_of(
+        make_wheel(tmp_path, "one", files={"one.pyc": b"1", "__pycache__/x.pyc": b"1"})
+    )
+    for name in ("one.pyc", "__pycache__/x.pyc"):
+        files[SITE + name] = Entry(sha256(b"2"), "", 1)
+    (said,) = check(files, store).problems
+    assert said.startswith(f"{SITE}one.pyc: differs from")
