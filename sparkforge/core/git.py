@@ -265,7 +265,7 @@ def changes(repo: Path, old: str, new: str) -> list[Change]:
 
 def diff(repo: Path, old: str, new: str) -> bytes:
     """Return the canonical diff of two commits or trees."""
-    return git_bytes(repo, "diff-tree", "-p", "--full-index", "--binary", "--no-renames", old, new)
+    return git_bytes(repo, "diff-tree", "-p", "--full-index", "--no-renames", old, new)
 
 
 def unquoted(name: str) -> str:

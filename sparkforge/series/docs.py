@@ -63,7 +63,7 @@ STATS_HEAD = ("patch", "risk", "files", "added", "removed")
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a patch: files, lines added and lines removed (none of binary files)."""
+    """Size of a patch: files, lines added and lines removed."""
 
     files: int
     added: int
@@ -76,8 +76,8 @@ def size(patch: Patch) -> Size:
     # inside a repository git would only count files below the folder
     env = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     listing = git.git(folder, "apply", "--numstat", str(patch.path.resolve()), env=env)
-    lines = [line.split("\t")[:2] for line in listing.splitlines()]
-    added, removed = (sum(int(line[i]) for line in lines if line[i] != "-") for i in (0, 1))
+    lines = [line.split("\t") for line in listing.splitlines()]
+    added, removed = (sum(int(line[i]) for line in lines) for i in (0, 1))
     return Size(len(lines), added, removed)
 
 

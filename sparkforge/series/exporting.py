@@ -25,8 +25,6 @@ _BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )")
 # lines that git reads as mail headers at the beginning of a message
 _HEADERS = re.compile(r"^(From|Date|Subject): ")
 
-_SUBMODULE = re.compile(rb"^(new file mode|index [0-9a-f.]+) 160000$", re.MULTILINE)
-
 
 @dataclass(frozen=True)
 class Chain:
@@ -178,9 +176,6 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
         _check_message(short, commit.message)
     files = series.export(chain.source.repo, chain.source.commit, chain.tip, chain.env)
     names = [name for name, _ in files]
-    if inner := [name for name, data in files if _SUBMODULE.search(data)]:
-        msg = f"{inner[0]}: is a submodule, which a wheel cannot contain"
-        raise SeriesError(msg, "remove it from the commit: git rm --cached FOLDER")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         msg = f"two commits would write {twice[0]}"
         raise SeriesError(msg, "change one subject: it becomes the file name")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkforge.core import git, plain
-from sparkforge.pins.pathmap import PathRule, member_of, rule_of
+from sparkforge.core import plain
+from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.series.patchfile import NATIVE, Patch, slug
 from sparkforge.series.series import Series
 
@@ -31,21 +31,7 @@ def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str
     return [
         f"{patch.path}: {plain.escaped(problem)}"
         for patch in series.patches
-        for problem in (
-            *_lint(patch, root),
-            *_lint_native(patch, rules),
-            *_lint_links(patch, rules),
-        )
-    ]
-
-
-def _lint_links(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
-    """Return links among files of a wheel, which cannot have any."""
-    links = [entry.path for entry in patch.entries if entry.link]
-    return [
-        f"{path} becomes a link, which a wheel cannot contain: copy the file"
-        for path in links
-        if member_of(rules, path) is not None
+        for problem in (*_lint(patch, root), *_lint_native(patch, rules))
     ]
 
 
@@ -66,15 +52,10 @@ def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
 
 def _lint(patch: Patch, root: Path) -> list[str]:
     problems = []
-    if patch.subject.startswith("[PATCH"):
-        problems.append("subject starts with [PATCH: export with --keep-subject")
     if (length := len(patch.subject)) > LONGEST:
         problems.append(f"subject has {length} characters: use at most {LONGEST}")
     if patch.name != slug(patch.subject):
         problems.append(f"file name does not follow the subject: rename to {slug(patch.subject)}")
-    text = patch.path.read_text(encoding="utf-8")
-    if not text.startswith(f"From {git.ABSENT} "):
-        problems.append("first line carries a commit SHA: export with --zero-commit")
     prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
     if len(prose.split()) < 10:
         problems.append("body too short: say why it exists, what it costs and how it was checked")

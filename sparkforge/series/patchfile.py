@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from email.header import decode_header, make_header
 from pathlib import Path
@@ -18,19 +18,12 @@ from sparkforge.core.errors import SeriesError
 class Entry:
     """A file that a patch changes; blobs are git.ABSENT where the file is missing.
 
-    Both are None if only the mode changes, since such a patch has no blobs. ``mode`` is git's mode
-    after the patch, or before it for a removed file.
+    Both are None if only the mode changes, since such a patch has no blobs.
     """
 
     path: str
     old_blob: str | None
     new_blob: str | None
-    mode: str = "100644"
-
-    @property
-    def link(self) -> bool:
-        """Whether it is a symbolic link after the patch."""
-        return self.mode == _LINK and self.new_blob != git.ABSENT
 
 
 NATIVE = "Native"
@@ -81,10 +74,13 @@ _INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)(?: \d+)?$", re.MULTILINE
 _MODE = re.compile(
     r"^(?:(?:new|deleted) file mode|new mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d+)$", re.MULTILINE
 )
-_LINK = "120000"
-_MODES = ("100644", "100755", _LINK)
+_MODES = ("100644", "100755")
 # they change git's handling of other files
 _GITS_OWN = (".git", ".gitattributes", ".gitmodules")
+_BINARY = re.compile(r"^(GIT binary patch$|Binary files )", re.MULTILINE)
+_MODULE = re.compile(r"\.(py|so)$")
+# Python runs these without a source
+_UNREAD = re.compile(r"(^|/)__pycache__/|\.(so|pyc|pyd|pth|egg-link)$")
 
 
 def read_patch(path: Path) -> Patch:
@@ -92,7 +88,7 @@ def read_patch(path: Path) -> Patch:
 
     Raises:
         SeriesError: it is not a mail-format patch with full blob ids, or it changes a forbidden
-            file: outside of the repository, a submodule, git's own files.
+            file: outside of the repository, a submodule, git's own files, no text.
     """
     try:
         data = path.read_bytes()
@@ -122,14 +118,14 @@ def read_patch(path: Path) -> Patch:
                 f"{path}: {plain.escaped(part.partition(chr(10))[0])}: written as a rename or copy"
             )
             raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
-        mode = _checked_mode(path, part, name)
+        _check_kind(path, part, name)
         if index is None and "\nold mode " in part:
-            entries.append(Entry(name, None, None, mode))
+            entries.append(Entry(name, None, None))
             continue
         if index is None or len(index[1]) != 40 or len(index[2]) != 40:
             msg = f"{path}: {name}: no full blob ids on its index line"
             raise SeriesError(msg, "export with --full-index")
-        entries.append(Entry(name, index[1], index[2], mode))
+        entries.append(Entry(name, index[1], index[2]))
     return Patch(
         path=path,
         subject=_decoded(subject[1]).strip(),  # a long word begins on the next line
@@ -163,16 +159,36 @@ def _file_name(path: Path, part: str) -> str | None:
     return name
 
 
-def _checked_mode(path: Path, part: str, name: str) -> str:
-    """Return git's mode of a file's diff."""
-    modes = _MODE.findall(part)
-    if any(mode not in _MODES for mode in modes):
-        msg = f"{path}: {name}: a submodule, or an unknown kind of file"
-        raise SeriesError(msg, "add the needed files in the patch")
-    if not set(_GITS_OWN).isdisjoint(name.split("/")):
-        msg = f"{path}: changes {name}, which controls how git reads other files"
-        raise SeriesError(msg, "remove it from the patch")
-    return modes[-1] if modes else Entry.mode
+def _check_kind(path: Path, part: str, name: str) -> None:
+    """Refuse what is not a text file that can be read where it takes effect."""
+    if any(mode not in _MODES for mode in _MODE.findall(part)):
+        problem = "a link, a submodule, or an unknown kind of file"
+    elif not set(_GITS_OWN).isdisjoint(name.split("/")):
+        problem = "controls how git reads other files"
+    elif _UNREAD.search(name) or _BINARY.search(part):
+        problem = "a binary file, or one that Python runs without a source"
+    else:
+        return
+    raise SeriesError(f"{path}: {name}: {problem}", "a patch brings text only: remove it")
+
+
+def check_shadows(new: Collection[str], there: Collection[str], where: str) -> None:
+    """Refuse new files that change which file Python imports for another's name.
+
+    Args:
+        there: all files, with the new ones.
+        where: names them in the error.
+
+    Raises:
+        SeriesError: one is in a folder beside a module of that name, or the other way round.
+    """
+    modules = {re.sub(r"\.[^/]*$", "", name): name for name in there if _MODULE.search(name)}
+    for name in there:
+        for folder in itertools.accumulate(name.split("/")[:-1], "{}/{}".format):
+            module = modules.get(folder)
+            if module is not None and (name in new or module in new):
+                msg = f"{where}: Python would import {name} or {module}, and one of them is new"
+                raise SeriesError(msg, "give it another name")
 
 
 def _decoded(header: str) -> str:

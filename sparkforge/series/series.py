@@ -17,7 +17,7 @@ from pathlib import Path
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.pins.pins import Provider, Recorded, Upstream
-from sparkforge.series.patchfile import Patch, read_patch, slug
+from sparkforge.series.patchfile import Patch, check_shadows, read_patch, slug
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
@@ -30,7 +30,6 @@ EXPORT_FLAGS = (
     "--no-stat",  # a summary that changes with the terminal's width
     "--no-numbered",  # [PATCH 3/7] changes with every insertion
     "--keep-subject",  # no [PATCH] at all
-    "--binary",  # binary files as data, not as "files differ"
 )
 AM = (
     "am",
@@ -202,6 +201,10 @@ def _applied(store: Store, series: Series, source: Source) -> str:
         ids = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}")
         commit = ids.partition("\n")[0]
         _check_canonical(series, source, commit)
+        changed = git.changes(source.repo, source.commit, commit)
+        new = {change.path for change in changed if change.old_blob == git.ABSENT}
+        names = git.git(source.repo, "ls-tree", "-r", "-z", "--name-only", commit).split("\0")
+        check_shadows(new, names, str(series.folder))
         # git keeps a worktree's commits only while something points at them
         git.git(source.repo, "update-ref", _ref(series, source), commit)
     return ids

@@ -20,6 +20,7 @@ from sparkforge.core import git, gitread
 from sparkforge.core.errors import WheelError
 from sparkforge.core.git import Change
 from sparkforge.pins.pathmap import PathRule, rule_of
+from sparkforge.series.patchfile import check_shadows
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.wheels import archive, intake
@@ -130,6 +131,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     # a signature of the release's RECORD is not valid for ours
     signatures = {f"{wheel.info}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
     names = (source.members.keys() | fresh.keys()) - set(changes.removed) - signatures
+    check_shadows(changes.added, names, request.wheel.name)
     renamed = {member: _rename(member, wheel.stem, new_stem) for member in names}
     fresh[f"{wheel.info}/RECORD"] = _record(source, wheel, fresh, renamed)
     out = folder / f"{new_stem}-{wheel.tags}.whl"
@@ -216,11 +218,6 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
             continue
         (added if change.old_blob == git.ABSENT else replaced).append(member)
         blobs.setdefault(patched.source.repo, {})[member] = change.new_blob
-        if change.new_mode not in ("100644", "100755"):
-            msg = (
-                f"{request.wheel.name}: {change.path} becomes a link, which a wheel cannot contain"
-            )
-            raise WheelError(msg, "copy the file in the patch")
         if change.new_mode != change.old_mode:
             executable[member] = change.new_mode == "100755"
     if refused:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core import git
-from sparkforge.core.errors import WheelError
+from sparkforge.core.errors import SeriesError, WheelError
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.series import series
 from sparkforge.series.series import Patched
@@ -390,10 +390,9 @@ def test_a_new_file_that_the_wheel_has_is_refused(bench: Bench) -> None:
         bench.build(bench.patched({"demo/_version.py": b"version = '1.0'\n"}))
 
 
-def test_a_link_is_refused(bench: Bench) -> None:
-    (bench.repo.path / "demo/link.py").symlink_to("mod.py")
-    with pytest.raises(WheelError, match=r"demo/link\.py becomes a link"):
-        bench.build(bench.patched({}))
+def test_a_folder_that_hides_native_code_is_refused(bench: Bench) -> None:
+    with pytest.raises(SeriesError, match=r"import demo/native/x\.py or demo/native\.so"):
+        bench.build(bench.patched({"demo/native/x.py": b"x = 1\n"}))
 
 
 def test_dropping_what_is_not_required_is_refused(bench: Bench) -> None:

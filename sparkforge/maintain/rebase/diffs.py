@@ -28,13 +28,13 @@ class Hunk:
 
 
 def hunks(diff: bytes) -> list[list[Hunk]]:
-    """Return the hunks of each file of a diff, in order; binary files count as one."""
+    """Return the hunks of each file of a diff, in order; a mode counts as one."""
     return [_hunks(part) for part in _FILE.split(diff)[1:]]
 
 
 def _hunks(part: bytes) -> list[Hunk]:
     head, *rest = re.split(rb"^@@ [^\n]*\n", part, flags=re.MULTILINE)
-    if not rest:  # binary, or a mode: no lines, so all of it counts
+    if not rest:  # a mode: no lines, so all of it counts
         return [Hunk((), tuple(b"+" + line for line in head.splitlines()[1:]))]
     hunks = []
     for text in rest:

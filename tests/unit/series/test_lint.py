@@ -15,7 +15,7 @@ from sparkforge.core.errors import SeriesError
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.series import lint as patchlint
 from sparkforge.series import series
-from sparkforge.series.patchfile import read_patch, slug
+from sparkforge.series.patchfile import check_shadows, read_patch, slug
 from tests.support import BODY
 
 GOOD = f"""\
@@ -63,10 +63,8 @@ def test_a_good_patch_is_clean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("Subject: Change", "Subject: [PATCH 1/2] Change", "subject starts with [PATCH"),
         ("twentieth line\n", f"{'a' * 62}\n", "subject has 73 characters: use at most 72"),
         ("Subject: Change the", "Subject: Changed the", "rename to changed-the-twentieth-line"),
-        (f"From {'0' * 40} ", f"From {'a' * 40} ", "--zero-commit"),
         (BODY.split("\n\n")[0], "Too short.", "body too short"),
         ("Upstream-Status: Pending\n", "", "trailer Upstream-Status: missing"),
         ("Drop-when: upstream has it\n", "", "trailer Drop-when: missing"),
@@ -190,6 +188,14 @@ def test_what_is_no_patch_of_ours_is_refused(
         ("{}/.gitattributes", "controls how git reads other files"),
         ("{}/pkg/.gitmodules", "controls how git reads other files"),
         ("{}/.git/hooks/post-checkout", "controls how git reads other files"),
+        *(
+            (f"{{}}/pkg/{name}", "a binary file, or one that Python runs without a source")
+            for name in (
+                *("mod.so", "mod.cpython-311-x86_64-linux-gnu.so", "mod.abi3.so", "mod.pyd"),
+                *("mod.pyc", "__pycache__/mod.cpython-311.pyc", "__pycache__/mod.py"),
+                *("evil.pth", "evil.egg-link"),
+            )
+        ),
     ],
 )
 def test_a_path_that_no_patch_may_change_is_refused(
@@ -203,26 +209,53 @@ def test_a_path_that_no_patch_may_change_is_refused(
 
 
 @pytest.mark.parametrize(
+    "hunk",
+    ["GIT binary patch\nliteral 1\nIcmZPo000310RR91\n\n", "Binary files a/x and b/x differ\n"],
+)
+def test_a_binary_change_is_refused(tmp_path: Path, hunk: str) -> None:
+    text = GOOD.partition("--- a/pkg")[0] + hunk
+    with pytest.raises(SeriesError, match=r"pkg/mod\.py: a binary file"):
+        series.read(write(tmp_path, text))
+    # in a hunk it is text
+    series.read(write(tmp_path, changed("\n+y\n", f"\n+{hunk.partition(chr(10))[0]}\n")))
+
+
+@pytest.mark.parametrize(
+    ("new", "there"),
+    [
+        ("pkg/mod/__init__.py", "pkg/mod.py"),
+        ("pkg/mod/data.txt", "pkg/mod.abi3.so"),
+        ("pkg/mod/deep/er.py", "pkg/mod.cpython-311-x86_64-linux-gnu.so"),
+        ("mod/x.py", "mod.py"),
+        ("pkg/mod.py", "pkg/mod/__init__.py"),
+        ("pkg/mod.py", "pkg/mod/deep/er.py"),
+    ],
+)
+def test_a_new_file_that_hides_a_module_is_refused(new: str, there: str) -> None:
+    with pytest.raises(SeriesError, match="Python would import"):
+        check_shadows({new}, [there, new], "demo")
+    check_shadows(set(), [there, new], "demo")  # as upstream has it
+
+
+@pytest.mark.parametrize("there", ["pkg/mod.md", "pkg/mod_/x.py", "mod.py", "pkg/mod.abi3.so"])
+@pytest.mark.parametrize("new", ["pkg/mod.py", "pkg/mod.txt"])
+def test_a_new_file_beside_others_hides_none(new: str, there: str) -> None:
+    check_shadows({new}, [there, new], "demo")
+
+
+@pytest.mark.parametrize(
     ("head", "fragment"),
     [
         (f"new file mode 160000\nindex {'0' * 40}..{'2' * 40}", "a submodule"),
         (f"index {'1' * 40}..{'2' * 40} 160000", "a submodule"),
+        (f"index {'1' * 40}..{'2' * 40} 120000", "a link"),
+        (f"new file mode 120000\nindex {'0' * 40}..{'2' * 40}", "a link"),
         (f"old mode 100644\nnew mode 100600\nindex {'1' * 40}..{'2' * 40}", "a submodule"),
     ],
 )
-def test_a_submodule_is_refused(tmp_path: Path, head: str, fragment: str) -> None:
+def test_a_link_or_submodule_is_refused(tmp_path: Path, head: str, fragment: str) -> None:
     with pytest.raises(SeriesError, match=fragment):
         series.read(write(tmp_path, changed(f"index {'1' * 40}..{'2' * 40} 100644", head)))
-
-
-@pytest.mark.parametrize("wheel", ["pkg/", None])
-def test_a_link_is_refused_where_it_would_ship(tmp_path: Path, wheel: str | None) -> None:
-    text = changed(f"index {'1' * 40}..{'2' * 40} 100644", f"index {'1' * 40}..{'2' * 40} 120000")
-    rules = (PathRule(repo="pkg/", wheel=wheel),)
-    found = patchlint.lint(series.read(write(tmp_path, text)), tmp_path, rules)
-    assert [one.partition(".patch: ")[2] for one in found] == (
-        ["pkg/mod.py becomes a link, which a wheel cannot contain: copy the file"] if wheel else []
-    )
 
 
 @pytest.mark.parametrize(
