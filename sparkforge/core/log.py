@@ -99,20 +99,20 @@ class Log:
         self._line(self._paint("33", "  warning: ") + text)
         if os.environ.get("GITHUB_ACTIONS"):
             escaped = self._masked(text).replace("%", "%25").replace("\n", "%0A")
-            self._line("::warning::" + escaped)
+            _write(self.stream, f"::warning::{escaped}\n")
 
-    def error(self, text: str) -> None:
+    def error(self, text: str, hint: str = "") -> None:
         # errors always go to stderr
         if self._progress_open:
             self._line()
         self.end_group()
         head = self._paint("31;1", "error: ", sys.stderr)
-        text = plain.escaped(self._masked(text), keep="\n\t")
-        _write(sys.stderr, f"{head}{text}\n")
+        parts = (plain.escaped(self._masked(part), keep="\n\t") for part in (text, hint) if part)
+        _write(sys.stderr, head + "\n  hint: ".join(map(_tame, parts)) + "\n")
 
     def failure(self, error: SparkforgeError) -> int:
         """Print an error with its hint; returns its exit code."""
-        self.error(str(error))
+        self.error(error.what, error.remedy)
         return error.exit_code
 
     def traceback(self) -> None:
@@ -164,7 +164,7 @@ class Log:
     def step(self, name: str) -> Iterator[None]:
         """Print a stage: a heading, its messages, and a last line with its seconds."""
         if os.environ.get("GITHUB_ACTIONS"):
-            self._line(f"::group::{name}")
+            _write(self.stream, f"::group::{name}\n")
             self._group_open = True
         self._line(self._paint("1;34", name))
         start = time.monotonic()
@@ -244,11 +244,17 @@ def _write(stream: IO[str], text: str) -> None:
 
 
 def _tame(text: str) -> str:
-    """Return a text without control sequences that move the cursor; colours stay."""
-    return "".join(
+    """Return a text as one message: no control characters but colours, and further lines marked.
+
+    Whatever name or output it holds, none of its lines looks like another message, or like a
+    command to GitHub's runner: ``::`` after spaces, ``##[`` anywhere.
+    """
+    text = "".join(
         part if _COLOUR.fullmatch(part) else plain.escaped(part, keep="\n\t")
         for part in _COLOUR.split(text)
     )
+    text = text.replace("##[", "# #[").replace("\n", "\n  | ")
+    return f"  | {text}" if text.lstrip().startswith("::") else text
 
 
 def _clean(value: Any, masked: Callable[[str], str]) -> Any:

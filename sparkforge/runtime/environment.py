@@ -66,7 +66,8 @@ def install(of: Ingredients, folder: Path) -> Path:
         except ImageError as error:
             if first_use:
                 raise
-            log.warning(f"{error.what}\nunpacking the wheels again")
+            log.warning(error.what)
+            log.info("unpacking the wheels again")
         shutil.rmtree(cache)
         shutil.rmtree(venv, ignore_errors=True)
     try:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkforge.core import git
+from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.pins.pins import Provider, Recorded, Upstream
 from sparkforge.series.patchfile import Patch, check_shadows, read_patch, slug
@@ -105,7 +105,7 @@ def read(folder: Path) -> Series:
         for n in sorted(files - set(names))
     ]
     if problems:
-        raise SeriesError("\n".join(problems))
+        raise SeriesError("\n".join(map(plain.escaped, problems)))
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
 
 

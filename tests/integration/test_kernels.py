@@ -227,16 +227,19 @@ def test_an_image_is_compared_with_the_sources_of_its_kernels(own: Project) -> N
             "csrc/own/all.cu:3: name it (sm_90a, and 1 more errors)\n"
             "  hint: fix it in change-a-line-of-the-module.patch",
         ),
-        (b"fatal\n", "csrc/own/all.cu: sm_90a cannot be compiled:\n    ptxas fatal : out of luck"),
+        (
+            b"fatal\n",
+            "csrc/own/all.cu: sm_90a cannot be compiled:\n  |     ptxas fatal : out of luck",
+        ),
         (b"// nothing\n", "csrc/own/all.cu: no kernel is in it"),
         (SOURCE + b"kernel third 1 0 0 0 sm_90a\n", "sm_121a has no third, which others have"),
         (
             SOURCE + b"kernel third 1 0 8 16\n",
-            "\n  sm_90a third: 16 B, 8 B of stack\n  sm_121a third",
+            "\n  |   sm_90a third: 16 B, 8 B of stack\n  |   sm_121a third",
         ),
         (
             SOURCE + b"kernel third 1 0 8 0\n",
-            "\n  sm_90a third: 0 B, 8 B of stack\n  sm_121a third",
+            "\n  |   sm_90a third: 0 B, 8 B of stack\n  |   sm_121a third",
         ),
     ],
 )

@@ -26,6 +26,7 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.results import ImageArchiveResult, ImageResult
+from sparkforge.core import plain
 from sparkforge.core.command import Entry, argument, option
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
@@ -161,7 +162,7 @@ def _say(
 
 
 def _shortened(lines: Sequence[str]) -> str:
-    shown = "\n".join(f"  {line}" for line in lines[:_SHOWN])
+    shown = "\n".join(f"  {plain.escaped(line)}" for line in lines[:_SHOWN])
     return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
 
 

@@ -67,9 +67,7 @@ def sign_folder(folder: Path, signer: cosign.Signer, again: str) -> list[str]:
     """
     problems = sums(folder)
     if problems:
-        msg = f"{folder}: differs from the build:\n" + "\n".join(
-            f"  {problem}" for problem in problems
-        )
+        msg = f"{folder}: differs from the build:\n" + "\n".join(problems)
         raise SignError(msg, f"build it again: python3 {again}")
     signed = [name for name in SIGNED if (folder / name).is_file()]
     for name in signed:
@@ -140,7 +138,7 @@ def check_folder(folder: Path, trust: cosign.Trust) -> list[str]:
             problems.append(f"{name}: {why}")
     problems = problems or sums(folder)  # the list of files is signed itself
     if problems:
-        msg = f"{folder}: not verified:\n" + "\n".join(f"  {p}" for p in problems)
+        msg = f"{folder}: not verified:\n" + "\n".join(problems)
         raise VerifyError(msg, "get the files from a trusted source, or build them: build.py")
     return sorted({*names, *_sums(folder), *_released(folder)})
 

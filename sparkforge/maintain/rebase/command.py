@@ -294,7 +294,8 @@ def _table(results: list[PatchResult]) -> None:
 
 def _say(drifts: list[DependencyDrift] | tuple[DependencyDrift, ...]) -> None:
     for difference in drifts:
-        log.warning(f"{difference.what}\n    hint: {difference.hint}")
+        log.warning(difference.what)
+        log.info(f"  hint: {difference.hint}")
 
 
 def _document(now: State, drifts: tuple[DependencyDrift, ...]) -> dict[str, Any]:

@@ -172,9 +172,24 @@ def test_github_gets_groups_and_annotations(
     with log.step("work"):
         log.warning("50% of it\nis gone")
     out = capsys.readouterr().out
-    assert out.startswith("::group::work\n")
+    assert out.startswith("::group::work\nwork\n  warning: 50% of it\n  | is gone\n")
     assert out.endswith("::endgroup::\n")
     assert "::warning::50%25 of it%0Ais gone\n" in out
+
+
+@pytest.mark.parametrize("name", ["::x", "a\n::x", "a\r\n ::x", "a\n\t::x", "##[x]"])
+def test_no_name_forges_a_line(
+    log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    log.verbose = True
+    for say in (log.info, log.detail, log.heading, log.warning, log.error, log.raw):
+        say(name)
+    log.table([(name, "cell")])
+    log.failure(errors.SeriesError(f"{name}: bad", name))
+    said = "".join(capsys.readouterr()).replace("::warning::", "warning: ")
+    assert not re.search(r"^\s*::", said, re.MULTILINE)
+    assert said.count("##[") == name.count("##[")  # in GitHub's own form of the warning
 
 
 def test_an_error_closes_the_open_group(

@@ -338,6 +338,7 @@ def test_any_other_file_is_refused(tmp_path: Path, data: bytes) -> None:
 def test_series_and_files_must_agree_and_all_is_said_at_once(tmp_path: Path) -> None:
     patches = write(tmp_path)
     (patches / "extra.patch").write_text(GOOD)
+    (patches / "a\n::x.patch").write_text(GOOD)
     (patches / "series").write_text(f"# order\n{NAME}\n\ngone.patch\n{NAME}\n../demo/{NAME}\n")
     with pytest.raises(SeriesError) as caught:
         series.read(patches)
@@ -346,6 +347,7 @@ def test_series_and_files_must_agree_and_all_is_said_at_once(tmp_path: Path) -> 
         f"series: {NAME} is listed twice: keep one line",
         "series: gone.patch: no such file: add it or remove the line",
         f"{NAME}: no such file: add it or remove the line",
+        r"a\n::x.patch: not listed in series: add a line or remove the file",
         "extra.patch: not listed in series: add a line or remove the file",
     ]
 
