@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sparkforge.build.packs.names import LABEL
@@ -30,7 +30,7 @@ class ImageNote:
     kernels: Mapping[str, Inputs]
     """``wheels``, ``kernels``: by upstream."""
     wheelhouse: Inputs
-    trial: Inputs = field(default_factory=dict)
+    trial: Inputs
     """Of the preflight's checkpoint."""
     pack: Inputs | None = None
 
@@ -62,15 +62,14 @@ class ImageNote:
                 f"kernels {name}": inputs["kernels"] for name, inputs in made if "kernels" in inputs
             },
             "wheelhouse": self.image["wheelhouse"],
-            "preflight checkpoint": self.image.get("preflight"),
+            "preflight checkpoint": self.image["preflight"],
         }
         parts = {
             **{f"wheel {name}": inputs for name, inputs in made},
             **{f"kernels {name}": inputs for name, inputs in self.kernels.items()},
             "wheelhouse": self.wheelhouse,
             **({} if self.pack is None else {LABEL: self.pack}),
-            # older images have no such checkpoint
-            **({"preflight checkpoint": self.trial} if self.trial else {}),
+            "preflight checkpoint": self.trial,
         }
         found = {what: key_of(inputs) for what, inputs in parts.items()}
         return [what for what in named | found if named.get(what) != found.get(what)]
@@ -85,35 +84,12 @@ def _without(inputs: Inputs, *names: str) -> Inputs:
 
 
 def loads(text: bytes) -> ImageNote:
-    """Return the note in a text of ``dumps``, or of an older version.
+    """Return the note in a text of ``dumps``.
 
     Raises:
         ValueError, LookupError, AttributeError: the text is invalid.
     """
-    found = plain.json_of(text)
-    note = typed.load(ImageNote, _by_label(found) if "items" in found else found, exact=False)
+    note = typed.load(ImageNote, plain.json_of(text), exact=False)
     if note is None or not isinstance(note.image["labels"], dict):
         raise ValueError("a field is missing, or of another type")
     return note
-
-
-def _by_label(older: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a note in which the inputs were listed by the labels of items."""
-    items = older["items"]
-
-    def named(kind: str) -> dict[str, Any]:
-        return {
-            label.removeprefix(kind): inputs
-            for label, inputs in items.items()
-            if label.startswith(kind)
-        }
-
-    return {
-        "target": older["target"],
-        "image": items["image"],
-        "wheels": named("wheel "),
-        "kernels": named("kernels "),
-        "wheelhouse": items["wheelhouse"],
-        "trial": items.get("preflight checkpoint", {}),
-        "pack": next(iter(named("pack ").values()), None),
-    }

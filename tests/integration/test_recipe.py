@@ -107,5 +107,6 @@ def test_verify_knows_every_file_of_an_environment(tmp_path: Path) -> None:
         elif path.is_file():
             data = path.read_bytes().replace(f"home = {BIN}".encode(), b"home = /usr/bin")
             found[name] = Entry(sha256(data), "", len(data), data)
-    report = installed.check(found, PYTHON, [], Store(tmp_path / "store"), "fetch it")
+    report = installed.Report("", "", "", "")
+    installed.check(report, found, PYTHON, [], Store(tmp_path / "store"), "fetch it")
     assert report.problems == []

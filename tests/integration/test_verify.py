@@ -289,22 +289,6 @@ def test_a_missing_file_a_changed_label_and_a_forged_note_are_told(baked: Baked)
     assert "preflight checkpoint: its key differs" in baked.refused()
 
 
-def test_a_note_of_an_older_version_is_read(baked: Baked) -> None:
-    note = json.loads(baked.files[NOTE])
-    baked.files[NOTE] = json.dumps(
-        {
-            "target": "tiny",
-            "items": {
-                "image": note["image"],
-                "wheel demo": note["wheels"]["demo"],
-                "wheelhouse": note["wheelhouse"],
-                "preflight checkpoint": note["trial"],
-            },
-        }
-    ).encode()
-    assert "it matches this checkout" in baked.verify()[0]
-
-
 @pytest.mark.parametrize(
     ("path", "data"),
     [

@@ -11,7 +11,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 from zipfile import ZipFile
 
@@ -25,6 +25,7 @@ from sparkforge.core import git, plain
 from sparkforge.core.errors import CompileError, EngineError, PinsError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
+from sparkforge.inspect.verify.installed import Report
 from sparkforge.inspect.verify.reading import Reading
 from sparkforge.pins.pathmap import member_of
 from sparkforge.runtime.engine import BaseImage
@@ -35,27 +36,8 @@ from sparkforge.store.artefact import Artefact
 _PROFILE = "profile.json"
 
 
-@dataclass
-class Report:
-    """Result of the checks of an image."""
-
-    digest: str
-    target: str
-    version: str
-    base: str
-    contents: dict[str, dict[str, str]] = field(default_factory=dict)
-    checked: dict[str, int] = field(default_factory=dict)
-    """Number of comparisons, by kind."""
-    problems: list[str] = field(default_factory=list)
-    """One line for each."""
-
-
 def _site(context: Context) -> str:
     return installed.site_of(context.target.python)
-
-
-def _records(reading: Reading, context: Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    return installed.records(reading.files, _site(context))
 
 
 def check(reading: Reading, context: Context, promised: str | None = None) -> Report:
@@ -78,15 +60,14 @@ def check(reading: Reading, context: Context, promised: str | None = None) -> Re
     if f"{labels.get(SITE_PACKAGES_LABEL)}/" != f"/{_site(context)}":
         report.problems.append(f"label {SITE_PACKAGES_LABEL}: must be /{_site(context)}")
     _check_notes(report, reading, context)
-    installed_files = installed.check(
+    installed.check(
+        report,
         reading.files,
         context.target.python,
         read_lock(context.lock),
         context.store,
         f"build.py --target {report.target} --until wheelhouse",
     )
-    report.checked |= installed_files.checked
-    report.problems += installed_files.problems
     _check_own(report, reading, context)
     _check_machine(report, reading)
     _check_absent(report, reading, context)
@@ -185,8 +166,6 @@ def _check_own(report: Report, reading: Reading, context: Context) -> None:
 
 # ELF's numbers of processors: x86, 32-bit Arm, x86-64, 64-bit Arm. GPUs have others, and pass.
 _PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
-
-
 # Names in GNU's triplets. A package may have another platform's libraries for linking, in a folder
 # with that name: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
 _IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch64"}
@@ -284,7 +263,9 @@ def _check_bill(report: Report, reading: Reading, context: Context) -> None:
     if hashlib.sha256(bill).hexdigest() != reading.labels.get(image.SBOM_LABEL):
         report.problems.append(f"{SBOM}: differs from the label {image.SBOM_LABEL}")
     locked = {item.name: item.sha256s for item in read_lock(context.lock)}
-    there = {installed.name_of(folder) for folder, _ in _records(reading, context)}
+    there = {
+        installed.name_of(folder) for folder, _ in installed.records(reading.files, _site(context))
+    }
     parts = _parts(bill)
     billed = {part.name for part in parts if part.ref.startswith(("wheel-", "own-"))}
     for part in parts:
@@ -315,7 +296,8 @@ def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
     if bill is None or note is None:
         return
     hashes = {part.ref: part.sha256 for part in _parts(bill)}
-    rows, site = dict(_records(reading, context)), _site(context)
+    site = _site(context)
+    rows = dict(installed.records(reading.files, site))
     compared = 0
     for reference, made in _in_store(context, note):
         compared += 1

@@ -21,9 +21,14 @@ from sparkforge.store.store import Store
 
 
 @dataclass
-class Found:
-    """Result of the checks of installed files."""
+class Report:
+    """Result of the checks of an image."""
 
+    digest: str
+    target: str
+    version: str
+    base: str
+    contents: dict[str, dict[str, str]] = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=dict)
     """Number of comparisons, by kind."""
     problems: list[str] = field(default_factory=list)
@@ -104,8 +109,13 @@ def name_of(folder: str) -> str:
 
 
 def check(
-    files: Mapping[str, Entry], python: str, locked: Sequence[Locked], store: Store, fetch: str
-) -> Found:
+    report: Report,
+    files: Mapping[str, Entry],
+    python: str,
+    locked: Sequence[Locked],
+    store: Store,
+    fetch: str,
+) -> None:
     """Compare every file of the environment with the RECORDs, or if it differs with the wheel.
 
     Args:
@@ -114,7 +124,7 @@ def check(
         locked: the lock of the wheels, which the store may have.
         fetch: the command that downloads them, for the message.
     """
-    found, site = Found(), site_of(python)
+    site = site_of(python)
     stated: dict[str, dict[str, str]] = {}
     for folder, rows in records(files, site):
         for path, sha256 in rows:
@@ -128,43 +138,39 @@ def check(
         count += 1
         folder, entry = next(iter(hashes)), files.get(path)
         if entry is None:
-            found.problems.append(f"{path}: missing, but {folder}/RECORD lists it")
+            report.problems.append(f"{path}: missing, but {folder}/RECORD lists it")
         # two packages may have it; the later one's stays
         elif entry.sha256 not in hashes.values():
             true = _in_the_wheel(locked, store, folder, path.removeprefix(site))
             if true == entry.sha256:
                 astray += 1
                 continue
-            found.problems.append(
+            report.problems.append(
                 f"{path}: differs from {folder}/RECORD"
                 + ("" if true else f"; to compare with the wheel: {fetch}")
             )
     own = _of_the_venv(python)
-    found.problems += [
+    report.problems += [
         f"{path}: differs from what the recipe writes"
         for path, sha256 in own.items()
         if path not in files or files[path].sha256 != sha256
     ]
     for path in files:
         if site.startswith(f"{path}/"):
-            found.problems.append(f"{path}: must be a folder, of the environment")
+            report.problems.append(f"{path}: must be a folder, of the environment")
         elif path.startswith(f"{VENV}/") and not (path in stated or path in own or byte_code(path)):
-            found.problems.append(f"{path}: in no distribution's RECORD")
-    found.checked["installed files"] = count
+            report.problems.append(f"{path}: in no distribution's RECORD")
+    report.checked["installed files"] = count
     if astray:
-        found.checked["of them match a wheel whose RECORD is wrong"] = astray
-    return found
+        report.checked["of them match a wheel whose RECORD is wrong"] = astray
 
 
 def _of_the_venv(python: str) -> dict[str, str]:
-    """Return the hashes of the recipe's files of an environment without distributions."""
-    links = {"bin/python": f"/usr/bin/python{python}", f"bin/python{python}": "python"}
-    links |= {"bin/python3": "python", "lib64": "lib"}
-    settings = b"home = /usr/bin\ninclude-system-site-packages = false\n"
-    return {
-        f"{VENV}/pyvenv.cfg": hashlib.sha256(settings).hexdigest(),
-        **{f"{VENV}/{name}": f"link to {to}" for name, to in links.items()},
-    }
+    """Return the hashes of the environment's files that are in no distribution."""
+    settings = hashlib.sha256(b"home = /usr/bin\ninclude-system-site-packages = false\n")
+    links = {"python": f"/usr/bin/python{python}", f"python{python}": "python", "python3": "python"}
+    found = {f"{VENV}/bin/{name}": f"link to {target}" for name, target in links.items()}
+    return {**found, f"{VENV}/lib64": "link to lib", f"{VENV}/pyvenv.cfg": settings.hexdigest()}
 
 
 def _in_the_wheel(locked: Sequence[Locked], store: Store, folder: str, member: str) -> str | None:

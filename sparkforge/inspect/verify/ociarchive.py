@@ -24,12 +24,9 @@ import zstandard
 from sparkforge.build.receipt import differences
 from sparkforge.core import plain
 from sparkforge.core.errors import ImageError, VerifyError
-from sparkforge.inspect.verify import bytediff
 from sparkforge.inspect.verify.bytediff import Difference
 
 _PIECE = 1 << 20
-_LOCATED = 5
-"""Limit for files of a layer with a search for the first differing byte; it is read up to there."""
 
 
 @dataclass(frozen=True)
@@ -183,17 +180,16 @@ def _manifests(
 
 @dataclass(frozen=True)
 class Entry:
-    """A regular file of an image: its hashes, and its bytes if requested."""
+    """A file of an image: its hashes, and its bytes if requested."""
 
     sha256: str
+    """Of a symbolic link: ``link to`` and its target."""
     git_blob: str
     """git's id of its content, as in patches."""
     size: int
     data: bytes | None = field(default=None, repr=False)
     machine: int | None = None
     """Of a program or library in ELF: the number of its processor."""
-    link: str | None = None
-    """Target of a symbolic link."""
 
 
 def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
@@ -227,8 +223,7 @@ def files(image: Image, keep: Callable[[str], bool]) -> dict[str, Entry]:
                 if member.isreg():
                     result[name] = _entry(members, member, keep(name))
                 elif not member.islnk():
-                    link = member.linkname if member.issym() else None
-                    result[name] = Entry(f"link to {member.linkname}", "", 0, link=link)
+                    result[name] = Entry(f"link to {member.linkname}", "", 0)
                 elif (target := _resolved(member.linkname, result, here)) in result:
                     result[name] = result[target]
                 here.add(name)
@@ -256,12 +251,12 @@ def _resolved(name: str, there: Mapping[str, Entry], here: Set[str]) -> str:
         path = "/".join(done)
         if (entry := there.get(path)) is None:
             continue
-        followed += 1
-        if entry.link is None or path not in here or followed > 40:  # Linux's limit
+        link, followed = entry.sha256.partition("link to ")[2], followed + 1
+        if not link or path not in here or followed > 40:  # Linux's limit
             msg = f"the image's {name} is below {path}, which is no folder of its layer"
             raise VerifyError(msg, "engines place it differently: build the image again")
-        done = [] if entry.link.startswith("/") else done[:-1]
-        todo = [*entry.link.split("/"), *todo]
+        done = [] if link.startswith("/") else done[:-1]
+        todo = [*link.split("/"), *todo]
     return "/".join([*done, *todo])
 
 
@@ -312,7 +307,7 @@ def compare(first: Path, second: Path) -> list[Difference]:
             return [*result, Difference("number of layers", text)]
         for number, (old, new) in enumerate(zip(before.layers, after.layers, strict=True), 1):
             if old.digest != new.digest:
-                found = _layers(before, old, after, new)
+                found = _layers(_members(before, old), _members(after, new))
                 text = f"the same files in another archive: {old.digest} → {new.digest}"
                 result += [Difference(f"layer {number}: {a}", b) for a, b in found] or [
                     Difference(f"layer {number}", text)
@@ -327,11 +322,11 @@ def _configuration(first: Image, second: Image) -> list[str]:
     return differences(plain[0], plain[1])
 
 
-_Member = tuple[str, str, str]
-"""sha256, other fields of tar, and the number in the layer."""
+_Members = dict[str, tuple[str, str, str]]
+"""By name: sha256, other fields of tar, and the number in the layer."""
 
 
-def _members(image: Image, layer: Layer) -> dict[str, _Member]:
+def _members(image: Image, layer: Layer) -> _Members:
     result = {}
     with image.opened(layer) as members:
         for number, member in enumerate(members):
@@ -345,19 +340,15 @@ def _members(image: Image, layer: Layer) -> dict[str, _Member]:
     return result
 
 
-def _layers(first: Image, old: Layer, second: Image, new: Layer) -> list[tuple[str, str]]:
-    before, after = _members(first, old), _members(second, new)
+def _layers(before: _Members, after: _Members) -> list[tuple[str, str]]:
     result = [(name, "only in the first") for name in before.keys() - after]
     result += [(name, "only in the second") for name in after.keys() - before]
     both = sorted(before.keys() & after.keys())
-    changed = [name for name in both if before[name][0] != after[name][0]]
-    for number, name in enumerate(changed):
-        if number < _LOCATED:
-            left, right = _content(first, old, name), _content(second, new, name)
-            found = str(bytediff.streams(io.BytesIO(left), io.BytesIO(right)))
-        else:
-            found = f"sha256 {before[name][0]} → {after[name][0]}"
-        result.append((name, found))
+    result += [
+        (name, f"sha256 {before[name][0]} → {after[name][0]}")
+        for name in both
+        if before[name][0] != after[name][0]
+    ]
     for name in both:
         if before[name][1] != after[name][1]:
             result.append((name, f"{before[name][1]} → {after[name][1]}"))
@@ -366,18 +357,3 @@ def _layers(first: Image, old: Layer, second: Image, new: Layer) -> list[tuple[s
         if moved is not None:
             result.append((moved, f"member {before[moved][2]} → {after[moved][2]}"))
     return sorted(result)
-
-
-def _content(image: Image, layer: Layer, name: str) -> bytes:
-    with image.opened(layer) as members:
-        for member in members:
-            if member.name == name:
-                stream = members.extractfile(member)
-                assert stream is not None
-                data = stream.read()
-                break
-        else:  # it existed a moment ago
-            raise ImageError(f"{image.path.name}: {name} is missing", "run it again")
-        for _ in members:
-            pass  # to the end, for the digest
-    return data

@@ -9,6 +9,7 @@ import pytest
 
 from sparkforge.build.image import VENV
 from sparkforge.inspect.verify import installed
+from sparkforge.inspect.verify.installed import Report
 from sparkforge.inspect.verify.ociarchive import Entry
 from sparkforge.sources.wheelhouse import Locked
 from sparkforge.store.store import Store
@@ -47,12 +48,14 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def check(files: dict[str, Entry], store: Store, *wheels: Path) -> installed.Found:
+def check(files: dict[str, Entry], store: Store, *wheels: Path) -> Report:
     locked = [
         Locked(wheel.name.partition("-")[0], "1.0", frozenset({sha256(wheel.read_bytes())}))
         for wheel in wheels
     ]
-    return installed.check(files, "3.11", locked, store, "fetch it")
+    report = Report("", "", "", "")
+    installed.check(report, files, "3.11", locked, store, "fetch it")
+    return report
 
 
 def keep(store: Store, wheel: Path) -> None:
@@ -128,7 +131,7 @@ def test_whatever_no_build_writes_is_told(
     files = files_of(make_wheel(tmp_path, "one", files={"one.py": b""}))
     files[f"{SITE}__pycache__/one.cpython-311.pyc"] = Entry("any", "", 9)
     assert check(files, store).problems == []
-    files[path] = Entry(f"link to {link}" if link else sha256(b"evil"), "", 4, link=link)
+    files[path] = Entry(f"link to {link}" if link else sha256(b"evil"), "", 4)
     (said,) = check(files, store).problems
     assert said.startswith(f"{path}: ")
 
