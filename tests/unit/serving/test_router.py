@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -111,6 +112,7 @@ def test_it_becomes_haproxy(
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(session, "become", become)
+    monkeypatch.setattr(shutil, "which", lambda name, path: f"/usr/sbin/{name}")
     with pytest.raises(InterruptedError):
         router.run({"SPARKFORGE_REPLICAS": TWO})
     ((*_, path),) = started
