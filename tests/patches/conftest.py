@@ -53,6 +53,7 @@ _GROUPS = {
     "test_decode_row_major": "forks",
     "test_fastsafetensors": "forks",
     "test_forks": "forks",
+    "test_harmony_text": "forks",
     "test_kernel_benchmarks": "forks",
     "test_marlin_moe_padding": "forks",
     "test_mxfp4_layers": "forks",

@@ -310,6 +310,34 @@ def test_prompts_of_any_kind(server: Served) -> None:
     assert calls(chat(server, turns, tools=TOOLS)["message"]) == [(TOOL, json.loads(ARGUMENTS))]
 
 
+def test_text_without_a_break_stops_nobody(server: Served) -> None:
+    """Of a release a text of this size takes minutes, in which nobody else is answered."""
+    long = "\u00e9" * 350_000  # 700 kB, and more tokens than the context has
+    call = {"id": "a", "type": "function", "function": {"name": TOOL, "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "a", "content": long}
+    schema = {"type": "object", "properties": {"city": {"type": "string", "description": long}}}
+    tools = [{"type": "function", "function": {"name": TOOL, "parameters": schema}}]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [{"role": "user", "content": long}]}),
+        (CHAT, {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}, result]}),
+        (CHAT, {"messages": [ASKED], "tools": tools}),
+        (RESPONSES, {"input": long}),
+        (RESPONSES, {"input": "Hi", "instructions": long}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": long}], "max_tokens": 9}),
+    ]
+    for text in ("x" * 20_000, " " * 20_000, "\n" * 20_000, "\u4e2d" * 3_000):
+        message = chat(server, [{"role": "user", "content": text}, ASKED])["message"]
+        assert message["content"] == ANSWER
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        asked = [pool.submit(server.post, path, body) for path, body in bodies]
+        while not all(one.done() for one in asked):
+            assert chat(server)["message"]["content"] == ANSWER
+    for (path, _), one in zip(bodies, asked, strict=True):
+        assert one.result().status_code == 400, path
+        assert "maximum context length" in one.result().text
+    assert server.process.poll() is None
+
+
 def test_a_client_that_goes_away_frees_its_place(server: Served) -> None:
     def running() -> float:
         url = f"http://127.0.0.1:{server.port}/metrics"
