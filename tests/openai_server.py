@@ -99,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
             self._endless()
         elif self.path == "/metrics":
             self._end(200, self.server.metrics())
+        elif self.path == "/health" and self.server.sin == "reads and does nothing else":
+            self._end(503, "")
         elif self.headers.get("Authorization") != f"Bearer {KEY}":
             self._end(401, {"error": "Unauthorized"})
         else:
@@ -127,7 +129,8 @@ class Handler(BaseHTTPRequestHandler):
         if problem:
             self._end(500 if sin == "fails at odd bodies" else 400, {"error": problem})
         elif len(data) > 4 * MAX_LEN:
-            self._end(200 if sin == "takes huge prompts" else 400, {"error": "too long"})
+            codes = {"takes huge prompts": 200, "fails at long text": 500}
+            self._end(codes.get(sin, 400), {"error": "too long"})
         elif body["model"] != fake.model and sin != "serves any model":
             self._end(404, {"error": "no such model"})
         elif body.get("max_tokens", 1) < 0:

@@ -19,6 +19,7 @@ CANCELLED = 4
 IDLE_S = 60.0
 """Time for the gauges to reach 0: the engine handles an abort between two steps."""
 _LOOK_EVERY_S = 0.2
+_UNBROKEN, _MEANWHILE_S, _LOOKS = 600_000, 10.0, 10  # characters; an encoder may take minutes
 _ROUNDS = 4
 GROWTH_BYTES = 64 << 20
 """Limit for the growth of memory in ``_ROUNDS`` rounds; an estimate."""
@@ -85,6 +86,21 @@ def _together(subject: Subject) -> str:
     return f"{TOGETHER} answers, {CANCELLED} cancelled"
 
 
+def _unbroken(subject: Subject) -> str:
+    body = subject.body("x" * _UNBROKEN, 1)
+
+    def ask(long: bool, stopping: Event) -> int:
+        if long:
+            return client.post(subject.place, client.CHAT, body).status
+        looks = (client.look(subject.place, "/health", _MEANWHILE_S) for _ in range(_LOOKS))
+        return max(reply.status for reply in looks if not stopping.wait(_LOOK_EVERY_S))
+
+    health, status = in_parallel(ask, (False, True), 2)
+    need(health == 200, "status 200 of /health meanwhile", health)
+    need(status in (200, 400), "an answer or status 400", status)
+    return f"status {status}, others are answered meanwhile"
+
+
 def _backends(subject: Subject) -> str:
     box, profile = subject.behind, subject.profile
     # as if layers were quantised: vLLM's log shows whether some are
@@ -142,6 +158,12 @@ CHECKS = (
         "eight streamed chats, while four clients go away",
         "vllm#37030 showed first with requests at once: try another --moe-backend",
         _together,
+    ),
+    Check(
+        "unbroken text",
+        f"{_UNBROKEN:,} times `x` end with an answer or 400, and `/health` answers meanwhile",
+        "the patch of vLLM's Harmony renderer is missing (docs/patches.md)",
+        _unbroken,
     ),
     Check(
         "gauges",

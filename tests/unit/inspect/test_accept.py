@@ -76,6 +76,8 @@ SINS = {
     "takes any number": "refusals",
     "needs no key": "refusals",
     "is empty at once": "eight at once",
+    "reads and does nothing else": "unbroken text",
+    "fails at long text": "unbroken text",
     "leaks a request": "gauges",
     "leaks KV cache": "gauges",
     "a kernel is off": "decode kernels",
