@@ -1,4 +1,4 @@
-"""Long text in Harmony chats: the tokens of oss-harmony, in linear time and beside the event loop.
+"""Long text in Harmony chats, and requests of many objects: none holds up the event loop.
 
 test_chat.py has a server that answers others meanwhile.
 """
@@ -6,6 +6,7 @@ test_chat.py has a server that answers others meanwhile.
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,51 @@ def test_long_conversations_wait_for_each_other_only(answers: dict[str, Any]) ->
     (own,) = threads["300000"]
     assert shared.startswith("asyncio_")
     assert own.startswith("harmony_long_text")
+
+
+SHAPES = """
+import json
+from fastapi import Depends, FastAPI, Request
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+
+app, reached = FastAPI(), []
+
+@app.post("/", dependencies=[Depends(validate_json_request)])
+async def take(request: Request) -> str:
+    reached.append(await request.body())
+    return ""
+
+asked = TestClient(app)
+json_type = {"content-type": "application/json"}
+bodies = {
+    "flat": [{}] * 10_001,
+    "deep": {"a": [[[{"b": [0] * 10}]] * 4_000]},
+    "fewer": {"a": [{}] * 9_990, "b": [0] * 100_000},
+}
+found = {}
+for name, body in bodies.items():
+    reply = asked.post("/", content=json.dumps(body), headers=json_type)
+    found[name] = [reply.status_code, "10000 objects and lists" in reply.text]
+found["empty"] = [asked.post("/", content=b"", headers=json_type).status_code, False]
+try:
+    ResponsesRequest.model_validate({"model": "m", "input": [{"type": "x"}] * 9})
+except ValidationError as error:
+    places = {part for one in error.errors() for part in one["loc"] if isinstance(part, int)}
+    found["places"] = sorted(places)
+found["reached"] = len(reached)
+print(json.dumps(found))
+"""
+
+
+def test_a_request_of_many_objects_is_refused_at_once(patched_python: Path) -> None:
+    done = subprocess.run(
+        [patched_python, "-c", SHAPES], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["flat"] == found["deep"] == [422, True]  # vLLM's own app answers 400
+    assert found["fewer"] == found["empty"] == [200, False]
+    assert found["reached"] == 2
+    assert found["places"] == [0]  # pydantic stops at the first wrong item
