@@ -197,6 +197,14 @@ def test_a_release_that_refuses_is_a_proof() -> None:
         assert proof == ReleaseProof("refused", smoke.STOCK_ERROR)
 
 
+def test_a_release_may_die_for_want_of_amx_tiles_where_there_are_some() -> None:
+    died = Behaviour(ended=1, said="Worker proc W died unexpectedly (exit code: -4), shutting down")
+    proof = smoke.check_release(starting(died), starting(died), right_answers(), TIMEOUT_S)
+    assert proof.done == "refused"
+    with pytest.raises(SmokeError, match="but not with"):
+        smoke.check_release(starting(died), None, right_answers(), TIMEOUT_S)
+
+
 def test_a_release_that_serves_where_it_has_no_backend_is_an_error() -> None:
     with pytest.raises(SmokeError, match="the patch is not needed here"):
         smoke.check_release(starting(Behaviour()), None, right_answers(), TIMEOUT_S)
