@@ -107,6 +107,7 @@ class AtPath(ThreadingHTTPServer):
     """Listens on a socket in a folder."""
 
     address_family = socket.AF_UNIX
+    request_queue_size = 128
     server_bind = socketserver.TCPServer.server_bind
 
 

@@ -192,6 +192,7 @@ def from_image(
     # callers wait for vLLM's /health, and expect no other requests
     variables = {
         "SPARKFORGE_WARM_UP": "off",
+        "SPARKFORGE_BIND": LOOPBACK,
         **launch.variables,
         "SPARKFORGE_MODEL_NAME": MODEL_NAME,
     }

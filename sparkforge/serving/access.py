@@ -120,7 +120,8 @@ def check_open(variables: Mapping[str, str], key: str) -> None:
     """
     import ipaddress  # every command imports this module, for its patterns
 
-    bind = variables.get("SPARKFORGE_BIND", "127.0.0.1")
+    # without Compose nobody says where the port is published
+    bind = variables.get("SPARKFORGE_BIND") or variables.get("SPARKFORGE_LISTEN_HOST") or "0.0.0.0"
     try:
         local = ipaddress.ip_address(bind.strip("[]")).is_loopback
     except ValueError:

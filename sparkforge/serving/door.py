@@ -13,13 +13,13 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from sparkforge.serving import access, session, variables
 from sparkforge.serving.errors import EX_UNAVAILABLE, StartError
@@ -32,8 +32,12 @@ CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256
 LARGE_MIB = 224
 """For bodies above 256 KiB. With those of all connections 480 MiB: the profiles' ``keep_free_gib``
 includes them."""
+BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
+"""Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
 _MOST_MIB = 56
 _STARTS_S = 10.0
+_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
+"""glibc gives freed buffers of bodies back to the system."""
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 _CHECK = "check inter 2s fastinter 1s fall 3 rise 1 on-marked-down shutdown-sessions"
 
@@ -118,12 +122,13 @@ def inner_socket() -> Path:
 
 
 def configuration(
-    chosen: Rules, replicas: Sequence[Replica] = (), conversation: Sequence[str] = ()
+    chosen: Rules, part: str, replicas: Sequence[Replica] = (), conversation: Sequence[str] = ()
 ) -> str:
     """Return HAProxy's configuration.
 
     Args:
-        replicas: of a router; none: in front of vLLM.
+        part: one of ``BUFFERS``.
+        replicas: of a router.
         conversation: rules that set ``txn.key``, by which a router chooses; none: the least busy.
     """
     import jinja2  # the health check, which makes none, runs every five seconds
@@ -133,18 +138,21 @@ def configuration(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
+    max_body = int(chosen.max_body_mib * (1 << 20))
     large = int(LARGE_MIB / chosen.max_body_mib)
     # two descriptors for each connection, and some of HAProxy's own
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     connections = CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2)
     return environment.get_template("door.cfg.j2").render(
+        part=part,
+        bufsize=BUFFERS[part] + (max_body if part == "inner" else 0),
         folder=folder(),
         bind=f"{chosen.host or '*'}:{chosen.port}",
         key_sha256=hashlib.sha256(chosen.key.encode()).hexdigest().upper() if chosen.key else "",
         anybody=chosen.anybody,
         origins=chosen.origins,
         open_metrics=chosen.open_metrics,
-        max_body=int(chosen.max_body_mib * (1 << 20)),
+        max_body=max_body,
         max_body_mib=f"{chosen.max_body_mib:g}",
         connections=connections,
         connections_by_source=CONNECTIONS_BY_SOURCE,
@@ -156,7 +164,7 @@ def configuration(
     )
 
 
-def command(text: str) -> list[str]:
+def command(part: str, text: str) -> list[str]:
     """Store a configuration; returns the command of HAProxy with it.
 
     Raises:
@@ -166,16 +174,11 @@ def command(text: str) -> list[str]:
     program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         raise StartError("there is no haproxy in this image: build it again")
-    path = folder() / "door.cfg"
+    path = folder() / f"{part}.cfg"
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")
     return [program, "-db", "-f", str(path)]
-
-
-def become(text: str) -> NoReturn:
-    """Become HAProxy with a configuration; does not return."""
-    session.become(command(text))
 
 
 class Door:
@@ -188,28 +191,32 @@ class Door:
     """
 
     def __init__(self, chosen: Rules) -> None:
-        self.died = False
-        self._closing = self._ready = self._short = False
-        words = command(configuration(chosen))
-        # killed with this process, however that ends
-        self._process = session.beside(["setpriv", "--pdeathsig", "KILL", *words])
-        end = time.monotonic() + _STARTS_S
-        while self._process.poll() is None and self._ask("show version") is None:
-            if time.monotonic() > end:
+        self.died = self._closing = self._ready = self._short = False
+        engine_socket().unlink(missing_ok=True)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for part in ("inner", "outer"):
+            words = command(part, configuration(chosen, part))
+            # killed with this process, however that ends
+            started = session.beside(["setpriv", "--pdeathsig", "KILL", *words], _MEMORY)
+            self._processes.append(started)
+            end = time.monotonic() + _STARTS_S
+            while started.poll() is None and self._ask("show version", part) is None:
+                if time.monotonic() > end:
+                    self.close()
+                time.sleep(0.02)
+            if started.poll() is not None:
                 self.close()
-            time.sleep(0.02)
-        if self._process.poll() is not None:
-            msg = (
-                f"the front door cannot listen on port {chosen.port}, as the lines above say: stop"
-                " the program that has it, or choose another port with SPARKFORGE_PORT"
-            )
-            raise StartError(msg, EX_UNAVAILABLE)
-        threading.Thread(target=self._watch, daemon=True).start()
+                msg = (
+                    f"the front door cannot listen on port {chosen.port}, as the lines above say:"
+                    " stop the program that has it, or choose another port with SPARKFORGE_PORT"
+                )
+                raise StartError(msg, EX_UNAVAILABLE)
+            threading.Thread(target=self._watch, args=(started,), daemon=True).start()
 
     @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
+    def pids(self) -> list[int]:
+        """Processes of HAProxy: the inner one and the outer one."""
+        return [process.pid for process in self._processes]
 
     def ready(self) -> None:
         """Let requests in: the server is ready."""
@@ -228,11 +235,12 @@ class Door:
     def close(self) -> None:
         """End HAProxy, with all connections."""
         self._closing = True
-        self._process.terminate()
-        self._process.wait()
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
-    def _watch(self) -> None:
-        self._process.wait()
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
         if not self._closing:
             self.died = True
             say("error: the front door ended by itself")
@@ -246,12 +254,12 @@ class Door:
         if answer != "" and not self._closing:
             say(f"warning: the front door does not take {what} {value}: {answer}")
 
-    def _ask(self, order: str) -> str | None:
+    def _ask(self, order: str, part: str = "inner") -> str | None:
         """Return HAProxy's answer to an order; None where it does not listen."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(_STARTS_S)
-                connection.connect(str(folder() / "admin.sock"))
+                connection.connect(str(folder() / f"{part}.admin"))
                 connection.sendall(f"{order}\n".encode())
                 return connection.recv(1 << 12).decode(errors="replace").strip()
         except OSError:

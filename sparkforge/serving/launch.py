@@ -213,6 +213,7 @@ def _preflight(launch: Launch) -> supervise.End | None:
             strict=chosen.strict,
             expected=chosen.expectations(trial.command),
             trial=trial.run,
+            entrance=launch.entrance,
             trial_s=chosen.preflight_s,
         )
     )
@@ -312,7 +313,7 @@ def _plan(
         when_ready=when_ready,
         link=link,
         guard=launch.watch,
-        stall=supervise.nobody if launch.entrance is None else launch.entrance.stall,
+        entrance=launch.entrance,
     )
     return plan, starts
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sparkforge.serving import door, variables
+from sparkforge.serving import door, session, variables
 from sparkforge.serving.errors import EX_NOHOST, StartError
 from sparkforge.serving.log import say
 from sparkforge.serving.progress import Client, StatusError
@@ -148,7 +148,7 @@ def configuration(settings: Settings, addresses: Mapping[str, str]) -> str:
     """
     replicas = [door.Replica(name, address) for name, address in addresses.items()]
     rules = conversation() if settings.policy == "prefix" else []
-    return door.configuration(settings.rules, replicas, rules)
+    return door.configuration(settings.rules, "router", replicas, rules)
 
 
 def conversation() -> list[str]:
@@ -179,7 +179,7 @@ def run(environment: Mapping[str, str]) -> NoReturn:
     addresses = {replica.name: resolve(replica) for replica in settings.replicas}
     say(f"router of {len(addresses)} replicas, {settings.policy}: {', '.join(addresses)}")
     # a stop by SIGUSR1 (Compose's stop_signal) lets the answers end
-    door.become(configuration(settings, addresses))
+    session.become(door.command("router", configuration(settings, addresses)))
 
 
 def check() -> str:

@@ -34,9 +34,10 @@ def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Po
     )
 
 
-def beside(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, with this process's output."""
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+def beside(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with this process's output and more variables."""
+    env = {**os.environ, **variables}
+    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def become(command: Sequence[str]) -> NoReturn:

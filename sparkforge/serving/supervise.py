@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from sparkforge.serving import compilers, state
 from sparkforge.serving.backends import SENTENCES, Watch
 from sparkforge.serving.cluster import Link
+from sparkforge.serving.door import Door
 from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.guard import Guard
 from sparkforge.serving.hang import Hang
@@ -29,10 +30,6 @@ from sparkforge.serving.warmup import WarmUp
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 30.0
 _COMPUTES = 0.05  # of one core, during a check: a busy machine has no more for it
-
-
-def nobody(stalled: bool) -> None:
-    """Tell no load balancer."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,8 @@ class Plan:
     """To the other of two machines; None: this one serves alone."""
     guard: Guard | None = None
     """Of memory; None: off."""
-    stall: Callable[[bool], None] = nobody
-    """Tells load balancers that the last check failed, or no longer."""
+    entrance: Door | None = None
+    """The front door; None: this server takes no requests."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +190,8 @@ class _Supervisor:
                 pass
             else:
                 return self._ended(code)
+            if plan.entrance is not None and plan.entrance.died:
+                return EX_TEMPFAIL
             if plan.guard is not None and plan.guard.look(time.monotonic()):
                 return EX_OSERR
             if self.output.problems and not _tolerated(plan, self.output.problems):
@@ -282,7 +281,8 @@ class _Supervisor:
     def _tell(self, *, stalled: bool) -> None:
         if stalled != self._stalled:
             self._stalled = stalled
-            self.plan.stall(stalled)
+            if self.plan.entrance is not None:
+                self.plan.entrance.stall(stalled)
 
     def _run_in_background(self, work: Callable[[], str]) -> None:
         self._background = _Background(work)
@@ -307,7 +307,6 @@ class _Supervisor:
                 )
             return EX_TEMPFAIL
         return None
-
 
     def _hangs(self, error: Exception, now: float) -> bool:
         """Note a failed check; returns whether the server hangs.

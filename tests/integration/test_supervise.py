@@ -40,8 +40,12 @@ if machine:
     watch = guard.Guard((6, 4, 2), log.say, read=lambda: memory.read(root),
                         refuse=lambda short: (root / "refuses").touch() if short
                         else (root / "refuses").unlink())
+class Door:
+    died = False
+    def stall(self, stalled):
+        told.write_text(str(stalled))
 plan = supervise.Plan(client=progress.Client(address, 1.5), every_s=0.3, guard=watch,
-                      stall=lambda stalled: told.write_text(str(stalled)),
+                      entrance=Door(),
                       at_first_token=lambda: print("at ready", flush=True), **asked)
 sys.exit(supervise.run(plan).code)
 """

@@ -518,7 +518,8 @@ def routed(server: Served, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> It
     listens = {"SPARKFORGE_LISTEN_PORT": str(port), "SPARKFORGE_LISTEN_HOST": "127.0.0.1"}
     rules = door.rules({**listens, "VLLM_API_KEY": "the-key"})
     replicas = [door.Replica("r:1", f"ipv4@127.0.0.1:{server.port}")]
-    words = door.command(door.configuration(rules, replicas, router.conversation()))
+    text = door.configuration(rules, "router", replicas, router.conversation())
+    words = door.command("router", text)
     with subprocess.Popen(words) as process:
         url = f"http://127.0.0.1:{port}"
         wait_for(lambda: answers(url))

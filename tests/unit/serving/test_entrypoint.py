@@ -574,7 +574,7 @@ def test_the_key_reaches_the_front_door_and_no_log(
     monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--seed 1")
     plan = plan_of(entrypoint, monkeypatch, ["--hf-token=token-secret"])
     assert "very-secret" not in plan.variables.values()
-    assert "very-secret" not in door.configuration(door.rules(os.environ))
+    assert "very-secret" not in door.configuration(door.rules(os.environ), "outer")
     said = capsys.readouterr()
     assert "secret" not in said.out + said.err
     assert "--seed 1 '--hf-token=***'" in said.err

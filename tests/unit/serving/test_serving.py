@@ -266,7 +266,9 @@ def test_a_key_that_no_request_can_carry_is_an_error(tmp_path: Path, key: str) -
 @pytest.mark.parametrize("bind", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
 def test_this_machine_alone_needs_no_key(bind: str) -> None:
     access.check_open({"SPARKFORGE_BIND": bind}, "")
-    access.check_open({}, "")
+    access.check_open({"SPARKFORGE_LISTEN_HOST": "127.0.0.1"}, "")
+    with pytest.raises(access.AccessError, match=r"published on 0\.0\.0\.0"):
+        access.check_open({}, "")  # docker run -p publishes on all addresses
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.168.1.4", "::", ""])
