@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -103,7 +102,8 @@ def folder() -> Path:
     Raises:
         StartError: it is another user's.
     """
-    path = Path(tempfile.gettempdir()) / "sparkforge"
+    # not tempfile's, which is another one while the disk is full
+    path = Path(os.environ.get("TMPDIR") or "/tmp") / "sparkforge"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o177077 != 0o040000:

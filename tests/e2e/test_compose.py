@@ -51,7 +51,7 @@ PYTHON = "/opt/sparkforge/venv/bin/python"
 DRAIN = """
 import socket
 with socket.socket(socket.AF_UNIX) as door:
-    door.connect("/tmp/sparkforge/admin.sock")
+    door.connect("/tmp/sparkforge/inner.admin")
     door.sendall(b"set server vllm/engine state drain\\n")
     door.recv(99)
 """

@@ -22,12 +22,13 @@ from sparkforge.serving import cluster
 from sparkforge.serving.errors import EX_CONFIG, EX_PROTOCOL, EX_TEMPFAIL, EX_UNAVAILABLE
 from tests.support import PATIENCE_S, ROOT, wait_for
 
+pytestmark = needs_haproxy
+
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"
 # a half without a port of its own does nothing that can be seen; the other is the usual stand-in
 VLLM = f"""#!{sys.executable}
 import os, sys, time
 
-pytestmark = needs_haproxy
 words = sys.argv[1:]
 print("words", *words, "host", os.environ["VLLM_HOST_IP"], flush=True)
 print("pid", os.getpid(), flush=True)
@@ -66,6 +67,7 @@ class Node:
             "SPARKFORGE_RELEASE": "1",
             "SPARKFORGE_PROFILE": "",
             "SPARKFORGE_LISTEN_PORT": str(self.api_port),
+            "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
             **variables,
         }
         self.env = env

@@ -133,7 +133,7 @@ Start = Callable[..., Front]
 @pytest.fixture
 def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start a front door; the server's is ready."""
-    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
+    monkeypatch.setenv("TMPDIR", str(sockets))
     with ExitStack() as stack:
 
         def begin(role: str = "server", ready: bool = True, **variables: str) -> Front:
@@ -460,7 +460,7 @@ def test_two_doors_share_no_port(
 ) -> None:
     front = start()
     with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as other:
-        monkeypatch.setattr(tempfile, "tempdir", other)
+        monkeypatch.setenv("TMPDIR", other)
         with pytest.raises(StartError, match="cannot listen on port"):
             door.Door(
                 door.rules(

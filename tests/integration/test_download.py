@@ -70,6 +70,7 @@ class Started:
             "SPARKFORGE_MODEL_REVISION": COMMIT,
             "SPARKFORGE_PROFILE": str(folder / "profile.json"),
             "SPARKFORGE_LISTEN_PORT": str(self.port),
+            "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
             **variables,
         }
         self.output = own / "output"

@@ -57,6 +57,7 @@ class Started:
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(sockets),
             "SPARKFORGE_LISTEN_PORT": str(self.port),
+            "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
             "SPARKFORGE_MODEL": "some/model",
             "SPARKFORGE_DOWNLOAD": "vllm",
             "SPARKFORGE_PROFILE": str(folder / "profile.json"),

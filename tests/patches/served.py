@@ -108,7 +108,7 @@ class Served:
     def set_state(self, state: str) -> None:
         """Set the state of vLLM in the front door."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(f"{self.env['TMPDIR']}/sparkforge/admin.sock")
+            connection.connect(f"{self.env['TMPDIR']}/sparkforge/inner.admin")
             connection.sendall(f"set server vllm/engine state {state}\n".encode())
             connection.recv(1 << 12)
 

@@ -12,7 +12,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -513,7 +512,7 @@ for call in (
 @pytest.fixture
 def routed(server: Served, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a router in front of the server."""
-    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
+    monkeypatch.setenv("TMPDIR", str(sockets))
     port = free_port(0)
     listens = {"SPARKFORGE_LISTEN_PORT": str(port), "SPARKFORGE_LISTEN_HOST": "127.0.0.1"}
     rules = door.rules({**listens, "VLLM_API_KEY": "the-key"})

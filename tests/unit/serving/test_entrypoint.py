@@ -94,6 +94,8 @@ def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for name in ("VLLM_API_KEY", "MAX_JOBS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("SPARKFORGE_LISTEN_HOST", "127.0.0.1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
     monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "vllm")

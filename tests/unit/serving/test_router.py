@@ -16,7 +16,7 @@ TWO = "192.168.100.1:8000,192.168.100.2:8000"
 
 
 def settings(text: str = TWO, **more: str) -> router.Settings:
-    return router.read({"SPARKFORGE_REPLICAS": text, **more})
+    return router.read({"SPARKFORGE_REPLICAS": text, "SPARKFORGE_BIND": "127.0.0.1", **more})
 
 
 def configuration(found: router.Settings) -> str:
@@ -110,11 +110,11 @@ def test_it_becomes_haproxy(
         started.append(command)
         raise InterruptedError
 
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(session, "become", become)
     monkeypatch.setattr(shutil, "which", lambda name, path: f"/usr/sbin/{name}")
     with pytest.raises(InterruptedError):
-        router.run({"SPARKFORGE_REPLICAS": TWO})
+        router.run({"SPARKFORGE_REPLICAS": TWO, "SPARKFORGE_BIND": "127.0.0.1"})
     ((*_, path),) = started
     assert Path(path).read_text() == configuration(settings())
     assert "router of 2 replicas, prefix: 192.168.100.1:8000, " in capsys.readouterr().err
