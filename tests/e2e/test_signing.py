@@ -73,7 +73,7 @@ def test_a_changed_file_is_named(built: Project, keys: Path) -> None:
         path.write_bytes(path.read_bytes() + b" ")
     said = verify(built, keys, code=20)
     for name in SIGNED:
-        assert f"  {name}: " in said
+        assert f"  | {name}: " in said
 
 
 def test_a_changed_wheel_and_one_more_are_named(built: Project, keys: Path) -> None:
