@@ -59,16 +59,6 @@ class Rules:
     max_body_mib: float
 
 
-@dataclass(frozen=True)
-class Replica:
-    """One of a router's servers."""
-
-    name: str
-    """As the user wrote it, in logs and metrics."""
-    address: str
-    """As HAProxy reads it."""
-
-
 def rules(environment: Mapping[str, str]) -> Rules:
     """Read and check the settings.
 
@@ -122,13 +112,16 @@ def inner_socket() -> Path:
 
 
 def configuration(
-    chosen: Rules, part: str, replicas: Sequence[Replica] = (), conversation: Sequence[str] = ()
+    chosen: Rules,
+    part: str,
+    replicas: Mapping[str, str] | None = None,
+    conversation: Sequence[str] = (),
 ) -> str:
     """Return HAProxy's configuration.
 
     Args:
         part: one of ``BUFFERS``.
-        replicas: of a router.
+        replicas: addresses of a router's servers as HAProxy reads them, by name.
         conversation: rules that set ``txn.key``, by which a router chooses; none: the least busy.
     """
     import jinja2  # the health check, which makes none, runs every five seconds
@@ -158,7 +151,7 @@ def configuration(
         connections_by_source=CONNECTIONS_BY_SOURCE,
         large=large,
         large_by_source=large * 3 // 4,
-        replicas=replicas,
+        replicas=replicas or {},
         conversation=conversation,
         check=_CHECK,
     )

@@ -146,9 +146,8 @@ def configuration(settings: Settings, addresses: Mapping[str, str]) -> str:
     Args:
         addresses: of the servers, by name.
     """
-    replicas = [door.Replica(name, address) for name, address in addresses.items()]
     rules = conversation() if settings.policy == "prefix" else []
-    return door.configuration(settings.rules, "router", replicas, rules)
+    return door.configuration(settings.rules, "router", addresses, rules)
 
 
 def conversation() -> list[str]:

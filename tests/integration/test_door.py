@@ -155,7 +155,7 @@ def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
                 return Front(port, behind, opened, *opened.pids)
             behind = Behind(sockets / "replica.sock")
             stack.callback(behind.close)
-            replicas = [door.Replica("r:1", f"unix@{sockets}/replica.sock")]
+            replicas = {"r:1": f"unix@{sockets}/replica.sock"}
             text = door.configuration(rules, "router", replicas, router.conversation())
             process = stack.enter_context(subprocess.Popen(door.command("router", text)))
             stack.callback(process.terminate)

@@ -516,7 +516,7 @@ def routed(server: Served, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> It
     port = free_port(0)
     listens = {"SPARKFORGE_LISTEN_PORT": str(port), "SPARKFORGE_LISTEN_HOST": "127.0.0.1"}
     rules = door.rules({**listens, "VLLM_API_KEY": "the-key"})
-    replicas = [door.Replica("r:1", f"ipv4@127.0.0.1:{server.port}")]
+    replicas = {"r:1": f"ipv4@127.0.0.1:{server.port}"}
     text = door.configuration(rules, "router", replicas, router.conversation())
     words = door.command("router", text)
     with subprocess.Popen(words) as process:

@@ -247,7 +247,7 @@ def unbroken() -> dict[str, Any]:
 
 
 def refused() -> dict[str, Any]:
-    """Return what is said of texts that are not encoded."""
+    """Return the errors of texts that are not encoded."""
     cases = {
         "blank": places(" " * 1_000_000)["user"],
         "many tokens": places("\u00e9" * 1_100_000)["user"],
