@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from sparkforge.runtime import isa
+
 from . import served
 from .conftest import Build
 from .served import docker
@@ -14,7 +16,9 @@ from .served import docker
 
 def test_the_image_serves_and_without_the_patch_refuses(image: Any) -> None:
     assert image["smoke"]["tokens"] > 0
-    assert "No MXFP4 MoE backend" in image["smoke"]["release"]["refusal"]
+    # without a compiler the release does not ask for AMX's tiles, and the first one ends it
+    ends = "died unexpectedly" if isa.here() == "amx" else "No MXFP4 MoE backend"
+    assert ends in image["smoke"]["release"]["refusal"]
 
 
 def test_no_build_tools_and_no_root_in_the_image(image: Any) -> None:

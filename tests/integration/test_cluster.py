@@ -20,7 +20,8 @@ import pytest
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import cluster
 from sparkforge.serving.errors import EX_CONFIG, EX_PROTOCOL, EX_TEMPFAIL, EX_UNAVAILABLE
-from tests.support import PATIENCE_S, ROOT, needs_haproxy, wait_for
+from tests.haproxy import needs_haproxy
+from tests.support import PATIENCE_S, ROOT, wait_for
 
 pytestmark = needs_haproxy
 

@@ -28,7 +28,8 @@ from sparkforge.runtime.servers import free_port
 from sparkforge.serving import door, router
 from sparkforge.serving.errors import StartError
 from tests.fake_server import AtPath
-from tests.support import PATIENCE_S, alive, needs_haproxy, wait_for
+from tests.haproxy import needs_haproxy
+from tests.support import PATIENCE_S, alive, wait_for
 
 pytestmark = needs_haproxy
 

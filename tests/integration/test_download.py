@@ -19,9 +19,10 @@ import pytest
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import hubfiles, pagecache
 from sparkforge.serving.errors import EX_CONFIG
+from tests.haproxy import needs_haproxy
 from tests.hub import COMMIT, Hub
 from tests.integration.test_supervise import end_group
-from tests.support import PATIENCE_S, ROOT, health_check, needs_haproxy, sha256, wait_for
+from tests.support import PATIENCE_S, ROOT, health_check, sha256, wait_for
 
 pytestmark = needs_haproxy
 

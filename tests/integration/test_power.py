@@ -17,9 +17,10 @@ import pytest
 from sparkforge.serving import caches
 from sparkforge.serving.hubfiles import Place
 from tests.disks import can_mount, cut_power, mounted, new_disk, renew
+from tests.haproxy import needs_haproxy
 from tests.hub import COMMIT, Hub
 from tests.integration import test_download, test_warmup
-from tests.support import needs_haproxy, wait_for
+from tests.support import wait_for
 
 pytestmark = needs_haproxy
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from sparkforge.serving.errors import EX_CONFIG
+from tests.haproxy import needs_haproxy
 from tests.integration.test_warmup import Start, start
-from tests.support import PATIENCE_S, needs_haproxy
+from tests.support import PATIENCE_S
 
 pytestmark = needs_haproxy
 

@@ -24,8 +24,9 @@ from sparkforge.serving.errors import (
 )
 from sparkforge.serving.starts import Starts
 from tests.disks import can_mount, fill, mounted, new_disk
+from tests.haproxy import needs_haproxy
 from tests.integration.test_warmup import Start, Started, start
-from tests.support import PATIENCE_S, needs_haproxy, wait_for
+from tests.support import PATIENCE_S, wait_for
 
 pytestmark = needs_haproxy
 

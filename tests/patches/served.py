@@ -24,8 +24,9 @@ from sparkforge.runtime.environment import server_env
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import caches
 from sparkforge.serving.progress import Client
+from tests.haproxy import needs_haproxy
 from tests.patches.checkout import CHECKOUT
-from tests.support import PATIENCE_S, ROOT, needs_haproxy
+from tests.support import PATIENCE_S, ROOT
 
 READY_S = 900  # some 40 on a quiet machine
 HANG_S = 20
