@@ -62,6 +62,8 @@ class Replicas:
         return done.stdout.strip()
 
     def up(self) -> None:
+        # one after the other: they share a new volume, and the engine fills it from the image
+        self.compose("up", "--detach", SERVERS[0])
         self.compose("up", "--detach", *SERVERS, "router")
         self.wait(lambda: self.get("/health").startswith("2 of 2"))
         self.wait(lambda: self.inspect("router")["State"]["Health"]["Status"] == "healthy")
