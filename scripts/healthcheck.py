@@ -61,7 +61,7 @@ def check() -> None:
     if router.asked(os.environ):
         print(router.check())
         return
-    client = Client(door.inner_socket(), SECONDS)
+    client = Client(door.own_socket(), SECONDS)
     counters = client.observe(last_seen())
     document = json.dumps({"start": state.this_start(), "counters": counters})
     try:

@@ -109,7 +109,7 @@ def engine_socket() -> Path:
     return folder() / "vllm.sock"
 
 
-def inner_socket() -> Path:
+def own_socket() -> Path:
     """Return where our own requests go in: without key and limits, to a door that lives."""
     return folder() / "door.sock"
 

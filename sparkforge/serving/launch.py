@@ -279,7 +279,7 @@ def _plan(
         hang_s = 0
     # three failed checks, and the time between them, fit into the time that a hang may take
     look_s, every_s = min(LOOK_S, hang_s / 5 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
-    client = Client(door.inner_socket(), look_s)
+    client = Client(door.own_socket(), look_s)
     identity = launch.command.identity(chosen.model, chosen.revision)
     starts = None
     if launch.entrance is not None:  # a worker fails with its head, which counts

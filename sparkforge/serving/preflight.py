@@ -115,7 +115,7 @@ class Trial:
         return cls(
             model,
             command.serve(str(model), door.engine_socket(), [*carried, *_OWN]),
-            Client(door.inner_socket(), 6.0),
+            Client(door.own_socket(), 6.0),
             folder and folder / MARK,
             hashlib.sha256(text.encode()).hexdigest(),
             say,

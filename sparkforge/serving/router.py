@@ -189,7 +189,7 @@ def check() -> str:
         NoReplicaError: no server serves; the message is its line.
     """
     try:
-        line = Client(door.inner_socket(), _CHECK_S).ask(
+        line = Client(door.own_socket(), _CHECK_S).ask(
             time.monotonic() + _CHECK_S, "GET", "/health"
         )
     except StatusError as error:

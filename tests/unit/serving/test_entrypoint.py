@@ -711,7 +711,7 @@ def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module.state, "read", lambda: module.state.State(module.state.READY))
     with pytest.raises(OSError, match=r"^$"):
         module.check()
-    assert asked == [door.inner_socket()]
+    assert asked == [door.own_socket()]
 
 
 def test_a_name_that_looks_like_an_option_stays_a_name(
