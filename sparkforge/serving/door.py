@@ -90,11 +90,14 @@ def folder() -> Path:
     """Return the folder of the sockets, for this user alone.
 
     Raises:
-        StartError: it is another user's.
+        StartError: it is another user's, or cannot be made.
     """
     # not tempfile's, which is another one while the disk is full
     path = Path(os.environ.get("TMPDIR") or "/tmp") / "sparkforge"
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror} (see TMPDIR)") from None
     status = path.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o177077 != 0o040000:
         raise StartError(f"{path} is not a folder of user {os.getuid()} alone: remove it")
@@ -200,8 +203,9 @@ class Door:
             if started.poll() is not None:
                 self.close()
                 msg = (
-                    f"the front door cannot listen on port {chosen.port}, as the lines above say:"
-                    " stop the program that has it, or choose another port with SPARKFORGE_PORT"
+                    "the front door does not start, as the lines above say: if port"
+                    f" {chosen.port} is taken, stop the program that has it, or choose another"
+                    " with SPARKFORGE_PORT"
                 )
                 raise StartError(msg, EX_UNAVAILABLE)
             threading.Thread(target=self._watch, args=(started,), daemon=True).start()

@@ -46,7 +46,7 @@ class Behind:
 
     def __init__(self, address: Path) -> None:
         self.requests: list[tuple[str, str, Mapping[str, str], bytes]] = []
-        self.status = 200
+        self.status = {"GET": 200, "POST": 200}
         self.go = threading.Event()
         outer = self
 
@@ -62,7 +62,7 @@ class Behind:
                         body += self.rfile.read(size + 2)[:-2]
                     self.rfile.readline()
                 outer.note(self.command, self.path, self.headers, body)
-                self.send_response(outer.status)
+                self.send_response(outer.status.get(self.command, 200))
                 self.end_headers()
                 self.wfile.write(b"first ")
                 if b"stream" in body[:20]:
@@ -462,7 +462,7 @@ def test_two_doors_share_no_port(
     front = start()
     with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as other:
         monkeypatch.setenv("TMPDIR", other)
-        with pytest.raises(StartError, match="cannot listen on port"):
+        with pytest.raises(StartError, match="if port"):
             door.Door(
                 door.rules(
                     {
@@ -504,6 +504,23 @@ def test_requests_that_two_readers_would_read_differently_are_refused(
     upgrade = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     assert not front.raw(upgrade).startswith(b"\x00")  # no frame of HTTP/2
     assert not front.behind.requests
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_gets_a_tunnel(start: Start, role: str) -> None:
+    front = start(role)
+    for word in ("Upgrade", "keep-alive, upgrade"):
+        asked = front.ask("GET", "/v1/models", {"Connection": word, "Upgrade": "h2c"})
+        assert (asked[0], asked[2]) == (200, "first last")
+    for *_, headers, _ in front.behind.requests:
+        assert "upgrade" not in headers and "upgrade" not in headers.get("connection", "")
+
+
+def test_a_router_repeats_what_a_server_refuses(start: Start) -> None:
+    front = start("router")
+    front.behind.status["POST"] = 503
+    assert front.ask("POST", CHAT, body=b"x" * 250_000)[0] == 503
+    assert [len(body) for *_, body in front.behind.requests] == [250_000] * 4
 
 
 def test_a_stream_passes_piece_by_piece(start: Start) -> None:
@@ -568,7 +585,7 @@ def test_a_router_tells_of_its_servers(start: Start) -> None:
     # the key goes on: the servers ask for it, too
     assert front.behind.requests[-1][2]["authorization"] == BEARER["Authorization"]
     assert router.check() == "1 of 1 replicas serve: r:1 answers"
-    front.behind.status = 404
+    front.behind.status["GET"] = 404
     wait_for(lambda: front.ask("GET", "/health")[2].startswith("0 of 1"))
     front.behind.close()
     wait_for(lambda: "r:1 is down" in front.ask("GET", "/health")[2])

@@ -99,7 +99,10 @@ def test_a_port_that_is_taken_ends_the_start_before_the_server(
         port = other.getsockname()[1]
         one = start(SPARKFORGE_LISTEN_PORT=str(port), SPARKFORGE_RESTART="unless-stopped")
         assert one.process.wait(PATIENCE_S) == EX_UNAVAILABLE
-    assert f"error: the front door cannot listen on port {port}, as the lines above" in one.text()
+    assert (
+        f"error: the front door does not start, as the lines above say: if port {port}"
+        in one.text()
+    )
     assert "Address already in use" in one.text()
     assert "vllm" not in one.text()
     assert not counts(tmp_path)
