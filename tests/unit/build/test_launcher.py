@@ -1,13 +1,17 @@
-"""The unpatched release, made of a patched image: the original files by their path in the wheel."""
+"""The servers of a build: their command, and the unpatched release made of a patched image."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkforge.build.launcher import Launcher
+import pytest
+
+from sparkforge.build.launcher import Launcher, from_environment, of_release
 from sparkforge.build.results import ImageResult, WheelResult
 from sparkforge.core import git
+from sparkforge.core.errors import UsageError
+from sparkforge.runtime import servers
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 from tests.results import artefact, context_of
@@ -61,3 +65,30 @@ def test_files_come_from_their_own_place(store: Store, tmp_path: Path) -> None:
         "vllm/a.py": "3",
         "vllm/third_party/triton_kernels/a.py": "4",
     }
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, options: list[str], *arguments: str
+) -> list[str]:
+    """Return what an environment's ``vllm serve`` gets after its address."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(servers, "from_command", lambda command, *_: commands.append(command))
+    from_environment(folder, servers.Launch(folder, options, arguments), folder, folder)
+    (command,) = commands
+    assert command[command.index("serve") + 1] == str(folder)
+    return command[command.index("--served-model-name") + 2 :]
+
+
+def test_a_server_gets_our_options_as_the_plugin_reads_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = ["--moe-backend", "bf16_dequant", "--enforce-eager", "--mxfp4-layers", "qkv,o"]
+    assert started(monkeypatch, tmp_path, options, "--moe-backend=auto", "--mxfp4_layers=o") == [
+        "--enforce-eager",
+        "--moe-backend=auto",
+        '--additional-config={"sparkforge":{"mxfp4_layers":"o"}}',
+    ]
+    assert started(monkeypatch, tmp_path, of_release(options)) == ["--enforce-eager"]
+    with pytest.raises(UsageError, match="no JSON object") as refusal:
+        started(monkeypatch, tmp_path, options, "--additional-config", "[]")
+    assert refusal.value.remedy.startswith("give an object")
