@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import REGISTRY, Gauge
 
 from vllm.config import VllmConfig
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from vllm_sparkforge import options
 from vllm_sparkforge.decode import verdicts
@@ -16,16 +16,16 @@ from vllm_sparkforge.decode import verdicts
 _NAME = "vllm:decode_kernels_in_use"
 
 
-class KernelMetrics(StatLoggerBase):
-    """Sets the gauge once the engine is ready.
+class KernelMetrics(AggregateStatLoggerBase):
+    """Sets the gauge once the engines are ready.
 
     Args:
-        vllm_config: of the engine.
-        engine_index: its number.
+        vllm_config: of the engines.
+        engine_indexes: their numbers.
     """
 
-    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self._config, self._engine = vllm_config, engine_index
+    def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
+        self._config, self._engines = vllm_config, engine_indexes
 
     def log_engine_initialized(self) -> None:
         """Set the gauge of each kind that was compared."""
@@ -40,8 +40,9 @@ class KernelMetrics(StatLoggerBase):
             multiprocess_mode="mostrecent",
         )
         model = self._config.model_config.served_model_name
-        for kind, used in found.items():
-            gauge.labels(model, str(self._engine), kind).set(used)
+        for engine in self._engines:
+            for kind, used in found.items():
+                gauge.labels(model, str(engine), kind).set(used)
 
     def record(self, *arguments: Any, **named: Any) -> None:
-        """Nothing changes while the engine runs."""
+        """Nothing changes while the engines run."""
