@@ -31,6 +31,10 @@ from vllm_sparkforge.mx.formats import BLOCK, mxfp4_quantize, mxfp8_quantize
 logger = init_logger(f"vllm.{__name__}")
 
 
+def _name_of(layer: Module) -> str:
+    return getattr(layer, "prefix", type(layer).__name__)
+
+
 class CpuKernel:
     """The product in plain torch, on weights as the format has them."""
 
@@ -61,9 +65,9 @@ class DecodeKernel:
         config = get_current_vllm_config()
         shape = (layer.weight.shape[0], layer.weight_scale.shape[1] * BLOCK)
         packed = self._pack(layer, shape)
-        # which operator is traced follows from it
-        options.note(config, f"{self._form} {shape[0]} x {shape[1]}", str(packed is not None))
         if packed is None:
+            # another operator is traced
+            options.note(config, _name_of(layer), "Marlin")
             self._fallback.process_weights_after_loading(layer)
             return
         self._packed = True
@@ -201,9 +205,8 @@ class MxLinearMethod(OnlineLinearBase):
         # a shared scale would hide such an element or spread it over its block
         smallest, largest = torch.aminmax(layer.weight)
         if not (smallest.isfinite() and largest.isfinite()):
-            name = getattr(layer, "prefix", type(layer).__name__)
             msg = (
-                f"{name}.weight has elements that are not finite and cannot be quantized to an MX"
+                f"{_name_of(layer)}.weight has elements that are not finite and cannot be quantized to an MX"
                 " format."
             )
             raise ValueError(msg)
