@@ -12,6 +12,10 @@ import inspect
 from collections.abc import Mapping
 from functools import cache
 
+from vllm.logger import init_logger
+
+logger = init_logger(f"vllm.{__name__}")
+
 _MODELS = "vllm.model_executor.models.gpt_oss"
 _LAYERS = "vllm.model_executor.layers"
 _APPLY = (
@@ -89,6 +93,14 @@ def broken(part: str) -> str | None:
             if parameters is not None and found != parameters:
                 return f"{name} of this vLLM takes {', '.join(found)}, not {', '.join(parameters)}"
     return None
+
+
+def works(part: str) -> bool:
+    """Whether a part can be used with this vLLM; one line says why not."""
+    reason = broken(part)
+    if reason is not None:
+        logger.warning_once("Decode kernels are off for %s: %s.", part, reason)
+    return reason is None
 
 
 def _parameters(name: str) -> tuple[str, ...] | None:

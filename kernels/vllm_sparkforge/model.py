@@ -30,7 +30,7 @@ from vllm.model_executor.models.gpt_oss import (
 )
 from vllm.transformers_utils.config import checkpoint_has_lm_head
 
-from vllm_sparkforge import options
+from vllm_sparkforge import contract, options
 from vllm_sparkforge.decode import bf16, layer, module, rotary
 from vllm_sparkforge.mx.linear import MxLinearMethod
 
@@ -108,10 +108,14 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
         chosen = options.of(vllm_config)
         _verify(vllm_config, chosen)
         # what torch.compile makes of the model follows from this wheel, too
-        options.note(vllm_config, "kernels", module.fingerprint())
+        used = chosen.decode_kernels != "off"
+        options.note(vllm_config, "kernels", module.fingerprint() if used else "")
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         _join_rotary(vllm_config, self.model)
         _join_halves(vllm_config, self.model)
+        for part, kind in (("rotary", JoinedAttention), ("norms", JoinedBlock)):
+            joined = any(isinstance(one, kind) for one in self.modules())
+            options.note(vllm_config, part, str(joined))
         self._set_head(vllm_config, chosen.mxfp4_layers.get("lm_head"))
         # A bias is registered after the method has made the weight, and a checkpoint may hold it
         # before the weight. Loaded unwrapped it would not count, and the layer would keep the BF16
@@ -130,7 +134,8 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
         if type(head.quant_method) is not UnquantizedEmbeddingMethod:
             return
         if form is None:
-            head.quant_method = Bf16Head()
+            if module.enabled(config, "bf16"):
+                head.quant_method = Bf16Head()
             return
         if (obstacle := _head_obstacle(config)) is not None:
             msg = f"lm_head cannot be quantized: {obstacle}. Remove it from mxfp4_layers."
@@ -162,6 +167,8 @@ def _verify(config: VllmConfig, chosen: options.Options) -> None:
             f" quantization of {config.model_config.model} is {config.model_config.quantization}"
         )
         raise ValueError(msg)
+    if chosen.mxfp4_layers and (reason := contract.broken("layers")) is not None:
+        raise ValueError(f"{options.KEY}: mxfp4_layers cannot be used: {reason}")
 
 
 def _join_rotary(config: VllmConfig, model: Any) -> None:

@@ -23,8 +23,9 @@ EXPERTS = "bf16_dequant"
 LAYERS = ("qkv", "o", "lm_head")
 FORMATS = ("mxfp4", "mxfp8")
 PARTS = ("amx", "experts", "layers", "bf16", "norms", "rotary", "metrics")
-"""What can be switched off: tiles of AMX; the kernels of MXFP4 experts; those of MX layers; those of
-BF16 layers; joined norms and routers; rotary embedding with the KV cache; the gauge."""
+"""What can be switched off: tiles of AMX (in the variable alone); the kernels of MXFP4 experts;
+those of MX layers; those of BF16 layers; joined norms and routers; rotary embedding with the KV
+cache; the gauge."""
 _FOUND = "found"  # what ``note`` adds
 
 

@@ -6,7 +6,6 @@ Registered in place of vLLM's own configuration of the same name, of which it is
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,8 +24,8 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, GptOssMxfp4MoEMethod
 from vllm.utils.math_utils import round_up
 
-from vllm_sparkforge import options
-from vllm_sparkforge.decode import bf16, experts
+from vllm_sparkforge import contract, options
+from vllm_sparkforge.decode import bf16, experts, module
 from vllm_sparkforge.mx.linear import MxLinearMethod
 
 # the last two parts of a layer's name in vLLM
@@ -252,14 +251,10 @@ def _given(which: _FewRows, rest: tuple[Any, ...], named: dict[str, Any], name: 
     return rest[place] if place < len(rest) else named.get(name)
 
 
-@cache
-def few_rows(chosen: type | None) -> type | None:
+def few_rows(chosen: Any) -> Any:
     """Return the class in place of the experts' that vLLM chose."""
-    if chosen is MarlinExperts:
-        return FewRowsMarlin
-    if chosen is FlashInferExperts:
-        return FewRowsCutlass
-    return chosen
+    ours = {MarlinExperts: FewRowsMarlin, FlashInferExperts: FewRowsCutlass}.get(chosen)
+    return chosen if ours is None or not contract.works("experts") else ours
 
 
 class MoEMethod(GptOssMxfp4MoEMethod):
@@ -316,5 +311,8 @@ class GptOssConfig(GptOssMxfp4Config):
         if not isinstance(layer, LinearBase) or type(method) is not UnquantizedLinearMethod:
             return method
         kind = _KINDS.get(".".join(prefix.rsplit(".", 2)[-2:]), "")
-        form = options.of(get_current_vllm_config()).mxfp4_layers.get(kind)
-        return Bf16LinearMethod() if form is None else MxLinearMethod(form)
+        config = get_current_vllm_config()
+        form = options.of(config).mxfp4_layers.get(kind)
+        if form is not None:
+            return MxLinearMethod(form)
+        return Bf16LinearMethod() if module.enabled(config, "bf16") else method

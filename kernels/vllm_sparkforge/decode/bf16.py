@@ -62,14 +62,11 @@ def prepare(layer: torch.nn.Module) -> None:
         or weight.data_ptr() % 16 != 0
     ):
         return
-    config = get_current_vllm_config_or_none()
-    if not module.enabled(config, "bf16"):
-        return
     layer.uses_decode_kernels = True
     bias = getattr(layer, "bias", None)
     selfcheck.passes(
         "BF16",
         tuple(weight.shape),
-        module.is_required(config),
+        module.is_required(get_current_vllm_config_or_none()),
         lambda: selfcheck.compare_bf16(weight, bias),
     )

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm_sparkforge import ops
+from vllm_sparkforge import contract, ops
 from vllm_sparkforge.decode import experts, module, selfcheck
 from vllm_sparkforge.decode.dense import rows_of
 from vllm.utils.torch_utils import LayerNameType
@@ -326,7 +326,8 @@ def join(
     """
     if not module.enabled(config, "norms"):
         return None
-    reason = refused(config, norm, router, runner)
+    # its own class prepares the half
+    reason = contract.broken("experts") or refused(config, norm, router, runner)
     if reason is not None:
         logger.info_once("Decode kernels are not used for %s: %s.", KIND, reason)
         return None

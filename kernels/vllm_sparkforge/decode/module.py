@@ -114,7 +114,11 @@ def unavailable() -> str | None:
 
 def verify_option(config: "VllmConfig") -> None:
     """Raise if ``decode_kernels`` is ``on`` and that cannot be met."""
-    if is_required(config) and (reason := unavailable()):
+    if not is_required(config):
+        return
+    parts = contract.USED.keys() - options.of(config).off
+    broken = (contract.broken(part) for part in sorted(parts))
+    if reason := unavailable() or next(filter(None, broken), None):
         raise ValueError(f"decode_kernels is on: {reason}.")
 
 
@@ -130,11 +134,11 @@ def enabled(config: "VllmConfig | None", part: str) -> bool:
     chosen = options.of(config)
     if chosen.decode_kernels == "off" or part in chosen.off:
         return False
-    if (reason := contract.broken(part) or unavailable()) is None:
-        return True
-    if current_platform.is_cuda():
-        logger.info_once("Decode kernels are off: %s.", reason)
-    return False
+    if (reason := unavailable()) is not None:
+        if current_platform.is_cuda():
+            logger.info_once("Decode kernels are off: %s.", reason)
+        return False
+    return contract.works(part)
 
 
 def is_required(config: "VllmConfig | None") -> bool:
