@@ -49,6 +49,7 @@ _GROUPS = {
     "test_cpu_isa": "forks",
     "test_decode_half": "forks",
     "test_decode_kernels": "forks",
+    "test_decode_parts": "forks",
     "test_decode_rotary": "forks",
     "test_decode_row_major": "forks",
     "test_fastsafetensors": "forks",

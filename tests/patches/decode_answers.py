@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.patches.checkout import CHECKOUT
 from tests.patches.probing import run_module
-from tests.patches.trees import tree
 
 TIMEOUT_S = 1800
 CAPABILITIES = ("8.9", "9.0", "10.0", "12.0", "12.1")
@@ -19,10 +19,9 @@ def layout(folder: Path) -> Any:
     """Return what the index functions of the CUDA sources say; None without a compiler."""
     if shutil.which("nvcc") is None:
         return None
-    sources = tree("vllm", folder / "tree", patched=True, only=("csrc/decode_kernels",))
     program = folder / "layout"
     probe = Path(__file__).with_name("probes") / "probe_decode_layout.cu"
-    words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{sources / 'csrc/decode_kernels'}"]
+    words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{CHECKOUT / 'kernels/csrc'}"]
     subprocess.run([*words, "-o", str(program), str(probe)], check=True, timeout=TIMEOUT_S)
     return json.loads(subprocess.run([program], capture_output=True, check=True).stdout)
 

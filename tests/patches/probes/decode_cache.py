@@ -1,0 +1,114 @@
+"""Whether vLLM's compile cache tells starts apart whose layers are computed in other ways.
+
+Runs inside the interpreter under test; used by probe_decode_kernels.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from tests.patches.probes.decode_device import configured, mx_layer
+
+
+class _BegunError(Exception):
+    """vLLM would build the model now."""
+
+
+def begin(config: Any) -> str:
+    """Do what the model does before vLLM builds it."""
+    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
+    from vllm_sparkforge.model import SparkGptOssForCausalLM
+
+    def init(self: Any, vllm_config: Any, prefix: str = "") -> None:
+        raise _BegunError
+
+    with mock.patch.object(GptOssForCausalLM, "__init__", new=init):
+        try:
+            SparkGptOssForCausalLM(vllm_config=config)
+        except _BegunError:
+            return "begun"
+    raise AssertionError("no model")
+
+
+@contextmanager
+def marlin() -> Iterator[list[str]]:
+    """Put stand-ins in place of Marlin's dense kernels; yield the format of each weight they get.
+
+    What they compute is ten times too large, to be told from what our kernels compute.
+    """
+    from vllm_sparkforge.decode.selfcheck import dequantize
+    from vllm_sparkforge.mx import linear
+
+    reached: list[str] = []
+
+    def stand_in(form: str) -> Any:
+        class Marlin:
+            __name__ = ""
+
+            @staticmethod
+            def is_supported() -> tuple[bool, None]:
+                return True, None
+
+            def __init__(self, config: Any) -> None: ...
+
+            def process_weights_after_loading(self, layer: Any) -> None:
+                reached.append(form)
+                self.weight = dequantize(layer.weight, layer.weight_scale)
+
+            def apply_weights(self, layer: Any, x: Any, bias: Any) -> Any:
+                return 10 * (x @ self.weight.T + bias)
+
+        Marlin.__name__ = real[form].__name__
+        return Marlin
+
+    real = {"mxfp4": linear.MarlinMxFp4LinearKernel, "mxfp8": linear.MarlinMxfp8LinearKernel}
+    assert all(kind.is_supported()[0] for kind in real.values())
+    with mock.patch.multiple(
+        linear, **{kind.__name__: stand_in(form) for form, kind in real.items()}
+    ):
+        yield reached
+
+
+def cache(launches: Any) -> dict[str, Any]:
+    """The keys of starts of one configuration, by what the self-check of a layer finds."""
+    import torch
+    from vllm.compilation.caching import aot_compile_hash_factors
+    from vllm_sparkforge.decode import selfcheck
+
+    def fail(_: Any) -> Any:
+        raise RuntimeError("CUDA out of memory")
+
+    @contextmanager
+    def start(form: str) -> Iterator[Any]:
+        selfcheck._passed.clear()
+        selfcheck._switched_off.clear()
+        torch.manual_seed(1)
+        with configured("auto", mxfp4_layers=f"qkv={form}") as config, marlin():
+            begin(config)
+            yield config
+
+    def key(config: Any) -> str:
+        return str(aot_compile_hash_factors(config))
+
+    right = lambda result: result  # noqa: E731
+    result: dict[str, Any] = {}
+    for form in ("mxfp4", "mxfp8"):
+        for name, spoil in {"passes": right, "fails": fail, "passes again": right}.items():
+            with start(form) as config:
+                launches.spoil = spoil
+                layer = mx_layer(form)
+                launches.spoil = right
+                out, _ = layer(torch.ones(2, 128, dtype=torch.bfloat16))
+                result[f"{form} {name}"] = {"key": key(config), "size": float(out.norm())}
+        # a scale that the kernels do not take is a matter of one layer, not of its kind
+        for name, scales in {"one": (100, 0), "other": (0, 100)}.items():
+            with start(form) as config:
+                packed = [mx_layer(form, layer=n, power=s) for n, s in enumerate(scales)]
+                assert [each.weight.dtype == torch.int32 for each in packed] == [
+                    power == 0 for power in scales
+                ]
+                result[f"{form} {name} layer fails"] = {"key": key(config)}
+    return result
