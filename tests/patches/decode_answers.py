@@ -15,6 +15,15 @@ TIMEOUT_S = 1800
 CAPABILITIES = ("8.9", "9.0", "10.0", "12.0", "12.1")
 
 
+class Steps(dict[str, Any]):
+    """What is computed, by step; a step that failed is its traceback, and fails who asks for it."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        assert not isinstance(found, str), found
+        return found
+
+
 def layout(folder: Path) -> Any:
     """Return what the index functions of the CUDA sources say; None without a compiler."""
     if shutil.which("nvcc") is None:
@@ -32,4 +41,5 @@ def ask(python: Path, places: Any, folder: Path) -> Any:
     request = {"places": places, "capabilities": CAPABILITIES}
     asked.write_text(json.dumps(request), encoding="utf-8")
     run_module(python, "probe_decode_kernels", asked, out, folder=folder)
-    return json.loads(out.read_text(encoding="utf-8"))
+    answers = json.loads(out.read_text(encoding="utf-8"))
+    return answers | {"computed": Steps(answers["computed"])}

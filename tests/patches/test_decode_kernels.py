@@ -115,14 +115,22 @@ def test_the_compile_cache_tells_them_apart(answers: Any) -> None:
     assert keys["9.0", "shipped", "auto"] != keys["12.1", "shipped", "auto"]
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "mxfp8"])
 def test_a_start_whose_check_fails_does_not_use_the_graph_of_one_that_passed(
-    computed: Any, form: str
+    computed: Any,
 ) -> None:
     """Its weights are Marlin's then: our operator, in a saved graph, would read other bytes."""
+    starts = computed["cache"]["saved"]
+    loaded = {name: start["loaded"] for name, start in starts.items()}
+    assert loaded == {"passes": False, "fails": False, "passes again": True}
+    # the stand-in for Marlin gives ten times as much
+    assert starts["fails"]["size"] == pytest.approx(10 * starts["passes"]["size"], rel=0.02)
+    assert starts["passes again"]["size"] == starts["passes"]["size"]
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "mxfp8"])
+def test_the_compile_cache_knows_which_layers_marlin_computes(computed: Any, form: str) -> None:
     starts = {name: computed["cache"][f"{form} {name}"] for name in ("passes", "fails")}
     assert starts["passes"]["key"] != starts["fails"]["key"]
-    # the stand-in for Marlin gives ten times as much
     assert starts["fails"]["size"] == pytest.approx(10 * starts["passes"]["size"], rel=0.02)
     assert computed["cache"][f"{form} passes again"] == starts["passes"]
     others = (computed["cache"][f"{form} {which} layer fails"] for which in ("one", "other"))

@@ -26,17 +26,24 @@ from tests.patches.probes.decode_experts import experts_layer
 
 def parts(_: Any) -> dict[str, Any]:
     """What is in use, and what is said of the rest."""
-    from vllm_sparkforge import contract, options
+    from vllm_sparkforge import options
 
-    with mock.patch.dict(os.environ, {options.VARIABLE: ""}):
-        block = decode_half.make("off").model.layers[0]
-        attention, _, _ = decode_rotary._make("off")
-    made = block, attention
+    made = decode_half.make("off").model.layers[0], decode_rotary._make("off")[0]
     result: dict[str, Any] = {"off": {}, "broken": {}, "differs": {}}
     result["all"] = _in_use(made) | _methods()
     for part in options.PARTS:
         with mock.patch.dict(os.environ, {options.VARIABLE: json.dumps({"off": [part]})}):
             result["off"][part] = _in_use(made)
+    with mock.patch.dict(os.environ, {options.VARIABLE: ""}):
+        _differences(made, result)
+    result["registered"] = _registered()
+    return result
+
+
+def _differences(made: tuple[Any, Any], result: dict[str, Any]) -> None:
+    """Add what becomes of each part where vLLM differs in what it needs."""
+    from vllm_sparkforge import contract
+
     for part, used in contract.USED.items():
         for name, parameters in used.items():
             with _other(name, gone=parameters is None) as said:
@@ -45,8 +52,6 @@ def parts(_: Any) -> dict[str, Any]:
         # the answer for the last of these is kept
         result["broken"][part] = _in_use(made) | _methods() | {"registered": _registered()}
         contract.broken.cache_clear()
-    result["registered"] = _registered()
-    return result
 
 
 def _in_use(made: tuple[Any, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, error_of, logged
+from tests.patches.probes.decode_device import configured, error_of, logged, without_fusions
 
 HIDDEN, HEADS, KV_HEADS, SIZE = 128, 4, 2, 64
 BLOCKS, BLOCK = 6, 16
@@ -258,10 +258,7 @@ def graph() -> dict[str, Any]:
     """How vLLM splits what torch.compile traces of a layer, by default."""
     import torch
 
-    # fusions of CUDA operators, which are not here, and come after the splitting
-    passes = types.ModuleType("vllm.compilation.passes.pass_manager")
-    passes.PostGradPassManager = None  # type: ignore[attr-defined]
-    with mock.patch.dict(sys.modules, {passes.__name__: passes}):
+    with without_fusions():  # which come after the splitting
         from vllm.compilation.backends import split_graph
 
     layer, config, _ = _make("auto")
