@@ -206,8 +206,8 @@ class MxLinearMethod(OnlineLinearBase):
         smallest, largest = torch.aminmax(layer.weight)
         if not (smallest.isfinite() and largest.isfinite()):
             msg = (
-                f"{_name_of(layer)}.weight has elements that are not finite and cannot be quantized to an MX"
-                " format."
+                f"{_name_of(layer)}.weight has elements that are not finite and cannot be quantized"
+                " to an MX format."
             )
             raise ValueError(msg)
         weight, scale = self._quantize(layer.weight.data)
