@@ -180,7 +180,7 @@ def test_two_folders_and_umasks_give_the_same_bytes(
         assert len({info.date_time for info in archive.infolist()}) == 1
 
 
-def test_it_ends_behind_the_stage_with_its_wheel_alone(own: Project) -> None:
+def test_it_ends_behind_the_stage(own: Project) -> None:
     receipt = own.build(until="kernels")
     assert receipt["items"][-1]["label"] == "plugin"
     folder = own.root / "dist" / "tiny"
