@@ -170,7 +170,7 @@ def only_vllm(tmp_path: Path) -> list[str]:
     """A checkout whose spark target has vLLM alone: Triton can't be compiled."""
     import shutil
 
-    for name in ("patches", "requirements", "Dockerfile"):
+    for name in ("patches", "requirements", "kernels", "Dockerfile"):
         (tmp_path / name).symlink_to(ROOT / name)
     text = (ROOT / "pins.yaml").read_text()
     head, spark = text.split("\n  spark:\n", 1)
