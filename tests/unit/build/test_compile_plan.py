@@ -44,11 +44,6 @@ def test_a_shared_header_compiles_all_that_may_include_it() -> None:
     assert made.fetches
 
 
-def test_decode_kernels_go_into_no_native_file() -> None:
-    made = decided("csrc/decode_kernels/kernels.cu", "csrc/decode_kernels/mx.cuh")
-    assert (made.compiled, made.fetches) == ((), False)
-
-
 def test_a_source_for_another_device_compiles_nothing() -> None:
     assert decided("csrc/libtorch_stable/topk.cu", device="cpu").compiled == ()
 
