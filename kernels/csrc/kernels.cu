@@ -2,7 +2,7 @@
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
 // Kernels for a decode step of one to eight rows (dense: 16; add_norm and rotate_and_cache: any number),
-// under the names that vllm/model_executor/kernels/decode loads. Each takes one struct.
+// under the names that kernels/vllm_sparkforge/decode loads. Each takes one struct.
 #include "rotary.cuh"
 #include "row_major.cuh"
 

@@ -35,6 +35,8 @@ CHAT_OPTIONS = tuple(
 )
 
 
+UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
+"""An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
 _OURS = {"--mxfp4-layers": None, "--decode-kernels": None, "--moe-backend": "bf16_dequant"}
 """Options of ``vllm serve`` that only the patches have; None: with any value."""
 
@@ -139,11 +141,13 @@ class Launcher:
 
     def unpatched(self) -> AbstractContextManager[Server]:
         """Serve the release without our patches; our option is not among its arguments."""
-        return self._server(self.release, of_release(self.context.serve), "unpatched", {})
+        options = of_release(self.context.serve)
+        return self._server(self.release, options, "unpatched", UNPATCHED_VARIABLES)
 
     def unpatched_without_amx(self) -> AbstractContextManager[Server]:
         """The same, with AMX hidden from the server's processes."""
-        options, hidden = of_release(self.context.serve), isa.without_amx()
+        options = of_release(self.context.serve)
+        hidden = {**UNPATCHED_VARIABLES, **isa.without_amx()}
         return self._server(self.release, options, "unpatched-without-amx", hidden)
 
     def _server(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sparkforge.build import launcher as module
 from sparkforge.build.launcher import Launcher, from_environment, of_release
 from sparkforge.build.results import ImageResult, WheelResult
 from sparkforge.core import git
@@ -92,3 +95,23 @@ def test_a_server_gets_our_options_as_the_plugin_reads_them(
     with pytest.raises(UsageError, match="no JSON object") as refusal:
         started(monkeypatch, tmp_path, options, "--additional-config", "[]")
     assert refusal.value.remedy.startswith("give an object")
+
+
+def test_only_the_release_is_told_to_load_no_plugin(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image has our plugin in both."""
+    told: list[Mapping[str, str]] = []
+
+    def start(*given: Any) -> Any:
+        told.append(given[2].variables)
+        return nullcontext()
+
+    monkeypatch.setattr(module, "start_server", start)
+    monkeypatch.setattr(module, "make_tiny_gpt_oss", Path.mkdir)
+    product = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
+    launcher = Launcher(context_of("cpu", store=store), product, None, {}, {}, tmp_path)
+    for started in (launcher.patched, launcher.unpatched, launcher.unpatched_without_amx):
+        with started():
+            pass
+    assert [variables.get("VLLM_PLUGINS") for variables in told] == [None, "", ""]
