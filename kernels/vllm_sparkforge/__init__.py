@@ -5,6 +5,10 @@ vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plu
 ``VLLM_PLUGINS=`` without a name. Options: ``vllm_sparkforge.options``.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 
 def register() -> None:
     """Put our model and quantization configuration in place of vLLM's own, for gpt-oss alone."""
@@ -26,7 +30,9 @@ def register() -> None:
             "The operating system does not let this process use AMX tiles. Kernels that are selected"
             " for AMX will end it with SIGILL."
         )
-    if (reason := contract.broken("")) is not None:
+    reason = contract.broken("")
+    _verify_early(reason)
+    if reason is not None:
         logger.warning("vllm-sparkforge is off: %s.", reason)
         return
     from vllm.model_executor.models import ModelRegistry
@@ -34,3 +40,22 @@ def register() -> None:
     from vllm_sparkforge import quant  # noqa: F401 - registers the configuration
 
     ModelRegistry.register_model("GptOssForCausalLM", "vllm_sparkforge.model:SparkGptOssForCausalLM")
+
+
+def _verify_early(off: str | None) -> None:
+    """Have options refused with vLLM's own: for all models, and in the user's process."""
+    from functools import wraps
+
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_sparkforge import options
+
+    make = EngineArgs.create_engine_config
+
+    @wraps(make)
+    def create_engine_config(self: EngineArgs, *arguments: Any, **named: Any) -> Any:
+        config = make(self, *arguments, **named)
+        options.verify(config, off)
+        return config
+
+    EngineArgs.create_engine_config = create_engine_config
