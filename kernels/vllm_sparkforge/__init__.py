@@ -7,6 +7,7 @@ vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plu
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -14,11 +15,14 @@ def register() -> None:
     """Put our model and quantization configuration in place of vLLM's own, for gpt-oss alone."""
     import torch
 
+    from vllm import envs
     from vllm.logger import init_logger
 
     from vllm_sparkforge import contract, options
 
     logger = init_logger(f"vllm.{__name__}")
+    if options.VARIABLE in os.environ:  # or vLLM warns that it is unknown, or refuses it
+        envs.environment_variables[options.VARIABLE] = lambda: os.environ.get(options.VARIABLE)
     # Linux kills a process that uses AMX tiles without having asked for them: once for all threads,
     # before any kernel that uses them.
     if (
