@@ -12,7 +12,7 @@ launches from Python are no part of the time.
 
 Needs a GPU, and a vLLM on the Python path with the release wheel's extension `_C_stable_libtorch`:
 weight preparation and kernels are vLLM's own. `--quantiser series` takes the quantisers of our
-patches, else this script's are used. `--dry-run` checks the rest on a CPU, with small shapes and no
+plugin, else this script's are used. `--dry-run` checks the rest on a CPU, with small shapes and no
 vLLM.
 """
 
@@ -165,13 +165,11 @@ def nbytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def series_quantise(fmt: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with our patches' functions."""
-    from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
+    """Quantise with our plugin's functions."""
+    from vllm_sparkforge.mx import formats
 
-    if fmt == "mxfp4":
-        codes, scales = mxfp4_utils.mxfp4_quantize_torch(weight)
-    else:
-        codes, scales = mxfp8_utils.mxfp8_quantize_weight_torch(weight)
+    quantize = formats.mxfp4_quantize if fmt == "mxfp4" else formats.mxfp8_quantize
+    codes, scales = quantize(weight)
     return codes, scales
 
 
