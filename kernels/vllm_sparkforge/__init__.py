@@ -7,6 +7,7 @@ vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plu
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -14,11 +15,10 @@ from typing import Any
 def register() -> None:
     """Put our model and quantization configuration in place of vLLM's own, for gpt-oss alone."""
     import torch
-
     from vllm import envs
     from vllm.logger import init_logger
 
-    from vllm_sparkforge import contract, options
+    from vllm_sparkforge import options
 
     logger = init_logger(f"vllm.{__name__}")
     if options.VARIABLE in os.environ:  # or vLLM warns that it is unknown, or refuses it
@@ -34,16 +34,26 @@ def register() -> None:
             "The operating system does not let this process use AMX tiles. Kernels that are selected"
             " for AMX will end it with SIGILL."
         )
-    reason = contract.broken("")
+    reason = _register()
     _verify_early(reason)
     if reason is not None:
         logger.warning("vllm-sparkforge is off: %s.", reason)
-        return
+
+
+def _register() -> str | None:
+    """Register both; returns why that is not possible, if so."""
+    from vllm_sparkforge import contract
+
+    if (reason := contract.broken("")) is not None:
+        return reason
+    try:
+        importlib.import_module("vllm_sparkforge.quant")  # registers the configuration
+    except ImportError as error:  # another vLLM: none of its models may fail by that
+        return f"this vLLM differs: {error}"
     from vllm.model_executor.models import ModelRegistry
 
-    from vllm_sparkforge import quant  # noqa: F401 - registers the configuration
-
     ModelRegistry.register_model("GptOssForCausalLM", "vllm_sparkforge.model:SparkGptOssForCausalLM")
+    return None
 
 
 def _verify_early(off: str | None) -> None:
