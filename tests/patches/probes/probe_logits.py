@@ -270,7 +270,8 @@ def isa(request: dict[str, Any], out: Path) -> Any:
 
 
 def tiles_denied(request: dict[str, Any], out: Path) -> Any:
-    """The plugin's start where the system refuses AMX tiles; the log has the warning."""
+    """The plugin's start where the system refuses AMX tiles, which the log warns of; and once more
+    where it does not ask for them."""
     import torch
     import vllm_sparkforge
 
@@ -278,8 +279,11 @@ def tiles_denied(request: dict[str, Any], out: Path) -> Any:
     try:
         with amx_is(True):
             vllm_sparkforge.register()
+            os.environ["VLLM_SPARKFORGE"] = '{"off": ["amx"]}'
+            vllm_sparkforge.register()
     finally:
         torch.cpu._init_amx = init_amx
+        del os.environ["VLLM_SPARKFORGE"]
     return {}
 
 
