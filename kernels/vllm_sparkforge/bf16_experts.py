@@ -41,6 +41,8 @@ from vllm_sparkforge.mx.formats import BLOCK, mxfp4_dequantize
 
 logger = init_logger(f"vllm.{__name__}")
 
+SAID = "Using 'BF16_DEQUANT' Mxfp4 MoE backend."
+"""As vLLM says of its own backends; a server's check of them reads the log."""
 _NAME = "experts 'bf16_dequant'"
 
 
@@ -145,7 +147,7 @@ def method(moe: FusedMoEConfig, config: VllmConfig) -> FusedMoEMethodBase:
     """Return the method of a layer, once ``admit`` has let it in."""
     found, reason = _experts(moe, config)
     assert found is not None, reason
-    logger.info_once("Using 'BF16_DEQUANT' Mxfp4 MoE backend.")
+    logger.info_once(SAID)
     return Bf16ExpertsMethod(moe, found)
 
 

@@ -106,7 +106,9 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
 
     def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
         chosen = options.of(vllm_config)
-        _verify(vllm_config, chosen)
+        module.verify_option(vllm_config)
+        if chosen.mxfp4_layers and (reason := contract.broken("layers")) is not None:
+            raise ValueError(f"{options.KEY}: mxfp4_layers cannot be used: {reason}")
         # what torch.compile makes of the model follows from this wheel, too
         used = chosen.decode_kernels != "off"
         options.note(vllm_config, "kernels", module.fingerprint() if used else "")
@@ -151,24 +153,6 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
             weight_loader=head.weight_loader,
         )
         head.update_param_tp_status()
-
-
-def _verify(config: VllmConfig, chosen: options.Options) -> None:
-    """Refuse options that the model would ignore.
-
-    Raises:
-        ValueError: there are such.
-    """
-    module.verify_option(config)
-    quantized = config.model_config.quantization == "gpt_oss_mxfp4"
-    if (chosen.mxfp4_layers or chosen.experts) and not quantized:
-        msg = (
-            f"{options.KEY}: mxfp4_layers and experts are for gpt-oss's MXFP4 checkpoints, but the"
-            f" quantization of {config.model_config.model} is {config.model_config.quantization}"
-        )
-        raise ValueError(msg)
-    if chosen.mxfp4_layers and (reason := contract.broken("layers")) is not None:
-        raise ValueError(f"{options.KEY}: mxfp4_layers cannot be used: {reason}")
 
 
 def _join_rotary(config: VllmConfig, model: Any) -> None:

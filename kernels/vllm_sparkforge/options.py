@@ -91,13 +91,13 @@ def parse(given: Mapping[str, Any]) -> Options:
         raise ValueError(f"{KEY}: decode_kernels is {kernels!r}; use auto, on or off")
     if experts not in ("", EXPERTS):
         raise ValueError(f"{KEY}: experts is {experts!r}; use {EXPERTS}")
-    layers = given.get("mxfp4_layers", "")
+    layers = given.get("mxfp4_layers", "moe")  # which is none
     if not isinstance(layers, str):
         raise ValueError(f"{KEY}: mxfp4_layers is {layers!r}; use a list like 'qkv,o,lm_head=mxfp8'")
     off = given.get("off", [])
     if not isinstance(off, list) or (wrong := [part for part in off if part not in PARTS]):
         raise ValueError(f"{KEY}: off is {off!r}; use a list of {', '.join(PARTS)}")
-    return Options(kernels, parse_layers(layers) if layers else {}, experts, frozenset(off))
+    return Options(kernels, parse_layers(layers), experts, frozenset(off))
 
 
 def given(config: VllmConfig | None) -> dict[str, Any]:
@@ -126,6 +126,36 @@ def of(config: VllmConfig | None) -> Options:
         ValueError: they cannot be used.
     """
     return parse(given(config))
+
+
+def verify(config: VllmConfig, off: str | None) -> None:
+    """Refuse options that nothing would heed.
+
+    Args:
+        off: why this plugin is off; None if it is not.
+
+    Raises:
+        ValueError: there are such, or they cannot be used.
+    """
+    chosen, model = of(config), config.model_config
+    if off is not None and (chosen.mxfp4_layers or chosen.experts or chosen.decode_kernels == "on"):
+        raise ValueError(f"{KEY}: there are options, but vllm-sparkforge is off: {off}")
+    if (chosen.mxfp4_layers or chosen.experts) and model.quantization != "gpt_oss_mxfp4":
+        msg = (
+            f"{KEY}: mxfp4_layers and experts are for gpt-oss's MXFP4 checkpoints, but the"
+            f" quantization of {model.model} is {model.quantization}"
+        )
+        raise ValueError(msg)
+    asked = model.quantization_config
+    if not chosen.mxfp4_layers or asked is None:
+        return
+    moe = asked.moe.weight if asked.moe is not None else None
+    if asked.targets is not None or asked.linear is not None or moe is not None:
+        msg = (
+            f"{KEY}: mxfp4_layers cannot be combined with online quantization of other layers, but"
+            f" quantization_config is {asked}"
+        )
+        raise ValueError(msg)
 
 
 def note(config: VllmConfig, name: str, value: str) -> None:

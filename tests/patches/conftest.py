@@ -59,6 +59,7 @@ _GROUPS = {
     "test_marlin_moe_padding": "forks",
     "test_mxfp4_layers": "forks",
     "test_mxfp8_moe_backend": "forks",
+    "test_plugin": "forks",
     "test_profiles": "forks",
     "test_selection": "forks",
     "test_unified_memory": "forks",

@@ -170,10 +170,16 @@ class MxLinearMethod(OnlineLinearBase):
         Raises:
             ValueError: this platform has no kernel.
         """
-        if current_platform.is_cpu():
-            return CpuKernel()
         mxfp4 = self.form == "mxfp4"
         marlin = MarlinMxFp4LinearKernel if mxfp4 else MarlinMxfp8LinearKernel
+        said = "Using %s for %s GEMM"  # as vLLM says of its own
+        if current_platform.is_cpu():
+            logger.info_once(said, marlin.__name__.replace("Marlin", "CPU"), self.form.upper())
+            return CpuKernel()
+        if not current_platform.is_cuda():
+            # what vLLM has there expands MXFP8 to BF16 at load: less accurate, and no smaller
+            platform = current_platform._enum.name
+            raise ValueError(f"Weight-only {self.form.upper()} has no kernel on {platform}.")
         supported, reason = marlin.is_supported()
         if not supported:
             raise ValueError(f"Weight-only {self.form} has no kernel here: {reason}.")
@@ -185,7 +191,7 @@ class MxLinearMethod(OnlineLinearBase):
         name = marlin.__name__
         if module.enabled(get_current_vllm_config(), "layers"):
             name = name.replace("Marlin", "Decode")
-        logger.info_once("Using %s for %s GEMM", name, self.form.upper())
+        logger.info_once(said, name, self.form.upper())
         return DecodeKernel(self.form.upper(), marlin(config))
 
     def tie_weights(self, layer: Module, embed_tokens: Module) -> None:
