@@ -52,7 +52,9 @@ def _register() -> str | None:
         return f"this vLLM differs: {error}"
     from vllm.model_executor.models import ModelRegistry
 
-    ModelRegistry.register_model("GptOssForCausalLM", "vllm_sparkforge.model:SparkGptOssForCausalLM")
+    ModelRegistry.register_model(
+        "GptOssForCausalLM", "vllm_sparkforge.model:SparkGptOssForCausalLM"
+    )
     return None
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import torch
 from torch.nn import Module
-
 from vllm.config import VllmConfig
 from vllm.config.quantization import QuantizationConfigArgs
 from vllm.logger import init_logger
@@ -273,14 +272,10 @@ def _available_memory_per_rank(config: VllmConfig) -> int:
         # cgroup is the tighter limit.
         reclaimable = get_cgroup_reclaimable_memory()
         if any(node.total_memory == limit for node in memory):
-            available = min(
-                available + reclaimable, psutil.virtual_memory().available
-            )
+            available = min(available + reclaimable, psutil.virtual_memory().available)
         available = min(available, limit - usage + reclaimable)
     parallel_config = config.parallel_config
-    num_ranks = (
-        parallel_config.local_world_size * parallel_config.data_parallel_size_local
-    )
+    num_ranks = parallel_config.local_world_size * parallel_config.data_parallel_size_local
     # Ranks are spread evenly over the visible nodes.
     num_nodes = max(len(get_visible_memory_node()), len(nodes))
     return available // max(cdiv(num_ranks * len(nodes), num_nodes), 1)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from prometheus_client import REGISTRY, Gauge
-
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 

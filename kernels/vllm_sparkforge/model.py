@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.logger import init_logger
@@ -40,9 +39,7 @@ logger = init_logger(f"vllm.{__name__}")
 class NormalizedBefore(RMSNorm):
     """A norm whose product the operator before it has made."""
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> Any:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """Pass on what it is given."""
         return x, residual
 
@@ -188,9 +185,7 @@ def _join_halves(config: VllmConfig, model: Any) -> None:
         if not plain or type(norm) is not RMSNorm:
             return
         mlp = block.mlp
-        half = layer.join(
-            config, block.post_attention_layernorm, mlp.router, mlp.experts, norm
-        )
+        half = layer.join(config, block.post_attention_layernorm, mlp.router, mlp.experts, norm)
         if half is None:
             return
         halves.append(half)
@@ -219,15 +214,11 @@ def _head_obstacle(config: VllmConfig) -> str | None:
         getattr(one, "tie_word_embeddings", False)
         for one in (model.hf_config, model.hf_text_config)
     ):
-        return (
-            "it is tied to the input embeddings, which are read row by row and stay unquantized"
-        )
+        return "it is tied to the input embeddings, which are read row by row and stay unquantized"
     if model.head_dtype != model.dtype:
         return f"head_dtype asks for {model.head_dtype}, which is at odds with a quantized weight"
     if config.lora_config is not None and _has_lora(config.lora_config):
-        return (
-            "LoRA applies to it (leave it out of --lora-target-modules to combine them)"
-        )
+        return "LoRA applies to it (leave it out of --lora-target-modules to combine them)"
     drafter = config.speculative_config
     if drafter is not None and drafter.use_eagle():
         draft = drafter.draft_model_config

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.library import Library
-
 from vllm.utils.torch_utils import direct_register_custom_op
 
 _LIBRARY = Library("sparkforge", "FRAGMENT")  # operators live as long as it does

@@ -93,7 +93,9 @@ def parse(given: Mapping[str, Any]) -> Options:
         raise ValueError(f"{KEY}: experts is {experts!r}; use {EXPERTS}")
     layers = given.get("mxfp4_layers", "moe")  # which is none
     if not isinstance(layers, str):
-        raise ValueError(f"{KEY}: mxfp4_layers is {layers!r}; use a list like 'qkv,o,lm_head=mxfp8'")
+        raise ValueError(
+            f"{KEY}: mxfp4_layers is {layers!r}; use a list like 'qkv,o,lm_head=mxfp8'"
+        )
     off = given.get("off", [])
     if not isinstance(off, list) or (wrong := [part for part in off if part not in PARTS]):
         raise ValueError(f"{KEY}: off is {off!r}; use a list of {', '.join(PARTS)}")

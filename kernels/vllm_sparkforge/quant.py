@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.nn import Module
-
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe.experts.flashinfer_cutlass_moe import FlashInferExperts
 from vllm.model_executor.layers.fused_moe.experts.marlin_moe import (

@@ -7,8 +7,8 @@ a model depends on its configuration alone, not on the self-check.
 
 import torch
 import torch.nn.functional as F
-
 from vllm.config import get_current_vllm_config_or_none
+
 from vllm_sparkforge import ops
 from vllm_sparkforge.decode import dense, module, selfcheck
 

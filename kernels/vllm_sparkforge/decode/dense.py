@@ -29,9 +29,7 @@ _PACKED_ELEMS = 8 * 1024 * 1024
 """Elements that are packed at once: the temporaries are some 32 bytes an element."""
 
 
-def pack(
-    weight: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pack(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Put a weight into the tiles that the kernels read.
 
     Args:
@@ -59,9 +57,7 @@ def pack(
         rows = slice(TILE_N * some.start, TILE_N * some.stop)
         missing = TILE_N * (some.stop - some.start) - weight[rows].shape[0]
         padding = (0, 0, 0, missing)
-        words[some] = pack_tiles(F.pad(weight[rows], padding), tiles).view(
-            -1, tiles, *shape
-        )
+        words[some] = pack_tiles(F.pad(weight[rows], padding), tiles).view(-1, tiles, *shape)
         # row 8r + g, group 2t + h: block t g r h
         groups = F.pad(scale[rows], padding).view(-1, 2, 8, tiles, 2)
         scales[some] = groups.permute(0, 3, 2, 1, 4)
@@ -73,9 +69,7 @@ def _pack_mxfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     code = torch.stack([weight & 15, weight >> 4], -1).view(-1, 2, 8, tiles, 2, 4, 4, 2)
     half = torch.zeros_like(code[..., 0, :], dtype=torch.int32)
     for j in range(4):
-        sign, exponent, mantissa = (
-            (14, 10, 13) if j == 3 else (15 - 3 * j, 7 - 3 * j, 6 - 3 * j)
-        )
+        sign, exponent, mantissa = (14, 10, 13) if j == 3 else (15 - 3 * j, 7 - 3 * j, 6 - 3 * j)
         some = code[..., j, :].to(torch.int32)
         half |= (some >> 3) << sign
         half |= (some >> 1 & 3) << exponent
@@ -92,9 +86,7 @@ def _pack_mxfp8(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     return code.permute(0, 3, 4, 2, 5, 1, 6, 7).contiguous().view(torch.int32)
 
 
-def refused(
-    weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> str | None:
+def refused(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> str | None:
     """Return why the kernels cannot take a weight, None if they can.
 
     Args:
@@ -196,9 +188,7 @@ def _decode_mx_linear(
         )
         grid = (-(-(last - first) // TILE_N), 1)
         module.launch(f"expand_{kind}", grid, 256, 0, operands, x.device)
-        part = F.linear(
-            flat, scratch[: last - first], None if bias is None else bias[first:last]
-        )
+        part = F.linear(flat, scratch[: last - first], None if bias is None else bias[first:last])
         if last - first == n:
             return part.view(out.shape)
         out.view(-1, n)[:, first:last] = part
@@ -215,9 +205,7 @@ def _decode_mx_linear_fake(
     return x.new_empty(*x.shape[:-1], n)
 
 
-def bf16_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def bf16_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Compute ``F.linear(x, weight, bias)`` with a weight as it is, at least one row."""
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     _launch("bf16", rows_of(x), weight, None, bias, out.view(-1, weight.shape[0]))

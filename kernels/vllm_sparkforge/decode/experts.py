@@ -10,13 +10,13 @@ rows beside it. MoE layers run inside the operators ``moe_forward`` and
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
-from vllm_sparkforge.decode import module
-from vllm_sparkforge.decode.dense import LARGEST_SCALE, rows_of
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.utils.math_utils import round_up
+
+from vllm_sparkforge.decode import module
+from vllm_sparkforge.decode.dense import LARGEST_SCALE, rows_of
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
@@ -306,9 +306,7 @@ def prepare_row_major(cutlass: "FlashInferExperts", layer: torch.nn.Module) -> b
         weights = cutlass.decode_weights(layer.w13_weight.data, layer.w2_weight.data)
         reason = refused_weights(weights)
     if reason is not None:
-        logger.info_once(
-            "Decode kernels are not used for %s: %s.", ROW_MAJOR_KIND, reason
-        )
+        logger.info_once("Decode kernels are not used for %s: %s.", ROW_MAJOR_KIND, reason)
         return False
     return selfcheck.passes(
         ROW_MAJOR_KIND,

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.utils.torch_utils import LayerNameType
+
 from vllm_sparkforge import contract, ops
 from vllm_sparkforge.decode import experts, module, selfcheck
 from vllm_sparkforge.decode.dense import rows_of
-from vllm.utils.torch_utils import LayerNameType
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe import GateLinear
@@ -120,9 +120,7 @@ def route(
     most = experts.most_rows(rows)
     grid = (n // _EXPERTS_A_BLOCK, 1)
     shared = experts.shared_memory(most, k)
-    module.launch(
-        f"route_{most}", grid, _THREADS, shared, operands, x.device, cluster=True
-    )
+    module.launch(f"route_{most}", grid, _THREADS, shared, operands, x.device, cluster=True)
     return normed, total, ids, shares
 
 
@@ -225,9 +223,7 @@ class MoEHalf:
         name = self.runner._encode_layer_name()
         return torch.ops.sparkforge.moe_half(x, residual, name)
 
-    def compute(
-        self, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute what the operator returns; see ``__call__``."""
         few = self._experts
         if few is not None and 0 < x.shape[0] <= experts.MAX_ROWS:
@@ -260,9 +256,7 @@ class MoEHalf:
         )
         sums = experts.products(normed, weights, ids, shares)
         following = self.following
-        return combine(
-            sums, ids, residual, following.weight, following.variance_epsilon
-        )
+        return combine(sums, ids, residual, following.weight, following.variance_epsilon)
 
     def _add_norm(
         self, norm: "RMSNorm", x: torch.Tensor, residual: torch.Tensor
@@ -349,4 +343,6 @@ def _decode_moe_half_fake(
     return torch.empty_like(x), torch.empty_like(residual)
 
 
-ops.register("moe_half", _decode_moe_half, _decode_moe_half_fake, tags=(torch.Tag.needs_fixed_stride_order,))
+ops.register(
+    "moe_half", _decode_moe_half, _decode_moe_half_fake, tags=(torch.Tag.needs_fixed_stride_order,)
+)

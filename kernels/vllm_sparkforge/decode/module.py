@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -313,9 +312,7 @@ def _functions(device: int) -> dict[str, Any]:
         function = _checked(driver.cuModuleGetFunction(module, name.encode()))
         _checked(driver.cuFuncLoad(function))
         static = _checked(
-            driver.cuFuncGetAttribute(
-                attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function
-            )
+            driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
         )
         _checked(
             driver.cuFuncSetAttribute(
@@ -369,9 +366,7 @@ def launch(
 
     function = _functions(device.index)[name]
     early = driver.CUlaunchAttribute()
-    early.id = (
-        driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    )
+    early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     early.value.programmaticStreamSerializationAllowed = 1
     attributes = [early]
     if cluster:

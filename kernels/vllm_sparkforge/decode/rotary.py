@@ -9,18 +9,18 @@ operator, as in ``layer``.
 from typing import TYPE_CHECKING
 
 import torch
-
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm_sparkforge import ops
-from vllm_sparkforge.decode import module, selfcheck
-from vllm_sparkforge.decode.dense import rows_of
 from vllm.utils.torch_utils import (
     LayerNameType,
     _encode_layer_name,
     _resolve_layer_name,
 )
 from vllm.v1.attention.backend import AttentionType
+
+from vllm_sparkforge import ops
+from vllm_sparkforge.decode import module, selfcheck
+from vllm_sparkforge.decode.dense import rows_of
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention import Attention
@@ -105,9 +105,7 @@ class RotaryAndCache:
 
     """
 
-    def __init__(
-        self, rotary: "RotaryEmbedding", attention: "Attention", strict: bool
-    ) -> None:
+    def __init__(self, rotary: "RotaryEmbedding", attention: "Attention", strict: bool) -> None:
         self.rotary, self.attention, self.strict = rotary, attention, strict
         # in eager mode the embedding replaces its own by one in BF16
         self._cos_sin = rotary.cos_sin_cache
@@ -150,9 +148,7 @@ class RotaryAndCache:
         name = _encode_layer_name(attention.layer_name)
         # Nothing between the two operators: the graph is split at both.
         queries = torch.ops.sparkforge.rotate_and_cache(qkv, positions, heads, name)
-        torch.ops.vllm.unified_attention_with_output(
-            queries, keys, values, output, name
-        )
+        torch.ops.vllm.unified_attention_with_output(queries, keys, values, output, name)
         return output.view(-1, heads * HEAD)
 
     def compute(
@@ -167,12 +163,8 @@ class RotaryAndCache:
         if qkv.shape[0] == 0:
             return qkv.new_empty(0, heads, HEAD)
         if self._checked:
-            return rotate_and_cache(
-                qkv, positions, self._cos_sin, heads, cache, slots
-            )
-        queries, keys, values = qkv.split(
-            [n * HEAD for n in (heads, kv_heads, kv_heads)], -1
-        )
+            return rotate_and_cache(qkv, positions, self._cos_sin, heads, cache, slots)
+        queries, keys, values = qkv.split([n * HEAD for n in (heads, kv_heads, kv_heads)], -1)
         queries, keys = self.rotary.forward_static(
             positions, queries, keys, HEAD, HEAD, self._cos_sin, True
         )
@@ -188,14 +180,10 @@ class RotaryAndCache:
         cache: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        self.attention.impl.do_kv_cache_update(
-            self.attention, keys, values, cache, slots
-        )
+        self.attention.impl.do_kv_cache_update(self.attention, keys, values, cache, slots)
 
 
-def refused(
-    config: VllmConfig, rotary: "RotaryEmbedding", attention: "Attention"
-) -> str | None:
+def refused(config: VllmConfig, rotary: "RotaryEmbedding", attention: "Attention") -> str | None:
     """Return why a layer cannot be computed so, None if it can."""
     dtype = config.model_config.dtype
     if dtype != torch.bfloat16:
@@ -255,4 +243,9 @@ def _decode_rotate_and_cache_fake(
     return qkv.new_empty(qkv.shape[0], heads, HEAD)
 
 
-ops.register("rotate_and_cache", _decode_rotate_and_cache, _decode_rotate_and_cache_fake, tags=(torch.Tag.needs_fixed_stride_order,))
+ops.register(
+    "rotate_and_cache",
+    _decode_rotate_and_cache,
+    _decode_rotate_and_cache_fake,
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
-
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
+
 from vllm_sparkforge.decode import dense, experts, verdicts
 
 logger = init_logger(f"vllm.{__name__}")
@@ -45,9 +45,7 @@ def in_use() -> dict[str, bool]:
     return found
 
 
-def passes(
-    kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[], float]
-) -> bool:
+def passes(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[], float]) -> bool:
     """Whether kernels can be used, from a comparison for the first layer of its kind
     and shape.
 
@@ -63,17 +61,13 @@ def passes(
 
     """
     if (kind, shape) not in _passed:
-        _passed[kind, shape] = kind not in _switched_off and _compare(
-            kind, shape, strict, compare
-        )
+        _passed[kind, shape] = kind not in _switched_off and _compare(kind, shape, strict, compare)
         if (config := get_current_vllm_config_or_none()) is not None:
             verdicts.write(config, in_use())
     return _passed[kind, shape]
 
 
-def _compare(
-    kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[], float]
-) -> bool:
+def _compare(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[], float]) -> bool:
     start = time.perf_counter()
     cause = None
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -198,13 +192,9 @@ def compare_bf16(weight: torch.Tensor, bias: torch.Tensor | None) -> float:
     """
     if not weight.any():
         weight = torch.randn_like(weight)
-    x = torch.randn(
-        max(ROWS), weight.shape[1], device=weight.device, dtype=weight.dtype
-    )
+    x = torch.randn(max(ROWS), weight.shape[1], device=weight.device, dtype=weight.dtype)
     theirs = F.linear(x, weight, bias)
-    return _worst(
-        distance(dense.bf16_linear(x[:m], weight, bias), theirs[:m]) for m in ROWS
-    )
+    return _worst(distance(dense.bf16_linear(x[:m], weight, bias), theirs[:m]) for m in ROWS)
 
 
 # -- experts ---------------------------------------------------------------------------
@@ -226,9 +216,7 @@ def _made_up(weights: experts.Weights) -> experts.Weights:
     )
 
 
-def compare_experts(
-    weights: experts.Weights, reference: Callable[..., torch.Tensor]
-) -> float:
+def compare_experts(weights: experts.Weights, reference: Callable[..., torch.Tensor]) -> float:
     """Return the largest difference between our experts and another computation.
 
     Args:
@@ -254,9 +242,7 @@ def compare_experts(
         padded = F.pad(x, (0, 0, 0, pads), value=1.0)
         ids = F.pad(ids, (0, 0, 0, pads), value=-1)
         ours = torch.full_like(padded, math.nan)
-        experts.experts(
-            ours, padded, weights, ids, F.pad(shares, (0, 0, 0, pads), value=1.0)
-        )
+        experts.experts(ours, padded, weights, ids, F.pad(shares, (0, 0, 0, pads), value=1.0))
         if ours[rows:].any():
             raise ValueError("a row that pads is not zero")
         return distance(ours[:rows], theirs)
@@ -290,9 +276,7 @@ def row_major_experts(
     return out
 
 
-def compare_row_major(
-    weights: experts.Weights, cutlass: Callable[..., torch.Tensor]
-) -> float:
+def compare_row_major(weights: experts.Weights, cutlass: Callable[..., torch.Tensor]) -> float:
     """Return the largest difference between our experts in row-major order and torch.
 
     Args:
@@ -363,9 +347,7 @@ def compare_half(
 
         real = rows - (rows == 5)  # of these, the last only pads
         padding = torch.arange(rows, device=norm.device) >= real
-        *sums, ids, shares = layer.route(
-            x, residual, norm, epsilon, weight, bias, padding
-        )
+        *sums, ids, shares = layer.route(x, residual, norm, epsilon, weight, bias, padding)
         yield from norms(tuple(sums), total)
         if (ids[real:] != -1).any():
             raise ValueError("a row that pads has experts")
@@ -379,9 +361,7 @@ def compare_half(
         yield distance(chosen.sort(-1, descending=True).values, best)
         # the kernel rounds each logit to BF16: large ones may shift by a lot
         rounding = chosen.abs().amax(-1, keepdim=True) * 2**-7
-        ours, theirs = (
-            logs.clamp(min=-20) for logs in (shares.log(), chosen.log_softmax(-1))
-        )
+        ours, theirs = (logs.clamp(min=-20) for logs in (shares.log(), chosen.log_softmax(-1)))
         yield float(((ours - theirs).abs() - rounding).clamp(min=0).max())
         yield distance(shares.sum(-1), torch.ones_like(shares[:, 0]))
 
@@ -455,8 +435,5 @@ def compare_rotary(
         random(_BLOCKS, _BLOCK_SIZE, kv_heads, 2 * size).transpose(1, 2),
     )
     return _worst(
-        difference
-        for cache in caches
-        for rows in ROWS
-        for difference in differences(rows, cache)
+        difference for cache in caches for rows in ROWS for difference in differences(rows, cache)
     )

@@ -71,9 +71,7 @@ def mxfp4_dequantize(
     assert blocks.dtype == scales.dtype == torch.uint8
     assert blocks.shape == (*scales.shape[:-1], scales.shape[-1] * 16)
     if out is None:
-        out = torch.empty(
-            *blocks.shape[:-1], blocks.shape[-1] * 2, dtype=torch.bfloat16
-        )
+        out = torch.empty(*blocks.shape[:-1], blocks.shape[-1] * 2, dtype=torch.bfloat16)
     assert out.dtype == torch.bfloat16 and out.is_contiguous()
     index = blocks.to(torch.int32).view(*scales.shape, 16)
     index += scales.to(torch.int32).unsqueeze(-1) << 8
@@ -136,12 +134,8 @@ def mxfp4_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     assert x.shape[-1] % 32 == 0
     rows = x.reshape(-1, x.shape[-1])
-    packed = torch.empty(
-        rows.shape[0], rows.shape[1] // 2, dtype=torch.uint8, device=x.device
-    )
-    scales = torch.empty(
-        rows.shape[0], rows.shape[1] // 32, dtype=torch.uint8, device=x.device
-    )
+    packed = torch.empty(rows.shape[0], rows.shape[1] // 2, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(rows.shape[0], rows.shape[1] // 32, dtype=torch.uint8, device=x.device)
     sum_dtype = torch.float64 if x.dtype == torch.float32 else torch.float32
     num_rows = max(1, _SLICE_ELEMS // rows.shape[1])
     for start in range(0, rows.shape[0], num_rows):

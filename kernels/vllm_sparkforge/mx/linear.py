@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.nn import Module
-
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.kernels.linear.mxfp4.base import MxFp4LinearLayerConfig
@@ -196,9 +195,7 @@ class MxLinearMethod(OnlineLinearBase):
 
     def tie_weights(self, layer: Module, embed_tokens: Module) -> None:
         """Refuse it."""
-        raise ValueError(
-            "A head that is tied to the input embeddings cannot be quantized online."
-        )
+        raise ValueError("A head that is tied to the input embeddings cannot be quantized online.")
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Quantize the weight.
