@@ -31,8 +31,8 @@ def register() -> None:
         and not torch.cpu._init_amx()
     ):
         logger.warning(
-            "The operating system does not let this process use AMX tiles. Kernels that are selected"
-            " for AMX will end it with SIGILL."
+            "The operating system does not let this process use AMX tiles. Kernels that are"
+            " selected for AMX will end it with SIGILL."
         )
     reason = _register()
     _verify_early(reason)

@@ -128,8 +128,8 @@ def admit(moe: FusedMoEConfig, config: VllmConfig) -> None:
         )
         raise ValueError(msg)
     logger.warning_once(
-        "%s expands the MXFP4 experts to BF16 at load: %d layers x %d experts on this rank grow from"
-        " %s to %s (%.2fx), and so do the bytes read for every token.%s",
+        "%s expands the MXFP4 experts to BF16 at load: %d layers x %d experts on this rank grow"
+        " from %s to %s (%.2fx), and so do the bytes read for every token.%s",
         _NAME,
         need.num_layers,
         need.num_experts,
@@ -190,8 +190,8 @@ class Bf16ExpertsMethod(GptOssMxfp4MoEMethod):
             # only the three largest scales, NaN among them, can leave BF16
             if scales[expert].max() >= 0xFD and not weight[expert].isfinite().all():
                 msg = (
-                    f"{layer.layer_name}: expert {expert} of {name} has MXFP4 scales that are NaN or"
-                    " lead beyond the range of BF16. The checkpoint is damaged or needs an MXFP4"
+                    f"{layer.layer_name}: expert {expert} of {name} has MXFP4 scales that are NaN"
+                    " or lead beyond the range of BF16. The checkpoint is damaged or needs an MXFP4"
                     " backend."
                 )
                 raise ValueError(msg)

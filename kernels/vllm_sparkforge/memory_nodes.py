@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 from vllm.utils.cpu_resource_utils import get_memory_affinity, parse_id_list
 
@@ -21,7 +22,7 @@ def get_cgroup_reclaimable_memory() -> int:
     ):
         keys = {f"{prefix}active_file", f"{prefix}inactive_file"}
         try:
-            with open(path) as f:
+            with Path(path).open() as f:
                 stat = dict(line.split() for line in f)
             return sum(int(stat[key]) for key in keys)
         except (OSError, ValueError, KeyError):
@@ -42,7 +43,7 @@ def get_allocation_nodes() -> list[int]:
     try:
         # Mappings without a policy of their own show that of the process, e.g.
         # "7f3a5c000000 bind:0-1 anon=3 dirty=3 N0=3 kernelpagesize_kB=4".
-        with open("/proc/self/numa_maps") as f:
+        with Path("/proc/self/numa_maps").open() as f:
             policy = f.readline().split()[1]
     except (OSError, IndexError):
         policy = "default"  # a kernel without NUMA

@@ -2,8 +2,8 @@
 """What a user sets: `--additional-config '{"sparkforge": {...}}'` of vLLM, or the variable
 VLLM_SPARKFORGE with the inner object. An option there wins over the variable.
 
-The object stays in ``additional_config``, which is in the key of vLLM's compile cache. What a worker
-finds out while a model loads, and what is traced depends on, is added to it (``note``).
+The object stays in ``additional_config``, which is in the key of vLLM's compile cache. What a
+worker finds out while a model loads, and what is traced depends on, is added to it (``note``).
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def parse(given: Mapping[str, Any]) -> Options:
     """
     known = {"decode_kernels", "mxfp4_layers", "experts", "off", _FOUND}
     if unknown := sorted(set(given) - known):
-        msg = f"{KEY}: there is no option {unknown[0]!r}; known: {', '.join(sorted(known - {_FOUND}))}"
+        listed = ", ".join(sorted(known - {_FOUND}))
+        msg = f"{KEY}: there is no option {unknown[0]!r}; known: {listed}"
         raise ValueError(msg)
     kernels, experts = given.get("decode_kernels", "auto"), given.get("experts", "")
     if kernels not in ("auto", "on", "off"):
@@ -97,7 +98,7 @@ def parse(given: Mapping[str, Any]) -> Options:
             f"{KEY}: mxfp4_layers is {layers!r}; use a list like 'qkv,o,lm_head=mxfp8'"
         )
     off = given.get("off", [])
-    if not isinstance(off, list) or (wrong := [part for part in off if part not in PARTS]):
+    if not isinstance(off, list) or any(part not in PARTS for part in off):
         raise ValueError(f"{KEY}: off is {off!r}; use a list of {', '.join(PARTS)}")
     return Options(kernels, parse_layers(layers), experts, frozenset(off))
 

@@ -338,7 +338,7 @@ def compare_half(
     def norms(ours: tuple[torch.Tensor, ...], total: torch.Tensor) -> list[float]:
         factor = (total.square().mean(-1, keepdim=True) + epsilon).rsqrt()
         theirs = (total * factor * norm.float(), total)
-        return [distance(*pair) for pair in zip(ours, theirs)]
+        return [distance(*pair) for pair in zip(ours, theirs, strict=True)]
 
     def differences(rows: int) -> Iterable[float]:
         x, residual = random(rows, k), random(rows, k)
