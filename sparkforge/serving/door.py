@@ -34,7 +34,7 @@ includes them."""
 BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
 """Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
 _MOST_MIB = 56
-_STARTS_S = 10.0
+_STARTS_S, _ANSWERS_S = 60.0, 10.0  # 0.1 and less; more on a busy machine
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
 """glibc gives freed buffers of bodies back to the system."""
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
@@ -255,7 +255,7 @@ class Door:
         """Return HAProxy's answer to an order; None where it does not listen."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_STARTS_S)
+                connection.settimeout(_ANSWERS_S)
                 connection.connect(str(folder() / f"{part}.admin"))
                 connection.sendall(f"{order}\n".encode())
                 return connection.recv(1 << 12).decode(errors="replace").strip()
