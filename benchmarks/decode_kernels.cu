@@ -1,6 +1,5 @@
-// Checks the decode kernels of the vLLM series against float64 and times them at gpt-oss-120b's shapes:
-//   python3 build.py dev --target rtx vllm
-//   nvcc -O3 -std=c++17 -arch=sm_90a -I dev/rtx/vllm/csrc/decode_kernels -o bench benchmarks/decode_kernels.cu && ./bench
+// Checks the decode kernels against float64 and times them at gpt-oss-120b's shapes:
+//   nvcc -O3 -std=c++17 -arch=sm_90a -I kernels/csrc -o bench benchmarks/decode_kernels.cu && ./bench
 // Times: median of 15, in a CUDA graph of 36 calls with dependent launches, over weights that no cache
 // holds.
 #include <algorithm>

@@ -11,9 +11,8 @@ goes over copies of it that are together larger than any cache, and a CUDA graph
 launches from Python are no part of the time.
 
 Needs a GPU, and a vLLM on the Python path with the release wheel's extension `_C_stable_libtorch`:
-weight preparation and kernels are vLLM's own. `--quantiser series` takes the quantisers of our
-patches, else this script's are used. `--dry-run` checks the rest on a CPU, with small shapes and no
-vLLM.
+weight preparation and kernels are vLLM's own. `--quantiser plugin` takes those of our plugin,
+else this script's are used. `--dry-run` checks the rest on a CPU, with small shapes and no vLLM.
 """
 
 from __future__ import annotations
@@ -164,14 +163,11 @@ def nbytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def series_quantise(fmt: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with our patches' functions."""
-    from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
+def plugin_quantise(fmt: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise with our plugin's functions."""
+    from vllm_sparkforge.mx import formats
 
-    if fmt == "mxfp4":
-        codes, scales = mxfp4_utils.mxfp4_quantize_torch(weight)
-    else:
-        codes, scales = mxfp8_utils.mxfp8_quantize_weight_torch(weight)
+    codes, scales = getattr(formats, f"{fmt}_quantize")(weight)
     return codes, scales
 
 
@@ -204,7 +200,7 @@ def measure_layer(
     )
     exact["bf16"] = product(inputs, rows, weight.__getitem__, bias)
     for fmt in FORMATS:
-        quantiser = series_quantise if arguments.quantiser == "series" else quantise
+        quantiser = plugin_quantise if arguments.quantiser == "plugin" else quantise
         parts = [quantiser(fmt, weight[part]) for part in slices(rows)]
         codes, scales = (torch.cat([part[index] for part in parts]) for index in range(2))
         del parts
@@ -292,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--quantiser", choices=("own", "series"), default="own")
+    parser.add_argument("--quantiser", choices=("own", "plugin"), default="own")
     parser.add_argument("--json", type=Path, help="file for the lines of JSON")
     parser.add_argument("--profile", action="store_true", help="and each kernel's time (in --json)")
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU, without vLLM")

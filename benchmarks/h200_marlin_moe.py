@@ -45,7 +45,7 @@ from gpu_common import (
 )
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-VARIANTS = ("stock=3072x2944", "patched=2880x2880")
+VARIANTS = ("stock=3072x2944", "plugin=2944x2880")
 
 TOLERANCE = 0.01
 """Of |output - reference| / |reference|: each expert's activations and output are rounded to BF16
@@ -86,9 +86,8 @@ class Variant:
 
     def bytes_per_expert(self) -> int:
         """Bytes of one expert: half a byte a weight, a scale for 32 of them, biases in BF16."""
-        columns = -(-self.hidden // 128) * 128  # of w2
-        weights = (2 * self.hidden + columns) * self.inner
-        return weights // 2 + weights // BLOCK + 2 * (2 * self.inner + columns)
+        weights = 3 * self.hidden * self.inner
+        return weights // 2 + weights // BLOCK + 2 * (2 * self.inner + self.hidden)
 
 
 @dataclass
@@ -189,7 +188,7 @@ Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def marlin(experts: Experts) -> Layer:
-    """Return the layer as the series computes it with Marlin: rows of w2 padded on to 128."""
+    """Return the layer as vLLM computes it with Marlin."""
     import vllm._custom_ops as ops
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
@@ -206,7 +205,6 @@ def marlin(experts: Experts) -> Layer:
         experts.w2[1],
         experts.b13,
         experts.b2,
-        pad_w2=True,
     )
     # Locks of the kernel: it leaves them at zero. Four blocks to a multiprocessor at the most.
     processors = torch.cuda.get_device_properties(w13.device).multi_processor_count
@@ -368,14 +366,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     shape, device = Shape(), "cuda"
     if arguments.dry_run:
-        shape, device = Shape(hidden=192, inner=96, experts=16), "cpu"
+        shape, device = Shape(hidden=96, inner=64, experts=16), "cpu"
         arguments.rounds = 2
     elif not torch.cuda.is_available():
         print("h200_marlin_moe: needs a CUDA GPU (or --dry-run)", file=sys.stderr)
         return 2
     if arguments.profile and device != "cuda":
         parser.error("--profile needs a GPU")
-    variants = ("stock=256x128", "patched=192x128") if arguments.dry_run else VARIANTS
+    variants = ("stock=256x128", "plugin=128x64") if arguments.dry_run else VARIANTS
     arguments.variant = arguments.variant or [Variant.parse(text) for text in variants]
     torch.backends.cuda.matmul.allow_tf32 = False
     report = Report(arguments.json)

@@ -2,7 +2,7 @@
 
     PYTHON benchmarks/mx_accuracy.py [--model FOLDER]... [--json OUT.json]
 
-PYTHON: an interpreter with the patched vLLM, e.g. that of the cpu target's environment; MXFP4 and
+PYTHON: an interpreter with our plugin of vLLM, e.g. that of the cpu target's environment; MXFP4 and
 MXFP8 are its own quantisers. Nobody here has the weights of gpt-oss, so these are made up at the
 shapes of gpt-oss-120b, from what trained weights are known to do: heavier tails than a normal
 distribution, rows of different size, and outliers that sit in single elements or input channels.
@@ -36,7 +36,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
+from vllm_sparkforge.mx import formats
 
 BLOCK = 32
 MAX_ROWS = 8192
@@ -57,18 +57,14 @@ Errors = dict[str, dict[str, float] | None]
 
 
 def vllm_mxfp4(weight: torch.Tensor) -> torch.Tensor:
-    """What the patched vLLM multiplies with, [N, K] in float32."""
-    values: torch.Tensor = mxfp4_utils.dequant_mxfp4_to_bf16(
-        *mxfp4_utils.mxfp4_quantize_torch(weight)
-    )
+    """What vLLM multiplies with, by the plugin, [N, K] in float32."""
+    values: torch.Tensor = formats.mxfp4_dequantize(*formats.mxfp4_quantize(weight))
     return values.float()
 
 
 def vllm_mxfp8(weight: torch.Tensor) -> torch.Tensor:
     """As vllm_mxfp4, for MXFP8."""
-    values: torch.Tensor = mxfp8_utils.dequant_mxfp8_to_bf16(
-        *mxfp8_utils.mxfp8_quantize_weight_torch(weight)
-    )
+    values: torch.Tensor = formats.mxfp8_dequantize(*formats.mxfp8_quantize(weight))
     return values.float()
 
 

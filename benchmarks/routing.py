@@ -95,15 +95,15 @@ class Routing:
         return replaced
 
     def install(self) -> None:
-        """Put this into vLLM, before a model is loaded: into Marlin's experts and the series'."""
+        """Put this into vLLM, before a model is loaded: into Marlin's experts and the plugin's."""
         from vllm.model_executor.layers.fused_moe.experts import marlin_moe
         from vllm.v1.worker.gpu_worker import Worker
 
         kind = marlin_moe.MarlinExperts
         kind.apply = self.between(kind.apply, "w1", "topk_ids")
-        # the release has none of these
-        if importlib.util.find_spec("vllm.model_executor.kernels.decode") is not None:
-            from vllm.model_executor.kernels.decode import experts
+        # an environment without the plugin has none of these
+        if importlib.util.find_spec("vllm_sparkforge") is not None:
+            from vllm_sparkforge.decode import experts
 
             experts.products = self.between(
                 experts.products, "weights", "ids", lambda weights: weights.w13

@@ -38,12 +38,11 @@ def wheelhouses(all_pins: pins.Pins) -> list[Wanted]:
         for platform, name in (*target.requirements.items(), *(target.builder or {}).items()):
             backend = target.torch_backend
             found.append(Wanted(ROOT / name, tools, target.python, platform, backend))
-    compilers = {ROOT / LOCK}
-    for upstream in all_pins.upstreams.values():
-        if upstream.kernels is not None:
-            compilers.add(ROOT / upstream.kernels.requirements)
+    compilers = {LOCK, *(() if all_pins.plugin is None else (all_pins.plugin.requirements,))}
     for lock in sorted(compilers):
-        found += [Wanted(lock, (), PYTHON, platform, None) for platform in get_args(Platform)]
+        found += [
+            Wanted(ROOT / lock, (), PYTHON, platform, None) for platform in get_args(Platform)
+        ]
     return found
 
 

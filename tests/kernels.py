@@ -67,6 +67,21 @@ int nvrtcGetCUBIN(void *p, char *out) { memcpy(out, code, strlen(code)); return 
 """
 HEADER = b"// header\n"
 LOCK = "requirements/kernels.txt"
+SOURCE = "own/csrc/kernels.cu"
+FILES: Mapping[str, bytes] = {
+    "own/pyproject.toml": b"""\
+[project]
+name = "demo-own"
+version = "1.5"
+description = "Kernels of a test"
+requires-python = ">=3.10"
+license = "Apache-2.0"
+entry-points = {"some.plugins" = {own = "demo_own:register"}, "more" = {a = "b:c", d = "e:f"}}
+""",
+    "own/demo_own/__init__.py": b"def register() -> None: ...\n",
+    "own/demo_own/deep/down.py": b"",
+    "own/csrc/more.cuh": b"// more\n",
+}
 
 
 def toolchain(folder: Path) -> dict[str, Path]:
@@ -90,23 +105,30 @@ def toolchain(folder: Path) -> dict[str, Path]:
     }
 
 
-def with_kernels(project: Project, wheels: Mapping[str, Path], spills: str = "") -> None:
-    """Have a project's target compile ``csrc/own/all.cu`` with a compiler."""
+def with_kernels(
+    project: Project, wheels: Mapping[str, Path], source: bytes, spills: str = ""
+) -> None:
+    """Give a project a plugin with kernels, and the compiler for them."""
     lines = ""
     for name, wheel in wheels.items():
         data = wheel.read_bytes()
         add_project(project.server, name, {wheel.name: data})
         lines += f"{name}=={wheel.name.split('-')[1]} --hash=sha256:{sha256(data)}\n"
     (project.root / LOCK).write_text(lines)
+    write(project.root, {**FILES, SOURCE: source})
     project.edit_pins(
-        "    paths:\n",
-        "    kernels:\n"
-        "      source: csrc/own/all.cu\n"
-        "      wheel: demo/own/\n"
-        "      architectures: [90a, 121a]\n"
-        f"      requirements: {LOCK}\n"
-        f"      spills: [{spills}]\n"
-        "    paths:\n"
-        "      - {repo: csrc/own/, wheel: null}\n",
+        "images: {}\n",
+        "plugin:\n"
+        "  folder: own/\n"
+        "  architectures: [90a, 121a]\n"
+        f"  requirements: {LOCK}\n"
+        f"  spills: [{spills}]\n"
+        "images: {}\n",
     )
-    project.edit_pins("    python: 3.11\n", '    python: 3.11\n    cuda_arch: "12.1"\n')
+
+
+def write(root: Path, files: Mapping[str, bytes]) -> None:
+    """Write files of a plugin into a checkout."""
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)

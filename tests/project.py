@@ -145,7 +145,7 @@ class Project:
 
     @property
     def wheel(self) -> Path:
-        (path,) = (self.root / "dist" / "tiny").glob("*.whl")
+        (path,) = (self.root / "dist" / "tiny").glob("demo-*.whl")
         return path
 
     @property

@@ -40,7 +40,7 @@ def linked_checkout(folder: Path) -> Path:
     """Make a checkout's folder, with the real pins, patches and locks; returns it."""
     folder.mkdir()
     shutil.copy(ROOT / "pins.yaml", folder)  # a link would lead to the real checkout
-    for name in ("patches", "requirements"):
+    for name in ("patches", "requirements", "kernels"):
         (folder / name).symlink_to(ROOT / name)
     return folder
 

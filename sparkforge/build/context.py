@@ -26,6 +26,8 @@ STAGES = (
 PLANNED = STAGES[STAGES.index("image") - 1]
 """The last stage that a machine can plan for a target of another platform."""
 UNPATCHED = "unpatched"
+PLUGIN = "plugin"
+"""The item of our plugin's wheel."""
 
 
 @dataclass(frozen=True)

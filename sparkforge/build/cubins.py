@@ -67,11 +67,10 @@ class Request:
 
     Attributes:
         tree: folder that ``source`` is in.
-        source: the file, e.g. ``csrc/kernels/all.cu``; all files of its folder are sources.
+        source: the file, e.g. ``kernels/csrc/kernels.cu``; all files of its folder are sources.
         architectures: e.g. ``121a``.
         spills: kernels that may keep registers in memory.
         version: of the compiler.
-        patches: by path of a source: the patch that it is from, for messages.
     """
 
     tree: Path
@@ -79,7 +78,6 @@ class Request:
     architectures: tuple[str, ...]
     spills: tuple[str, ...]
     version: str
-    patches: Mapping[str, str]
 
 
 def unpack(wheels: Path, folder: Path) -> None:
@@ -161,8 +159,7 @@ def _failure(request: Request, arch: str, text: str) -> CompileError:
         return CompileError(f"{request.source}: sm_{arch} cannot be compiled:\n{said}")
     path, line, what = errors[0]
     more = f", and {len(errors) - 1} more errors" if len(errors) > 1 else ""
-    patch = request.patches.get(path)
-    remedy = f"fix it in {patch}" if patch else "use only what NVRTC has (docs/decode-kernels.md)"
+    remedy = "use only what NVRTC has (docs/decode-kernels.md)"
     return CompileError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
 
 
@@ -212,10 +209,10 @@ def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
     ]
     if lines := [f"\n  {line}" for name, line in spilling if name not in request.spills]:
         msg = f"{request.source}: kernels keep registers in memory (spills):{''.join(lines)}"
-        raise CompileError(msg, "use fewer registers, or list them in kernels.spills in pins.yaml")
+        raise CompileError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")
     known = {name for name, _ in spilling}
     if needless := [name for name in request.spills if name not in known]:
-        msg = f"{request.source}: {needless[0]} does not spill, but kernels.spills lists it"
+        msg = f"{request.source}: {needless[0]} does not spill, but plugin.spills lists it"
         raise CompileError(msg, "remove it there, in pins.yaml")
 
 

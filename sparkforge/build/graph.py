@@ -22,6 +22,7 @@ from sparkforge.build.results import (
     KernelsResult,
     OwnWheel,
     PackResult,
+    PluginResult,
     Product,
     SeriesResult,
     SmokeResult,
@@ -33,6 +34,7 @@ from sparkforge.build.stages import image
 from sparkforge.build.stages.environment import environment_item
 from sparkforge.build.stages.kernels import kernels_item
 from sparkforge.build.stages.patched import series_item
+from sparkforge.build.stages.plugin import plugin_item
 from sparkforge.build.stages.smoke import smoke_item
 from sparkforge.build.stages.source import source_item
 from sparkforge.build.stages.trial import trial_item
@@ -49,8 +51,9 @@ class Graph:
     sources: Mapping[str, Item[SourceResult]]
     series: Mapping[str, Item[SeriesResult]]
     """``sources``, ``series``: by upstream; a series where it has patches."""
-    kernels: Mapping[str, Item[KernelsResult]]
-    """By upstream, where its series has some and the target a GPU."""
+    kernels: Item[KernelsResult] | None
+    plugin: Item[PluginResult] | None
+    """Our plugin for vLLM, with these kernels; None where pins.yaml has none."""
     externals: Mapping[str, Item[ExternalResult]]
     """By ``UPSTREAM/EXTERNAL``."""
     wheels: Mapping[str, Item[WheelResult]]
@@ -64,8 +67,8 @@ class Graph:
 
     @property
     def own(self) -> tuple[Item[OwnWheel], ...]:
-        """The wheels that the build makes, of upstreams and of a pack."""
-        return image.own(self.wheels, self.pack)
+        """The wheels that the build makes."""
+        return image.own(self.wheels, self.plugin, self.pack)
 
     def until(self, stage: str) -> list[Item[Any]]:
         """Return the items of a build up to and with a stage, in order."""
@@ -110,21 +113,17 @@ def graph_of(context: Context) -> Graph:
         CompileError: wheels are compiled, and the series changes what can't be.
         EngineError: wheels are compiled, and the target has no base image.
         UsageError: the target gets a pack, and has no GPU.
-        PinsError: there is no module of a pack's name.
+        PinsError: there is no module of a pack's name, or files of the plugin are missing.
     """
     trees: dict[str, Tree] = {}
-    kernels: dict[str, Item[KernelsResult]] = {}
     externals: dict[str, Item[ExternalResult]] = {}
     wheels: dict[str, Item[WheelResult]] = {}
     builder = _builder(context)
     for name in context.target.wheels:
         layers = {layer: tree_of(context, layer) for layer in context.layers(name)}
         trees |= layers
-        ours = kernels_item(context, name, layers[name])
-        if ours is not None:
-            kernels[name] = ours
         if builder is None:
-            wheels[name] = overlay_item(context, name, layers, ours)
+            wheels[name] = overlay_item(context, name, layers)
             continue
         from sparkforge.build.compile import items  # not needed by overlays
 
@@ -132,14 +131,14 @@ def graph_of(context: Context) -> Graph:
         externals |= {f"{name}/{external}": item for external, item in fetched.items()}
         blocked = context.pins.upstream(name).compile.blocked
         if blocked is None or context.native == "all":
-            wheels[name] = items.compile_item(
-                context, name, builder, layers, fetched.values(), ours
-            )
+            wheels[name] = items.compile_item(context, name, builder, layers, fetched.values())
         else:
-            wheels[name] = overlay_item(context, name, layers, ours, note=blocked)
+            wheels[name] = overlay_item(context, name, layers, note=blocked)
     house = wheelhouse_item(context)
     pack = _pack(context, trees)
-    product, unpatched = _product(context, wheels, pack, house)
+    kernels, plugin = _plugin(context)
+    parts = image.Parts(wheels, plugin, pack, house, trial_item())
+    product, unpatched = _product(context, parts)
     sources = {name: tree.source for name, tree in trees.items()}
     smoke = None
     if context.target.smoke is not None:
@@ -148,6 +147,7 @@ def graph_of(context: Context) -> Graph:
         sources,
         {name: tree.series for name, tree in trees.items() if tree.series is not None},
         kernels,
+        plugin,
         externals,
         wheels,
         pack,
@@ -155,6 +155,15 @@ def graph_of(context: Context) -> Graph:
         product,
         smoke,
     )
+
+
+def _plugin(context: Context) -> tuple[Item[KernelsResult] | None, Item[PluginResult] | None]:
+    """Return the machine code of our kernels, and the wheel with it."""
+    pin = context.pins.plugin
+    if pin is None:
+        return None, None
+    kernels = kernels_item(context, pin)
+    return kernels, plugin_item(context, pin, kernels)
 
 
 def _pack(context: Context, trees: Mapping[str, Tree]) -> Item[PackResult] | None:
@@ -187,18 +196,14 @@ def tree_of(context: Context, name: str) -> Tree:
 
 
 def _product(
-    context: Context,
-    wheels: Mapping[str, Item[WheelResult]],
-    pack: Item[PackResult] | None,
-    house: Item[WheelhouseResult],
+    context: Context, parts: image.Parts
 ) -> tuple[Item[Product], Item[EnvironmentResult] | None]:
     """Return the product, and an environment of the release if the smoke test compares one."""
     if context.engine is not None and context.base is not None:
-        parts = image.Parts(wheels, pack, house, trial_item())
         return image.image_item(context, context.engine, context.base, parts), None
-    product = environment_item(context, image.own(wheels, pack), house, "environment")
+    product = environment_item(context, parts.own, parts.house, "environment")
     # with arguments of the user's there is no proof: it is about the target as it is
-    return product, None if context.arguments else _unpatched(context, house)
+    return product, None if context.arguments else _unpatched(context, parts.house)
 
 
 def _unpatched(context: Context, house: Item[WheelhouseResult]) -> Item[EnvironmentResult]:
@@ -215,5 +220,5 @@ def note_of(context: Context, base: BaseImage) -> ImageNote:
     """Return the inputs of a target's image and its parts, as the image holds them."""
     context = replace(context, base=base)
     graph = graph_of(context)
-    parts = image.Parts(graph.wheels, graph.pack, graph.wheelhouse, trial_item())
+    parts = image.Parts(graph.wheels, graph.plugin, graph.pack, graph.wheelhouse, trial_item())
     return image.note_of(context, parts, base)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sparkforge.build.context import PLUGIN
 from sparkforge.build.packs.names import LABEL
 from sparkforge.core import plain, typed
 from sparkforge.core.hashing import key_of
@@ -27,11 +28,11 @@ class ImageNote:
     target: str
     image: Inputs
     wheels: Mapping[str, Inputs]
-    kernels: Mapping[str, Inputs]
-    """``wheels``, ``kernels``: by upstream."""
+    """By upstream."""
     wheelhouse: Inputs
     trial: Inputs
     """Of the preflight's checkpoint."""
+    plugin: Inputs | None = None
     pack: Inputs | None = None
 
     def comparable(self) -> dict[str, Inputs]:
@@ -43,10 +44,9 @@ class ImageNote:
             "image": _without(self.image, "wheels", "wheelhouse", "labels"),
             # the sources are a choice of the build, not of the checkout
             **{
-                f"wheel {name}": _without(inputs, "kernels", "sources")
-                for name, inputs in self.wheels.items()
+                f"wheel {name}": _without(inputs, "sources") for name, inputs in self.wheels.items()
             },
-            **{f"kernels {name}": inputs for name, inputs in self.kernels.items()},
+            **({} if self.plugin is None else {PLUGIN: self.plugin}),
             "wheelhouse": self.wheelhouse,
             "preflight checkpoint": self.trial,
             # of the machine that compiled it
@@ -55,19 +55,15 @@ class ImageNote:
 
     def other_keys(self) -> list[str]:
         """Return the parts that are missing, or not those that image and wheels name by key."""
-        made = self.wheels.items()
         named = {
             **self.image["wheels"],
-            **{
-                f"kernels {name}": inputs["kernels"] for name, inputs in made if "kernels" in inputs
-            },
             "wheelhouse": self.image["wheelhouse"],
             "preflight checkpoint": self.image["preflight"],
         }
         parts = {
-            **{f"wheel {name}": inputs for name, inputs in made},
-            **{f"kernels {name}": inputs for name, inputs in self.kernels.items()},
+            **{f"wheel {name}": inputs for name, inputs in self.wheels.items()},
             "wheelhouse": self.wheelhouse,
+            **({} if self.plugin is None else {PLUGIN: self.plugin}),
             **({} if self.pack is None else {LABEL: self.pack}),
             "preflight checkpoint": self.trial,
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
-from sparkforge.build.results import KernelsResult, OwnWheel, SourceResult
+from sparkforge.build.results import OwnWheel, SourceResult
 from sparkforge.core.errors import StoreError
 from sparkforge.core.hashing import intact, key_of
 from sparkforge.pins.pins import ReleaseFile
@@ -132,23 +132,3 @@ def wheels_of(items: Iterable[Item[OwnWheel]], results: Results) -> dict[Path, s
     """Return the wheels that items gave, each with its recorded sha256; raises ``wheel_path``'s."""
     made = [results.artefact(item) for item in items]
     return {wheel_path(artefact): artefact.result.sha256 for artefact in made}
-
-
-def kernel_path(folder: Path, member: str) -> Path:
-    """Return the file of kernels in an artefact, by its path in the wheel."""
-    return folder / member.rpartition("/")[2]
-
-
-def kernels_of(item: Item[KernelsResult] | None, results: Results) -> dict[str, bytes]:
-    """Return the machine code that a wheel gets, by its path there; without an item, none.
-
-    Raises what ``undamaged`` does.
-    """
-    if item is None:
-        return {}
-    artefact = results.artefact(item)
-    found = {}
-    for member, sha256 in artefact.result.files.items():
-        path = kernel_path(artefact.path, member)
-        found[member] = undamaged(path, sha256, "compiles the kernels again").read_bytes()
-    return found

@@ -11,10 +11,13 @@ from sparkforge.build.context import Context
 from sparkforge.build.results import ImageResult, Product, WheelResult
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
+from sparkforge.core.errors import UsageError
 from sparkforge.pins.pathmap import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
+from sparkforge.serving import plugin
+from sparkforge.serving.errors import SettingError
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.sources import Source
 from sparkforge.store.artefact import Artefact
@@ -32,6 +35,8 @@ CHAT_OPTIONS = tuple(
 )
 
 
+UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
+"""An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
 _OURS = {"--mxfp4-layers": None, "--decode-kernels": None, "--moe-backend": "bf16_dequant"}
 """Options of ``vllm serve`` that only the patches have; None: with any value."""
 
@@ -72,13 +77,19 @@ def from_environment(
         work: folder for the server's output, ``server.log``.
         cache: folder for the caches of vLLM and torch, of any environment.
         cwd: the server's current folder; None: ``work``.
+
+    Raises:
+        UsageError: the options of our plugin cannot be passed.
     """
     port = servers.free_port(launch.port)
     # -P: a module in the current folder must not replace an installed one
     program = (str(environment.python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main")
     options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
     address = ("--host", servers.LOOPBACK, "--port", str(port))
-    command = [*program, "serve", str(launch.model), *address, *options]
+    try:
+        command = [*program, "serve", str(launch.model), *address, *plugin.for_plugin(options)]
+    except SettingError as error:
+        raise UsageError(error.what, error.hint) from None
     variables = {**environment.server_env(cache, folder.name), **launch.variables}
     return servers.from_command(command, port, variables, work, cwd or work)
 
@@ -130,11 +141,13 @@ class Launcher:
 
     def unpatched(self) -> AbstractContextManager[Server]:
         """Serve the release without our patches; our option is not among its arguments."""
-        return self._server(self.release, of_release(self.context.serve), "unpatched", {})
+        options = of_release(self.context.serve)
+        return self._server(self.release, options, "unpatched", UNPATCHED_VARIABLES)
 
     def unpatched_without_amx(self) -> AbstractContextManager[Server]:
         """The same, with AMX hidden from the server's processes."""
-        options, hidden = of_release(self.context.serve), isa.without_amx()
+        options = of_release(self.context.serve)
+        hidden = {**UNPATCHED_VARIABLES, **isa.without_amx()}
         return self._server(self.release, options, "unpatched-without-amx", hidden)
 
     def _server(

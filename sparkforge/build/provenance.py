@@ -55,6 +55,7 @@ def statement(
     dependencies = [
         *_checkout(context.root),
         *_upstreams(context, build),
+        *_plugin(build),
         *_compilers(context, build),
         *_builders(context, build),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
@@ -101,6 +102,8 @@ def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
     graph, results = build.graph, build.results
     result: list[dict[str, Any]] = []
     for wheel, plan in context.target.wheels.items():
+        if results.step(graph.wheels[wheel]) is None:
+            continue  # the build ended behind the plugin's
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
         result.append(_file(release.file, release.sha256))
         for name in context.layers(wheel):
@@ -117,11 +120,19 @@ def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
     return result
 
 
+def _plugin(build: Build) -> list[dict[str, Any]]:
+    """Return the files of the checkout that our plugin's wheel is made from."""
+    if build.graph.kernels is None or build.graph.plugin is None:
+        return []
+    files = {**build.graph.kernels.inputs["sources"], **build.graph.plugin.inputs["package"]}
+    return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in files.items()]
+
+
 def _compilers(context: Context, build: Build) -> list[dict[str, Any]]:
     """Return the locks of the compilers of the machine code in wheels."""
-    pins = [context.pins.upstream(name).kernels for name in build.graph.kernels]
+    plugin = context.pins.plugin
     locks = sorted(
-        {pin.requirements for pin in pins if pin is not None}
+        (set() if plugin is None else {plugin.requirements})
         | (set() if build.graph.pack is None else {LOCK})
     )
     return [

@@ -139,7 +139,13 @@ def _publish_wheels(
     system = image.system if image is not None else ()
     bill = sbom.document(
         context,
-        {name: results.of(item) for name, item in graph.wheels.items()},
+        # a build that ended behind the plugin's wheel has no others
+        {
+            name: step.artefact.result
+            for name, item in graph.wheels.items()
+            if (step := results.step(item)) is not None
+        },
+        None if (plugin := results.step(graph.plugin)) is None else plugin.artefact.result,
         None if (packed := results.step(graph.pack)) is None else packed.artefact.result,
         third_party=third_party,
         base=context.base if image is not None else None,

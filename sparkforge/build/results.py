@@ -56,7 +56,7 @@ class KernelsResult:
     """Machine code for GPUs, and its manifest, in the artefact's folder."""
 
     files: Mapping[str, str]
-    """sha256 of each, by its path in the wheel."""
+    """sha256 of each, by its name."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,14 @@ class WheelResult(OwnWheel):
     """Changed files of the repository that no wheel ships."""
     compile_only: tuple[str, ...] = ()
     """Of these, build rules, which only a compile uses."""
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of our machine code and its manifest, among ``added``."""
+
+
+@dataclass(frozen=True)
+class PluginResult(OwnWheel):
+    """The wheel of our plugin for vLLM."""
+
+    kernels: Mapping[str, str]
+    """sha256 of its machine code and their manifest, by their paths in the wheel."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from sparkforge import __version__
 from sparkforge.build.context import Context
 from sparkforge.build.packs.names import UPSTREAM
-from sparkforge.build.results import CompiledWheelResult, PackResult, WheelResult
+from sparkforge.build.results import CompiledWheelResult, PackResult, PluginResult, WheelResult
 from sparkforge.core.errors import WheelError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Upstream
@@ -56,8 +56,8 @@ from sparkforge.sources.wheelhouse import read_lock
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
 
-PACK = "own-pack"
-"""Reference of the wheel of FlashInfer's modules."""
+PLUGIN, PACK = "own-plugin", "own-pack"
+"""References of the wheels of our plugin, and of FlashInfer's modules."""
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
 
 
@@ -84,6 +84,7 @@ def system(engine: Engine, image_id: str) -> list[str]:
 def document(
     context: Context,
     wheels: Mapping[str, WheelResult],
+    plugin: PluginResult | None = None,
     pack: PackResult | None = None,
     *,
     third_party: Path | None = None,
@@ -93,6 +94,7 @@ def document(
     """Return the bill of materials of a build, as the bytes of its file.
 
     Args:
+        plugin: for vLLM, with our kernels; None: there is none.
         pack: FlashInfer's modules; None: there are none.
         third_party: folder of the other verified wheels, or None where none were fetched.
         base: of the image; None describes no image.
@@ -102,6 +104,8 @@ def document(
         WheelError: a third-party wheel can't be read.
     """
     parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
+    if plugin is not None:
+        parts.append(_plugin(plugin))
     if pack is not None:
         parts.append(_pack(context, pack))
     if third_party is not None:
@@ -184,6 +188,18 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     return own
 
 
+def _plugin(plugin: PluginResult) -> Component:
+    own = _wheel(plugin.file, plugin.sha256, PLUGIN)
+    own.properties = [
+        *own.properties,
+        *(
+            Property(name=f"sparkforge:kernels:{file}", value=f"compiled {sha256}")
+            for file, sha256 in plugin.kernels.items()
+        ),
+    ]
+    return own
+
+
 def _pack(context: Context, pack: PackResult) -> Component:
     """Return the wheel of FlashInfer's modules, which descends from its patched source."""
     own = _wheel(pack.file, pack.sha256, PACK)
@@ -200,15 +216,10 @@ def _pack(context: Context, pack: PackResult) -> Component:
 
 
 def _how_made(wheel: WheelResult) -> list[Property]:
-    """Return the properties of our machine code, and of a compiled wheel's native files."""
-    kernels = [
-        Property(name=f"sparkforge:kernels:{file}", value=f"compiled {sha256}")
-        for file, sha256 in wheel.kernels.items()
-    ]
+    """Return the properties of a compiled wheel's native files."""
     if not isinstance(wheel, CompiledWheelResult):
-        return kernels
+        return []
     return [
-        *kernels,
         Property(name="sparkforge:wheel", value="compiled"),
         *(
             Property(name=f"sparkforge:native:{file}", value=f"{native.origin} {native.sha256}")

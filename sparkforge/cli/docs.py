@@ -55,9 +55,8 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
     recorded = kernelwork.load()
     speeds = h200.load(folder / "h200.yaml")
     by_batch, by_step = h200.pictures(speeds)
-    for own in patches:
-        if (pin := all_pins.upstream(own.upstream).kernels) is not None:
-            kernelwork.check(recorded, own, pin.folder)
+    if all_pins.plugin is not None:
+        kernelwork.check(recorded, root, all_pins.plugin)
     return {
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "roofline.md": generated.between(

@@ -24,6 +24,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the sha256 of files by their names."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
 def intact(path: Path, sha256: str) -> bool:
     """Return whether a file exists with its recorded bytes.
 

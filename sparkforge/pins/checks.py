@@ -10,6 +10,7 @@ from sparkforge.pins.architectures import loads
 from sparkforge.pins.yamlfile import Document, Where, dotted
 
 if TYPE_CHECKING:
+    from sparkforge.pins.compiling import Plugin
     from sparkforge.pins.pathmap import PathRule
     from sparkforge.pins.pins import Pins, Target, Upstream
 
@@ -25,7 +26,9 @@ def cross_check(pins: Pins, document: Document, root: Path) -> list[tuple[int, s
     """
     problems: list[Problem] = []
     for name, upstream in pins.upstreams.items():
-        problems += _upstream(("upstreams", name), upstream, pins, root)
+        problems += _upstream(("upstreams", name), upstream, pins)
+    if pins.plugin is not None:
+        problems += _plugin(("plugin",), pins.plugin, root)
     problems += _profiles(pins)
     for name, target in pins.targets.items():
         problems += _target(("targets", name), target, pins, root)
@@ -43,7 +46,7 @@ def _locked(where: Where, lock: str, root: Path) -> Iterator[Problem]:
         yield where, f"{lock} does not exist", "create the lock with scripts/lock.sh"
 
 
-def _upstream(here: Where, upstream: Upstream, pins: Pins, root: Path) -> Iterator[Problem]:
+def _upstream(here: Where, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
     if upstream.tag.removeprefix("v") != upstream.version:
         what = f"{upstream.version!r} does not match tag {upstream.tag}"
         yield (*here, "version"), what, "give the version of the pinned release"
@@ -58,14 +61,13 @@ def _upstream(here: Where, upstream: Upstream, pins: Pins, root: Path) -> Iterat
         yield (*here, "source_file"), what, _one_of(lender.files)
     for i, rule in enumerate(upstream.paths):
         yield from _path((*here, "paths", i), rule, upstream.paths[:i])
-    if upstream.kernels is not None:
-        at = (*here, "kernels")
-        if "/" not in upstream.kernels.source:
-            yield (*at, "source"), "is in no folder", "put the kernels into their own folder"
-        if not upstream.kernels.wheel.endswith("/"):
-            what = f"{upstream.kernels.wheel!r} does not end with a slash"
-            yield (*at, "wheel"), what, "give a folder: NAME/"
-        yield from _locked((*at, "requirements"), upstream.kernels.requirements, root)
+
+
+def _plugin(here: Where, plugin: Plugin, root: Path) -> Iterator[Problem]:
+    if not plugin.folder.endswith("/"):
+        what = f"{plugin.folder!r} does not end with a slash"
+        yield (*here, "folder"), what, "give a folder: NAME/"
+    yield from _locked((*here, "requirements"), plugin.requirements, root)
 
 
 def _path(here: Where, rule: PathRule, earlier: Sequence[PathRule]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""The part of pins.yaml about compiling an upstream: its native files, and our own kernels."""
+"""The parts of pins.yaml about compiling: an upstream's native files, and our own kernels."""
 
 from __future__ import annotations
 
@@ -68,14 +68,11 @@ class Compile(Model):
     upstream's release job wrote."""
 
 
-class Kernels(Model):
-    """CUDA sources of the series that the stage ``kernels`` compiles, for every kind of wheel."""
+class Plugin(Model):
+    """Our plugin for vLLM: its folder, and what the stage ``kernels`` compiles of it."""
 
-    source: FilePath
-    """The file of the repository to compile; it includes files of its folder only. A series without
-    it has no kernels."""
-    wheel: Place
-    """Folder of the machine code and its manifest in the wheel."""
+    folder: Place
+    """In the checkout: ``pyproject.toml``, ``csrc/`` and the Python package."""
     architectures: Annotated[tuple[GpuCode, ...], Field(min_length=1)]
     requirements: FilePath
     """Hash-locked requirements of the compiler, relative to pins.yaml."""
@@ -83,9 +80,9 @@ class Kernels(Model):
     """Kernels that may keep registers in memory; others may not."""
 
     @property
-    def folder(self) -> str:
-        """Folder of ``source``, with its trailing slash; all files in it are sources."""
-        return f"{self.source.rpartition('/')[0]}/"
+    def source(self) -> str:
+        """The file to compile; it includes files of its folder only."""
+        return f"{self.folder}csrc/kernels.cu"
 
 
 def below(path: str, places: tuple[str, ...]) -> bool:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
-from sparkforge.pins.compiling import Compile, Kernels
+from sparkforge.pins.compiling import Compile, Plugin
 from sparkforge.pins.contracts import Contract, MachineCode
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.profiles import Choice, Profile
@@ -102,8 +102,6 @@ class Upstream(Model):
     externals: Mapping[Name, External] = Field(default_factory=dict)
     compile: Compile = Field(default_factory=Compile)
     """Settings for compiling its wheels (``--wheels compile``)."""
-    kernels: Kernels | None = None
-    """Our own kernels in its wheels, for targets with a GPU."""
 
     @property
     def from_wheel(self) -> bool:
@@ -247,6 +245,8 @@ class Pins(Model):
     version: Annotated[Literal[1], BeforeValidator(number)] = Field(alias="schema")
     release: Release
     upstreams: Mapping[Name, Upstream]
+    plugin: Plugin | None = None
+    """Our plugin for vLLM, which every target gets."""
     images: Mapping[Name, BaseImage]
     models: Mapping[Name, ModelPin]
     vocabularies: Mapping[Name, Vocabulary]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparkforge.serving import arguments, traffic
 from sparkforge.serving.document import DocumentError
-from sparkforge.serving.errors import StartError
+from sparkforge.serving.errors import SettingError
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.shapes import Shape
 from sparkforge.serving.traffic import GB, Format, Kind, KvCache, Moe, Setup
@@ -20,17 +20,8 @@ _CONTEXT = 2048  # tokens, as in docs/roofline.md
 _Layers = Mapping[Kind, Format]
 
 
-class ChoiceError(StartError):
-    """There is no such choice, or another setting contradicts it.
-
-    Attributes:
-        what: the problem, without the hint.
-        hint: what to do.
-    """
-
-    def __init__(self, what: str, hint: str) -> None:
-        super().__init__(f"{what}: {hint}")
-        self.what, self.hint = what, hint
+class ChoiceError(SettingError):
+    """There is no such choice, or another setting contradicts it."""
 
 
 def named(variables: Mapping[str, str]) -> str:

@@ -23,3 +23,16 @@ class StartError(Exception):
     def __init__(self, text: str, code: int = EX_CONFIG) -> None:
         super().__init__(text)
         self.code = code
+
+
+class SettingError(StartError):
+    """A setting cannot be used.
+
+    Attributes:
+        what: the problem, without the hint.
+        hint: what to do.
+    """
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what}: {hint}")
+        self.what, self.hint = what, hint

@@ -27,6 +27,7 @@ from sparkforge.serving import (
     moments,
     packed,
     pagecache,
+    plugin,
     preflight,
     settings,
     state,
@@ -145,6 +146,7 @@ def prepare(chosen: Settings, environment: Mapping[str, str], entrance: door.Doo
         say("no C++ compiler here: serving without torch.compile")
         variables.setdefault("TORCH_COMPILE_DISABLE", "1")
     parts = command.of(chosen, eager=eager)
+    plugin.for_plugin(parts.kernel_options)  # or its error would come after the download
     if on_device:
         variables |= _packed(parts.kernel_options, variables, strict=chosen.strict)
     kernels = None

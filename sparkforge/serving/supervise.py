@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkforge.serving import compilers, state
+from sparkforge.serving import compilers, plugin, state
 from sparkforge.serving.backends import SENTENCES, Watch
 from sparkforge.serving.cluster import Link
 from sparkforge.serving.door import Door
@@ -37,6 +37,7 @@ class Plan:
     """The server to run, and how to supervise it."""
 
     command: Sequence[str]
+    """With our plugin's options as users write them."""
     variables: Mapping[str, str]
     expected: Mapping[str, str]
     """Backends that vLLM has to choose, by kind."""
@@ -109,7 +110,7 @@ def run(plan: Plan) -> End:
     state.tell("preflight" if plan.trial else "loading" if plan.warm_up else state.READY)
     if plan.warm_up:
         plan.warm_up.begin()
-    child = start(plan.command, plan.variables)
+    child = start(plugin.for_plugin(plan.command), plan.variables)
     assert child.stdout is not None
     output = Output(Watch(plan.expected))
     signals = _Signals(child)

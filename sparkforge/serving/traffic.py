@@ -43,7 +43,8 @@ MOE_MULTIPLES: Mapping[Moe, tuple[int, int]] = {
 Source: mxfp4_round_up_hidden_size_and_intermediate_size in fused_moe/oracle/mxfp4.py, checked by
 tests/patches/test_marlin_moe_padding.py. ``marlin-release`` is Marlin in the release, ``marlin`` is
 Marlin with our series. It pads the rows of w2 on, to 128, which the decode kernels do not read and
-Marlin does (0.7 % more of gpt-oss's experts). ``bf16_dequant`` expands the experts to BF16.
+Marlin does (0.7 % more of gpt-oss's experts). ``bf16_dequant``, our plugin's,
+expands the experts to BF16.
 """
 
 

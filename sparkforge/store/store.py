@@ -55,6 +55,7 @@ _SHARED = (
     INTERPRETERS,
     "artefacts/intake",
     "artefacts/sources",
+    "artefacts/kernels",
     "artefacts/wheelhouse",
     "artefacts/smoke",
 )

@@ -8,10 +8,9 @@ import hashlib
 import io
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -69,43 +68,15 @@ class Overlaid:
     """Build rules among these, which did not apply to the release's native code."""
 
 
-def build(
-    request: Request,
-    layers: Sequence[Layer],
-    folder: Path,
-    more: Mapping[str, bytes] = MappingProxyType({}),
-) -> Overlaid:
+def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
     """Write the overlay wheel into ``folder``; without layers only its metadata changes.
 
-    Args:
-        more: members that the wheel gets beside the patched ones.
-
     Raises:
-        WheelError: a patch changes native sources, the release wheel's file is not the patch's
-            original, or it has one of ``more``.
+        WheelError: a patch changes native sources, or the release wheel's file is not the patch's
+            original.
     """
     with archive.opened(request.wheel) as source:
-        changes = plan(request, layers, source)
-        fresh = with_more(request, changes.fresh, more, source.members)
-        changes = replace(changes, fresh=fresh, added=(*changes.added, *more))
-        return write(request, source, changes, folder)
-
-
-def with_more(
-    request: Request,
-    fresh: Mapping[str, bytes],
-    more: Mapping[str, bytes],
-    members: Collection[str],
-) -> dict[str, bytes]:
-    """Return the changed members of a wheel together with further ones.
-
-    Raises:
-        WheelError: the release or the changes already have one of these.
-    """
-    if taken := sorted(member for member in more if member in fresh or member in members):
-        msg = f"{request.wheel.name}: {taken[0]} is there already, and kernels are put there"
-        raise WheelError(msg, "give kernels.wheel in pins.yaml another folder")
-    return {**fresh, **more}
+        return write(request, source, plan(request, layers, source), folder)
 
 
 def write(request: Request, source: archive.Source, changes: Plan, folder: Path) -> Overlaid:

@@ -19,14 +19,14 @@ from sparkforge.inspect.proofs import command, stagekernels, toolchain, units
 from sparkforge.inspect.proofs.command import Options
 from sparkforge.sources import project as projects
 from sparkforge.sources.project import ProjectOptions
+from tests.kernels import SOURCE, with_kernels
 from tests.kernels import toolchain as compiler
-from tests.kernels import with_kernels
-from tests.project import PATCHED, Project
+from tests.project import Project
 from tests.support import ROOT
 
 DATA = ROOT / "tests" / "data" / "proofs"
 DENSE = "dense_mxfp8_narrow_12_8"
-SOURCE = f"kernel {DENSE} 80 6144 0 0\nkernel experts_combine 40 64 0 0\n".encode()
+CODE = f"kernel {DENSE} 80 6144 0 0\nkernel experts_combine 40 64 0 0\n".encode()
 (UNIT,) = (unit for unit in units.UNITS if unit.stage)
 BOTH = replace(UNIT, archs=("121a", "90a"))
 KINDS = {"-sass": "sass", "--dump-resource-usage": "usage", "-elf": "elf"}
@@ -52,8 +52,7 @@ def reader(tmp_path: Path, change: tuple[str, str] = ("", "")) -> Recorded:
 
 @pytest.fixture
 def opened(project: Project, tmp_path: Path) -> projects.Project:
-    with_kernels(project, compiler(tmp_path / "compiler"))
-    project.patch({"demo/mod.py": PATCHED, "csrc/own/all.cu": SOURCE})
+    with_kernels(project, compiler(tmp_path / "compiler"), CODE)
     return projects.Project.open(ProjectOptions(project.root / "pins.yaml", project.store))
 
 
@@ -62,7 +61,7 @@ def test_what_the_stage_made_is_read_once(opened: projects.Project, tmp_path: Pa
     found = stagekernels.read(opened, readers)
     assert found.fresh
     assert found.manifest.compiler == "13.0.1"
-    assert list(found.sources) == ["csrc/own/all.cu"]
+    assert list(found.sources) == [SOURCE, "own/csrc/more.cuh"]
     assert len(readers.asked) == 2 * len(KINDS)
     verdicts = stagekernels.prove(found, BOTH)
     assert [(verdict.job.label, verdict.ok) for verdict in verdicts] == [
@@ -96,7 +95,7 @@ def test_a_kernel_without_a_rule_is_an_error(opened: projects.Project, tmp_path:
 
 def test_a_project_without_kernels_is_an_error(project: Project, tmp_path: Path) -> None:
     bare = projects.Project.open(ProjectOptions(project.root / "pins.yaml", project.store))
-    with pytest.raises(ProofError, match="no target has decode kernels"):
+    with pytest.raises(ProofError, match="there are no decode kernels"):
         stagekernels.read(bare, reader(tmp_path))
 
 

@@ -123,7 +123,9 @@ def test_a_second_build_speaks_of_sources_that_fell_back(
     }
     sources = {name: one.item for name, one in steps.items()}
     wheelhouse = item(WheelhouseResult(0), "wheelhouse")
-    graph = Graph(sources, {}, {}, {}, {}, None, wheelhouse, item(EnvironmentResult()), None)
+    graph = Graph(
+        sources, {}, None, None, {}, {}, None, wheelhouse, item(EnvironmentResult()), None
+    )
     mention_fallback(Build(graph, Results(steps.values())))
     (said,) = capsys.readouterr().out.splitlines()
     assert "sources of other, third: release files" in said

@@ -1,45 +1,40 @@
-"""The stage kernels: from a patch's CUDA sources to files of the wheel."""
+"""The stage kernels: from the plugin's folder to its wheel."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Mapping
+from email.parser import BytesParser
+from importlib.metadata import EntryPoint, PathDistribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkforge.build import cubins
-from sparkforge.build.compile.assembling import assemble
-from sparkforge.build.compile.natives import Decision
-from sparkforge.build.compile.recipe import Recipe
-from sparkforge.build.compile.running import Made
-from sparkforge.core.errors import CommandError, CompileError, WheelError
+from sparkforge.core.errors import CommandError, CompileError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
-from sparkforge.pins.compiling import Kernels
+from sparkforge.pins.compiling import Plugin
 from sparkforge.runtime import interpreter
-from sparkforge.series.series import Patched
 from sparkforge.sources import wheelhouse
-from sparkforge.sources.sources import Source
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
-from sparkforge.wheels import overlay
+from sparkforge.wheels import intake
 from tests.integration.test_verify import SITE, bake
-from tests.kernels import HEADER, LOCK, toolchain, with_kernels
-from tests.project import FILES, PATCHED, PLATFORM, Project
-from tests.support import EPOCH, ROOT, make_wheel, record_line
+from tests.kernels import FILES, HEADER, LOCK, SOURCE, toolchain, with_kernels, write
+from tests.project import PLATFORM, Project, new_project
+from tests.support import ROOT, record_line
 
-SOURCE = b"kernel first 80 1024 0 0\nkernel second 40 0 0 0\n"
-SOURCES: Mapping[str, bytes | None] = {
-    "demo/mod.py": PATCHED,
-    "csrc/own/all.cu": SOURCE,
-    "csrc/own/more.cuh": b"// more\n",
-}
-PACKAGE = {name: data for name, data in FILES.items() if name.startswith("demo/")}
+KERNELS = b"kernel first 80 1024 0 0\nkernel second 40 0 0 0\n"
+NAME = "demo_own-1.5-py3-none-any.whl"
+CODE = "demo_own/decode/cubins"
+INFO = "demo_own-1.5.dist-info"
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +45,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def own(project: Project, wheels: Mapping[str, Path]) -> Project:
-    """A project whose patch has kernels."""
-    with_kernels(project, wheels)
-    project.patch(SOURCES)
+    """A project with a plugin."""
+    with_kernels(project, wheels, KERNELS)
     return project
+
+
+def plugin(project: Project) -> Path:
+    return project.root / "dist" / "tiny" / NAME
 
 
 def members(wheel: Path) -> dict[str, bytes]:
@@ -62,43 +60,52 @@ def members(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def kernels(receipt: Any) -> Any:
-    (item,) = (item for item in receipt["items"] if item["stage"] == "kernels")
-    return item
+def item(receipt: Any, label: str) -> Any:
+    (found,) = (item for item in receipt["items"] if item["label"] == label)
+    return found
 
 
-def test_the_wheel_has_machine_code_and_a_manifest(own: Project) -> None:
+def sha256s(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def test_the_wheel_has_the_package_machine_code_and_a_manifest(own: Project) -> None:
     receipt = own.build()
     assert [item["label"] for item in receipt["items"]] == [
         "source demo",
         "series demo",
-        "kernels demo",
+        "kernels",
+        "plugin",
         "wheel demo",
     ]
-    held = members(own.wheel)
-    assert held["demo/mod.py"] == PATCHED
-    record = held["demo-1.0+spark.3.dist-info/RECORD"].decode().splitlines()
+    held = members(plugin(own))
+    package = {name: data for name, data in FILES.items() if name.endswith(".py")}
+    code = [f"{CODE}/manifest.json", f"{CODE}/sm_121a.cubin", f"{CODE}/sm_90a.cubin"]
+    assert sorted(held) == sorted(
+        [
+            *(name.removeprefix("own/") for name in package),
+            *code,
+            *(f"{INFO}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")),
+        ]
+    )
+    for name, data in package.items():
+        assert held[name.removeprefix("own/")] == data
     for arch in ("90a", "121a"):
-        member = f"demo/own/sm_{arch}.cubin"
-        assert held[member] == b"csrc/own/all.cu for sm_%s\n" % arch.encode() + HEADER + SOURCE
-        assert ",".join(record_line(member, held[member])) in record
-    manifest = json.loads(held["demo/own/manifest.json"])
-    code = held["demo/own/sm_90a.cubin"]
-    assert manifest == {
+        made = held[f"{CODE}/sm_{arch}.cubin"]
+        assert made == f"{SOURCE} for sm_{arch}\n".encode() + HEADER + KERNELS
+    sources = {SOURCE: KERNELS, "own/csrc/more.cuh": FILES["own/csrc/more.cuh"]}
+    size = len(held[f"{CODE}/sm_90a.cubin"])
+    assert json.loads(held[f"{CODE}/manifest.json"]) == {
         "schema": 1,
-        "sources": {
-            path: hashlib.sha256(data).hexdigest()
-            for path, data in SOURCES.items()
-            if path.startswith("csrc/") and data is not None
-        },
+        "sources": sha256s(sources),
         "compiler": "13.0.1",
         "flags": list(cubins.FLAGS),
         "cubins": [
             {
                 "architecture": arch,
                 "file": f"sm_{arch}.cubin",
-                "sha256": hashlib.sha256(held[f"demo/own/sm_{arch}.cubin"]).hexdigest(),
-                "size": len(code) + len(arch) - len("90a"),
+                "sha256": hashlib.sha256(held[f"{CODE}/sm_{arch}.cubin"]).hexdigest(),
+                "size": size + len(arch) - len("90a"),
                 "kernels": [
                     {"name": "first", "registers": 80, "shared": 1024, "local": 0, "spills": 0},
                     {"name": "second", "registers": 40, "shared": 0, "local": 0, "spills": 0},
@@ -107,57 +114,144 @@ def test_the_wheel_has_machine_code_and_a_manifest(own: Project) -> None:
             for arch in ("90a", "121a")
         ],
     }
-    files = {
-        name: hashlib.sha256(data).hexdigest()
-        for name, data in held.items()
-        if name.startswith("demo/own/")
+    files = sha256s({name: held[name] for name in code})
+    kernels = item(receipt, "kernels")
+    assert kernels["outputs"] == {
+        "files": {name.rpartition("/")[2]: sha256 for name, sha256 in files.items()}
     }
-    assert len(files) == 3
-    assert kernels(receipt)["outputs"] == {"files": files}
-    assert kernels(receipt)["inputs"]["code"] == code_of("sparkforge.build.stages.kernels")
-    (wheel,) = (item for item in receipt["items"] if item["stage"] == "wheels")
-    assert wheel["outputs"]["kernels"] == files
-    assert set(files) <= set(wheel["outputs"]["added"])
-    assert wheel["outputs"]["left_out"] == ["csrc/own/all.cu", "csrc/own/more.cuh"]
-    assert wheel["outputs"]["compile_only"] == []
-    dist = own.root / "dist" / "tiny"
-    (bill,) = (
-        part
-        for part in json.loads((dist / "sbom.cdx.json").read_text())["components"]
-        if part["name"] == "demo"
-    )
-    said = {one["name"]: one["value"] for one in bill["properties"]}
-    for name, sha256 in files.items():
-        assert said[f"sparkforge:kernels:{name}"] == f"compiled {sha256}"
-    provenance = json.loads((dist / "provenance.intoto.json").read_text())["predicate"]
-    definition = provenance["buildDefinition"]
-    assert "kernels demo" in definition["internalParameters"]
-    named = {one["name"] for one in definition["resolvedDependencies"]}
-    assert "requirements/kernels.txt" in named
+    assert kernels["inputs"]["code"] == code_of("sparkforge.build.stages.kernels")
+    assert kernels["inputs"]["sources"] == sha256s(sources)
+    made = item(receipt, "plugin")
+    assert made["inputs"]["code"] == code_of("sparkforge.build.stages.plugin")
+    assert made["inputs"]["package"] == sha256s(package)
+    sha256 = hashlib.sha256(plugin(own).read_bytes()).hexdigest()
+    assert made["outputs"] == {"file": NAME, "sha256": sha256, "version": "1.5", "kernels": files}
+    assert receipt["files"][NAME] == sha256
+    # nothing of it is in the other wheel
+    assert not [name for name in members(own.wheel) if "own" in name or "cubin" in name]
+
+
+def test_the_wheel_is_one_that_installers_take(own: Project, tmp_path: Path) -> None:
+    own.build(until="kernels")
+    intake.take(Store(own.store), plugin(own), hashlib.sha256(plugin(own).read_bytes()).hexdigest())
+    with zipfile.ZipFile(plugin(own)) as archive:
+        archive.extractall(tmp_path)
+    installed = PathDistribution(tmp_path / INFO)
+    metadata = BytesParser().parsebytes((tmp_path / INFO / "METADATA").read_bytes())
+    assert dict(metadata.items()) == {
+        "Metadata-Version": "2.4",
+        "Name": "demo-own",
+        "Version": "1.5",
+        "Summary": "Kernels of a test",
+        "License-Expression": "Apache-2.0",
+        "Requires-Python": ">=3.10",
+    }
+    assert not installed.requires
+    assert set(installed.entry_points) == {
+        EntryPoint("own", "demo_own:register", "some.plugins"),
+        EntryPoint("a", "b:c", "more"),
+        EntryPoint("d", "e:f", "more"),
+    }
+    held = members(plugin(own))
+    record = list(csv.reader(held[f"{INFO}/RECORD"].decode().splitlines()))
+    rows = [record_line(name, data) for name, data in held.items() if not name.endswith("RECORD")]
+    assert sorted(map(tuple, record)) == sorted([*map(tuple, rows), (f"{INFO}/RECORD", "", "")])
+    assert b"Root-Is-Purelib: true\nTag: py3-none-any\n" in held[f"{INFO}/WHEEL"]
+
+
+def test_two_folders_and_umasks_give_the_same_bytes(
+    own: Project, wheels: Mapping[str, Path], tmp_path: Path
+) -> None:
+    own.build(until="kernels")
+    other = new_project(tmp_path / "another" / "place", own.server)
+    before = os.umask(0o077)
+    try:
+        with_kernels(other, wheels, KERNELS)
+        (other.root / "own" / "demo_own" / "__init__.py").chmod(0o755)
+        os.utime(other.root / SOURCE, (0, 0))
+        (other.root / "own" / "demo_own" / "__pycache__").mkdir()
+        (other.root / "own" / "demo_own" / "__pycache__" / "down.pyc").touch()
+        other.build(until="kernels")
+    finally:
+        os.umask(before)
+    assert plugin(other).read_bytes() == plugin(own).read_bytes()
+    with zipfile.ZipFile(plugin(own)) as archive:
+        assert {info.external_attr >> 16 for info in archive.infolist()} == {0o100644}
+        assert len({info.date_time for info in archive.infolist()}) == 1
 
 
 def test_it_ends_behind_the_stage(own: Project) -> None:
     receipt = own.build(until="kernels")
-    assert receipt["items"][-1]["label"] == "kernels demo"
-    assert not list((own.root / "dist" / "tiny").glob("*.whl"))
+    assert receipt["items"][-1]["label"] == "plugin"
+    folder = own.root / "dist" / "tiny"
+    assert [path.name for path in folder.glob("*.whl")] == [NAME]
+    assert set(receipt["files"]) == {NAME, "sbom.cdx.json", "provenance.intoto.json"}
+    definition = json.loads((folder / "provenance.intoto.json").read_text())["predicate"]
+    named = {one["name"] for one in definition["buildDefinition"]["resolvedDependencies"]}
+    assert named == {SOURCE, "own/csrc/more.cuh", LOCK, *(n for n in FILES if n.endswith(".py"))}
+
+
+def test_bill_and_provenance_name_it(own: Project) -> None:
+    receipt = own.build()
+    dist = own.root / "dist" / "tiny"
+    parts = json.loads((dist / "sbom.cdx.json").read_text())["components"]
+    assert {part["bom-ref"] for part in parts} == {"own-demo", "own-plugin"}
+    (bill,) = (part for part in parts if part["name"] == "demo-own")
+    said = {one["name"]: one["value"] for one in bill["properties"]}
+    for name, sha256 in item(receipt, "plugin")["outputs"]["kernels"].items():
+        assert said[f"sparkforge:kernels:{name}"] == f"compiled {sha256}"
+    provenance = json.loads((dist / "provenance.intoto.json").read_text())
+    assert NAME in {subject["name"] for subject in provenance["subject"]}
+    definition = provenance["predicate"]["buildDefinition"]
+    assert {"kernels", "plugin"} <= set(definition["internalParameters"])
+    named = {one["name"]: one["digest"] for one in definition["resolvedDependencies"]}
+    assert named[SOURCE] == {"sha256": hashlib.sha256(KERNELS).hexdigest()}
+    assert LOCK in named
 
 
 def test_kernels_are_compiled_again_when_a_source_changes_and_not_otherwise(own: Project) -> None:
     first = own.build()
     again = own.build("--offline")
-    assert again["run"]["items"]["kernels demo"]["state"] == "in the store"
-    own.patch({**SOURCES, "demo/mod.py": PATCHED + b"more = 1\n"})
-    other = own.build("--offline")
-    assert kernels(other)["key"] == kernels(first)["key"]
-    assert other["run"]["items"]["kernels demo"]["state"] == "in the store"
-    own.patch({**SOURCES, "csrc/own/more.cuh": b"// less\n"})
+    assert again["run"]["items"]["plugin"]["state"] == "in the store"
+    write(own.root, {"own/demo_own/deep/down.py": b"more = 1\n"})
     out, _ = own.run("explain", "--target", "tiny")
-    assert "sources.csrc/own/more.cuh: " in out
+    assert "package.own/demo_own/deep/down.py: " in out
+    other = own.build("--offline")
+    states = {label: time["state"] for label, time in other["run"]["items"].items()}
+    assert (states["kernels"], states["plugin"]) == ("in the store", "made")
+    assert states["wheel demo"] == "in the store"
+    assert members(plugin(own))["demo_own/deep/down.py"] == b"more = 1\n"
+    write(own.root, {"own/csrc/more.cuh": b"// less\n"})
+    out, _ = own.run("explain", "--target", "tiny")
+    assert "sources.own/csrc/more.cuh: " in out
     changed = own.build("--offline")
-    assert kernels(changed)["key"] != kernels(first)["key"]
-    own.patch({"demo/mod.py": PATCHED})
-    assert {item["stage"] for item in own.build()["items"]} == {"sources", "series", "wheels"}
-    assert not [name for name in members(own.wheel) if name.startswith("demo/own/")]
+    assert item(changed, "kernels")["key"] != item(first, "kernels")["key"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        (SOURCE, None, "plugin.folder: own/csrc/kernels.cu does not exist"),
+        ("own/demo_own/__init__.py", None, "plugin.folder: own/demo_own is no package"),
+        ("own/pyproject.toml", None, "pyproject.toml: "),
+        ("own/pyproject.toml", b"[project", "pyproject.toml: "),
+        ("own/pyproject.toml", b"[tool]\n", "'project'"),
+        ("own/pyproject.toml", b"[project]\nname = 'x'\n", "[project] must have name, version"),
+        (
+            "own/pyproject.toml",
+            FILES["own/pyproject.toml"] + b"dependencies = ['x']\n",
+            "and nothing else",
+        ),
+    ],
+)
+def test_a_wrong_folder_is_one_error(
+    own: Project, name: str, data: bytes | None, words: str
+) -> None:
+    (own.root / name).unlink()
+    if data is not None:
+        write(own.root, {name: data})
+    _, err = own.run("build", "--target", "tiny", "--until", "kernels", code=PinsError.exit_code)
+    assert words in err
 
 
 def test_a_plan_counts_the_compiler_once(own: Project, wheels: Mapping[str, Path]) -> None:
@@ -170,15 +264,8 @@ def test_a_plan_counts_the_compiler_once(own: Project, wheels: Mapping[str, Path
     (own.root / "requirements" / "sizes.txt").write_text("".join(sorted(lines)))
     out, _ = own.run("--target", "tiny", "--until", "wheelhouse", "--dry-run", "--json")
     found = {step["label"]: step for step in json.loads(out)["plan"]}
-    assert found["kernels demo"]["download"] == sum(
-        wheel.stat().st_size for wheel in wheels.values()
-    )
+    assert found["kernels"]["download"] == sum(wheel.stat().st_size for wheel in wheels.values())
     assert (found["wheelhouse"]["download"], found["wheelhouse"]["unknown"]) == (0, [])
-
-
-def test_a_target_without_a_gpu_gets_none(own: Project) -> None:
-    own.edit_pins('    cuda_arch: "12.1"\n', "")
-    assert {item["stage"] for item in own.build()["items"]} == {"sources", "series", "wheels"}
 
 
 def test_damaged_machine_code_is_compiled_again(own: Project) -> None:
@@ -186,19 +273,21 @@ def test_damaged_machine_code_is_compiled_again(own: Project) -> None:
     (code,) = (own.store / "artefacts" / "kernels").glob("*/sm_90a.cubin")
     code.chmod(0o644)
     code.write_bytes(b"damaged")
-    own.wheel.unlink()
-    shutil.rmtree(own.store / "artefacts" / "wheels")
+    plugin(own).unlink()
+    (made,) = (own.store / "artefacts" / "kernels").glob("*/*.whl")
+    shutil.rmtree(made.parent)
     out, _ = own.run("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
-    assert "kernels demo: missing, damaged or outdated in the store" in out
-    held = members(own.wheel)["demo/own/sm_90a.cubin"]
-    assert hashlib.sha256(held).hexdigest() in kernels(receipt)["outputs"]["files"].values()
+    assert "kernels: missing, damaged or outdated in the store" in out
+    held = members(plugin(own))[f"{CODE}/sm_90a.cubin"]
+    assert hashlib.sha256(held).hexdigest() in item(receipt, "kernels")["outputs"]["files"].values()
 
 
 def test_two_builds_agree(own: Project) -> None:
     own.build()
     out, _ = own.run("verify", "--target", "tiny", "--until", "wheels")
     assert "the same: demo-1.0+spark.3-py3-none-any.whl" in out
-    assert "kernels demo" in out.partition("second build")[2]
+    assert f"the same: {NAME}" in out
+    assert "kernels" in out.partition("second build")[2]
 
 
 def test_an_image_is_compared_with_the_sources_of_its_kernels(own: Project) -> None:
@@ -207,97 +296,56 @@ def test_an_image_is_compared_with_the_sources_of_its_kernels(own: Project) -> N
     assert "it matches this checkout" in out
     note = baked.files["opt/sparkforge/share/inputs.json"]
     baked.files["opt/sparkforge/share/inputs.json"] = note.replace(b'"90a",', b"", 1)
-    assert "inputs.json: kernels demo: its key differs" in baked.refused()
+    assert "inputs.json: plugin: its key differs" in baked.refused()
     baked.files["opt/sparkforge/share/inputs.json"] = note
-    code = f"{SITE}/demo/own/sm_90a.cubin"
+    code = f"{SITE}/{CODE}/sm_90a.cubin"
     kept, baked.files[code] = baked.files[code], b"other"
-    assert f"{code}: differs from demo-1.0+spark.3.dist-info/RECORD" in baked.refused()
+    assert f"{code}: differs from {INFO}/RECORD" in baked.refused()
     baked.files[code] = kept
-    own.patch({**SOURCES, "csrc/own/all.cu": SOURCE + b"// more\n"})
-    said = baked.refused()
-    assert "kernels demo: sources.csrc/own/all.cu: " in said
-    assert "wheel demo: kernels" not in said
+    write(own.root, {SOURCE: KERNELS + b"// more\n"})
+    assert f"plugin: kernels.sources.{SOURCE}: " in baked.refused()
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         (
-            SOURCE + b"error name it\nerror and again\n",
-            "csrc/own/all.cu:3: name it (sm_90a, and 1 more errors)\n"
-            "  hint: fix it in change-a-line-of-the-module.patch",
+            KERNELS + b"error name it\nerror and again\n",
+            f"{SOURCE}:3: name it (sm_90a, and 1 more errors)\n  hint: use only what NVRTC has",
         ),
         (
             b"fatal\n",
-            "csrc/own/all.cu: sm_90a cannot be compiled:\n  |     ptxas fatal : out of luck",
+            f"{SOURCE}: sm_90a cannot be compiled:\n  |     ptxas fatal : out of luck",
         ),
-        (b"// nothing\n", "csrc/own/all.cu: no kernel is in it"),
-        (SOURCE + b"kernel third 1 0 0 0 sm_90a\n", "sm_121a has no third, which others have"),
+        (b"// nothing\n", f"{SOURCE}: no kernel is in it"),
+        (KERNELS + b"kernel third 1 0 0 0 sm_90a\n", "sm_121a has no third, which others have"),
         (
-            SOURCE + b"kernel third 1 0 8 16\n",
+            KERNELS + b"kernel third 1 0 8 16\n",
             "\n  |   sm_90a third: 16 B, 8 B of stack\n  |   sm_121a third",
         ),
         (
-            SOURCE + b"kernel third 1 0 8 0\n",
+            KERNELS + b"kernel third 1 0 8 0\n",
             "\n  |   sm_90a third: 0 B, 8 B of stack\n  |   sm_121a third",
         ),
     ],
 )
 def test_what_cannot_be_shipped_is_one_error(own: Project, source: bytes, words: str) -> None:
-    own.patch({**SOURCES, "csrc/own/all.cu": source})
+    write(own.root, {SOURCE: source})
     _, err = own.run("build", "--target", "tiny", "--until", "kernels", code=CompileError.exit_code)
     assert words in err
 
 
 def test_kernels_that_spill_are_listed(project: Project, wheels: Mapping[str, Path]) -> None:
-    with_kernels(project, wheels, spills="third")
-    project.patch({**SOURCES, "csrc/own/all.cu": SOURCE + b"kernel third 1 0 8 16 \n"})
-    manifest = project.build() and json.loads(members(project.wheel)["demo/own/manifest.json"])
+    with_kernels(project, wheels, KERNELS + b"kernel third 1 0 8 16 \n", spills="third")
+    project.build(until="kernels")
+    manifest = json.loads(members(plugin(project))[f"{CODE}/manifest.json"])
     third = {"name": "third", "registers": 1, "shared": 0, "local": 8, "spills": 16}
     assert manifest["cubins"][1]["kernels"][2] == third
-    project.patch(SOURCES)
+    write(project.root, {SOURCE: KERNELS})
     _, err = project.run(
         "build", "--target", "tiny", "--until", "kernels", code=CompileError.exit_code
     )
-    assert "third does not spill, but kernels.spills lists it" in err
-
-
-def test_a_place_that_the_wheel_has_already_is_refused(own: Project) -> None:
-    own.patch({**SOURCES, "demo/own/manifest.json": b"{}\n"})
-    _, err = own.run("build", "--target", "tiny", "--until", "wheels", code=WheelError.exit_code)
-    assert "demo/own/manifest.json is there already" in err
-
-
-@pytest.mark.parametrize("everything", [False, True])
-def test_a_compiled_wheel_gets_the_same_files(own: Project, everything: bool) -> None:
-    receipt = own.build()
-    outputs = {item["label"]: item["outputs"] for item in receipt["items"]}
-    series, code = outputs["series demo"], outputs["wheel demo"]["kernels"]
-    more = {name: data for name, data in members(own.wheel).items() if name in code}
-    assert len(more) == 3
-    upstream = pins.load(own.root / "pins.yaml").upstream("demo")
-    repo = Store(own.store).git_path("demo")
-    source = Source("demo", "release", repo, series["source"], "", "test")
-    patched = Patched(source, series["commit"], series["tree"], series["touched"])
-    place = own.root.parent
-    release = make_wheel(place / "old", files={**PACKAGE, "demo/a.so": b"\x7fELF a"})
-    made = make_wheel(place / "new", files={**PACKAGE, "demo/mod.py": PATCHED})
-    request = overlay.Request(release, None, "spark.3", (), None, EPOCH)
-    place = place / "out"
-    place.mkdir()
-    plan = upstream.compile.model_copy(update={"from_release": ("demo/a.so",)})
-    upstream = upstream.model_copy(update={"compile": plan})
-    recipe = Recipe(upstream, Decision(everything), None, EPOCH, {}, 1)
-    done = assemble(request, recipe, Made(made, {}), patched, [], place, more)
-    held = members(done.wheel.path)
-    assert {name: held[name] for name in more} == more
-    assert held["demo/mod.py"] == PATCHED
-    assert set(more) <= set(done.wheel.added)
-    assert done.differs == ()
-    record = held["demo-1.0+spark.3.dist-info/RECORD"].decode().splitlines()
-    assert {",".join(record_line(name, data)) for name, data in more.items()} <= set(record)
-    with pytest.raises(WheelError, match=r"demo/a\.so is there already"):
-        assemble(request, recipe, Made(made, {}), patched, [], place, {"demo/a.so": b""})
+    assert "third does not spill, but plugin.spills lists it" in err
 
 
 # -- the real compiler ----------------------------------------------------------------
@@ -316,13 +364,13 @@ extern "C" __global__ void plus(const __nv_bfloat16* x, __nv_bfloat16* y) {
 ADD = "__device__ inline float add(float a, float b) { return a + b; }\n"
 
 
-def pinned() -> Kernels:
-    found = pins.load(ROOT / "pins.yaml").upstream("vllm").kernels
+def pinned() -> Plugin:
+    found = pins.load(ROOT / "pins.yaml").plugin
     assert found is not None
     return found
 
 
-VLLM = pinned()
+PLUGIN = pinned()
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +378,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiler that pins.yaml names, from the package index of this machine."""
     folder = tmp_path_factory.mktemp("real")
     (folder / "wheels").mkdir()
-    wanted = wheelhouse.Wanted(ROOT / VLLM.requirements, (), "3.11", PLATFORM, None)
+    wanted = wheelhouse.Wanted(ROOT / PLUGIN.requirements, (), "3.11", PLATFORM, None)
     wheelhouse.fill(
         Store(folder / "store"),
         wanted,
@@ -349,7 +397,7 @@ def compiled(folder: Path, toolchain: Path, source: str, *architectures: str) ->
     (place / "all.cu").write_text(source)
     (place / "add.cuh").write_text(ADD)
     (folder / "out").mkdir()
-    request = cubins.Request(folder / "tree", "csrc/own/all.cu", architectures, (), "13", {})
+    request = cubins.Request(folder / "tree", "csrc/own/all.cu", architectures, (), "13")
     made = cubins.build(request, toolchain, folder / "out")
     held = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
     assert made == {name: hashlib.sha256(data).hexdigest() for name, data in held.items()}
@@ -361,17 +409,17 @@ def test_the_real_compiler_needs_no_other_and_repeats(
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("CPATH", "/nonexistent")
-    first = compiled(tmp_path / "a", real, REAL, *VLLM.architectures)
+    first = compiled(tmp_path / "a", real, REAL, *PLUGIN.architectures)
     shutil.copytree(real, tmp_path / "another toolchain")
     second = compiled(
-        tmp_path / "deep" / "er", tmp_path / "another toolchain", REAL, *VLLM.architectures
+        tmp_path / "deep" / "er", tmp_path / "another toolchain", REAL, *PLUGIN.architectures
     )
     assert first == second
     assert set(first) == {
         "manifest.json",
-        *(f"sm_{arch}.cubin" for arch in VLLM.architectures),
+        *(f"sm_{arch}.cubin" for arch in PLUGIN.architectures),
     }
-    for arch in VLLM.architectures:
+    for arch in PLUGIN.architectures:
         code = first[f"sm_{arch}.cubin"]
         assert code[:4] == b"\x7fELF"
         # EM_CUDA, and the architecture in e_flags as driver 580 reads it

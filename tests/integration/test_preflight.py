@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,34 @@ def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str
     one.stop()
     (mark,) = one.folder.glob("jit/*/preflight.json")
     assert len(json.loads(mark.read_text())["key"]) == 64
+
+
+def test_both_servers_get_our_options_as_the_plugin_reads_them(
+    start: Start, variables: dict[str, str]
+) -> None:
+    words = "--decode-kernels off --mxfp4_layers=qkv"
+    one = start(**variables, SPARKFORGE_EXTRA_ARGS=words, SPARKFORGE_WARM_UP="off")
+    one.wait_until("memory at the first token")
+    said = one.text()
+    trial, real = re.findall("^the stand-in gets (.*)", said, re.MULTILINE)
+    assert trial.endswith(' --additional-config={"sparkforge":{"decode_kernels":"off"}}')
+    ours = '{"sparkforge":{"decode_kernels":"off","mxfp4_layers":"qkv"}}'
+    assert real.endswith(f" --additional-config={ours}")
+    assert "--decode-kernels" not in trial + real
+    # what is said is what the user wrote
+    assert re.search(r"vllm serve \S+/preflight .* --decode-kernels off ", said)
+    assert re.search(rf"vllm serve some/model .* {words} --max-num-seqs 3\n", said)
+
+
+def test_what_the_plugin_cannot_get_ends_the_start_before_anything_is_served(
+    start: Start, variables: dict[str, str]
+) -> None:
+    words = "--decode-kernels off --additional-config secret"
+    one = start(**variables, SPARKFORGE_EXTRA_ARGS=words)
+    assert one.process.wait(PATIENCE_S) == EX_CONFIG
+    assert "error: the value in --additional-config is no JSON object: give an obj" in one.text()
+    assert "the stand-in gets" not in one.text()
+    assert "secret" not in one.text()
 
 
 @pytest.mark.parametrize("what", ["number", "token", "late backend", "no answer"])

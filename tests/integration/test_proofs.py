@@ -24,7 +24,8 @@ def checkout(folder: Path) -> Path:
     if not pins.exists():
         pins.parent.mkdir()
         shutil.copyfile(ROOT / "pins.yaml", pins)
-        (pins.parent / "requirements").symlink_to(ROOT / "requirements")
+        for name in ("requirements", "kernels"):
+            (pins.parent / name).symlink_to(ROOT / name)
     return pins
 
 

@@ -100,7 +100,13 @@ def test_it_loads_then_says_what_to_use_and_ends_at_ctrl_c(tmp_path: Path) -> No
             assert "engine" not in words
             kept = (tmp_path / "dist" / "cpu" / "server.log").read_text()
             assert "engine" in kept
-            assert " --mxfp4-layers qkv=mxfp8,o=mxfp8,lm_head=mxfp8 " in kept
+            config = (
+                '{"sparkforge":{"experts":"bf16_dequant",'
+                '"mxfp4_layers":"qkv=mxfp8,o=mxfp8,lm_head=mxfp8"}}'
+            )
+            assert f" --additional-config={config}\n" in kept
+            assert "--mxfp4-layers" not in kept
+            assert "--moe-backend" not in kept
             child.send_signal(signal.SIGINT)
             rest = child.stdout.read()
             assert child.wait(_WAIT_S) == 0, rest

@@ -17,7 +17,7 @@ import pytest
 
 from sparkforge.build import graph, image, imagenote, sbom
 from sparkforge.build.receipt import SBOM
-from sparkforge.build.results import WheelResult
+from sparkforge.build.results import PluginResult, WheelResult
 from sparkforge.core import typed
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import key_of
@@ -151,16 +151,16 @@ def baked(project: Project) -> Baked:
 
 
 def bake(project: Project) -> Baked:
-    """Build a project's wheel, and put an image of it together."""
-    receipt = project.build()
-    outputs = next(item["outputs"] for item in receipt["items"] if item["label"] == "wheel demo")
-    made = typed.load(WheelResult, outputs)
+    """Build a project's wheels, and put an image of them together."""
+    outputs = {item["label"]: item["outputs"] for item in project.build()["items"]}
+    made = typed.load(WheelResult, outputs["wheel demo"])
+    plugin = typed.load(PluginResult, outputs.get("plugin"))
     assert made is not None
     context = context_of("tiny", project.root)
     for name in image.RECIPE:
         (project.root / name).parent.mkdir(exist_ok=True)
         (project.root / name).write_text("recipe\n")
-    bill = sbom.document(context, {"demo": made}, base=BASE)
+    bill = sbom.document(context, {"demo": made}, plugin, base=BASE)
     note = graph.note_of(context, BASE)
     labels = {
         **note.image["labels"],
@@ -173,8 +173,9 @@ def bake(project: Project) -> Baked:
         for name in image.RECIPE[1:]
     }
     files: Files = {**ours, **environment(), f"{image.SHARE}/{SBOM}": bill, NOTE: note.dumps()}
-    with zipfile.ZipFile(project.wheel) as wheel:
-        files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}
+    for path in project.wheel.parent.glob("*.whl"):
+        with zipfile.ZipFile(path) as wheel:
+            files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}
     return Baked(project, files, labels)
 
 

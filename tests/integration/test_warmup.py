@@ -47,6 +47,7 @@ class Started:
         tools.mkdir(exist_ok=True)
         (tools / "vllm").write_text(
             '#!/bin/sh\nfor one; do [ "$last" = --uds ] && at=$one; last=$one; done\n'
+            'echo "the stand-in gets $*"\n'
             f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$at"\n'
         )
         (tools / "vllm").chmod(0o755)

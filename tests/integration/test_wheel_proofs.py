@@ -16,7 +16,7 @@ from tests.integration.test_proofs import checkout, run
 from tests.support import make_wheel
 
 SOURCE = HERE / "block_scaled.cu"
-CUBINS = "vllm/model_executor/kernels/decode/cubins"
+CUBINS = "vllm_sparkforge/decode/cubins"
 PTX = "arch=compute_120f,code=compute_120f"
 
 

@@ -8,21 +8,29 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.patches.checkout import CHECKOUT
 from tests.patches.probing import run_module
-from tests.patches.trees import tree
 
 TIMEOUT_S = 1800
 CAPABILITIES = ("8.9", "9.0", "10.0", "12.0", "12.1")
+
+
+class Steps(dict[str, Any]):
+    """What is computed, by step; a step that failed is its traceback, and fails who asks for it."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        assert not isinstance(found, str), found
+        return found
 
 
 def layout(folder: Path) -> Any:
     """Return what the index functions of the CUDA sources say; None without a compiler."""
     if shutil.which("nvcc") is None:
         return None
-    sources = tree("vllm", folder / "tree", patched=True, only=("csrc/decode_kernels",))
     program = folder / "layout"
     probe = Path(__file__).with_name("probes") / "probe_decode_layout.cu"
-    words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{sources / 'csrc/decode_kernels'}"]
+    words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{CHECKOUT / 'kernels/csrc'}"]
     subprocess.run([*words, "-o", str(program), str(probe)], check=True, timeout=TIMEOUT_S)
     return json.loads(subprocess.run([program], capture_output=True, check=True).stdout)
 
@@ -33,4 +41,5 @@ def ask(python: Path, places: Any, folder: Path) -> Any:
     request = {"places": places, "capabilities": CAPABILITIES}
     asked.write_text(json.dumps(request), encoding="utf-8")
     run_module(python, "probe_decode_kernels", asked, out, folder=folder)
-    return json.loads(out.read_text(encoding="utf-8"))
+    answers = json.loads(out.read_text(encoding="utf-8"))
+    return answers | {"computed": Steps(answers["computed"])}

@@ -1,4 +1,4 @@
-"""The probe of `--moe-backend bf16_dequant` and its checkpoints, for the tests that share a run."""
+"""The probe of the plugin's option `experts`, and its checkpoints, for tests that share a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(
     """Return a function that runs steps of the probe in an interpreter; see ``runner``."""
     request = {
         "checkpoint": str(tiny.path),
-        "moe_backend": "bf16_dequant",
+        "experts": "bf16_dequant",
         "streamed": str(_split_experts(tiny.path, folder / "streamed")),
         "damaged": {
             "nan": str(_with_scale(tiny.path, folder / "nan", 0xFF)),

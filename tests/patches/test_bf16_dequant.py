@@ -1,4 +1,4 @@
-"""The patch that expands MXFP4 experts to BF16, tried in the interpreters it is for.
+"""MXFP4 experts expanded to BF16 (vllm_sparkforge.bf16_experts), in the interpreter it is for.
 
 The engine never runs in the test process; `probes/probe_logits.py` runs in theirs, once in each.
 What is refused on a GPU is in test_selection.py.
@@ -6,6 +6,8 @@ What is refused on a GPU is in test_selection.py.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint
+from sparkforge.serving import backends
 from tests.patches import dequant_probe
 from tests.patches.dequant_probe import (
     GREEDY_COUNT,
@@ -31,6 +34,8 @@ from tests.patches.probing import (
     relative_distance,
     result_of,
 )
+
+METHOD = "Bf16ExpertsMethod"
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +135,13 @@ def test_one_warning_tells_the_cost(dequantized: Path, tiny: TinyCheckpoint) -> 
     assert f"{tiny.num_layers} layers x {tiny.num_experts} experts" in warning
 
 
+def test_the_log_names_them_as_a_profile_does(dequantized: Path) -> None:
+    watch = backends.Watch({})
+    for line in (dequantized / "log").read_text(encoding="utf-8").splitlines():
+        watch.feed(line)
+    assert "BF16_DEQUANT" in watch.seen["moe"]
+
+
 def test_packed_weights_are_gone(seen: dict[str, Any], tiny: TinyCheckpoint) -> None:
     parameters = seen["by_name"]["parameters"]
     assert {p["dtype"] for p in parameters} == {"torch.bfloat16"}
@@ -196,17 +208,19 @@ def test_without_the_option_the_error_names_it(seen: dict[str, Any], tiny: TinyC
         "No MXFP4 MoE backend supports the deployment configuration"
     )
     assert "--moe-backend bf16_dequant" in failure["message"]
+    (given,) = re.findall("--additional-config '(.*?)'", failure["message"])
+    assert json.loads(given) == {"sparkforge": {"experts": "bf16_dequant"}}
     assert f"({tiny.bf16_expert_bytes} bytes)" in failure["message"]
     assert not failure["loaded"]
 
 
 def test_taken_by_name_also_where_mxfp4_runs_as_it_is(seen: dict[str, Any]) -> None:
-    assert seen["amx"]["auto"]["backend"] == "CPU"
+    assert seen["amx"][""]["backend"] == "CPU"
     by_name = seen["amx"]["bf16_dequant"]
-    assert (by_name["backend"], by_name["experts"]) == ("BF16_DEQUANT", "X86CPUUnquantizedExperts")
+    assert (by_name["method"], by_name["experts"]) == (METHOD, "X86CPUUnquantizedExperts")
     (warning,) = by_name["warnings"]
     assert f"({by_name['cost']['bf16']} bytes)" in warning
-    assert warning.endswith("keeps them in MXFP4: --moe-backend auto.")
+    assert warning.endswith("keeps them in MXFP4: leave the option out.")
     (elsewhere,) = seen["shapes"]["whole"]["warnings"]
     assert elsewhere.endswith("so do the bytes read for every token.")
 
@@ -227,7 +241,7 @@ def test_refused_with_the_reason(seen: dict[str, Any], case: str, reason: str) -
 def test_taken_by_name_only(seen: dict[str, Any]) -> None:
     assert seen["shapes"]["auto"]["type"] == "NotImplementedError"
     for case in ("whole", "two ranks", "four ranks"):
-        assert seen["shapes"][case]["backend"] == "BF16_DEQUANT"
+        assert seen["shapes"][case]["method"] == METHOD
 
 
 # -- helpers -------------------------------------------------------------------

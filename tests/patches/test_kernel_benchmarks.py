@@ -93,7 +93,7 @@ def test_they_call_vllm_rightly(patched_python: Path, tmp_path: Path) -> None:
     _routing_is_right(distances.pop("routing"))
     # The stand-in for the MXFP8 kernel multiplies nothing.
     assert distances.pop("dense mxfp8") > 0.1
-    assert set(distances) == {"moe 256x128", "moe 192x128", "dense mxfp4"}
+    assert set(distances) == {"moe 256x128", "moe 128x64", "dense mxfp4"}
     assert all(0 < distance < 0.006 for distance in distances.values()), distances
 
 

@@ -1,14 +1,16 @@
 """Marlin's MXFP4 experts: padded no further than the kernel demands, and right when padded so.
 
-What the kernel demands is read from its own tables in the pinned release's csrc (which are no part
-of a wheel), so that a rebase which changes them shows here. So is the padding that the roofline
-counts with, from vLLM's own functions.
+With the patch, and without it by our plugin, which pads a little more. What the kernel demands is
+read from its own tables in the pinned release's csrc (which are no part of a wheel), so that a
+rebase which changes them shows here. So is the padding that the roofline counts with, from vLLM's
+own functions.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import tarfile
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ import pytest
 from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.series import series
 from sparkforge.serving.traffic import Moe, padded_dense, padded_experts
-from tests.patches.checkout import CHECKOUT as ROOT
+from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import run_module
 from tests.patches.releases import release_file
 
@@ -204,14 +206,23 @@ def _computable(kernels: Kernels, name: str, hidden: int, inner: int) -> bool:
     )
 
 
-def _ask(python: Path, folder: Path) -> Any:
+def _quick(kernels: Kernels, hidden: int, inner: int) -> bool:
+    """Whether both can be computed as they are, down in a tile with many columns."""
+    return all(
+        _tiles(kernels, block, 2 * inner, hidden)
+        and any(tile.n >= 128 for tile in _tiles(kernels, block, hidden, inner))
+        for block in BLOCKS
+    )
+
+
+def _ask(python: Path, folder: Path, variables: Mapping[str, str] | None = None) -> Any:
     asked, out = folder / "asked.json", folder / "out.json"
     experts = [
         [backend, SHAPE.hidden, width] for backend in (*BACKENDS, "MARLIN") for width in WIDTHS
     ]
     questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts, "dense": DENSE}
     asked.write_text(json.dumps(questions), encoding="utf-8")
-    run_module(python, "probe_marlin_padding", asked, out, folder=folder)
+    run_module(python, "probe_marlin_padding", asked, out, folder=folder, variables=variables)
     return json.loads(out.read_text(encoding="utf-8"))
 
 
@@ -223,6 +234,13 @@ def patched(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 @pytest.fixture(scope="module")
 def stock(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return _ask(stock_python, tmp_path_factory.mktemp("stock"))
+
+
+@pytest.fixture(scope="module")
+def plugin(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The release with our plugin."""
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{CHECKOUT / 'kernels'}"}
+    return _ask(stock_python, tmp_path_factory.mktemp("plugin"), paths)
 
 
 def test_the_kernel_is_as_the_patch_says(kernels: Kernels) -> None:
@@ -263,8 +281,32 @@ def test_gpt_oss_keeps_its_sizes(stock: Any, patched: Any) -> None:
     assert patched["sizes"][0]["BATCHED_MARLIN"] == [2880, 2944]
 
 
-def test_sizes_that_were_not_padded_stay(stock: Any, patched: Any) -> None:
-    for (hidden, inner), before, after in zip(SIZES, stock["sizes"], patched["sizes"], strict=True):
+def test_without_the_patch_the_plugin_pads_as_little_as_it_can(
+    kernels: Kernels, stock: Any, plugin: Any
+) -> None:
+    """It cannot leave out columns of down, which is to have a tile with many of them."""
+    assert plugin["sizes"][0]["MARLIN"] == [2944, 2880]
+    for (hidden, inner), before, answers in zip(
+        SIZES, stock["sizes"], plugin["sizes"], strict=True
+    ):
+        padded, padded_inner = answers["MARLIN"]
+        what = f"{hidden} x {inner}: {padded} x {padded_inner}"
+        assert padded >= hidden, what
+        assert padded_inner >= inner, what
+        assert _quick(kernels, padded, padded_inner), what
+        for less in range(hidden, padded):
+            assert not _quick(kernels, less, padded_inner), f"{what}: {less}"
+        for less in range(inner, padded_inner):
+            assert not _quick(kernels, padded, less), f"{what}: {less}"
+        assert answers["BATCHED_MARLIN"] == before["BATCHED_MARLIN"]
+
+
+@pytest.mark.parametrize("kind", ["patched", "plugin"])
+def test_sizes_that_were_not_padded_stay(
+    stock: Any, kind: str, request: pytest.FixtureRequest
+) -> None:
+    ours = request.getfixturevalue(kind)["sizes"]
+    for (hidden, inner), before, after in zip(SIZES, stock["sizes"], ours, strict=True):
         for name in before:
             assert after[name][0] <= before[name][0]
             assert after[name][1] <= before[name][1], f"{hidden} x {inner}"
@@ -273,16 +315,17 @@ def test_sizes_that_were_not_padded_stay(stock: Any, patched: Any) -> None:
         assert after["BATCHED_MARLIN"][1] == before["BATCHED_MARLIN"][1]
 
 
+@pytest.mark.parametrize("kind", ["patched", "plugin"])
 @pytest.mark.parametrize("index", range(len(LAYERS)))
 def test_padded_experts_compute_what_the_checkpoint_says(
-    kernels: Kernels, stock: Any, patched: Any, index: int
+    kernels: Kernels, stock: Any, kind: str, index: int, request: pytest.FixtureRequest
 ) -> None:
-    size, answer = LAYERS[index], patched["layers"][index]
+    size, answer = LAYERS[index], request.getfixturevalue(kind)["layers"][index]
     # Both round the same inner values to BF16; the reference rounds none.
     assert answer["error"] < 0.01, (size, answer)
     assert answer["error"] < 1.2 * stock["layers"][index]["error"]
     hidden, inner = answer["rounded"]
-    columns = _w2_columns("MARLIN", hidden)
+    columns = _w2_columns("MARLIN", hidden) if kind == "patched" else hidden
     assert {(n, k) for _, n, k in answer["calls"]} == {(2 * inner, hidden), (columns, inner)}
     for block, n, k in answer["calls"]:
         assert _tiles(kernels, block, n, k), (block, n, k)
@@ -296,7 +339,7 @@ def test_layers_reach_both_tables() -> None:
 
 @pytest.mark.parametrize("kind", ["stock", "patched"])
 def test_the_roofline_s_padding_is_vllm_s(kind: str, request: pytest.FixtureRequest) -> None:
-    names = {patch.name for patch in series.read(ROOT / "patches" / "vllm").patches}
+    names = {patch.name for patch in series.read(CHECKOUT / "patches" / "vllm").patches}
     narrow = kind == "patched" and NARROW in names
     moes: Mapping[str, Moe] = {**BACKENDS, "MARLIN": "marlin" if narrow else "marlin-release"}
     told = request.getfixturevalue(kind)

@@ -1,4 +1,4 @@
-"""The patches that quantise dense layers to MX formats, tried in the interpreters they are for.
+"""Dense layers in MX formats (vllm_sparkforge.mx), tried in the interpreter they are for.
 
 The engine never runs in the test process; `probes/probe_mxfp4_layers.py` runs in the baked
 interpreters, four times in all. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
@@ -19,6 +19,7 @@ import pytest
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tensors import to_bf16
 from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint
+from sparkforge.serving import backends, plugin
 from tests.patches import mx_reference as mx
 from tests.patches.probing import PROMPT, relative_distance, result_of, runner
 
@@ -39,7 +40,6 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"mxfp4_layers": "qkv=mxfp8,o,lm_head=mxfp8"},
         {"qkv": "mxfp8", "o": "mxfp4", "lm_head": "mxfp8"},
     ),
-    "targets": ({"quantization_config": {"targets": {"lm_head": "mxfp4"}}}, {"lm_head": "mxfp4"}),
 }
 QUANTIZED = [name for name, (_, formats) in ENGINES.items() if formats]
 
@@ -114,14 +114,7 @@ def probe(
         "head": str(folder / "head.npy"),
         "ranks": RANKS,
         "layers": [*PARSED, *WRONG_LAYERS],
-        "target_formats": [
-            "mxfp4",
-            "mxfp8",
-            "mxfp4_weight_only",
-            "mxfp8_weight_only",
-            "fp8_per_tensor",
-            "int8_per_channel_weight_only",
-        ],
+        "command line": plugin.for_plugin(["--mxfp4-layers", "o,lm_head=mxfp8"]),
         "capabilities": [[7, 5], [8, 0], [9, 0], [10, 0], [12, 0], [12, 1]],
         "shapes": [[5120, 2880], [2880, 4096], [201088, 2880]],
     }
@@ -130,14 +123,8 @@ def probe(
 
 @pytest.fixture(scope="module")
 def patched(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
-    steps = "logits,dummy,linear,refusals,options,named,unasked,shards,selectors"
+    steps = "logits,dummy,linear,refusals,options,shards,selectors,quantizers"
     return probe(patched_python, steps)
-
-
-@pytest.fixture(scope="module")
-def by_quantizers(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
-    # by itself: the other steps need the option mxfp4_layers, which is of a later patch
-    return probe(patched_python, "quantizers")
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +139,7 @@ def two_ranks(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stock(probe: Callable[[Path, str], Path], stock_python: Path) -> Path:
-    return probe(stock_python, "plain,named,selectors")
+    return probe(stock_python, "plain")
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +155,7 @@ def on_cuda(probe: Callable[[Path, str], Path], patched_python: Path) -> dict[st
 @pytest.mark.parametrize("name", ["edges", "bfloat16", "float32"])
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
 def test_quantisers_equal_the_definition(
-    by_quantizers: Path,
+    patched: Path,
     weights: dict[str, npt.NDArray[np.float32]],
     fmt: str,
     name: str,
@@ -178,15 +165,15 @@ def test_quantisers_equal_the_definition(
     quantized = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8}[fmt](weights[name])
     codes = quantized.packed if fmt == "mxfp4" else quantized.codes
     np.testing.assert_array_equal(
-        np.load(by_quantizers / f"{name}-{fmt}-scales{way}.npy"), quantized.scales
+        np.load(patched / f"{name}-{fmt}-scales{way}.npy"), quantized.scales
     )
-    np.testing.assert_array_equal(np.load(by_quantizers / f"{name}-{fmt}{way}.npy"), codes)
+    np.testing.assert_array_equal(np.load(patched / f"{name}-{fmt}{way}.npy"), codes)
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
-def test_quantisers_need_no_memory_for_a_larger_weight(by_quantizers: Path, fmt: str) -> None:
+def test_quantisers_need_no_memory_for_a_larger_weight(patched: Path, fmt: str) -> None:
     """What is alive beside the result, at the most, in bytes for each element of a slice."""
-    peaks = result_of(by_quantizers)["quantizers"][fmt]
+    peaks = result_of(patched)["quantizers"][fmt]
     assert peaks["3 slices"] == peaks["12 slices"]
     assert 4 <= peaks["3 slices"] < PEAK_BYTES
 
@@ -391,19 +378,25 @@ def test_marlin_gets_bfloat16_or_an_error(on_cuda: dict[str, Any], fmt: str) -> 
 
 @pytest.mark.parametrize("platform", ["ROCM", "XPU"])
 def test_what_would_be_expanded_to_bf16_is_refused(seen: dict[str, Any], platform: str) -> None:
-    """The emulation dequantises at load: accuracy would be lost, and no memory saved."""
-    refusal = seen["selectors"][f"mxfp8, weight-only, {platform}"]
-    assert refusal["type"] == "ValueError"
-    assert f"no kernel on {platform}" in refusal["message"]
+    """vLLM's emulation dequantises at load: accuracy would be lost, and no memory saved."""
+    for fmt in ("mxfp4", "mxfp8"):
+        refusal = seen["selectors"][f"{fmt}, {platform}"]
+        assert refusal["type"] == "ValueError"
+        assert f"no kernel on {platform}" in refusal["message"]
 
 
-def test_cpus_take_mx_layers_on_request_only(stock: Path, seen: dict[str, Any]) -> None:
-    """A checkpoint whose activations are to be quantised is refused, as by the release."""
-    ours, released = seen["selectors"], result_of(stock)["selectors"]
-    assert ours["mxfp8, weight-only"]["value"] == "CPUMxFp8LinearKernel"
-    assert ours["mxfp8"] == released["mxfp8"]
-    for question in ("mxfp8", "mxfp4 activations"):
-        assert ours[question]["type"] == released[question]["type"] == "ValueError"
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_cpus_take_the_plain_product(seen: dict[str, Any], fmt: str) -> None:
+    assert seen["selectors"][f"{fmt}, CPU"]["value"] == "CpuKernel"
+
+
+@pytest.mark.parametrize("fmt", ["MXFP4", "MXFP8"])
+def test_the_log_names_the_kernel_as_a_profile_does(patched: Path, fmt: str) -> None:
+    log = (patched / "log").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in log if f"for {fmt} GEMM" in line]
+    watch = backends.Watch({"linear": "CPU"})
+    assert watch.feed(line) is None
+    assert not watch.missing()
 
 
 def test_marlin_is_not_the_only_choice(on_cuda: dict[str, Any]) -> None:
@@ -411,47 +404,6 @@ def test_marlin_is_not_the_only_choice(on_cuda: dict[str, Any]) -> None:
     assert on_cuda["10.0"]["mxfp4 activations"] == "FlashInferMxFp4LinearKernel"
     for capability in ("10.0", "12.0", "12.1"):
         assert on_cuda[capability]["mxfp8 activations"].startswith("FlashInfer")
-
-
-@pytest.mark.parametrize(
-    ("fmt", "method"),
-    [
-        ("mxfp4", "Mxfp4WeightOnlyLinearMethod"),
-        ("mxfp8", "Mxfp8WeightOnlyLinearMethod"),
-        ("mxfp4_weight_only", "Mxfp4WeightOnlyLinearMethod"),
-        ("mxfp8_weight_only", "Mxfp8WeightOnlyLinearMethod"),
-    ],
-)
-def test_a_target_that_names_the_head_works(seen: dict[str, Any], fmt: str, method: str) -> None:
-    assert seen["named"][fmt] == {"type": None, "message": "", "value": method}
-
-
-@pytest.mark.parametrize(
-    ("fmt", "reason"),
-    [
-        ("fp8_per_tensor", "online quantization for ParallelLMHead"),
-        ("int8_per_channel_weight_only", "does not define a QuantSpec for ParallelLMHead"),
-    ],
-)
-def test_a_target_that_the_head_cannot_have_is_refused(
-    seen: dict[str, Any], fmt: str, reason: str
-) -> None:
-    assert seen["named"][fmt]["type"] == "ValueError"
-    assert reason in seen["named"][fmt]["message"]
-
-
-def test_a_model_that_ignores_the_target_is_refused(seen: dict[str, Any]) -> None:
-    failure = seen["unasked"]
-    assert failure["type"] == "ValueError"
-    assert "Layer lm_head was matched" in failure["message"]
-    assert "GptOssForCausalLM does not support a quantized lm_head" in failure["message"]
-    assert not failure["loaded"]
-
-
-def test_stock_ignores_the_target(stock: Path) -> None:
-    named = result_of(stock)["named"]
-    assert named["mxfp4"]["value"] == named["fp8_per_tensor"]["value"]
-    assert named["mxfp4"]["value"] == "UnquantizedEmbeddingMethod"
 
 
 # -- refusals ------------------------------------------------------------------
@@ -480,7 +432,7 @@ def test_heads_that_others_rely_on_are_refused(
 
 @pytest.mark.parametrize("case", ["lora elsewhere", "lora anywhere", "eagle with", "ngram"])
 def test_heads_that_nothing_relies_on_are_not(seen: dict[str, Any], case: str) -> None:
-    assert seen["refusals"][case]["value"] == "Mxfp4WeightOnlyLinearMethod"
+    assert seen["refusals"][case]["value"] == "mxfp4"
 
 
 def test_a_weight_that_is_not_finite_is_named(seen: dict[str, Any]) -> None:
@@ -494,16 +446,11 @@ def test_a_weight_that_is_not_finite_is_named(seen: dict[str, Any]) -> None:
 
 # -- the option ----------------------------------------------------------------
 
-_QKV, _O, _HEAD = r"re:(.*\.)?attn\.qkv_proj$", r"re:(.*\.)?attn\.o_proj$", r"re:(.*\.)?lm_head$"
-
 PARSED = {
-    "qkv,o,lm_head": {
-        _QKV: "mxfp4_weight_only",
-        _O: "mxfp4_weight_only",
-        _HEAD: "mxfp4_weight_only",
-    },
-    "moe,qkv, lm_head=mxfp8": {_QKV: "mxfp4_weight_only", _HEAD: "mxfp8_weight_only"},
-    "o=mxfp4": {_O: "mxfp4_weight_only"},
+    "qkv,o,lm_head": {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
+    "moe,qkv, lm_head=mxfp8": {"qkv": "mxfp4", "lm_head": "mxfp8"},
+    "o=mxfp4": {"o": "mxfp4"},
+    "moe": {},
 }
 WRONG_LAYERS = {
     "": "unknown layer kind ''",
@@ -516,7 +463,7 @@ WRONG_LAYERS = {
 
 
 @pytest.mark.parametrize("layers", PARSED)
-def test_layer_kinds_are_targets(seen: dict[str, Any], layers: str) -> None:
+def test_layer_kinds_and_their_formats(seen: dict[str, Any], layers: str) -> None:
     assert seen["options"]["parsed"][layers]["value"] == PARSED[layers]
 
 
@@ -528,12 +475,9 @@ def test_wrong_layer_kinds_are_errors(seen: dict[str, Any], layers: str) -> None
 
 
 def test_the_command_line(seen: dict[str, Any]) -> None:
-    assert seen["options"]["command line"] == {
-        _O: "mxfp4_weight_only",
-        _HEAD: "mxfp8_weight_only",
-    }
-    assert seen["options"]["no option"]
-    assert seen["options"]["moe only"]
+    """As sparkforge writes it."""
+    assert seen["options"]["command line"] == {"o": "mxfp4", "lm_head": "mxfp8"}
+    assert seen["options"]["no option"] == {}
 
 
 def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
@@ -544,9 +488,9 @@ def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
 
 
 def test_an_activation_for_the_experts_can_be_added(seen: dict[str, Any]) -> None:
-    activation, targets, again = seen["options"]["moe activation"]
+    activation, layers, again = seen["options"]["moe activation"]
     assert activation != "None"
-    assert targets == {_QKV: "mxfp4_weight_only"}
+    assert layers == {"qkv": "mxfp4"}
     assert again, "a second pass over the same arguments must not change or refuse them"
 
 
@@ -554,24 +498,15 @@ def test_an_activation_for_the_experts_can_be_added(seen: dict[str, Any]) -> Non
 def test_two_choices_of_layers_are_an_error(seen: dict[str, Any], case: str) -> None:
     failure = seen["options"][case]
     assert failure["type"] == "ValueError"
-    assert "--mxfp4-layers cannot be combined" in failure["message"]
+    assert "mxfp4_layers cannot be combined" in failure["message"]
 
 
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [
-        ("llama", "--mxfp4-layers is for gpt-oss models"),
-        ("plain", "add --quantization online"),
-        ("quark", "are not in MXFP4"),
-    ],
-)
-def test_models_that_would_ignore_it_are_refused(
-    seen: dict[str, Any], case: str, reason: str
-) -> None:
-    assert seen["options"][case]["type"] == "ValueError"
-    assert reason in seen["options"][case]["message"]
-    for fine in ("plain, online", "mxfp4"):
-        assert seen["options"][fine]["type"] is None
+@pytest.mark.parametrize("quantization", ["None", "quark"])
+def test_models_that_would_ignore_it_are_refused(seen: dict[str, Any], quantization: str) -> None:
+    failure = seen["options"][quantization]
+    assert failure["type"] == "ValueError"
+    assert f"the quantization of some-model is {quantization}" in failure["message"]
+    assert seen["options"]["gpt_oss_mxfp4"]["type"] is None
 
 
 # -- helpers -------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Profiles of pins.yaml against vLLM itself: its parser takes every option of every choice, its
-words are the ones that the check of backends looks for, and its package has the pinned Harmony
-vocabulary.
+"""Profiles of pins.yaml against vLLM itself: its parser, and that of our plugin, take every option
+of every choice, their words are the ones that the check of backends looks for, and vLLM's package
+has the pinned Harmony vocabulary.
 
 No patch is tested here; it stands here for the interpreters that are baked for this folder.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sparkforge.pins import pins
-from sparkforge.serving import backends, choices, command
+from sparkforge.serving import backends, choices, command, plugin
 from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
@@ -33,18 +33,22 @@ WRONG = {
     "unknown value": ["--moe-backend", "nosuch"],
     "unknown option": ["--nosuch"],
     "unknown parser": ["--tool-call-parser", "nosuch", "--enable-auto-tool-choice"],
+    "unknown layers": plugin.for_plugin(["--mxfp4-layers", "nosuch"]),
+    "unknown option of the plugin": [plugin.CONFIG, '{"sparkforge": {"nosuch": 1}}'],
 }
 
 
 @pytest.fixture(scope="module")
 def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     options = {
-        f"{name} {choice}": [
-            *command.serve("m", Path("/s"), [])[3:],
-            *choices.pick(Profile.of(Document(name, DOCUMENTS[name])), choice, "").options(),
-            "--gpu-memory-utilization",
-            "0.74",
-        ]
+        f"{name} {choice}": plugin.for_plugin(
+            [
+                *command.serve("m", Path("/s"), [])[3:],
+                *choices.pick(Profile.of(Document(name, DOCUMENTS[name])), choice, "").options(),
+                "--gpu-memory-utilization",
+                "0.74",
+            ]
+        )
         for name, choice in CHOSEN
     }
     folder = tmp_path_factory.mktemp("profiles")
@@ -102,22 +106,29 @@ def test_expected_moe_backends_are_named_as_vllm_names_them(answer: Any, name: s
     assert watch.seen == {"moe": {wanted}}
 
 
-def test_vllm_still_says_which_kernels_dense_layers_get(patched_python: Path) -> None:
-    (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
-    folder = package / "model_executor/kernels/linear"
-    source = (folder / "__init__.py").read_text()
-    for kind, kernel in (("4", "cpu"), ("8", "cpu"), ("4", "marlin"), ("8", "marlin")):
-        assert f'"Using %s for MXFP{kind} GEMM", kernel_cls.__name__' in source
-        module = folder / f"mxfp{kind}" / f"{kernel}.py"
-        (name,) = re.findall(r"^class (\w+Kernel)\(", module.read_text(), re.MULTILINE)
-        watch = backends.Watch({"linear": kernel.upper()})
-        assert watch.feed(f"[__init__.py:995] Using {name} for MXFP{kind} GEMM") is None
-        assert watch.seen == {"linear": {kernel.upper()}}
+def test_the_plugin_still_says_which_kernels_dense_layers_get(patched_python: Path) -> None:
+    """The CPU's are read in a real log, in test_mxfp4_layers.py."""
+    folder = _package(patched_python, "vllm_sparkforge")
+    source = (folder / "mx/linear.py").read_text()
+    for sentence in (
+        '"Using %s for %s GEMM"',
+        'marlin.__name__.replace("Marlin", "CPU")',
+        'name.replace("Marlin", "Decode")',
+    ):
+        assert sentence in source
+    kernels = _package(patched_python, "vllm") / "model_executor/kernels/linear"
+    for kind in "48":
+        module = kernels / f"mxfp{kind}" / "marlin.py"
+        (marlin,) = re.findall(r"^class (\w+Kernel)\(", module.read_text(), re.MULTILINE)
+        for kernel in ("CPU", "Marlin", "Decode"):
+            watch = backends.Watch({"linear": kernel.upper()})
+            name = marlin.replace("Marlin", kernel)
+            assert watch.feed(f"[linear.py:184] Using {name} for MXFP{kind} GEMM") is None
+            assert watch.seen == {"linear": {kernel.upper()}}
 
 
-def test_vllm_still_says_what_computes_few_rows_of_experts(patched_python: Path) -> None:
-    (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
-    folder = package / "model_executor/kernels/decode"
+def test_the_plugin_still_says_what_computes_few_rows_of_experts(patched_python: Path) -> None:
+    folder = _package(patched_python, "vllm_sparkforge") / "decode"
     for file, sentence, said, name in (
         ("selfcheck.py", '"Decode kernels are used for %s: ', "MXFP4 experts 1 x 2: ", "DECODE"),
         (
@@ -142,8 +153,7 @@ def test_vllm_still_says_what_computes_few_rows_of_experts(patched_python: Path)
 
 
 def test_vllm_still_says_which_attention_it_chose(patched_python: Path) -> None:
-    (package,) = patched_python.parent.parent.glob("lib/python3*/site-packages/vllm")
-    source = (package / "platforms/cuda.py").read_text()
+    source = (_package(patched_python, "vllm") / "platforms/cuda.py").read_text()
     assert 'logger.info("Using %s backend.", selected_backend)' in source
     assert '"Using %s attention backend out of potential backends: %s."' in source
 
@@ -170,3 +180,8 @@ def test_the_harmony_vocabulary_is_in_the_package_and_is_the_pinned_one(
         [patched_python, "-c", other], env=good, capture_output=True, text=True, check=False
     )
     assert f"has sha256 {pinned}, and pins.yaml says 000" in said.stderr
+
+
+def _package(python: Path, name: str) -> Path:
+    (package,) = python.parent.parent.glob(f"lib/python3*/site-packages/{name}")
+    return package

@@ -1,4 +1,5 @@
-"""What vLLM selects on CUDA devices, without and with the patches, against tables in golden/.
+"""What vLLM selects on CUDA devices, as released and with our patches and plugin, against tables in
+golden/.
 
 The tables hold every answer of the real selectors for capabilities 9.0, 10.0, 12.0 and 12.1, so
 that each change of a selection, ours or a rebase's, shows in a diff. After a change that is meant:
@@ -134,9 +135,11 @@ def test_flashinfer_cutlass_keeps_bf16_on_hopper(patched: Tables) -> None:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_experts_are_not_expanded_to_bf16_on_a_gpu(patched: Tables, capability: str) -> None:
-    (answer,) = patched[capability][GPT_OSS]["bf16_dequant"]
+    table = patched[capability]["plugin, MXFP4 MoE, gpt-oss"]
+    (answer,) = table["(experts: bf16_dequant)"]
     assert answer.startswith("ValueError: ")
     assert "available on CPU only" in answer
+    assert table["(hint at bf16_dequant)"] == ["None"]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -163,19 +166,15 @@ def test_an_activation_that_a_checkpoint_declares_is_not_dropped(
     assert answer[0].startswith("ValueError")
 
 
-@pytest.mark.parametrize("capability", SM12X)
-def test_dense_mxfp4_is_weight_only_on_sm12x(
-    stock: Tables, patched: Tables, capability: str
-) -> None:
-    title = "linear, MXFP4 weights and activations"
-    assert stock[capability][title]["auto"] == ["FlashInferMxFp4LinearKernel"]
-    answer, warning = patched[capability][title]["auto"]
-    assert answer == "MarlinMxFp4LinearKernel"
-    assert "weight-only" in warning
-    by_name = patched[capability][title]["flashinfer_cutlass"][0]
-    assert by_name.startswith("ValueError")
-    assert "tcgen05" in by_name
-    assert patched["10.0"][title] == stock["10.0"][title]
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_dense_layers_are_weight_only(stock: Tables, patched: Tables, capability: str) -> None:
+    """Where vLLM takes FlashInfer for MXFP4, which has tcgen05 code alone and none for SM12x."""
+    for name, answer in patched[capability]["plugin, dense layers"].items():
+        marlin = "MarlinMxFp4LinearKernel" if "mxfp4" in name else "MarlinMxfp8LinearKernel"
+        assert answer == [f"DecodeKernel, or {marlin}"]
+    asked = stock[capability]["linear, MXFP4 weights and activations"]["auto"]
+    if capability != "9.0":
+        assert asked == ["FlashInferMxFp4LinearKernel"]
 
 
 @pytest.mark.parametrize("capability", SM12X)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 
 from sparkforge.build.compile import natives
 from sparkforge.build.compile.recipe import Recipe
@@ -42,17 +41,14 @@ def assemble(
     own: Patched,
     carried: Sequence[overlay.Layer],
     folder: Path,
-    more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Assembled:
     """Make a wheel of compiled files, and of the release's files for the rest.
 
     Args:
         carried: series that go onto files of the release inside of this wheel.
-        more: further members of the wheel.
 
     Raises:
         CompileError: the build lacks a file of the release, and no rule of pins.yaml says why.
-        WheelError: the release has one of ``more``.
     """
     everything = recipe.decision.everything
     with archive.opened(request.wheel) as release, archive.opened(made.wheel) as ours:
@@ -75,7 +71,6 @@ def assemble(
             layers = overlay.plan(request, carried, release)
             fresh = {**layers.fresh, **_different(release, ours, in_ours)}
             fresh |= {member: path.read_bytes() for member, path in made.natives.items()}
-        fresh = overlay.with_more(request, fresh, more, in_release | in_ours)
         removed = tuple(
             sorted(m for m, blob in changed.items() if blob == git.ABSENT and m in in_release)
         )
@@ -100,7 +95,6 @@ def assemble(
         )
         wheel = overlay.write(asked, ours if everything else release, plan, folder)
         patched = set(changed) | {m for layer in carried for m in _members(layer)}
-        patched |= set(more)
         differs = tuple(m for m in (*plan.replaced, *plan.added) if m not in patched)
         return Assembled(wheel, _natives(release, ours, taken, made), differs)
 

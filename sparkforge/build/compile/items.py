@@ -13,14 +13,9 @@ from sparkforge.build.compile.externalitem import external_item
 from sparkforge.build.compile.natives import Decision
 from sparkforge.build.compile.recipe import Recipe, arch_list, shown
 from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results, holds_wheel, kernels_of
+from sparkforge.build.item import Item, Results, holds_wheel
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
-from sparkforge.build.results import (
-    BuilderResult,
-    CompiledWheelResult,
-    ExternalResult,
-    KernelsResult,
-)
+from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult
 from sparkforge.build.stages.source import chosen
 from sparkforge.build.stages.wheels import (
     Tree,
@@ -71,7 +66,6 @@ def compile_item(
     image: Item[BuilderResult],
     trees: Mapping[str, Tree],
     fetched: Iterable[Item[ExternalResult]],
-    kernels: Item[KernelsResult] | None = None,
 ) -> Item[CompiledWheelResult]:
     """Return the compiled wheel of an upstream.
 
@@ -99,7 +93,7 @@ def compile_item(
     )
     fixed = replace(recipe, jobs=0)
     inputs = {
-        **common_inputs(context, name, layers, kernels),
+        **common_inputs(context, name, layers),
         "native": context.native,
         # an overlay takes the patched files from them, a compile takes all files
         "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
@@ -113,7 +107,7 @@ def compile_item(
     }
     work = f"{name}-{key_of(inputs)[:16]}"
     tag = builder.tag(context.target_name, image.key)
-    wheel = _Compile(context, name, file, recipe, trees, kernels, inputs["local"], tag, work)
+    wheel = _Compile(context, name, file, recipe, trees, inputs["local"], tag, work)
     uid, gid = builder.user()
     commands = shown(
         recipe,
@@ -131,7 +125,6 @@ def compile_item(
         needs=(
             *(item for tree in trees.values() for item in tree.items),
             *fetched,
-            *(() if kernels is None else (kernels,)),
             image,
         ),
         valid=holds_wheel,
@@ -150,7 +143,6 @@ class _Compile:
     release: ReleaseFile
     recipe: Recipe
     trees: Mapping[str, Tree]
-    kernels: Item[KernelsResult] | None
     local: str
     """Local version, after the +."""
     tag: str
@@ -182,14 +174,13 @@ class _Compile:
         layers = [] if decision.everything else series_of(context, name)
         carried = [trees[layer].layer(context, results) for layer in layers if layer != name]
         request = request_of(context, name, wheel, self.local)
-        more = kernels_of(self.kernels, results)
-        done = assembling.assemble(request, recipe, made, own, carried, folder, more)
+        done = assembling.assemble(request, recipe, made, own, carried, folder)
         running.finished(place)
         released = sum(native.origin == "release" for native in done.natives.values())
         log.info(
             f"native files: {len(done.natives) - released} compiled, {released} from the release"
         )
-        result = seal(done.wheel, results, self.kernels)
+        result = seal(done.wheel)
         return CompiledWheelResult(**vars(result), natives=done.natives, differs=done.differs)
 
 

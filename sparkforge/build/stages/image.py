@@ -18,9 +18,9 @@ from sparkforge.build.results import (
     CheckpointResult,
     ImageArchiveResult,
     ImageResult,
-    KernelsResult,
     OwnWheel,
     PackResult,
+    PluginResult,
     WheelhouseResult,
     WheelResult,
 )
@@ -33,10 +33,12 @@ from sparkforge.store.codekey import code_of
 
 
 def own(
-    wheels: Mapping[str, Item[WheelResult]], pack: Item[PackResult] | None
+    wheels: Mapping[str, Item[WheelResult]],
+    plugin: Item[PluginResult] | None,
+    pack: Item[PackResult] | None,
 ) -> tuple[Item[OwnWheel], ...]:
-    """Return the wheels that a build makes, of upstreams and of a pack."""
-    return (*wheels.values(), *(() if pack is None else (pack,)))
+    """Return the wheels that a build makes: of upstreams, of our plugin, of a pack."""
+    return (*wheels.values(), *(item for item in (plugin, pack) if item is not None))
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class Parts:
 
     Attributes:
         wheels: ours, by the upstream's name.
+        plugin: for vLLM, with our kernels.
         pack: FlashInfer's modules, compiled ahead of time.
         house: the other wheels.
         trial: checkpoint of the preflight.
     """
 
     wheels: Mapping[str, Item[WheelResult]]
+    plugin: Item[PluginResult] | None
     pack: Item[PackResult] | None
     house: Item[WheelhouseResult]
     trial: Item[CheckpointResult]
@@ -63,7 +67,7 @@ class Parts:
     @property
     def own(self) -> tuple[Item[OwnWheel], ...]:
         """The wheels that the build makes."""
-        return own(self.wheels, self.pack)
+        return own(self.wheels, self.plugin, self.pack)
 
 
 def image_inputs(context: Context, parts: Parts, base: BaseImage) -> Mapping[str, Any]:
@@ -95,14 +99,9 @@ def note_of(context: Context, parts: Parts, base: BaseImage) -> ImageNote:
         context.target_name,
         image_inputs(context, parts, base),
         wheels={name: item.inputs for name, item in parts.wheels.items()},
-        kernels={
-            name: need.inputs
-            for name, item in parts.wheels.items()
-            for need in item.needs
-            if need.kind is KernelsResult
-        },
         wheelhouse=parts.house.inputs,
         trial=parts.trial.inputs,
+        plugin=None if parts.plugin is None else parts.plugin.inputs,
         pack=None if parts.pack is None else parts.pack.inputs,
     )
 
@@ -119,8 +118,9 @@ def image_item(
 
         third_party = results.artefact(parts.house).path / WHEELS
         wheels = {name: results.of(item) for name, item in parts.wheels.items()}
+        plugin = None if parts.plugin is None else results.of(parts.plugin)
         pack = None if parts.pack is None else results.of(parts.pack)
-        bill = sbom.document(context, wheels, pack, third_party=third_party, base=base)
+        bill = sbom.document(context, wheels, plugin, pack, third_party=third_party, base=base)
         share = {SBOM: bill, imagenote.NAME: note.dumps()}
         if context.profile:
             text = json.dumps(context.profile, indent=2, sort_keys=True)

@@ -1,41 +1,31 @@
-"""Kernels of our series as machine code, which wheels get with the patched files."""
+"""The machine code of our kernels, which the plugin's wheel gets."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.item import Item, Results, kernel_path
+from sparkforge.build.item import Item, Results
 from sparkforge.build.lockedcompiler import LockedCompiler
 from sparkforge.build.results import KernelsResult
-from sparkforge.core import git
-from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.core.errors import PinsError
+from sparkforge.core.hashing import digests, intact, sha256_file
+from sparkforge.pins.compiling import Plugin
 from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
 
-if TYPE_CHECKING:
-    from sparkforge.build.stages.wheels import Tree
-    from sparkforge.series.series import Series
 
+def kernels_item(context: Context, pin: Plugin) -> Item[KernelsResult]:
+    """Return the machine code of a plugin's kernels.
 
-def kernels_item(context: Context, name: str, tree: Tree) -> Item[KernelsResult] | None:
-    """Return the machine code of an upstream's kernels.
-
-    None: the target has no GPU, or the series has no kernels.
+    Raises:
+        PinsError: there are no sources.
     """
-    pin = context.pins.upstream(name).kernels
-    if pin is None or context.target.cuda_arch is None or tree.series is None:
-        return None
-    sources = sources_of(context.series_of(name), pin.folder)
-    if pin.source not in sources:
-        return None
+    sources = sources_of(context.root, pin)
     compiler = LockedCompiler(context.root / pin.requirements, "nvidia-cuda-nvrtc")
     inputs = {
-        "upstream_commit": context.pins.upstream(name).commit_or_unknown,
         "source": pin.source,
-        "sources": sources,
-        "wheel": pin.wheel,
+        "sources": digests(sources),
         "architectures": list(pin.architectures),
         "spills": list(pin.spills),
         # of all platforms: the machine code does not depend on where it is compiled
@@ -49,41 +39,39 @@ def kernels_item(context: Context, name: str, tree: Tree) -> Item[KernelsResult]
         with context.store.temporary("kernels") as work:
             compiler.fill(context, work / WHEELS)
             cubins.unpack(work / WHEELS, work / "toolchain")
-            patched = tree.layer(context, results).patched
-            git.unpack(patched.source.repo, patched.commit, [pin.folder], work / "tree")
+            for path, data in sources.items():
+                (work / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
+                (work / "tree" / path).write_bytes(data)
             request = cubins.Request(
-                work / "tree",
-                pin.source,
-                pin.architectures,
-                pin.spills,
-                compiler.version(),
-                patched.touched,
+                work / "tree", pin.source, pin.architectures, pin.spills, compiler.version()
             )
-            made = cubins.build(request, work / "toolchain", folder)
-        return KernelsResult({f"{pin.wheel}{file}": sha256 for file, sha256 in made.items()})
+            return KernelsResult(cubins.build(request, work / "toolchain", folder))
 
     return Item(
         "kernels",
-        f"kernels {name}",
+        "kernels",
         inputs,
         KernelsResult,
         make,
-        needs=tree.items,
         valid=_complete,
         fetches=lambda: compiler.fetches(context),
     )
 
 
-def sources_of(series: Series, folder: str) -> dict[str, str]:
-    """Return the files that a series leaves in a folder, each with its blob."""
-    found: dict[str, str] = {}
-    for patch in series.patches:
-        for entry in patch.entries:
-            if entry.path.startswith(folder) and entry.new_blob is not None:
-                found[entry.path] = entry.new_blob
-    return {path: blob for path, blob in sorted(found.items()) if blob != git.ABSENT}
+def sources_of(root: Path, pin: Plugin) -> dict[str, bytes]:
+    """Return the CUDA sources of a plugin by their paths in the checkout.
+
+    Raises:
+        PinsError: the one to compile is missing.
+    """
+    source = root / pin.source
+    if not source.is_file():
+        raise PinsError(f"plugin.folder: {pin.source} does not exist", "restore it: git checkout")
+    paths = sorted(path for path in source.parent.rglob("*.cu*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 
 
 def _complete(artefact: Artefact[KernelsResult]) -> bool:
-    files = artefact.result.files
-    return all(intact(kernel_path(artefact.path, member), files[member]) for member in files)
+    return all(
+        intact(artefact.path / file, sha256) for file, sha256 in artefact.result.files.items()
+    )

@@ -138,7 +138,6 @@ class _Pack:
             for module, library in zip(described, made, strict=True)
         }
         path = wheel.write(pack, libraries, context.epoch, folder)
-        path.chmod(0o444)
         units_of = {unit: objects[unit].result for module in described for unit in module.units}
         return PackResult(
             path.name,

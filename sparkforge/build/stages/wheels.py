@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.context import UNPATCHED, Context
-from sparkforge.build.item import Item, Results, holds_wheel, kernels_of, source_of
-from sparkforge.build.results import KernelsResult, SeriesResult, SourceResult, WheelResult
+from sparkforge.build.item import Item, Results, holds_wheel, source_of
+from sparkforge.build.results import SeriesResult, SourceResult, WheelResult
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile
@@ -28,12 +28,7 @@ def series_of(context: Context, name: str) -> dict[str, Series]:
     return {layer: patches for layer, patches in found.items() if patches.patches}
 
 
-def common_inputs(
-    context: Context,
-    name: str,
-    layers: Mapping[str, Series],
-    kernels: Item[KernelsResult] | None = None,
-) -> dict[str, Any]:
+def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> dict[str, Any]:
     """Return the inputs that overlaid and compiled wheels have in common."""
     plan = context.target.wheels[name]
     upstream = context.pins.upstream(name)
@@ -52,7 +47,6 @@ def common_inputs(
         },
         "version_file": upstream.version_file,
         "epoch": context.epoch,
-        **({} if kernels is None else {"kernels": kernels.key}),
     }
 
 
@@ -110,7 +104,7 @@ class Tree:
         return overlay.Layer(patched, context.pins.upstream(self.upstream).paths)
 
 
-def seal(made: Overlaid, results: Results, kernels: Item[KernelsResult] | None) -> WheelResult:
+def seal(made: Overlaid) -> WheelResult:
     """Make a finished wheel read-only; return its entry in the receipt."""
     made.path.chmod(0o444)  # dist/ links to it: a change there must not change the store
     sha256 = sha256_file(made.path)
@@ -129,23 +123,17 @@ def seal(made: Overlaid, results: Results, kernels: Item[KernelsResult] | None) 
         removed=made.removed,
         left_out=made.left_out,
         compile_only=made.compile_only,
-        kernels={} if kernels is None else results.of(kernels).files,
     )
 
 
 def overlay_item(
-    context: Context,
-    name: str,
-    trees: Mapping[str, Tree] | None,
-    kernels: Item[KernelsResult] | None = None,
-    note: str = "",
+    context: Context, name: str, trees: Mapping[str, Tree] | None, note: str = ""
 ) -> Item[WheelResult]:
     """Return an upstream's wheel with our files put in place.
 
     Args:
         trees: by upstream, of those that have patches; None: the release without our series, for
             the proof that it fails.
-        kernels: machine code for the wheel.
         note: why it is not compiled, if that was requested.
     """
     plan = context.target.wheels[name]
@@ -155,7 +143,7 @@ def overlay_item(
     layers = series_of(context, name) if patched else {}
     ours = tuple(trees[layer] for layer in layers) if trees is not None else ()
     inputs = {
-        **common_inputs(context, name, layers, kernels),
+        **common_inputs(context, name, layers),
         "code": code_of(__name__),
     }
     if not patched:
@@ -174,8 +162,7 @@ def overlay_item(
             return WheelResult(wheel.name, file.sha256, upstream.version)
         request = request_of(context, name, wheel, inputs["local"])
         changed = [tree.layer(context, results) for tree in ours]
-        made = overlay.build(request, changed, folder, kernels_of(kernels, results))
-        return seal(made, results, kernels)
+        return seal(overlay.build(request, changed, folder))
 
     label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
     # the unpatched wheel is only needed by the smoke test, and built just before it
@@ -187,10 +174,7 @@ def overlay_item(
         inputs,
         WheelResult,
         make,
-        needs=(
-            *(item for tree in ours for item in tree.items),
-            *(() if kernels is None else (kernels,)),
-        ),
+        needs=tuple(item for tree in ours for item in tree.items),
         valid=holds_wheel,
         intermediate=not patched,
         download=(file,),

@@ -17,6 +17,7 @@ from sparkforge.build.item import source_of
 from sparkforge.build.launcher import (
     CHAT_OPTIONS,
     SMOKE_VARIABLES,
+    UNPATCHED_VARIABLES,
     Launcher,
     of_release,
     start_server,
@@ -115,7 +116,10 @@ def of_build(
     if not versus:
         return [patched.side(ours)]
     launch = replace(
-        launch, options=of_release(options), arguments=of_release(usual), variables=variables
+        launch,
+        options=of_release(options),
+        arguments=of_release(usual),
+        variables=variables | UNPATCHED_VARIABLES,
     )
     unpatched = replace(patched, name="unpatched", launch=launch)
     if built is not None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from sparkforge.build.stages.kernels import sources_of
 from sparkforge.core import plain, typed
 from sparkforge.core.errors import StaleError
+from sparkforge.core.hashing import digests
 from sparkforge.inspect.perf.machines import GB10, H200
 from sparkforge.inspect.proofs.flow import Flow
 from sparkforge.inspect.proofs.stagekernels import Read
-from sparkforge.series.series import Series
+from sparkforge.pins.compiling import Plugin
 
 FILE = Path(__file__).with_name("decode_kernels.json")
 COMMAND = "proofs decode-kernels --record"
@@ -44,7 +45,7 @@ class Recorded:
     """The kernels of each architecture."""
 
     sources: Mapping[str, str]
-    """Blob of each of their sources."""
+    """sha256 of each of their sources."""
     compiler: str
     kernels: Mapping[str, tuple[Work, ...]]
 
@@ -86,13 +87,13 @@ def load(path: Path = FILE) -> Recorded:
     return found
 
 
-def check(recorded: Recorded, series: Series, folder: str) -> None:
-    """Compare the record with the kernels' sources in a series.
+def check(recorded: Recorded, root: Path, pin: Plugin) -> None:
+    """Compare the record with the kernels' sources in a checkout.
 
     Raises:
         StaleError: it is of other sources.
     """
-    now = sources_of(series, folder)
+    now = digests(sources_of(root, pin))
     if now != recorded.sources:
         differ = sorted(
             path

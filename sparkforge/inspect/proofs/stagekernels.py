@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build import cubins, executor, graph
+from sparkforge.build import cubins, executor
 from sparkforge.build.context import Context
 from sparkforge.build.item import Item
-from sparkforge.build.options import host_platform, platform_of
+from sparkforge.build.options import platform_of
 from sparkforge.build.results import KernelsResult
+from sparkforge.build.stages.kernels import kernels_item
 from sparkforge.core import plain, typed
 from sparkforge.core.errors import ProofError
 from sparkforge.inspect.proofs import decode, toolchain
@@ -58,7 +59,7 @@ class Read:
     """The stage's machine code.
 
     Attributes:
-        sources: blob of each source, as in the stage's key.
+        sources: sha256 of each source, as in the stage's key.
         decoded: kernels by architecture.
         seconds: of the stage, and whether it ran now.
     """
@@ -71,20 +72,17 @@ class Read:
 
 
 def item_of(project: Project) -> tuple[Context, Item[KernelsResult]]:
-    """Return the stage's item and its build; a target of this machine's platform comes first.
-
-    The result is the same for every target.
+    """Return the stage's item, which is the same for every target, and a build with it.
 
     Raises:
-        ProofError: no target has kernels.
+        ProofError: there are no kernels.
     """
-    here = host_platform()
-    targets = [(name, target) for name, target in project.pins.targets.items() if target.cuda_arch]
-    for name, target in sorted(targets, key=lambda pair: platform_of(pair[1]) != here):
-        context = Context.of(project, name, platform_of(target))
-        for item in graph.graph_of(context).kernels.values():  # today of one upstream
-            return context, item
-    raise ProofError("no target has decode kernels", "see `kernels` of an upstream in pins.yaml")
+    pin = project.pins.plugin
+    if pin is None:
+        raise ProofError("there are no decode kernels", "see `plugin` in docs/pins.md")
+    name, target = next(iter(project.pins.targets.items()))
+    context = Context.of(project, name, platform_of(target))
+    return context, kernels_item(context, pin)
 
 
 def read(project: Project, readers: Readers) -> Read:
@@ -92,12 +90,12 @@ def read(project: Project, readers: Readers) -> Read:
 
     Raises:
         ProofError: it can't be read, or a kernel has no rule.
-        CompileError, FetchError, SeriesError: as for a build.
+        CompileError, FetchError, PinsError: as for a build.
     """
     context, item = item_of(project)
     start = time.monotonic()
     fresh = item.find(context.store) is None
-    artefact = executor.run(context, graph.ordered([item])).artefact(item)
+    artefact = executor.run(context, [item]).artefact(item)
     seconds = time.monotonic() - start
     manifest = typed.load(Manifest, plain.json_of((artefact.path / cubins.MANIFEST).read_bytes()))
     if manifest is None:

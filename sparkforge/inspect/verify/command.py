@@ -42,7 +42,7 @@ from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
 if TYPE_CHECKING:
     from sparkforge.runtime.registry import Reference
 
-# files of the checkout that a build reads
+# files of the checkout that a build reads, beside the plugin's folder
 INPUTS = (
     "pins.yaml",
     "patches",
@@ -172,7 +172,8 @@ def _cold(context: Context) -> Iterator[Context]:
     with context.store.temporary("verify") as work:
         root = work / "checkout"
         root.mkdir()
-        for name in INPUTS:
+        plugin = context.pins.plugin
+        for name in (*INPUTS, *(() if plugin is None else (plugin.folder.rstrip("/"),))):
             path = context.root / name
             if path.is_dir():
                 shutil.copytree(path, root / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -20,7 +20,13 @@ from sparkforge.build.context import Context
 from sparkforge.build.imagenote import ImageNote
 from sparkforge.build.packs.names import STAGE
 from sparkforge.build.receipt import SBOM, differences
-from sparkforge.build.results import CompiledWheelResult, OwnWheel, PackResult, WheelResult
+from sparkforge.build.results import (
+    CompiledWheelResult,
+    OwnWheel,
+    PackResult,
+    PluginResult,
+    WheelResult,
+)
 from sparkforge.core import git, plain
 from sparkforge.core.errors import CompileError, EngineError, PinsError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
@@ -283,6 +289,10 @@ def _in_store(context: Context, note: ImageNote) -> Iterator[tuple[str, Artefact
         kind = CompiledWheelResult if "native" in inputs else WheelResult
         if (wheel := context.store.find("wheels", inputs, kind)) is not None:
             yield f"own-{name}", wheel
+    if note.plugin is not None:
+        plugin = context.store.find("kernels", note.plugin, PluginResult)
+        if plugin is not None:
+            yield sbom.PLUGIN, plugin
     if note.pack is not None:
         pack = context.store.find(STAGE, note.pack, PackResult)
         if pack is not None:

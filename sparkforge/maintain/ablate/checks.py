@@ -167,7 +167,7 @@ class Command:
         if self.provide == "trees":
             return {}
         build = self.builder.build(place, "wheels" if self.provide == "wheels" else "image")
-        for item in build.graph.wheels.values():
+        for item in build.graph.own:
             wheel = wheel_path(build.results.artefact(item))
             os.link(wheel, work / wheel.name)
         env = {"SPARKFORGE_WHEELS": str(work)}

@@ -1,10 +1,9 @@
 """The decode kernels on the CPU: what a launch of each has to compute, from its operands alone.
 
 Runs inside the interpreter under test. ``Launches`` stands in for
-``vllm.model_executor.kernels.decode.module.launch``. It reads the memory that operands point to,
-checks grid, threads and shared memory, and computes in float64. The orders of the weights are
-written down here a second time, from csrc/decode_kernels: test_decode_kernels.py compares both with
-the CUDA sources.
+``vllm_sparkforge.decode.module.launch``. It reads the memory that operands point to, checks grid,
+threads and shared memory, and computes in float64. The orders of the weights are written down here
+a second time, from kernels/csrc: test_decode_kernels.py compares both with the CUDA sources.
 """
 
 from __future__ import annotations
@@ -267,10 +266,11 @@ class Launches:
         x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
         experts = max(*ids, 0) + 1
         assert o.stride >= o.n
-        assert o.stride % 64 == 0
-        weights = memory(o.weights, experts * o.k * o.stride // 8, torch.int32)
-        weights = weights.view(experts, o.k // 16, 2 * o.stride)
-        scales = memory(o.scales, experts * o.k // 32 * o.stride, torch.uint8)
+        assert o.pitch >= o.k
+        assert o.stride % 64 == o.pitch % 32 == 0
+        weights = memory(o.weights, experts * o.pitch * o.stride // 8, torch.int32)
+        weights = weights.view(experts, o.pitch // 16, 2 * o.stride)
+        scales = memory(o.scales, experts * o.pitch // 32 * o.stride, torch.uint8)
         scales = scales.view(experts, -1, o.stride)
         bias = memory(o.bias, experts * o.stride, torch.bfloat16).view(experts, o.stride)
         dtype, columns = (torch.bfloat16, o.n // 2) if gate_up else (torch.float32, o.n)
@@ -280,7 +280,7 @@ class Launches:
                 out[slot] = torch.nan
                 continue
             row = x[slot // 4 if gate_up else slot].to(torch.float64)
-            product = row @ marlin_layout.weight(weights[expert], scales[expert])
+            product = row @ marlin_layout.weight(weights[expert], scales[expert])[: o.k]
             product = (product + marlin_layout.bias(bias[expert]))[: o.n]
             product = swiglu(product[::2], product[1::2]) if gate_up else product * shares[slot]
             out[slot] = self.spoil(product).to(dtype)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.patches.probes import fake_cuda
 
@@ -68,17 +69,24 @@ def logged() -> Iterator[list[str]]:
 
 
 @contextmanager
-def configured(decode_kernels: str, model_type: str = "gpt_oss") -> Iterator[Any]:
+def configured(decode_kernels: str, **options: Any) -> Iterator[Any]:
+    """Make a configuration the current one, with our options; ``VLLM_SPARKFORGE`` has others."""
+    import torch
     from vllm.config import VllmConfig, set_current_vllm_config
 
-    config = VllmConfig()
+    given = {"decode_kernels": decode_kernels, **options}
+    config = VllmConfig(additional_config={"sparkforge": given})
     config.model_config = types.SimpleNamespace(
-        quantization_config=None,
-        is_diffusion=False,
+        compute_hash=lambda: "",
+        dtype=torch.bfloat16,
         get_num_layers=lambda _: 36,
-        hf_text_config=types.SimpleNamespace(model_type=model_type),
+        is_diffusion=False,
+        model="model",
+        multimodal_config=None,
+        quantization="gpt_oss_mxfp4",
+        quantization_config=None,
+        served_model_name="model",
     )
-    config.kernel_config.decode_kernels = decode_kernels
     with set_current_vllm_config(config):
         yield config
 
@@ -95,7 +103,7 @@ def load(method: Any, layer: Any) -> None:
 
 
 def start(capability: str, cubins: Path) -> None:
-    """Make vLLM believe in a device whose memory is the CPU's."""
+    """Make vLLM believe in a device whose memory is the CPU's, and load its plugins."""
     fake_cuda.add_packages()
     fake_cuda.install(fake_cuda.Capability.parse(capability))
     import vllm.platforms
@@ -108,9 +116,38 @@ def start(capability: str, cubins: Path) -> None:
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         sys.modules[name] = module
     setattr(sys.modules["cuda.bindings"], "driver", Driver())  # noqa: B010
-    from vllm.model_executor.kernels.decode import module as ours
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    from vllm.distributed import parallel_state
+    from vllm_sparkforge.decode import module as ours
 
     ours.CUBINS = cubins
+    with configured("off") as config:
+        config.model_config.is_moe = False
+        meeting = f"file://{cubins} meeting"
+        parallel_state.init_distributed_environment(1, 0, meeting, 0, "gloo")
+        parallel_state.initialize_model_parallel(backend="gloo")
+
+
+@contextmanager
+def without_fusions() -> Iterator[None]:
+    """Put nothing in place of vLLM's fusions of CUDA operators, which are not here."""
+
+    class Fusions:
+        def __init__(self) -> None: ...
+
+        def __call__(self, _: Any) -> None: ...
+
+        def configure(self, _: Any) -> None: ...
+
+        def uuid(self) -> str:
+            return ""
+
+    passes = types.ModuleType("vllm.compilation.passes.pass_manager")
+    passes.PostGradPassManager = Fusions  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, {passes.__name__: passes}):
+        yield
 
 
 class Named:
@@ -171,7 +208,7 @@ class Driver:
     def cuLaunchKernelEx(self, config: Any, function: str, arguments: int, _: int) -> tuple[Any]:
         import ctypes
 
-        from vllm.model_executor.kernels.decode import module
+        from vllm_sparkforge.decode import module
 
         (address,) = (ctypes.c_void_p * 1).from_address(arguments)
         operands = module.CombineOperands.from_address(address)
@@ -197,7 +234,7 @@ class Driver:
 
 def emulate() -> Any:
     """Put the contract in place of the kernels."""
-    from vllm.model_executor.kernels.decode import module
+    from vllm_sparkforge.decode import module
 
     from tests.patches.probes import decode_contract
 
@@ -248,13 +285,47 @@ def fake_shape(function: Callable[..., Any], *arguments: Any) -> list[int]:
         return list(function(*faked).shape)
 
 
-def linear_layer(n: int, k: int, dtype: Any) -> Any:
+def linear_layer(n: int, k: int, dtype: Any, quantization: str | None = "gpt_oss_mxfp4") -> Any:
+    """Return an attention's qkv projection with random weights, as a model makes it."""
     import torch
-    from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+    from vllm.model_executor.layers.quantization import get_quantization_config
 
-    layer = torch.nn.Module()
-    layer.weight = torch.nn.Parameter(torch.randn(n, k).to(dtype), requires_grad=False)
-    layer.bias = torch.nn.Parameter(torch.randn(n).to(dtype), requires_grad=False)
-    assert ReplicatedLinear
-    method = UnquantizedLinearMethod()
-    return layer, method
+    config = get_quantization_config(quantization)() if quantization else None
+    name = "model.layers.0.attn.qkv_proj"
+    layer = ReplicatedLinear(
+        k, n, params_dtype=dtype, quant_config=config, prefix=name, disable_tp=True
+    )
+    for parameter in (layer.weight, layer.bias):
+        parameter.requires_grad_(requires_grad=False).copy_(torch.randn(parameter.shape))
+    return layer
+
+
+def mx_layer(form: str, layer: int = 0, power: int = 0) -> Any:
+    """Return such a projection in an MX format, with random weights, loaded as a model's are.
+
+    Args:
+        form: as the current configuration names it.
+        layer: its number.
+        power: of two, by which its weights are larger.
+    """
+    import torch
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+    from vllm.model_executor.layers.quantization import get_quantization_config
+    from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+
+    config = get_quantization_config("gpt_oss_mxfp4")()
+    name, dtype = f"model.layers.{layer}.attn.qkv_proj", torch.bfloat16
+    made = ReplicatedLinear(
+        128, 48, params_dtype=dtype, quant_config=config, prefix=name, disable_tp=True
+    )
+    assert made.quant_method.form == form
+    initialize_online_processing(made)  # as the model does once there is a bias
+    torch.set_default_dtype(dtype)
+    try:
+        for parameter in (made.weight, made.bias):
+            values = torch.randn(parameter.shape) * 2.0**power
+            parameter.weight_loader(parameter, values.to(dtype))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return made

@@ -1,22 +1,25 @@
-"""MarlinExperts with the decode kernels, with the contract in place of the kernels.
+"""Marlin's experts with the decode kernels, with the contract in place of the kernels.
 
 Runs inside the interpreter under test; used by probe_decode_kernels.py.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from tests.patches.probes.decode_device import configured, error_of, load, logged
 
 
 def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[Any, Any, Any]:
-    """Return MarlinExperts as the layer makes them, their layer, and the checkpoint."""
+    """Return the experts as the layer makes them, the layer, and the checkpoint."""
     import torch
     import vllm._custom_ops as ops
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
     from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+    from vllm_sparkforge.quant import few_rows
 
     from tests.patches.probes import marlin_layout
     from tests.patches.probes.probe_marlin_padding import _checkpoint, _moe_config, _swiglu
@@ -60,7 +63,7 @@ def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[An
         w2_bias=layer.w2_bias,
         swiglu_limit=7.0,
     )
-    marlin = marlin_moe.MarlinExperts(config, quant)
+    marlin = few_rows(marlin_moe.MarlinExperts)(config, quant)
     marlin.activation = lambda _, output, both, **__: output.copy_(_swiglu(both))
     return marlin, layer, data
 
@@ -94,10 +97,10 @@ def _apply(marlin: Any, layer: Any, data: dict[str, Any], rows: int, **others: A
 
 
 def experts(launches: Any) -> dict[str, Any]:
-    """MarlinExperts with few rows and with more, against the checkpoint in float64."""
+    """Few rows and more, against the checkpoint in float64."""
     import torch
-    from vllm.model_executor.kernels.decode import selfcheck
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+    from vllm_sparkforge.decode import selfcheck
 
     from tests.patches.probes.probe_marlin_padding import _reference
 
@@ -119,6 +122,7 @@ def experts(launches: Any) -> dict[str, Any]:
             "zeros": not out[1].any(),
             "error": error_of(out[::2], wanted[:3:2]),
         }
+        result["left to Marlin"] = _left_to_marlin(marlin, launches)
         launches.names.clear()
         marlin._lora_context = None
         marlin.uses_decode_kernels = False
@@ -145,7 +149,69 @@ def experts(launches: Any) -> dict[str, Any]:
     with configured("off"), logged() as lines:
         load(marlin, layer)
         result["off"] = [marlin.uses_decode_kernels, *lines]
+    result["sizes"] = _sizes()
     return result
+
+
+def _left_to_marlin(marlin: Any, launches: Any) -> dict[str, bool]:
+    """Whether two rows reach Marlin as they came, by what is asked for beside the experts."""
+    import torch
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
+
+    signature = inspect.signature(MarlinExperts.apply)
+    usual = dict.fromkeys(list(signature.parameters)[1:])
+    usual |= {"hidden_states": torch.zeros(2, 192), "apply_router_weight_on_input": False}
+    cases = {
+        "an expert map": ({"expert_map": torch.zeros(6)}, None),
+        "router weights on the input": ({"apply_router_weight_on_input": True}, None),
+        "LoRA": ({}, "a context"),
+    }
+    result = {}
+    for name, (change, lora) in cases.items():
+        given = usual | change
+        for how, by_place in (("by name", 0), ("by place", len(given))):
+            launches.names.clear()
+            names = list(given)[by_place:]
+            with (
+                mock.patch.object(MarlinExperts, "apply") as apply,
+                mock.patch.object(marlin, "_lora_context", new=lora, create=True),
+            ):
+                marlin.apply(*list(given.values())[:by_place], **{n: given[n] for n in names})
+            (call,) = apply.call_args_list
+            reached = signature.bind(marlin, *call.args, **call.kwargs).arguments
+            same = all(reached[parameter] is value for parameter, value in given.items())
+            result[f"{name}, {how}"] = same and not launches.names
+    return result
+
+
+def _sizes() -> dict[str, list[int]]:
+    """To what gpt-oss's 2880 x 2880 are padded, by what computes them, and by what vLLM says."""
+    import torch
+    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
+    from vllm_sparkforge.quant import MoEMethod
+
+    from tests.patches.probes.probe_marlin_padding import _moe_config
+
+    size = {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4, "ranks": 1}
+    config, whole = _moe_config(size), (2880, 2880)
+    marlin, cutlass = Mxfp4MoeBackend.MARLIN, Mxfp4MoeBackend.FLASHINFER_CUTLASS_MXFP4_MXFP8
+    found = {}
+    for name, kind, backend, dtype, sizes in (
+        ("ours", MoEMethod, marlin, torch.bfloat16, whole),
+        ("vLLM", GptOssMxfp4MoEMethod, marlin, torch.bfloat16, whole),
+        ("half", MoEMethod, marlin, torch.bfloat16, (2880, 1440)),
+        ("fits", MoEMethod, marlin, torch.bfloat16, (256, 128)),
+        ("float16", MoEMethod, marlin, torch.float16, whole),
+        ("CUTLASS", MoEMethod, cutlass, torch.bfloat16, whole),
+    ):
+        with configured("auto"):
+            method = kind(config)
+        method.mxfp4_backend = backend
+        with mock.patch.object(config, "in_dtype", new=dtype):
+            rounded = method.maybe_roundup_sizes(*sizes, dtype, config.moe_parallel_config)
+        found[name] = [*rounded, method.experts_cls.__name__]
+    return found
 
 
 def _without_workspaces(function: Callable[..., Any]) -> Callable[..., Any]:

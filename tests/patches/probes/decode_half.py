@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import types
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.patches.probes.decode_device import configured, error_of, load, logged
 
-HIDDEN, INNER, EXPERTS, LAYERS, WORDS = 128, 64, 32, 3, 64
+HIDDEN, INNER, EXPERTS, LAYERS, WORDS = 192, 64, 32, 3, 64
+PADDED = 256
+"""What the hidden size is padded to, as gpt-oss's is."""
 CLEAR = 0.1
 """Least distance of the fourth largest logit from the fifth, in rows that are compared: rounding
 to BF16 in another place must not change which experts a row has."""
@@ -24,21 +25,22 @@ to BF16 in another place must not change which experts a row has."""
 class Made(NamedTuple):
     """A model and what it was made with."""
 
+    whole: Any
     model: Any
+    """The layers, without the head."""
     config: Any
     weights: dict[str, Any]
     """The checkpoint, in its own layout."""
     said: list[str]
 
 
-def prepare(folder: Path) -> None:
+def prepare() -> None:
     """Give vLLM what a worker gives it before a model is made.
 
     Marlin's operators stay what ``decode_experts.experts`` put in their place.
     """
     import torch
     import vllm._custom_ops as ops
-    from vllm.distributed import parallel_state
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
     from vllm.v1.worker import workspace
 
@@ -58,33 +60,34 @@ def prepare(folder: Path) -> None:
     marlin_moe.MarlinExperts.activation = lambda self, _, out, both, **__: out.copy_(_swiglu(both))
     torch.accelerator.empty_cache = lambda: None
     workspace.init_workspace_manager(torch.device("cpu"))
-    with configured("off") as config:
-        config.model_config.is_moe = False
-        meeting = f"file://{folder / 'meeting'}"
-        parallel_state.init_distributed_environment(1, 0, meeting, 0, "gloo")
-        parallel_state.initialize_model_parallel(backend="gloo")
 
 
-def make(option: str, weights: dict[str, Any] | None = None, plain: int | None = None) -> Made:
+def make(
+    option: str,
+    weights: dict[str, Any] | None = None,
+    plain: int | None = None,
+    hidden: int = HIDDEN,
+) -> Made:
     """Return a model as a loader makes it.
 
     Args:
-        option: of ``--decode-kernels``.
+        option: ``decode_kernels``.
         weights: the checkpoint; None: a random one.
         plain: the layer whose MLP is of a class derived from vLLM's, as other models have.
+        hidden: the hidden size.
 
     """
     import torch
     from vllm.config import CompilationMode
-    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
-    from vllm.model_executor.models import gpt_oss
+    from vllm.model_executor.layers.quantization import get_quantization_config
+    from vllm.model_executor.models import ModelRegistry, gpt_oss
 
     class Attention(torch.nn.Module):  # type: ignore[misc]
         """Computes each row alone, so that rows can be left out."""
 
         def __init__(self, config: Any, **_: Any) -> None:
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.empty(HIDDEN, HIDDEN))
+            self.weight = torch.nn.Parameter(torch.empty(hidden, hidden))
 
         def forward(self, x: Any, positions: Any) -> Any:
             return x @ self.weight.T + positions[:, None].to(x.dtype) / 16
@@ -92,44 +95,58 @@ def make(option: str, weights: dict[str, Any] | None = None, plain: int | None =
     class OtherMLP(gpt_oss.MLPBlock):  # type: ignore[misc]
         pass
 
-    class Block(gpt_oss.TransformerBlock):  # type: ignore[misc]
-        attention_cls = Attention
+    def mlp(config: Any, layer: int, **options: Any) -> Any:
+        return (OtherMLP if layer == plain else gpt_oss.MLPBlock)(config, layer, **options)
 
-        def __init__(self, *arguments: Any, prefix: str, **options: Any) -> None:
-            if prefix.endswith(f".{plain}"):
-                self.mlp_cls = OtherMLP
-            super().__init__(*arguments, prefix=prefix, **options)
-
-    class Model(gpt_oss.GptOssModel):  # type: ignore[misc]
-        block_cls = Block
-
-    with configured(option) as config, logged() as lines:
+    with (
+        configured(option) as config,
+        logged() as lines,
+        mock.patch.object(gpt_oss.TransformerBlock, "attention_cls", new=Attention),
+        mock.patch.object(gpt_oss.TransformerBlock, "mlp_cls", new=staticmethod(mlp)),
+    ):
         config.model_config.hf_config = types.SimpleNamespace(
-            hidden_size=HIDDEN,
+            hidden_size=hidden,
             intermediate_size=INNER,
             num_local_experts=EXPERTS,
             num_experts_per_tok=4,
             vocab_size=WORDS,
             num_hidden_layers=LAYERS,
         )
-        config.model_config.dtype = torch.bfloat16
+        config.model_config.dtype = config.model_config.head_dtype = torch.bfloat16
         config.kernel_config.moe_backend = "marlin"
         config.compilation_config.mode = CompilationMode.NONE
-        config.quant_config = GptOssMxfp4Config()
+        config.quant_config = get_quantization_config("gpt_oss_mxfp4")()
+        kind = ModelRegistry.models["GptOssForCausalLM"].load_model_cls()
         torch.set_default_dtype(torch.bfloat16)
         try:
-            model = Model(vllm_config=config, prefix="model")
+            whole = kind(vllm_config=config)
         finally:
             torch.set_default_dtype(torch.float32)
+        model = whole.model
         if weights is None:
-            shapes = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
-            weights = {name: _random(name, *shape) for name, shape in shapes.items()}
+            weights = {
+                name: _random(name, _unpadded(name, p.shape, hidden), p.dtype)
+                for name, p in model.named_parameters()
+            }
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(requires_grad=False).copy_(weights[name])
+            place = tuple(map(slice, weights[name].shape))
+            parameter.requires_grad_(requires_grad=False)[place].copy_(weights[name])
         for block in model.layers:
             for layer in (block.mlp.router, block.mlp.experts.routed_experts):
                 load(layer.quant_method, layer)
-    return Made(model, config, weights, [line for line in lines if "Decode kernels" in line])
+    said = [line for line in lines if "Decode kernels" in line]
+    return Made(whole, model, config, weights, said)
+
+
+def _unpadded(name: str, shape: Any, hidden: int) -> tuple[int, ...]:
+    """Return the shape that a checkpoint's tensor has."""
+    ends = {"w13_weight": (-1, 2), "w13_weight_scale": (-1, 32), "w2_weight": (1, 1)}
+    ends |= {"w2_weight_scale": (1, 1), "w2_bias": (1, 1)}
+    found = list(shape)
+    if (last := name.rpartition(".")[2]) in ends:
+        dimension, elements = ends[last]
+        found[dimension] = hidden // elements
+    return tuple(found)
 
 
 def _random(name: str, shape: Any, dtype: Any) -> Any:
@@ -142,41 +159,48 @@ def _random(name: str, shape: Any, dtype: Any) -> Any:
     if "norm" in name:
         values = 1 + 0.3 * values
     elif name.endswith(("attn.weight", "router.weight")):
-        values *= 3 / HIDDEN**0.5
+        values *= 3 / shape[-1] ** 0.5
     return values.to(dtype)
 
 
-def _wanted(made: Made, layer: int, x: Any, residual: Any, real: Any) -> tuple[Any, Any, Any]:
-    """What half a layer has to give, in float64: normed, sum, and how clear each choice is."""
+def _norm(rows: Any, weight: Any) -> Any:
+    return rows * (rows.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
 
+
+def _chosen(made: Made, layer: int, x: Any, residual: Any) -> tuple[Any, Any, Any]:
+    """What a layer's router gets and chooses, in float64: the sum, normalized, the five best."""
+    own = f"layers.{layer}."
+    total = x.double() + residual.double()
+    normed = _norm(total, made.weights[f"{own}post_attention_layernorm.weight"])
+    weight, bias = (made.weights[f"{own}mlp.router.{name}"] for name in ("weight", "bias"))
+    return total, normed, (normed @ weight.double().T + bias.double()).topk(5)
+
+
+def _wanted(made: Made, layer: int, x: Any, residual: Any, real: Any) -> tuple[Any, Any]:
+    """What half a layer has to give, in float64: normed and sum."""
     from tests.patches.probes.probe_marlin_padding import _reference
 
-    own = f"layers.{layer}."
     names = [f"layers.{layer + 1}.input_layernorm.weight", "norm.weight"]
     following = next(made.weights[name] for name in names if name in made.weights)
-
-    def norm(rows: Any, weight: Any) -> Any:
-        return rows * (rows.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-
-    total = x.double() + residual.double()
-    normed = norm(total, made.weights[f"{own}post_attention_layernorm.weight"])
-    router = f"{own}mlp.router."
-    logits = normed @ made.weights[f"{router}weight"].double().T
-    logits += made.weights[f"{router}bias"].double()
-    best = logits.topk(5)
-    experts = f"{own}mlp.experts.routed_experts."
+    total, normed, best = _chosen(made, layer, x, residual)
+    experts = f"layers.{layer}.mlp.experts.routed_experts."
     data = {name.removeprefix(experts): value for name, value in made.weights.items()}
     data |= {"x": normed, "topk_ids": best.indices[:, :4]}
     data["topk_weights"] = best.values[:, :4].softmax(-1) * real[:, None]
     total = total + _reference(data)
-    return norm(total, following), total, best.values[:, 3] - best.values[:, 4]
+    return _norm(total, following), total
 
 
-def _clear_rows(made: Made, layer: int, count: int) -> tuple[Any, Any]:
+def _clear_rows(made: Made, count: int) -> tuple[Any, Any]:
+    """Return rows of which each layer's router chooses clearly."""
     import torch
 
-    x, residual = (torch.randn(3 * count, HIDDEN).to(torch.bfloat16) for _ in range(2))
-    clear = _wanted(made, layer, x, residual, torch.ones(3 * count))[2] > CLEAR
+    shape = 12 * count, made.config.model_config.hf_config.hidden_size
+    x, residual = (torch.randn(shape).to(torch.bfloat16) for _ in range(2))
+    clear = torch.ones(shape[0], dtype=torch.bool)
+    for layer in range(LAYERS):
+        best = _chosen(made, layer, x, residual)[2].values
+        clear &= best[:, 3] - best[:, 4] > CLEAR
     x, residual = x[clear][:count].clone(), residual[clear][:count].clone()
     assert x.shape[0] == count
     return x, residual
@@ -186,27 +210,16 @@ def compute(launches: Any, made: Made) -> dict[str, Any]:
     """The operator's results and launches by number of rows, and where it must not be used."""
     import torch
     from vllm.forward_context import set_forward_context
-    from vllm.model_executor.kernels.decode import layer as ours
-    from vllm.model_executor.kernels.decode import selfcheck
     from vllm.model_executor.layers.fused_moe.runner import moe_runner
+    from vllm_sparkforge.decode import layer as ours
+    from vllm_sparkforge.decode import selfcheck
 
     half = made.model.layers[0].moe_half
-    x, residual = _clear_rows(made, 0, 17)
+    x, residual = _clear_rows(made, 17)
     result: dict[str, Any] = {}
 
     def call(rows: int, padding: Any = None, layer: int = 0) -> dict[str, Any]:
-        launches.names.clear()
-        given = x[:rows].clone(), residual[:rows].clone()
-        with set_forward_context(None, made.config, is_padding=padding):
-            found = made.model.layers[layer].moe_half(*given)
-        real = torch.ones(rows) if padding is None else (~padding[:rows]).float()
-        wanted = _wanted(made, layer, *given, real)
-        return {
-            "launches": list(launches.names),
-            "errors": [error_of(*pair) for pair in zip(found, wanted, strict=False) if rows],
-            "shapes": [list(out.shape) for out in found],
-            "kept": bool((given[0] == x[:rows]).all() and (given[1] == residual[:rows]).all()),
-        }
+        return _call(launches, made, (x[:rows], residual[:rows]), padding, layer)
 
     result["rows"] = {rows: call(rows) for rows in (0, 1, 2, 3, 4, 5, 8, 9, 17)}
     result["the last layer"] = call(3, layer=LAYERS - 1)
@@ -247,6 +260,35 @@ def compute(launches: Any, made: Made) -> dict[str, Any]:
     return result
 
 
+def _call(
+    launches: Any, made: Made, rows: tuple[Any, Any], padding: Any = None, layer: int = 0
+) -> dict[str, Any]:
+    """What half a layer gives for some rows, and the error against float64."""
+    import torch
+    from vllm.forward_context import set_forward_context
+
+    launches.names.clear()
+    given = rows[0].clone(), rows[1].clone()
+    with set_forward_context(None, made.config, is_padding=padding):
+        found = made.model.layers[layer].moe_half(*given)
+    count = len(given[0])
+    real = torch.ones(count) if padding is None else (~padding[:count]).float()
+    wanted = _wanted(made, layer, *given, real)
+    return {
+        "launches": list(launches.names),
+        "errors": [error_of(*pair) for pair in zip(found, wanted, strict=True) if count],
+        "shapes": [list(out.shape) for out in found],
+        "kept": all(torch.equal(*pair) for pair in zip(given, rows, strict=True)),
+    }
+
+
+def unpadded(launches: Any) -> dict[int, Any]:
+    """The same of a layer whose hidden size needs no padding."""
+    made = make("auto", hidden=PADDED)
+    x, residual = _clear_rows(made, 9)
+    return {rows: _call(launches, made, (x[:rows], residual[:rows])) for rows in (4, 9)}
+
+
 def whole(launches: Any, made: Made) -> dict[str, Any]:
     """Hidden states of the model, against one with the same weights and without the operator."""
     import torch
@@ -274,14 +316,18 @@ def whole(launches: Any, made: Made) -> dict[str, Any]:
         run(off, words, ())
     words = words[clear]
     assert words.numel() > 17, words.numel()
-    result: dict[str, Any] = {"off": {"said": off.said}}
+    result: dict[str, Any] = {"off": {"said": off.said, "key": off.config.compute_hash()}}
     for name, one in (("joined", made), ("mixed", mixed)):
         blocks = one.model.layers
+        norms = [*(block.input_layernorm for block in blocks), one.model.norm]
         result[name] = {
             "said": one.said,
-            "joined": [block.moe_half is not None for block in blocks],
-            "input is normalized": [block.input_is_normalized for block in blocks],
-            "output is normalized": one.model.output_is_normalized,
+            "classes": [type(block).__name__ for block in blocks],
+            "norms": [type(norm).__name__ for norm in norms],
+            "halves": [_known(block) for block in blocks],
+            "head": type(one.whole.lm_head.quant_method).__name__,
+            "key": one.config.compute_hash(),
+            "found": one.config.additional_config["sparkforge"]["found"],
         }
         for rows in (4, 17):
             for aux in ((), (0, 1, 2, 3)):
@@ -294,14 +340,24 @@ def whole(launches: Any, made: Made) -> dict[str, Any]:
     return result
 
 
-def half(launches: Any, folder: Path) -> dict[str, Any]:
-    """Everything about the operator; ``folder`` is for the process group's files."""
+def _known(block: Any) -> bool:
+    """Whether a layer has a half of its own, which its experts and its operator find."""
+    half = getattr(block, "moe_half", None)
+    runner = block.mlp.experts
+    others = {id(getattr(each, "decode_half", None)) for each in (runner, runner.routed_experts)}
+    assert others == {id(half)}
+    return half is not None and half.runner is runner
+
+
+def half(launches: Any) -> dict[str, Any]:
+    """Everything about the operator."""
     from tests.patches.probes import decode_half_choice
 
-    prepare(folder)
+    prepare()
     made = make("auto")
     return {
         "model": whole(launches, made),
         "compute": compute(launches, made),
+        "unpadded": unpadded(launches),
         "choice": decode_half_choice.choice(launches, made),
     }

@@ -5,7 +5,7 @@ Runs inside the interpreter under test; used by decode_half.py.
 
 from __future__ import annotations
 
-import types
+import copy
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -14,36 +14,33 @@ from tests.patches.probes.decode_device import configured, logged
 
 
 def choice(launches: Any, made: Any) -> dict[str, Any]:
-    """What ``join`` says of layers, and the self-check of kernels."""
+    """Which layers are joined, and the self-check of kernels."""
     return {"refused": _refused(made), "self_check": _self_check(launches, made)}
 
 
 def _refused(made: Any) -> dict[str, Any]:
     import torch
-    from vllm.model_executor.kernels.decode import layer
+    from vllm.distributed import parallel_state
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+    from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.model_executor.models.gpt_oss import TransformerBlock
+    from vllm_sparkforge.model import JoinedBlock, _join_halves
 
-    block = made.model.layers[0]
+    from tests.patches.probes.decode_half import HIDDEN
+
+    blocks, last = made.model.layers, copy.copy(made.model.norm)
+    last.__class__ = type("OtherNorm", (RMSNorm,), {})
+    block = blocks[0]
+    router, norm = block.mlp.router, block.post_attention_layernorm
     runner = block.mlp.experts
     method, moe = runner.routed_experts.quant_method, runner.moe_config
 
     def weight(*shape: int, dtype: Any = torch.bfloat16) -> Any:
-        return types.SimpleNamespace(weight=torch.empty(*shape, dtype=dtype))
+        return torch.nn.Parameter(torch.empty(*shape, dtype=dtype))
 
-    def join(config: Any, norm: Any = None, router: Any = None, hidden: int = 0) -> Any:
-        norm = norm or block.post_attention_layernorm
-        with mock.patch.object(moe, "hidden_dim", new=hidden or moe.hidden_dim):
-            return layer.join(
-                config,
-                norm,
-                router or block.mlp.router,
-                runner,
-                made.model.layers[1].input_layernorm,
-            )
-
-    # an attribute that is set to a value
+    # an attribute that is set to a value, in the first of three layers
     changed: dict[str, Callable[[Any], tuple[Any, str, Any]]] = {
-        "fits": lambda _: (moe, "in_dtype", torch.bfloat16),
+        "padded": lambda _: (moe, "in_dtype", torch.bfloat16),
         "another backend": lambda _: (method, "mxfp4_backend", Mxfp4MoeBackend.TRITON),
         "no MXFP4": lambda _: (method, "mxfp4_backend", None),
         "LoRA": lambda _: (moe, "is_lora_enabled", True),
@@ -52,41 +49,56 @@ def _refused(made: Any) -> dict[str, Any]:
         "returned experts": lambda c: (c.aux_output_config, "enable_return_routed_experts", True),
         "offloaded": lambda c: (c.offload_config.uva, "cpu_offload_gb", 1.0),
         "prefetched": lambda c: (c.offload_config.prefetch, "offload_group_size", 2),
-        "padded": lambda _: (moe, "hidden_dim", 256),
+        "not padded": lambda _: (moe, "hidden_dim", HIDDEN),
+        "k = 96": lambda _: (router, "weight", weight(32, 96)),
+        "k = 3136": lambda _: (router, "weight", weight(32, 3136)),
+        "the largest": lambda _: (router, "weight", weight(128, 3072)),
+        "24 experts": lambda _: (router, "weight", weight(24, HIDDEN)),
+        "144 experts": lambda _: (router, "weight", weight(144, HIDDEN)),
+        "float16 norm": lambda _: (norm, "weight", weight(HIDDEN, dtype=torch.float16)),
+        "float32 router": lambda _: (router, "weight", weight(32, HIDDEN, dtype=torch.float32)),
+        "another norm": lambda _: (made.model, "norm", last),
+        "a pipeline": lambda _: (parallel_state.get_pp_group(), "world_size", 2),
     }
-    others: dict[str, dict[str, Any]] = {
-        "k = 96": {"router": weight(32, 96), "hidden": 96},
-        "k = 3136": {"router": weight(32, 3136), "hidden": 3136},
-        "the largest": {"router": weight(128, 3072), "hidden": 3072},
-        "24 experts": {"router": weight(24, 128)},
-        "144 experts": {"router": weight(144, 128)},
-        "float16 norm": {"norm": weight(128, dtype=torch.float16)},
-        "float32 router": {"router": weight(32, 128, dtype=torch.float32)},
-    }
+    _separate(made.model)
     result: dict[str, Any] = {}
-
-    def note(name: str, half: Any, said: list[str]) -> None:
-        known = {
-            id(each.__dict__.pop("decode_half", None)) for each in (runner, runner.routed_experts)
-        }
-        result[name] = {"joined": half is not None, "known": known == {id(half)}, "said": said}
-
     for option in ("auto", "off"):
         for name, change in changed.items():
             with configured(option) as config, logged() as lines:
                 target, attribute, value = change(config)
                 with mock.patch.object(target, attribute, new=value):
-                    note(f"{name}, {option}", join(config), lines)
-        for name, parts in others.items():
-            with configured(option) as config, logged() as lines:
-                note(f"{name}, {option}", join(config, **parts), lines)
-    runner.decode_half = runner.routed_experts.decode_half = block.moe_half
+                    _join_halves(config, made.model)
+                    kinds = {type(each) for each in blocks}
+            joined = _separate(made.model)
+            assert kinds == ({JoinedBlock} if joined else {TransformerBlock})
+            result[f"{name}, {option}"] = {"joined": len(joined), "said": list(lines)}
     return result
+
+
+def _separate(model: Any) -> list[Any]:
+    """Make layers what they were before they were joined; return the halves."""
+    from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.model_executor.models.gpt_oss import TransformerBlock
+
+    halves = []
+    for block in model.layers:
+        runner = block.mlp.experts
+        owners = (block, runner, runner.routed_experts)
+        names = ("moe_half", "decode_half", "decode_half")
+        found = [each.__dict__.pop(name, None) for each, name in zip(owners, names, strict=True)]
+        assert found == found[:1] * 3
+        halves += [half for half in found[:1] if half is not None]
+        block.__class__ = TransformerBlock
+        block.input_layernorm.__class__ = RMSNorm
+    model.norm.__class__ = RMSNorm
+    wrapped = model.__dict__.pop("_maybe_add_hidden_state", None)
+    assert (wrapped is not None) == bool(halves)
+    return halves
 
 
 def _self_check(launches: Any, made: Any) -> dict[str, Any]:
     import torch
-    from vllm.model_executor.kernels.decode import layer, selfcheck
+    from vllm_sparkforge.decode import layer, selfcheck
 
     block = made.model.layers[0]
     marlin = block.mlp.experts.routed_experts.quant_method.moe_kernel.fused_experts

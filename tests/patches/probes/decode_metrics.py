@@ -1,79 +1,101 @@
-"""How /metrics learns which decode kernels are used: from the worker's check to the text.
+"""How /metrics learns which decode kernels are used: from the workers' checks to the text.
 
 Runs inside the interpreter under test; used by probe_decode_kernels.py.
 """
 
 from __future__ import annotations
 
-import types
+import os
+import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured
+from tests.patches.probes.decode_device import configured, logged
+
+WEEK_S = 7 * 24 * 3600
 
 
 def metrics(_: Any) -> dict[str, Any]:
-    import msgspec
-    import prometheus_client
-    from vllm.model_executor.kernels.decode import selfcheck
-    from vllm.v1.engine import EngineCoreReadyResponse
-    from vllm.v1.engine.core import EngineCore, EngineCoreProc
-    from vllm.v1.engine.core_client import MPClient
-    from vllm.v1.metrics.loggers import PrometheusStatLogger
-    from vllm.v1.worker.worker_base import WorkerBase
+    """What workers leave, what two API servers show of it, and whether the compile cache minds."""
+    from vllm import envs
+    from vllm_sparkforge.decode import selfcheck, verdicts
 
-    checked = {("MXFP4", (1, 2)): True, ("MXFP4", (3, 4)): False, ("BF16", (5, 6)): True}
-    selfcheck._passed.update(checked)
-    answers = [WorkerBase.get_decode_kernels_in_use(mock.Mock()), {"BF16": True, "MXFP8": True}]
     selfcheck._passed.clear()
-    # as another worker of the same model has it, whose BF16 kernels failed
-    answers.append({"BF16": False, "MXFP8": True})
-
+    folder = Path(envs.VLLM_CACHE_ROOT) / "sparkforge"
+    folder.mkdir(exist_ok=True)
+    old, others = folder / "1-0-0.json", folder / "2-0-0.json"
+    for path, age in ((old, WEEK_S), (others, 0)):
+        path.write_text('{"of another server": true}', encoding="utf-8")
+        os.utime(path, (time.time() - age,) * 2)
     with configured("auto") as config:
-        before = config.kernel_config.compute_hash()
-        engine = types.SimpleNamespace(vllm_config=config, collective_rpc=lambda _: answers)
-        EngineCore._update_decode_kernels_in_use(engine)
-        after = config.kernel_config.compute_hash()
-        proc = mock.MagicMock(vllm_config=config)
-        config.model_config = mock.MagicMock()
-        ready = EngineCoreProc._make_ready_response(proc).decode_kernels_in_use
-
-    numbers = {
-        name: 1
-        for name, kind in EngineCoreReadyResponse.__annotations__.items()
-        if kind is int or kind == "int"
-    }
-    texts = dict.fromkeys(("dtype", "vllm_version", "instance_id"), "")
-    response = EngineCoreReadyResponse(
-        **numbers,
-        **texts,
-        dp_stats_address=None,
-        supports_lora=False,
-        decode_kernels_in_use=ready,
-    )
-    frontend = mock.MagicMock()
-    frontend.vllm_config.model_config.max_model_len = 1
-    frontend.vllm_config.cache_config.num_gpu_blocks = 0
-    MPClient._apply_ready_response(frontend, msgspec.msgpack.encode(response))
-    told = frontend.vllm_config.kernel_config.decode_kernels_in_use
-
-    def text(in_use: dict[str, bool]) -> list[str]:
-        registry = prometheus_client.CollectorRegistry()
-        logger = mock.MagicMock(per_engine_labelvalues={0: ["model", "0"]})
-        logger.vllm_config.kernel_config.decode_kernels_in_use = in_use
-
-        def gauge(multiprocess_mode: str, **options: Any) -> Any:
-            return prometheus_client.Gauge(**options, registry=registry)
-
-        logger._gauge_cls = gauge
-        PrometheusStatLogger._log_decode_kernels(logger)
-        lines = prometheus_client.generate_latest(registry).decode().splitlines()
-        return [line for line in lines if not line.startswith("#")]
-
+        nothing = _text(config, [0])
+        before = config.compute_hash()
+        _rank(("MXFP4", True), ("MXFP4", False), ("BF16", True))
+        same = config.compute_hash() == before
+        worker = verdicts.read(config)
+        # a second rank, a second engine, and one that Ray started
+        config.parallel_config.rank = 1
+        _rank(("BF16", True), ("MXFP8", True))
+        config.parallel_config.rank, config.parallel_config.data_parallel_index = 0, 1
+        _rank(("BF16", False))
+        own = config.instance_id
+        config.instance_id, config.parallel_config.data_parallel_index = f"{own}_dp2", 2
+        _rank(("norms and routers", True))
+        config.instance_id = own
+        texts = [_text(config, [0, 1]) for _ in range(2)]
+        left = {"old": old.exists(), "others": others.exists()}
+        with mock.patch.dict(os.environ, {"VLLM_CACHE_ROOT": str(others)}), logged() as lines:
+            _rank(("BF16", True))  # where nothing can be written
+    with configured("auto", off=["metrics"]) as off:
+        off.instance_id = own
+        switched_off = _text(off, [0])
     return {
-        "worker": answers[0],
-        "same key": before == after,
-        "frontend": told,
-        "text": text(told),
-        "text of none": text({}),
+        "worker": worker,
+        "frontend": verdicts.read(config),
+        "same key": same,
+        "texts": texts,
+        "text of none": nothing,
+        "text of off": switched_off,
+        "left": left,
+        "unwritable": [line for line in lines if "metrics" in line],
     }
+
+
+def _rank(*found: tuple[str, bool]) -> None:
+    """Do what a rank does that finds kinds right or wrong, each with another shape."""
+    from vllm_sparkforge.decode import selfcheck
+
+    for number, (kind, right) in enumerate(found):
+        difference = 0.0 if right else 1.0
+        passed = selfcheck.passes(kind, (number, 8), False, lambda found=difference: found)
+        assert passed == right
+    selfcheck._passed.clear()
+    selfcheck._switched_off.clear()
+
+
+def _text(config: Any, engines: list[int]) -> list[str]:
+    """Return what an API server's /metrics says, once its engines are ready."""
+    import prometheus_client
+    from vllm.v1.metrics import loggers
+    from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+    unregister_vllm_metrics()  # of the server before
+    with mock.patch.object(loggers, "PrometheusStatLogger", new=_Others):
+        manager = loggers.StatLoggerManager(
+            config, engines, loggers.load_stat_logger_plugin_factories(), False
+        )
+    manager.log_engine_initialized()
+    manager.record(None, None)
+    lines = prometheus_client.generate_latest().decode().splitlines()
+    return [line for line in lines if line.startswith("vllm:decode_kernels_in_use")]
+
+
+class _Others:
+    """Stands for the logger of vLLM's own metrics."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def log_engine_initialized(self) -> None: ...
+
+    def record(self, *_: Any, **__: Any) -> None: ...

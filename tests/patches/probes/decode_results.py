@@ -5,6 +5,7 @@ Runs inside the interpreter under test; used by probe_decode_kernels.py.
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 from tests.patches.probes.decode_device import (
@@ -21,7 +22,7 @@ from tests.patches.probes.decode_device import (
 def packing(places: dict[str, Any]) -> dict[str, Any]:
     """Whether the packing puts every code where dense.cuh's own functions put it."""
     import torch
-    from vllm.model_executor.kernels.decode import dense
+    from vllm_sparkforge.decode import dense
 
     same = {}
     for kind, table in places["packed"].items():
@@ -75,7 +76,7 @@ SHAPES = {
 def dense_layers(launches: Any) -> dict[str, Any]:
     """Errors of the MX operator against the definition, and the kernels that it launched."""
     import torch
-    from vllm.model_executor.kernels.decode import dense, module
+    from vllm_sparkforge.decode import dense, module
 
     from tests.patches.probes import decode_contract
 
@@ -134,30 +135,32 @@ def dense_layers(launches: Any) -> dict[str, Any]:
 
 
 def bf16_layers(launches: Any) -> dict[str, Any]:
-    """The unquantized linear method: which calls go through the kernels, and their errors."""
+    """Unquantized linear layers: which calls go through the kernels, and their errors."""
     import torch
-    from vllm.model_executor.kernels.decode import selfcheck
+    from vllm_sparkforge.decode import selfcheck
 
+    ours, others = "gpt_oss_mxfp4", None
     cases = {
-        "large": (2048, 2112, torch.bfloat16, "auto", "gpt_oss"),
-        "small": (128, 2880, torch.bfloat16, "auto", "gpt_oss"),
-        "odd": (2112, 2080, torch.bfloat16, "auto", "gpt_oss"),
-        "float16": (2048, 2112, torch.float16, "auto", "gpt_oss"),
-        "another model": (2048, 2112, torch.bfloat16, "auto", "llama"),
-        "another model, on": (2048, 2112, torch.bfloat16, "on", "llama"),
-        "off": (2048, 2112, torch.bfloat16, "off", "gpt_oss"),
+        "large": (2048, 2112, torch.bfloat16, "auto", ours),
+        "small": (128, 2880, torch.bfloat16, "auto", ours),
+        "odd": (2112, 2080, torch.bfloat16, "auto", ours),
+        "float16": (2048, 2112, torch.float16, "auto", ours),
+        "another model": (2048, 2112, torch.bfloat16, "auto", others),
+        "another model, on": (2048, 2112, torch.bfloat16, "on", others),
+        "large, on": (2048, 2112, torch.bfloat16, "on", ours),
+        "off": (2048, 2112, torch.bfloat16, "off", ours),
     }
     result: dict[str, Any] = {}
-    for name, (n, k, dtype, option, model_type) in cases.items():
+    for name, (n, k, dtype, option, quantization) in cases.items():
         selfcheck._passed.clear()
-        with configured(option, model_type):
-            layer, method = linear_layer(n, k, dtype)
-            load(method, layer)
+        with configured(option):
+            layer = linear_layer(n, k, dtype, quantization)
+            load(layer.quant_method, layer)
             result[name] = {}
             for shape in ((0,), (1,), (2, 4), (9,)):
                 launches.names.clear()
                 x = torch.randn(*shape, k).to(dtype)
-                out = method.apply(layer, x, layer.bias)
+                out = layer.quant_method.apply(layer, x, layer.bias)
                 wanted = torch.nn.functional.linear(
                     x.double(), layer.weight.double(), layer.bias.double()
                 )
@@ -166,8 +169,8 @@ def bf16_layers(launches: Any) -> dict[str, Any]:
                     "error": error_of(out, wanted) if out.numel() else 0.0,
                     "same shape": out.shape == wanted.shape,
                 }
-                if layer.uses_decode_kernels:
-                    operator = torch.ops.vllm.decode_bf16_linear
+                if getattr(layer, "uses_decode_kernels", False):
+                    operator = torch.ops.sparkforge.bf16_linear
                     fake = fake_shape(operator, x, layer.weight, layer.bias)
                     result[name][str(shape)]["fake"] = fake == list(wanted.shape)
     return result
@@ -177,13 +180,15 @@ def head(launches: Any) -> list[str]:
     """Launches of an unquantized lm_head, after those of its self-check."""
     import torch
     from vllm.model_executor.layers import vocab_parallel_embedding as embedding
+    from vllm_sparkforge.model import SparkGptOssForCausalLM
 
     head = embedding.ParallelLMHead.__new__(embedding.ParallelLMHead)
     torch.nn.Module.__init__(head)
     head.weight = torch.nn.Parameter(torch.randn(65_600, 64).to(torch.bfloat16))
-    method = embedding.UnquantizedEmbeddingMethod()
-    with configured("auto"):
-        load(method, head)
+    head.quant_method = embedding.UnquantizedEmbeddingMethod()
+    with configured("auto") as config:
+        SparkGptOssForCausalLM._set_head(types.SimpleNamespace(lm_head=head), config, None)
+        load(head.quant_method, head)
     launches.names.clear()
-    method.apply(head, torch.randn(3, 64).to(torch.bfloat16))
+    head.quant_method.apply(head, torch.randn(3, 64).to(torch.bfloat16))
     return list(launches.names)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, error_of, logged
+from tests.patches.probes.decode_device import configured, error_of, logged, without_fusions
 
 HIDDEN, HEADS, KV_HEADS, SIZE = 128, 4, 2, 64
 BLOCKS, BLOCK = 6, 16
@@ -97,12 +97,27 @@ def places(asked: Any) -> dict[str, bool]:
     return result
 
 
-def _make(option: str, **rope: Any) -> tuple[Any, Any, list[str]]:
+def _model(*layers: Any) -> Any:
+    """Return what stands for a model that has these layers' attentions."""
+    import torch
+    from vllm.model_executor.models.gpt_oss import TransformerBlock
+
+    blocks = []
+    for layer in layers:
+        block = TransformerBlock.__new__(TransformerBlock)
+        torch.nn.Module.__init__(block)
+        block.attn = layer
+        blocks.append(block)
+    return types.SimpleNamespace(layers=blocks, start_layer=0, end_layer=len(blocks))
+
+
+def _make(option: str) -> tuple[Any, Any, list[str]]:
     """Return gpt-oss's attention layer as a loader makes it, its configuration, and the log."""
     import torch
     from vllm.config import CompilationMode
     from vllm.model_executor.models.gpt_oss import OAIAttention
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm_sparkforge.model import _join_rotary
 
     parameters = {
         "rope_theta": 150000,
@@ -126,10 +141,15 @@ def _make(option: str, **rope: Any) -> tuple[Any, Any, list[str]]:
         config.model_config.is_mm_prefix_lm = False
         config.model_config.rswa_window = None
         config.attention_config.backend = AttentionBackendEnum.TRITON_ATTN
+        # as it is by default; nothing is compiled
+        config.compilation_config.mode = CompilationMode.VLLM_COMPILE
+        config.compilation_config.splitting_ops = None
+        config.compilation_config.set_splitting_ops_for_v1("")
         config.compilation_config.mode = CompilationMode.NONE
         torch.set_default_dtype(torch.bfloat16)
         try:
             layer = OAIAttention(shape, None, config.cache_config, prefix="model.layers.1.attn")
+            _join_rotary(config, _model(layer))
             for parameter in layer.parameters():
                 parameter.requires_grad_(requires_grad=False).copy_(torch.randn(parameter.shape))
             layer.attn.process_weights_after_loading(torch.bfloat16)
@@ -155,8 +175,8 @@ def _run(layer: Any, config: Any, x: Any, positions: Any, cache: Any, slots: Any
 def compute(launches: Any) -> dict[str, Any]:
     """Results and launches of a layer by number of rows, against the layer without the operator."""
     import torch
-    from vllm.model_executor.kernels.decode import rotary as ours
-    from vllm.model_executor.kernels.decode import selfcheck
+    from vllm_sparkforge.decode import rotary as ours
+    from vllm_sparkforge.decode import selfcheck
 
     layer, config, said = _make("auto")
     usual, off, nothing = _make("off")
@@ -225,7 +245,7 @@ def compute(launches: Any) -> dict[str, Any]:
 @contextmanager
 def _forget() -> Iterator[None]:
     """Forget what was compared, before and after."""
-    from vllm.model_executor.kernels.decode import selfcheck
+    from vllm_sparkforge.decode import selfcheck
 
     selfcheck._passed.clear()
     selfcheck._switched_off.clear()
@@ -237,24 +257,18 @@ def _forget() -> Iterator[None]:
 def graph() -> dict[str, Any]:
     """How vLLM splits what torch.compile traces of a layer, by default."""
     import torch
-    from vllm.config import CompilationConfig, CompilationMode
 
-    # fusions of CUDA operators, which are not here, and come after the splitting
-    passes = types.ModuleType("vllm.compilation.passes.pass_manager")
-    passes.PostGradPassManager = None  # type: ignore[attr-defined]
-    with mock.patch.dict(sys.modules, {passes.__name__: passes}):
+    with without_fusions():  # which come after the splitting
         from vllm.compilation.backends import split_graph
 
     layer, config, _ = _make("auto")
-    compilation = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)
-    compilation.set_splitting_ops_for_v1("")
     pieces: list[list[str]] = []
 
     def note(traced: Any, _: Any) -> Any:
-        split, items = split_graph(traced, compilation.splitting_ops)
+        split, items = split_graph(traced, config.compilation_config.splitting_ops)
         for item in items:
-            nodes = item.graph.graph.nodes
-            pieces.append([str(n.target) for n in nodes if "vllm" in str(n.target)])
+            targets = [str(node.target) for node in item.graph.graph.nodes]
+            pieces.append([one for one in targets if one.startswith(("sparkforge.", "vllm."))])
         return split
 
     x, positions = torch.randn(5, HIDDEN).to(torch.bfloat16), torch.arange(5)
@@ -277,14 +291,17 @@ def _run_compiled(layer: Any, compiled: Any, config: Any, given: Any) -> Any:
 
 
 def refused() -> dict[str, Any]:
-    """What ``join`` says of layers."""
+    """Which layers are joined."""
     import torch
-    from vllm.model_executor.kernels.decode import rotary as ours
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.models.gpt_oss import OAIAttention
+    from vllm_sparkforge.model import CheckedAttention, JoinedAttention, _join_rotary
 
-    layer, _, _ = _make("off")
+    (other, _, _), (layer, _, _) = _make("off"), _make("off")
+    model = _model(other, layer)
     attention, embedding = layer.attn, layer.rotary_emb
     backend = types.SimpleNamespace(get_name=lambda: "FLEX_ATTENTION")
-    # an attribute that is set to a value
+    # an attribute that is set to a value, in the second of two layers
     changed: dict[str, Callable[[Any], tuple[Any, str, Any]]] = {
         "fits": lambda _: (attention, "num_heads", 8),
         "float16": lambda c: (c.model_config, "dtype", torch.float16),
@@ -307,13 +324,18 @@ def refused() -> dict[str, Any]:
                 config.model_config.dtype = torch.bfloat16
                 target, attribute, value = change(config)
                 with mock.patch.object(target, attribute, new=value):
-                    joined = ours.join(config, embedding, attention)
-                known = attention.__dict__.pop("decode_rotary", None) is joined
-                result[f"{name}, {option}"] = {
-                    "joined": joined is not None,
-                    "known": known,
-                    "said": list(lines),
-                }
+                    _join_rotary(config, model)
+            classes = [(type(each), type(each.attn)) for each in (other, layer)]
+            joined = classes == [(JoinedAttention, CheckedAttention)] * 2
+            assert joined or classes == [(OAIAttention, Attention)] * 2
+            for each in (other, layer):
+                both = [each.__dict__.pop("joined", None)]
+                both.append(each.attn.__dict__.pop("decode_rotary", None))
+                assert both[0] is both[1]
+                assert (both[0] is not None) == joined
+                assert not joined or both[0].attention is each.attn
+                each.__class__, each.attn.__class__ = OAIAttention, Attention
+            result[f"{name}, {option}"] = {"joined": joined, "said": list(lines)}
     return result
 
 

@@ -99,11 +99,12 @@ class Cutlass:
 
 
 def _layer(cutlass: Cutlass) -> tuple[Any, Any, dict[str, Any]]:
-    """Return FlashInferExperts, the layer with its weights, and the checkpoint."""
+    """Return the experts, the layer with its weights, and the checkpoint."""
     import torch
     import torch.nn.functional as F
     from vllm.model_executor.layers.fused_moe.experts import flashinfer_cutlass_moe as moe
     from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+    from vllm_sparkforge import quant as ours
 
     from tests.patches.probes.probe_marlin_padding import _checkpoint, _moe_config
 
@@ -149,9 +150,9 @@ def _layer(cutlass: Cutlass) -> tuple[Any, Any, dict[str, Any]]:
     )
     moe.flashinfer_cutlass_fused_moe = cutlass
     moe.activation_to_flashinfer_type = lambda activation: activation.value
-    moe.moe_kernel_quantize_input = lambda x, *_, **__: (_mxfp8(x), torch.ones(1))
+    ours.moe_kernel_quantize_input = lambda x, *_, **__: (_mxfp8(x), torch.ones(1))
     data["x"] = F.pad(data["x"], (0, more))
-    return moe.FlashInferExperts(config, quant), layer, data
+    return ours.few_rows(moe.FlashInferExperts)(config, quant), layer, data
 
 
 def _apply(experts: Any, layer: Any, data: dict[str, Any], rows: int) -> Any:
@@ -183,10 +184,10 @@ def _apply(experts: Any, layer: Any, data: dict[str, Any], rows: int) -> Any:
 
 
 def row_major(launches: Any) -> dict[str, Any]:
-    """FlashInferExperts with few rows and with more, and its self-check."""
+    """Few rows and more, and the self-check."""
     import torch
-    from vllm.model_executor.kernels.decode import experts as decode_experts
-    from vllm.model_executor.kernels.decode import selfcheck
+    from vllm_sparkforge.decode import experts as decode_experts
+    from vllm_sparkforge.decode import selfcheck
 
     from tests.patches.probes.probe_marlin_padding import _reference
 

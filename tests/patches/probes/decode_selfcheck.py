@@ -15,11 +15,8 @@ from tests.patches.probes.decode_experts import experts_layer
 def self_check(launches: Any) -> dict[str, Any]:
     """What becomes of layers whose kernels are wrong."""
     import torch
-    from vllm.model_executor.kernels.decode import selfcheck
-    from vllm.model_executor.kernels.linear.mxfp4 import MxFp4LinearLayerConfig
-    from vllm.model_executor.kernels.linear.mxfp4.decode import DecodeMxFp4LinearKernel
-    from vllm.model_executor.kernels.linear.mxfp8 import Mxfp8LinearLayerConfig
-    from vllm.model_executor.kernels.linear.mxfp8.decode import DecodeMxFp8LinearKernel
+    from vllm_sparkforge.decode import selfcheck
+    from vllm_sparkforge.mx.linear import DecodeKernel
 
     def fail(result: Any) -> Any:
         raise RuntimeError("CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -32,25 +29,34 @@ def self_check(launches: Any) -> dict[str, Any]:
         "an error": fail,
     }
 
-    def dense(kernel: Any, kind: str, n: int, k: int, *, zero: bool = False) -> dict[str, Any]:
+    def dense(
+        kind: str,
+        n: int,
+        k: int,
+        dtype: Any = torch.bfloat16,
+        largest: int = 120,
+        *,
+        zero: bool = False,
+    ) -> dict[str, Any]:
         layer = torch.nn.Module()
         weight, scale = random_weight(kind, n, k)
+        scale[7, 1] = largest
         if zero:
             weight = torch.zeros_like(weight.view(torch.uint8)).view(weight.dtype)
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
-        layer.params_dtype, layer.output_size_per_partition = torch.bfloat16, n
+        layer.params_dtype, layer.output_size_per_partition = dtype, n
         found: dict[str, Any] = {}
 
         class Fallback:
-            def __init__(self, config: Any) -> None:
-                pass
-
             def process_weights_after_loading(self, layer: Any) -> None:
                 # what it gets are weights that nobody has packed
                 found["fallback"] = bool((layer.weight.data == weight).all())
 
-        kernel.fallback_cls = Fallback
+            def apply_weights(self, layer: Any, x: Any, bias: Any) -> Any:
+                return "by the fallback"
+
+        kernel = DecodeKernel(kind.upper(), Fallback())
         with logged() as lines:
             try:
                 load(kernel, layer)
@@ -58,18 +64,14 @@ def self_check(launches: Any) -> dict[str, Any]:
                 found["raised"] = str(error)
         found["packed"] = layer.weight.dtype == torch.int32
         found["said"] = lines
+        if "raised" not in found:
+            launches.names.clear()
+            try:
+                out = kernel.apply_weights(layer, torch.ones(2, k, dtype=torch.bfloat16), None)
+                found["computed"] = list(launches.names) or out
+            except RuntimeError as error:
+                found["computed"] = str(error)
         return found
-
-    def kernels() -> dict[str, Any]:
-        four, eight = MxFp4LinearLayerConfig(), Mxfp8LinearLayerConfig((48, 128))
-        made = {}
-        for kind, cls, config in (
-            ("mxfp4", DecodeMxFp4LinearKernel, four),
-            ("mxfp8", DecodeMxFp8LinearKernel, eight),
-        ):
-            made[kind] = cls.__new__(cls)
-            made[kind].config = config
-        return made
 
     result: dict[str, Any] = {}
     before = torch.get_rng_state()
@@ -85,22 +87,20 @@ def self_check(launches: Any) -> dict[str, Any]:
             launches.spoil = spoil
             forget()
             with configured(option):
-                for kind, kernel in kernels().items():
-                    result[f"{name}, {kind}, {option}"] = dense(kernel, kind, 48, 128)
+                for kind in ("mxfp4", "mxfp8"):
+                    result[f"{name}, {kind}, {option}"] = dense(kind, 48, 128)
                 if option == "auto":
-                    other = dense(kernels()["mxfp4"], "mxfp4", 64, 128)
-                    result[f"{name}, another shape"] = other
+                    result[f"{name}, another shape"] = dense("mxfp4", 64, 128)
                 # a checkpoint of zeros is compared, too
                 forget()
-                zero = dense(kernels()["mxfp4"], "mxfp4", 48, 128, zero=True)
-                result[f"{name}, zero weights, {option}"] = zero
+                result[f"{name}, zero weights, {option}"] = dense("mxfp4", 48, 128, zero=True)
         forget()
         with configured("auto"), logged() as lines:
-            layer, method = linear_layer(2048, 2112, torch.bfloat16)
-            load(method, layer)
+            layer = linear_layer(2048, 2112, torch.bfloat16)
+            load(layer.quant_method, layer)
             launches.names.clear()
             x = torch.randn(2, 2112).to(torch.bfloat16)
-            method.apply(layer, x)
+            layer.quant_method.apply(layer, x)
             result[f"{name}, BF16"] = {"launches": list(launches.names), "said": lines}
         for weights in ("real", "zero"):
             forget()
@@ -117,17 +117,7 @@ def self_check(launches: Any) -> dict[str, Any]:
     launches.spoil = lambda result: result
     forget()
     with configured("auto"):
-        kernel = kernels()["mxfp4"]
-        for name, k, dtype, largest in (
-            ("k = 96", 96, torch.bfloat16, 120),
-            ("float16", 128, torch.float16, 120),
-            ("a scale of 191", 128, torch.bfloat16, 191),
-        ):
-            layer = torch.nn.Module()
-            weight, scale = random_weight("mxfp4", 48, k)
-            scale[7, 1] = largest
-            layer.weight, layer.weight_scale, layer.params_dtype = weight, scale, dtype
-            with logged() as lines:
-                found = kernel._packed(layer)
-            result[name] = {"packed": found is not None, "said": lines}
+        result["k = 96"] = dense("mxfp4", 48, 96)
+        result["float16"] = dense("mxfp4", 48, 128, torch.float16)
+        result["a scale of 191"] = dense("mxfp4", 48, 128, largest=191)
     return result

@@ -37,17 +37,19 @@ def _moe() -> dict[str, float]:
     marlin_moe.moe_align_block_size = marlin_layout.align
     marlin_moe.apply_moe_activation = activate
 
-    shape = bench.Shape(hidden=192, inner=96, experts=8)
+    shape = bench.Shape(hidden=96, inner=64, experts=8)
     experts = bench.Experts.random(shape, "cpu")
     ids = bench.routes(shape, 5, "cpu")[0]
     x = torch.randn(5, shape.hidden).to(torch.bfloat16)
     shares = torch.softmax(torch.randn(5, shape.top_k), -1)
     exact = bench.reference(experts, x, ids, shares)
     distances = {}
-    for hidden, inner in ((256, 128), (192, 128)):
+    for hidden, inner in ((256, 128), (128, 64)):
         layer = bench.marlin(experts.padded(hidden, inner))
         padded = torch.nn.functional.pad(x, (0, hidden - shape.hidden))
-        distances[f"moe {hidden}x{inner}"] = distance(layer(padded, ids, shares)[:, :192], exact)
+        distances[f"moe {hidden}x{inner}"] = distance(
+            layer(padded, ids, shares)[:, : shape.hidden], exact
+        )
     return distances
 
 
@@ -103,9 +105,9 @@ def _routing() -> dict[str, Any]:
     """Ids that reach Marlin's experts and the decode kernels', with each kind of router."""
     import torch
     from routing import Routing
-    from vllm.model_executor.kernels.decode import experts
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
     from vllm.v1.worker import gpu_worker
+    from vllm_sparkforge.decode import experts
 
     seen: list[Any] = []
     kind, worker = marlin_moe.MarlinExperts, gpu_worker.Worker

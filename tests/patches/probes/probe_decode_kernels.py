@@ -3,9 +3,10 @@
 usage: python -m tests.patches.probes.probe_decode_kernels IN.json OUT.json
 
 IN holds "places", the tables that the CUDA sources print, or null, and "capabilities". OUT has an
-entry for each capability and one for what is computed. Real are vLLM's selection, packing,
-operators, self-check and expert classes; the device (fake_cuda.py), Marlin's CUDA operators
-(marlin_layout.py), the kernels (decode_contract.py) and the driver (decode_device.py) are not.
+entry for each capability and one for what is computed. Real are vLLM, and the plugin's choice,
+packing, operators, self-check and expert classes; the device (fake_cuda.py), Marlin's CUDA
+operators (marlin_layout.py), the kernels (decode_contract.py) and the driver (decode_device.py) are
+not.
 """
 
 from __future__ import annotations
@@ -14,32 +15,44 @@ import json
 import multiprocessing
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.patches.probes import (
+    decode_cache,
     decode_experts,
     decode_half,
     decode_metrics,
+    decode_parts,
     decode_results,
     decode_rotary,
     decode_row_major,
     decode_selfcheck,
 )
-from tests.patches.probes.decode_device import Named, configured, emulate, logged, ship, start
+from tests.patches.probes.decode_device import (
+    Named,
+    configured,
+    emulate,
+    logged,
+    mx_layer,
+    ship,
+    start,
+)
 from tests.patches.probes.probe_selection import outcome
 
 # -- what is selected ------------------------------------------------------------------
 
 
 def _selection(capability: str, folder: Path, out: Path) -> None:
-    """Which dense kernels are chosen, by option and by what the build ships."""
+    """Which dense kernels are chosen, by option and by what the wheel ships."""
     shipped = ship(folder / f"shipped {capability}")
     start(capability, shipped)
-    import vllm.model_executor.kernels.linear as kernels
-    from vllm.model_executor.kernels.decode import module
+    emulate()
+    import torch
+    from vllm_sparkforge.decode import module, selfcheck
 
     damaged = ship(folder / f"damaged {capability}")
     for file in damaged.glob("*.cubin"):
@@ -57,19 +70,27 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
     }
 
     def ask(option: str) -> dict[str, Any]:
-        def linear() -> str:
-            chosen = (
-                kernels.init_mxfp4_linear_kernel(None),
-                kernels.init_mxfp8_linear_kernel(weight_shape=(5120, 2880), weight_only=True),
-            )
-            return " ".join(type(kernel).__name__ for kernel in chosen)
-
+        selfcheck._passed.clear()
+        packed = []
         with configured(option) as config, logged() as lines:
-            chosen = outcome(linear)[0]
-            refusal = outcome(lambda: str(module.verify_option(config)))[0]
-            said = [line.split("Decode kernels ")[1] for line in lines if "Decode k" in line]
-            key = config.kernel_config.compute_hash()
-        return {"chosen": chosen, "refusal": refusal, "said": said, "key": key}
+            for form in ("mxfp4", "mxfp8"):
+                config.additional_config["sparkforge"]["mxfp4_layers"] = f"qkv={form}"
+                with decode_cache.marlin() as reached:
+                    layer = mx_layer(form)
+                packed.append(layer.weight.dtype == torch.int32)
+                assert reached == ([] if packed[-1] else [form])
+        names = [line.split()[2] for line in lines if line.startswith("INFO: Using ")]
+        off = [line.split("Decode kernels ")[1] for line in lines if "kernels are off" in line]
+        with configured(option) as config:
+            refusal = outcome(lambda: decode_cache.begin(config))[0]
+            key = config.compute_hash()
+        return {
+            "chosen": " ".join(names),
+            "packed": packed,
+            "refusal": refusal,
+            "said": off,
+            "key": key,
+        }
 
     result: dict[str, Any] = {}
     for name, path in folders.items():
@@ -89,7 +110,7 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
 def _driver() -> dict[str, Any]:
     """What reaches the driver of three launches and of one that it refuses."""
     import torch
-    from vllm.model_executor.kernels.decode import module
+    from vllm_sparkforge.decode import module
 
     driver = sys.modules["cuda.bindings"].driver
     properties = types.SimpleNamespace(
@@ -122,7 +143,7 @@ def _structures() -> dict[str, list[int]]:
     """Size and offsets of each structure of operands."""
     import ctypes
 
-    from vllm.model_executor.kernels.decode import module
+    from vllm_sparkforge.decode import module
 
     found = {}
     for name in ("Dense", "Expand", "Expert", "Combine", "Norm", "Route", "Rotary"):
@@ -149,16 +170,20 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         "head": decode_results.head,
         "experts": decode_experts.experts,
         "row_major": decode_row_major.row_major,
-        "half": lambda launches: decode_half.half(launches, folder),
-        # after what makes the process groups
+        "half": decode_half.half,
         "rotary": lambda launches: decode_rotary.rotary(
             launches, asked["places"] and asked["places"]["caches"]
         ),
         "self_check": decode_selfcheck.self_check,
+        "cache": decode_cache.cache,
         "metrics": decode_metrics.metrics,
+        "parts": decode_parts.parts,
     }
     for name, step in steps.items():
-        result[name] = step(launches)
+        try:
+            result[name] = step(launches)
+        except Exception:  # with a part switched off: the tests of the others need their answers
+            result[name] = traceback.format_exc()
     out.write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -168,7 +193,8 @@ def main() -> None:
     out = Path(sys.argv[2])
     folder = out.parent / "devices"
     folder.mkdir()
-    os.environ |= {"VLLM_NO_USAGE_STATS": "1"}
+    # what ranks leave for /metrics is no other server's
+    os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
     fork = multiprocessing.get_context("fork")
     jobs: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
         capability: (_selection, (capability, folder)) for capability in asked["capabilities"]

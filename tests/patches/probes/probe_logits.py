@@ -30,7 +30,7 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
 }
 
-KIND = "bf16_dequant"
+EXPERTS = "bf16_dequant"
 
 
 @functools.cache
@@ -58,8 +58,17 @@ def small_engine(checkpoint: str, **options: Any) -> Any:
     )
 
 
-def make_engine(checkpoint: str, moe_backend: str = KIND, **options: Any) -> Any:
-    return small_engine(checkpoint, kernel_config={"moe_backend": moe_backend}, **options)
+def plugin(**ours: Any) -> dict[str, Any]:
+    """Options of the engine with which the plugin gets its own; those that are empty left out."""
+    given = {name: value for name, value in ours.items() if value}
+    return {"additional_config": {"sparkforge": given} if given else {}}
+
+
+def make_engine(
+    checkpoint: str, *, experts: str = EXPERTS, mxfp4_layers: str = "", **options: Any
+) -> Any:
+    ours = plugin(experts=experts, mxfp4_layers=mxfp4_layers)
+    return small_engine(checkpoint, **ours, **options)
 
 
 def drop_engine() -> None:
@@ -69,7 +78,7 @@ def drop_engine() -> None:
     cleanup_dist_env_and_memory()
 
 
-def failure(checkpoint: str, moe_backend: str = KIND, **options: Any) -> dict[str, Any]:
+def failure(checkpoint: str, **options: Any) -> dict[str, Any]:
     """How starting an engine fails, and whether it got as far as reading weights."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -82,7 +91,7 @@ def failure(checkpoint: str, moe_backend: str = KIND, **options: Any) -> dict[st
 
     DefaultModelLoader.load_weights = load_weights
     try:
-        make_engine(checkpoint, moe_backend, **options)
+        make_engine(checkpoint, **options)
     except Exception as error:
         return {"type": type(error).__name__, "message": str(error), "loaded": bool(loads)}
     finally:
@@ -138,38 +147,38 @@ def amx_is(there: bool) -> Iterator[None]:
 def auto(request: dict[str, Any], out: Path) -> Any:
     """Where no MXFP4 backend is usable."""
     with amx_is(False):
-        return failure(request["checkpoint"], "auto")
+        return failure(request["checkpoint"], experts="")
 
 
 def starved(request: dict[str, Any], out: Path) -> Any:
     """By name, on a machine that reports too little memory."""
-    import vllm.model_executor.layers.fused_moe.oracle.mxfp4 as oracle
+    from vllm_sparkforge import bf16_experts as ours
 
     results = {}
-    original = oracle.get_memory_node_info
+    original = ours.get_memory_node_info
     for available in request["available"]:
         info = original(0)
         info.available_memory = available
-        oracle.get_memory_node_info = lambda node_id=0, info=info: info
+        ours.get_memory_node_info = lambda node_id=0, info=info: info
         try:
-            results[str(available)] = failure(request["checkpoint"], KIND)
+            results[str(available)] = failure(request["checkpoint"])
         finally:
-            oracle.get_memory_node_info = original
+            ours.get_memory_node_info = original
     return results
 
 
 def damaged(request: dict[str, Any], out: Path) -> Any:
-    return {name: failure(path, KIND) for name, path in request["damaged"].items()}
+    return {name: failure(path) for name, path in request["damaged"].items()}
 
 
 def by_name(request: dict[str, Any], out: Path) -> Any:
     """The real thing: logits, tokens, and what is left of the packed weights."""
     import numpy as np
     from torch.multiprocessing.reductions import StorageWeakRef
-    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
+    from vllm_sparkforge.bf16_experts import Bf16ExpertsMethod
 
     freed: list[bool] = []
-    original = GptOssMxfp4MoEMethod.process_weights_after_loading
+    original = Bf16ExpertsMethod.process_weights_after_loading
 
     def process(self: Any, layer: Any) -> None:
         packed = [
@@ -181,11 +190,11 @@ def by_name(request: dict[str, Any], out: Path) -> Any:
         original(self, layer)
         freed.append(all(storage.expired() for storage in packed))
 
-    GptOssMxfp4MoEMethod.process_weights_after_loading = process
+    Bf16ExpertsMethod.process_weights_after_loading = process
     try:
-        engine = make_engine(request["checkpoint"], KIND)
+        engine = make_engine(request["checkpoint"])
     finally:
-        GptOssMxfp4MoEMethod.process_weights_after_loading = original
+        Bf16ExpertsMethod.process_weights_after_loading = original
     (parameters,) = engine.apply_model(expert_parameters)
     logits, _ = raw_logits(engine, request["prompt"], 1)
     np.save(out / "logits.npy", logits)
@@ -213,8 +222,8 @@ def experts_of(model: Any) -> list[str]:
 
 
 def isa(request: dict[str, Any], out: Path) -> Any:
-    """A first request of one token, then logits, on the instruction set that is shown; and when the
-    worker requests AMX tiles of the system."""
+    """A first request of one token, then logits, on the instruction set that is shown; and when AMX
+    tiles are requested of the system."""
     import re
 
     import numpy as np
@@ -229,19 +238,19 @@ def isa(request: dict[str, Any], out: Path) -> Any:
         order.append("forward")
         return forward(self, *args, **kwargs)
 
-    def worker_has_amx() -> bool:
-        # For the worker alone: what is selected elsewhere must run on this machine.
+    def plugin_has_amx() -> bool:
+        # For the plugin alone: what is selected elsewhere must run on this machine.
         asking: str = sys._getframe(1).f_globals["__name__"]
-        return asking == "vllm.v1.worker.cpu_worker" or supported()
+        return asking == "vllm_sparkforge" or supported()
 
     def request_tiles() -> bool:
         order.append("tiles")
         return init_amx() if supported() else True
 
     GptOssForCausalLM.forward = recorded
-    torch.cpu._is_amx_tile_supported, torch.cpu._init_amx = worker_has_amx, request_tiles
+    torch.cpu._is_amx_tile_supported, torch.cpu._init_amx = plugin_has_amx, request_tiles
     try:
-        engine = make_engine(request["checkpoint"], request["moe_backend"])
+        engine = make_engine(request["checkpoint"], experts=request["experts"])
         first = one_token(engine)
     finally:
         GptOssForCausalLM.forward = forward
@@ -261,37 +270,28 @@ def isa(request: dict[str, Any], out: Path) -> Any:
 
 
 def tiles_denied(request: dict[str, Any], out: Path) -> Any:
-    """The worker's start where the system refuses AMX tiles; the log has the warning."""
+    """The plugin's start where the system refuses AMX tiles, which the log warns of; and once more
+    where it does not ask for them."""
     import torch
-    from vllm.v1.worker.cpu_worker import CPUWorker
+    import vllm_sparkforge
 
-    class Reached(Exception):
-        pass
-
-    class Start:
-        vllm_config = types.SimpleNamespace(speculative_config=None)
-
-        @property
-        def distributed_init_method(self) -> str:
-            raise Reached
-
-    init_amx, set_num_threads = torch.cpu._init_amx, torch.set_num_threads
-    torch.cpu._init_amx = lambda: False
+    init_amx, torch.cpu._init_amx = torch.cpu._init_amx, lambda: False
     try:
         with amx_is(True):
-            CPUWorker.init_device(Start())
-    except Reached:
-        return True
+            vllm_sparkforge.register()
+            os.environ["VLLM_SPARKFORGE"] = '{"off": ["amx"]}'
+            vllm_sparkforge.register()
     finally:
-        torch.cpu._init_amx, torch.set_num_threads = init_amx, set_num_threads
-    return False
+        torch.cpu._init_amx = init_amx
+        del os.environ["VLLM_SPARKFORGE"]
+    return {}
 
 
 def streamed(request: dict[str, Any], out: Path) -> Any:
     """The same model from a checkpoint that holds one tensor an expert."""
     import numpy as np
 
-    engine = make_engine(request["streamed"], KIND)
+    engine = make_engine(request["streamed"])
     logits, _ = raw_logits(engine, request["prompt"], 1)
     np.save(out / "streamed.npy", logits)
     del engine
@@ -303,17 +303,17 @@ def every_value(request: dict[str, Any], out: Path) -> Any:
     """Bits of all 256 bytes under all 256 scales: [scale, byte, low or high nibble]."""
     import numpy as np
     import torch
-    from vllm.model_executor.layers.quantization.utils.mxfp4_utils import dequant_mxfp4_to_bf16
+    from vllm_sparkforge.mx.formats import mxfp4_dequantize
 
     scales = torch.arange(256, dtype=torch.int32).to(torch.uint8)[:, None].expand(256, 16)
     blocks = torch.arange(256, dtype=torch.int32).to(torch.uint8).expand(256, 256)
-    values = dequant_mxfp4_to_bf16(blocks.contiguous(), scales.contiguous())
+    values = mxfp4_dequantize(blocks.contiguous(), scales.contiguous())
     bits = values.view(torch.int16).numpy().view(np.uint16)
     np.save(out / "values.npy", bits.reshape(256, 256, 2))
     return {}
 
 
-def moe_config(moe_backend: str, **changes: Any) -> Any:
+def moe_config(**changes: Any) -> Any:
     """A layer of gpt-oss-20b in the engine's words."""
     import torch
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -340,43 +340,42 @@ def moe_config(moe_backend: str, **changes: Any) -> Any:
         "moe_parallel_config": parallel,
         "in_dtype": torch.bfloat16,
         "has_bias": True,
-        "moe_backend": moe_backend,
     }
     return FusedMoEConfig(**{**arguments, **changes})
 
 
-def select(moe_backend: str, **changes: Any) -> dict[str, Any]:
-    """What the selector for gpt-oss answers for one layer of a 24-layer model."""
+def select(experts: str, **changes: Any) -> dict[str, Any]:
+    """What the plugin answers for one layer of a 24-layer model."""
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+    from vllm_sparkforge import bf16_experts as ours
+    from vllm_sparkforge.quant import GptOssConfig
 
-    config = VllmConfig()
-    # Of the model configuration the selector reads these two.
+    config = VllmConfig(**plugin(experts=experts))
+    # Of the model configuration these two are read.
     config.model_config = types.SimpleNamespace(
         quantization_config=None, get_num_layers=lambda parallel_config: 24
     )
-    with set_current_vllm_config(config):
-        try:
-            moe = moe_config(moe_backend, **changes)
-            backend, experts = oracle.select_gpt_oss_mxfp4_moe_backend(moe)
-        except Exception as error:
-            return {"type": type(error).__name__, "message": str(error)}
-        cost = oracle.bf16_dequant_cost(moe, config)
-        warnings: list[str] = []
-        if moe_backend == KIND:
-            logger, memory_of = oracle.logger, oracle._available_memory_per_rank
-            oracle.logger = types.SimpleNamespace(
-                warning_once=lambda text, *values: warnings.append(text % values)
-            )
-            oracle._available_memory_per_rank = lambda config: 1 << 50
-            try:
-                oracle.admit_bf16_dequant(moe)
-            finally:
-                oracle.logger, oracle._available_memory_per_rank = logger, memory_of
+    warnings: list[str] = []
+    logger, memory_of = ours.logger, ours._available_memory_per_rank
+    ours.logger = types.SimpleNamespace(
+        warning_once=lambda text, *values: warnings.append(text % values),
+        info_once=lambda *_: None,
+    )
+    ours._available_memory_per_rank = lambda config: 1 << 50
+    try:
+        with set_current_vllm_config(config):
+            moe = moe_config(**changes)
+            method = GptOssConfig()._make_moe_method(moe)
+    except Exception as error:
+        return {"type": type(error).__name__, "message": str(error)}
+    finally:
+        ours.logger, ours._available_memory_per_rank = logger, memory_of
+    cost = ours.cost(moe, config)
     return {
         "type": None,
-        "backend": backend.value,
-        "experts": experts.__name__,
+        "method": type(method).__name__,
+        "backend": method.mxfp4_backend.value,
+        "experts": method.experts_cls.__name__,
         "warnings": warnings,
         "cost": {"packed": cost.packed, "bf16": cost.dequantized, "peak": cost.peak},
     }
@@ -385,31 +384,31 @@ def select(moe_backend: str, **changes: Any) -> dict[str, Any]:
 def amx(request: dict[str, Any], out: Path) -> Any:
     """The selector on a CPU with AMX, where MXFP4 runs as it is."""
     with amx_is(True):
-        return {name: select(name) for name in ("auto", KIND)}
+        return {name: select(name) for name in ("", EXPERTS)}
 
 
 def shapes(request: dict[str, Any], out: Path) -> Any:
     """The selector without AMX, for ways to cut the model."""
     with amx_is(False):
         return {
-            "auto": select("auto"),
-            "whole": select(KIND),
-            "two ranks": select(KIND, tp_size=2),
-            "four ranks": select(KIND, tp_size=4),
-            "expert parallel": select(KIND, ep_size=2, use_ep=True, num_local_experts=16),
-            "odd intermediate": select(KIND, intermediate_size=2896),
-            "lora": select(KIND, is_lora_enabled=True),
+            "auto": select(""),
+            "whole": select(EXPERTS),
+            "two ranks": select(EXPERTS, tp_size=2),
+            "four ranks": select(EXPERTS, tp_size=4),
+            "expert parallel": select(EXPERTS, ep_size=2, use_ep=True, num_local_experts=16),
+            "odd intermediate": select(EXPERTS, intermediate_size=2896),
+            "lora": select(EXPERTS, is_lora_enabled=True),
         }
 
 
 def memory(request: dict[str, Any], out: Path) -> Any:
     """What a rank may take, on made-up machines: memory of a node and cgroup in bytes; nodes that
     the rank may allocate on, of those there are."""
-    import vllm.model_executor.layers.fused_moe.oracle.mxfp4 as oracle
     from vllm.utils.cpu_resource_utils import MemoryNodeInfo
+    from vllm_sparkforge import bf16_experts as ours
 
     originals = {
-        name: getattr(oracle, name)
+        name: getattr(ours, name)
         for name in (
             "get_allocation_nodes",
             "get_memory_node_info",
@@ -431,16 +430,15 @@ def memory(request: dict[str, Any], out: Path) -> Any:
         bound: int | None = None,
     ) -> int:
         info = MemoryNodeInfo(total_memory=total, available_memory=free)
-        oracle.get_allocation_nodes = lambda: list(range(nodes if bound is None else bound))
-        oracle.get_memory_node_info = lambda node_id=0: info
-        oracle.get_cgroup_memory_limit = lambda: limit
-        oracle.get_cgroup_memory_usage = lambda: usage
-        oracle.get_cgroup_reclaimable_memory = lambda: 50
-        oracle.get_visible_memory_node = lambda: list(range(nodes))
+        ours.get_allocation_nodes = lambda: list(range(nodes if bound is None else bound))
+        ours.get_memory_node_info = lambda node_id=0: info
+        ours.get_cgroup_memory_limit = lambda: limit
+        ours.get_cgroup_memory_usage = lambda: usage
+        ours.get_cgroup_reclaimable_memory = lambda: 50
+        ours.get_visible_memory_node = lambda: list(range(nodes))
         parallel = types.SimpleNamespace(local_world_size=ranks, data_parallel_size_local=1)
-        answer: int = oracle._available_memory_per_rank(
-            types.SimpleNamespace(parallel_config=parallel)
-        )
+        config = types.SimpleNamespace(parallel_config=parallel)
+        answer: int = ours._available_memory_per_rank(config)
         return answer
 
     try:
@@ -457,14 +455,14 @@ def memory(request: dict[str, Any], out: Path) -> Any:
         }
     finally:
         for name, original in originals.items():
-            setattr(oracle, name, original)
+            setattr(ours, name, original)
 
 
 def policies(request: dict[str, Any], out: Path) -> Any:
     """Nodes that a process may allocate on, by the first line of its numa_maps; allowed: 0 to 3."""
     import io
 
-    from vllm.utils import cpu_resource_utils as utils
+    from vllm_sparkforge import memory_nodes as ours
 
     def nodes(line: str | None) -> list[int]:
         def read(path: str) -> io.StringIO:
@@ -473,14 +471,14 @@ def policies(request: dict[str, Any], out: Path) -> Any:
                 raise FileNotFoundError(path)
             return io.StringIO(line)
 
-        utils.open = read  # before the builtin in that module
-        affinity, utils.get_memory_affinity = utils.get_memory_affinity, lambda: [0, 1, 2, 3]
+        ours.open = read  # before the builtin in that module
+        affinity, ours.get_memory_affinity = ours.get_memory_affinity, lambda: [0, 1, 2, 3]
         try:
-            answer: list[int] = utils.get_allocation_nodes()
+            answer: list[int] = ours.get_allocation_nodes()
             return answer
         finally:
-            del utils.open
-            utils.get_memory_affinity = affinity
+            del ours.open
+            ours.get_memory_affinity = affinity
 
     mapping = "file=/usr/bin/python3 mapped=2 N0=2 kernelpagesize_kB=4\n"
     return {

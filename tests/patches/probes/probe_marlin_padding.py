@@ -14,6 +14,7 @@ the device (fake_cuda.py), the CUDA operators (marlin_layout.py) and the cutting
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -138,6 +139,29 @@ def _moe_config(size: Layer) -> Any:
     )
 
 
+def _method(config: Any) -> Any:
+    """Return the method of gpt-oss's experts: the plugin's where it is installed."""
+    if importlib.util.find_spec("vllm_sparkforge"):
+        from vllm_sparkforge.quant import MoEMethod
+
+        return MoEMethod(config)
+    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
+
+    return GptOssMxfp4MoEMethod(config)
+
+
+def _padded(method: Any, hidden: int, inner: int) -> list[int]:
+    import torch
+
+    sizes: tuple[int, int] = method.maybe_roundup_sizes(
+        hidden_size=hidden,
+        intermediate_size_per_partition=inner,
+        act_dtype=torch.bfloat16,
+        moe_parallel_config=method.moe.moe_parallel_config,
+    )
+    return list(sizes)
+
+
 def _rank(data: dict[str, Any], size: Layer, rank: int, gemm: Any) -> tuple[Any, list[int]]:
     """Return what one rank adds to the output, in float64, and its rounded sizes."""
     import torch
@@ -145,17 +169,10 @@ def _rank(data: dict[str, Any], size: Layer, rank: int, gemm: Any) -> tuple[Any,
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
     from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
     from vllm.scalar_type import scalar_types
 
-    config = _moe_config(size)
-    method = GptOssMxfp4MoEMethod(config)
-    hidden, inner = method.maybe_roundup_sizes(
-        hidden_size=size["hidden"],
-        intermediate_size_per_partition=size["intermediate"] // size["ranks"],
-        act_dtype=torch.bfloat16,
-        moe_parallel_config=config.moe_parallel_config,
-    )
+    method = _method(_moe_config(size))
+    hidden, inner = _padded(method, size["hidden"], size["intermediate"] // size["ranks"])
     layer = torch.nn.Module()
     method.create_weights(layer, size["experts"], hidden, inner, torch.bfloat16)
     loader = types.SimpleNamespace(
@@ -230,23 +247,27 @@ def main() -> None:
     fake_cuda.add_packages()
     fake_cuda.install(fake_cuda.Capability(12, 1))
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_padded_nk
 
-    round_up = oracle.mxfp4_round_up_hidden_size_and_intermediate_size
-    backends = oracle.Mxfp4MoeBackend
     config = VllmConfig()
     config.model_config = types.SimpleNamespace(
         quantization_config=None, is_diffusion=False, get_num_layers=lambda _: 36
     )
     with set_current_vllm_config(config):
+        method = _method(_moe_config(asked["layers"][0]))
+
+        def padded(name: str, hidden: int, inner: int) -> list[int]:
+            method.mxfp4_backend = Mxfp4MoeBackend[name]
+            return _padded(method, hidden, inner)
+
         answers = {
             "sizes": [
-                {b.name: round_up(b, *size) for b in (backends.MARLIN, backends.BATCHED_MARLIN)}
+                {name: padded(name, *size) for name in ("MARLIN", "BATCHED_MARLIN")}
                 for size in asked["sizes"]
             ],
             "layers": [_layer(size) for size in asked["layers"]],
-            "experts": [round_up(backends[name], *size) for name, *size in asked["experts"]],
+            "experts": [padded(name, *size) for name, *size in asked["experts"]],
             "dense": [marlin_padded_nk(*shape, 32) for shape in asked["dense"]],
         }
     Path(sys.argv[2]).write_text(json.dumps(answers), encoding="utf-8")

@@ -83,15 +83,10 @@ def watch_loading() -> Iterator[dict[str, Any]]:
     it were gone; and for each whether its turn came before the checkpoint was read to its end."""
     from torch.multiprocessing.reductions import StorageWeakRef
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm_sparkforge.mx.linear import MxLinearMethod as method
 
     watched: dict[str, Any] = {"freed": [], "early": []}
     reading: list[bool] = []
-    try:
-        from vllm.model_executor.layers.quantization.online import mx_weight_only
-    except ImportError:  # not in stock
-        yield watched
-        return
-    method = mx_weight_only.MxWeightOnlyLinearMethod
     process, load = method.process_weights_after_loading, DefaultModelLoader.load_weights
     storages: list[Any] = []
 
@@ -170,32 +165,25 @@ def quantizers(request: dict[str, Any], out: Path) -> Any:
     that they take for them."""
     import numpy as np
     import torch
-    from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
-
-    def cut(slice_elems: int) -> None:
-        mxfp4_utils._QUANT_SLICE_ELEMS = mxfp8_utils._QUANT_SLICE_ELEMS = slice_elems
+    from vllm_sparkforge.mx import formats
 
     # The second round cuts the weights into many slices, the last one shorter.
     for suffix, slice_elems, threads in (("", 1 << 24, 1), ("-otherwise", 1000, 3)):
-        cut(slice_elems)
+        formats._SLICE_ELEMS = slice_elems
         torch.set_num_threads(threads)
         for name, path in request["weights"].items():
             dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
             weight = torch.from_numpy(np.load(path)).to(dtype)
-            packed, scales = mxfp4_utils.mxfp4_quantize(weight)
+            packed, scales = formats.mxfp4_quantize(weight)
             np.save(out / f"{name}-mxfp4{suffix}.npy", packed.numpy())
             np.save(out / f"{name}-mxfp4-scales{suffix}.npy", scales.numpy())
-            values, scales = mxfp8_utils.mxfp8_quantize_weight_torch(weight)
+            values, scales = formats.mxfp8_quantize(weight)
             np.save(out / f"{name}-mxfp8{suffix}.npy", values.view(torch.uint8).numpy())
             np.save(out / f"{name}-mxfp8-scales{suffix}.npy", scales.numpy())
 
-    slice_elems = 1 << 16
-    cut(slice_elems)
+    formats._SLICE_ELEMS = slice_elems = 1 << 16
     results: dict[str, Any] = {}
-    for fmt, quantize in (
-        ("mxfp4", mxfp4_utils.mxfp4_quantize_torch),
-        ("mxfp8", mxfp8_utils.mxfp8_quantize_weight_torch),
-    ):
+    for fmt, quantize in (("mxfp4", formats.mxfp4_quantize), ("mxfp8", formats.mxfp8_quantize)):
         results[fmt] = {}
         for slices in (3, 12):
             weight = torch.randn(slices * slice_elems // 256, 256, dtype=torch.bfloat16)
@@ -245,13 +233,12 @@ def linear(request: dict[str, Any], out: Path) -> Any:
     into slices."""
     import numpy as np
     import torch
-    from vllm.model_executor.kernels.linear import mx_weight_only
-    from vllm.model_executor.layers.quantization.utils import mxfp4_utils, mxfp8_utils
+    from vllm_sparkforge.mx import cpu, formats
 
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     scales = codes[:, None].expand(256, 8).contiguous()
     elements = codes.expand(256, 256).contiguous().view(torch.float8_e4m3fn)
-    values = mxfp8_utils.dequant_mxfp8_to_bf16(elements, scales)
+    values = formats.mxfp8_dequantize(elements, scales)
     np.save(out / "mxfp8-values.npy", values.to(torch.float32).numpy())
 
     torch.manual_seed(0)
@@ -259,16 +246,16 @@ def linear(request: dict[str, Any], out: Path) -> Any:
     bias = torch.randn(100, dtype=torch.bfloat16)
     results: dict[str, Any] = {}
     for name, quantize, expand in (
-        ("mxfp4", mxfp4_utils.mxfp4_quantize_torch, mxfp4_utils.dequant_mxfp4_to_bf16),
-        ("mxfp8", mxfp8_utils.mxfp8_quantize_weight_torch, mxfp8_utils.dequant_mxfp8_to_bf16),
+        ("mxfp4", formats.mxfp4_quantize, formats.mxfp4_dequantize),
+        ("mxfp8", formats.mxfp8_quantize, formats.mxfp8_dequantize),
     ):
         weight, scale = quantize(torch.randn(100, 64))
         expected = x.double() @ expand(weight, scale).double().T + bias.double()
         errors = []
-        for slice_elems in (mx_weight_only._SLICE_ELEMS, 700):
-            original, mx_weight_only._SLICE_ELEMS = mx_weight_only._SLICE_ELEMS, slice_elems
-            actual = mx_weight_only.mx_weight_only_linear(x, weight, scale, bias)
-            mx_weight_only._SLICE_ELEMS = original
+        for slice_elems in (cpu._SLICE_ELEMS, 700):
+            original, cpu._SLICE_ELEMS = cpu._SLICE_ELEMS, slice_elems
+            actual = cpu.mx_linear(x, weight, scale, bias)
+            cpu._SLICE_ELEMS = original
             assert actual.shape == (2, 3, 100), actual.shape
             assert actual.dtype == torch.bfloat16, actual.dtype
             errors.append(float((actual - expected).norm() / expected.norm()))
@@ -276,17 +263,23 @@ def linear(request: dict[str, Any], out: Path) -> Any:
     return results
 
 
+def engine_args(checkpoint: str, layers: str, **options: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    ours = base.plugin(mxfp4_layers=layers)
+    return EngineArgs(checkpoint, enforce_eager=True, **ours, **options)
+
+
 @contextmanager
-def engine_config(checkpoint: str, **options: Any) -> Iterator[Any]:
+def engine_config(checkpoint: str, layers: str = "", **options: Any) -> Iterator[Any]:
     """A VllmConfig as the engine makes it, current, outside of any process group: `as_rank` says
     which rank a layer is built for."""
     import torch
     import vllm.model_executor.layers.vocab_parallel_embedding as embedding
     from vllm.config import set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor import parameter
 
-    config = EngineArgs(checkpoint, enforce_eager=True, **options).create_engine_config()
+    config = engine_args(checkpoint, layers, **options).create_engine_config()
     names = ("get_tensor_model_parallel_rank", "get_tensor_model_parallel_world_size")
     originals = {
         (module, name): getattr(module, name) for module in (embedding, parameter) for name in names
@@ -313,29 +306,35 @@ def as_rank(rank: int, ranks: int) -> None:
 
 
 def make_head(config: Any, vocab: int = 264) -> Any:
+    """The head that gpt-oss gets, outside of the model."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm_sparkforge import options
+    from vllm_sparkforge.model import SparkGptOssForCausalLM
 
-    return ParallelLMHead(vocab, 128, quant_config=config.quant_config, prefix="lm_head")
+    head = ParallelLMHead(vocab, 128, prefix="lm_head")
+    model = types.SimpleNamespace(lm_head=head)
+    SparkGptOssForCausalLM._set_head(model, config, options.of(config).mxfp4_layers["lm_head"])
+    return head
 
 
-def head_method(config: Any) -> str:
-    return type(make_head(config).quant_method).__name__
+def head_form(config: Any) -> str:
+    form: str = make_head(config).quant_method.form
+    return form
 
 
 def refusals(request: dict[str, Any], out: Path) -> Any:
     """Heads that something else relies on, and two that look similar and are fine."""
     import torch
-    import vllm.model_executor.model_loader.utils as loader
+    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
     checkpoint = request["checkpoint"]
-    head = {"mxfp4_layers": "lm_head"}
 
     def changed(**changes: Any) -> dict[str, Any]:
-        with engine_config(checkpoint, **head) as config:
+        with engine_config(checkpoint, "lm_head") as config:
             for name, value in changes.items():
                 # Past the checks of the configuration: these are stand-ins.
                 object.__setattr__(config, name, value)
-            return attempt(lambda: head_method(config))
+            return attempt(lambda: head_form(config))
 
     def lora(modules: list[str] | None) -> Any:
         return types.SimpleNamespace(target_modules=modules)
@@ -349,7 +348,7 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
 
     drafts = request["drafts"]
     results = {
-        "tied": base.failure(request["tied"], **head),
+        "tied": base.failure(request["tied"], mxfp4_layers="lm_head"),
         "not finite": base.failure(request["not_finite"], mxfp4_layers="qkv"),
         "lora names it": changed(lora_config=lora(["o_proj", "lm_head"])),
         "lora elsewhere": changed(lora_config=lora(["o_proj"])),
@@ -359,20 +358,19 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
         "mtp": changed(speculative_config=drafter("mtp", drafts["with"])),
         "ngram": changed(speculative_config=drafter("ngram", drafts["without"])),
     }
-    with engine_config(checkpoint, hf_overrides={"head_dtype": "float32"}, **head) as config:
+    overrides = {"head_dtype": "float32"}
+    with engine_config(checkpoint, "lm_head", hf_overrides=overrides) as config:
         assert config.model_config.head_dtype == torch.float32
-        results["float32"] = attempt(lambda: head_method(config))
-    with engine_config(checkpoint, **head) as config:
+        results["float32"] = attempt(lambda: head_form(config))
+    with engine_config(checkpoint, "lm_head") as config:
         lm_head = make_head(config)
         results["tied by the model"] = attempt(lambda: lm_head.tie_weights(lm_head))
-    original = loader.get_model_cls
-    loader.get_model_cls = lambda config: types.SimpleNamespace(
-        embedding_modules={"lm_head": "output_embeddings"}
-    )
+    assert "embedding_modules" not in vars(GptOssForCausalLM)
+    GptOssForCausalLM.embedding_modules = {"lm_head": "output_embeddings"}
     try:
         results["lora anywhere, head too"] = changed(lora_config=lora(None))
     finally:
-        loader.get_model_cls = original
+        del GptOssForCausalLM.embedding_modules
     return results
 
 
@@ -380,86 +378,56 @@ def options(request: dict[str, Any], out: Path) -> Any:
     """What the option is taken for, and what is wrong with it."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_sparkforge import options as ours
 
-    def targets(**arguments: Any) -> dict[str, Any]:
-        return attempt(
-            lambda: EngineArgs(request["checkpoint"], **arguments).quantization_config.targets
+    checkpoint = request["checkpoint"]
+
+    def layers_of(config: Any) -> dict[str, str]:
+        return dict(ours.of(config).mxfp4_layers)
+
+    def taken(layers: str, **options: Any) -> dict[str, Any]:
+        # an empty one, too
+        config = {"sparkforge": {"mxfp4_layers": layers}}
+        made = EngineArgs(checkpoint, additional_config=config, **options)
+        return attempt(lambda: layers_of(made.create_engine_config()))
+
+    def verified(quantization: str | None) -> dict[str, Any]:
+        config = types.SimpleNamespace(
+            **base.plugin(mxfp4_layers="qkv"),
+            model_config=types.SimpleNamespace(
+                model="some-model", quantization=quantization, quantization_config=None
+            ),
         )
+        return attempt(lambda: ours.verify(config, None))
 
-    def verified(layers: str, model_type: str, quantization: str | None) -> dict[str, Any]:
-        model = types.SimpleNamespace(
-            model="some-model",
-            quantization=quantization,
-            hf_text_config=types.SimpleNamespace(model_type=model_type),
-        )
-        engine_args = EngineArgs(request["checkpoint"], mxfp4_layers=layers)
-        return attempt(lambda: engine_args._verify_mxfp4_layers(model))
-
-    def from_command_line(*words: str) -> Any:
+    def from_command_line(words: list[str]) -> Any:
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        parsed = parser.parse_args(["--model", request["checkpoint"], *words])
-        return EngineArgs.from_cli_args(parsed).quantization_config
+        parsed = parser.parse_args(["--model", checkpoint, *words])
+        return layers_of(EngineArgs.from_cli_args(parsed).create_engine_config())
 
-    def compiled_as(layers: str | None) -> str:
-        with engine_config(request["checkpoint"], mxfp4_layers=layers) as config:
+    def compiled_as(layers: str) -> str:
+        with engine_config(checkpoint, layers) as config:
             digest: str = config.compute_hash()
         return digest
 
-    moe = {"moe": {"activation": "mxfp8"}}
-    with_moe = EngineArgs(
-        request["checkpoint"], mxfp4_layers="qkv", quantization_config=dict(moe)
-    ).quantization_config
-    twice = EngineArgs(
-        request["checkpoint"], mxfp4_layers="qkv", quantization_config=with_moe
-    ).quantization_config
+    with_moe = engine_args(checkpoint, "qkv", quantization_config={"moe": {"activation": "mxfp8"}})
+    first, second = (with_moe.create_engine_config() for _ in range(2))
+    activation = second.model_config.quantization_config.moe.activation
     return {
-        "parsed": {layers: targets(mxfp4_layers=layers) for layers in request["layers"]},
-        "moe only": EngineArgs(request["checkpoint"], mxfp4_layers="moe").quantization_config
-        is None,
-        "command line": from_command_line("--mxfp4-layers", "o,lm_head=mxfp8").targets,
-        "no option": from_command_line() is None,
-        "graphs": [compiled_as(layers) for layers in (None, "qkv", "qkv=mxfp8", "lm_head", "qkv")],
-        "moe activation": [str(with_moe.moe.activation), with_moe.targets, twice == with_moe],
-        "linear": targets(mxfp4_layers="qkv", quantization_config={"linear": "mxfp4"}),
-        "moe weight": targets(mxfp4_layers="qkv", quantization_config={"moe": "mxfp8"}),
-        "other targets": targets(
-            mxfp4_layers="qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}
-        ),
-        "llama": verified("qkv", "llama", None),
-        "plain": verified("qkv", "gpt_oss", None),
-        "plain, online": verified("qkv", "gpt_oss", "online"),
-        "mxfp4": verified("moe,qkv", "gpt_oss", "gpt_oss_mxfp4"),
-        "quark": verified("moe,qkv", "gpt_oss", "quark"),
+        "parsed": {layers: taken(layers) for layers in request["layers"]},
+        "command line": from_command_line(request["command line"]),
+        "no option": from_command_line([]),
+        "graphs": [compiled_as(layers) for layers in ("", "qkv", "qkv=mxfp8", "lm_head", "qkv")],
+        "moe activation": [
+            str(activation),
+            layers_of(second),
+            first.compute_hash() == second.compute_hash(),
+        ],
+        "linear": taken("qkv", quantization_config={"linear": "mxfp4"}),
+        "moe weight": taken("qkv", quantization_config={"moe": "mxfp8"}),
+        "other targets": taken("qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}),
+        **{str(name): verified(name) for name in (None, "gpt_oss_mxfp4", "quark")},
     }
-
-
-def named(request: dict[str, Any], out: Path) -> Any:
-    """A head that quantization_config.targets names."""
-
-    def method(fmt: str) -> str:
-        targets = {"targets": {"lm_head": fmt}}
-        with engine_config(request["checkpoint"], quantization_config=targets) as config:
-            return head_method(config)
-
-    return {fmt: attempt(partial(method, fmt)) for fmt in request["target_formats"]}
-
-
-def unasked(request: dict[str, Any], out: Path) -> Any:
-    """A model that builds its head without saying how to quantise it, as gpt-oss did."""
-    from vllm.model_executor.models import gpt_oss
-
-    original = gpt_oss.ParallelLMHead
-
-    def without_config(*args: Any, quant_config: Any = None, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
-    gpt_oss.ParallelLMHead = without_config
-    try:
-        return base.failure(
-            request["checkpoint"], quantization_config={"targets": {"lm_head": "mxfp4"}}
-        )
-    finally:
-        gpt_oss.ParallelLMHead = original
 
 
 def shards(request: dict[str, Any], out: Path) -> Any:
@@ -472,7 +440,7 @@ def shards(request: dict[str, Any], out: Path) -> Any:
     for fmt in ("mxfp4", "mxfp8"):
         for ranks in request["ranks"]:
             layers = []
-            with engine_config(request["checkpoint"], mxfp4_layers=f"lm_head={fmt}") as config:
+            with engine_config(request["checkpoint"], f"lm_head={fmt}") as config:
                 for rank in range(ranks):
                     as_rank(rank, ranks)
                     layer = make_head(config, len(weight))
@@ -496,82 +464,72 @@ def shards(request: dict[str, Any], out: Path) -> Any:
 
 
 def selectors(request: dict[str, Any], out: Path) -> Any:
-    """The selectors on this CPU, and on platforms whose only kernel expands weights to BF16."""
-    import vllm.model_executor.kernels.linear as kernels
-    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Dynamic
+    """The kernels on this CPU, and on platforms where vLLM's only one expands weights to BF16."""
     from vllm.platforms import PlatformEnum, current_platform
 
-    shape = tuple(request["shapes"][0])
+    def kind(fmt: str) -> str:
+        return type(kernel_of(fmt, request["shapes"][0])).__name__
 
-    def kind(**options: Any) -> dict[str, Any]:
-        def ask() -> str:
-            return type(kernels.init_mxfp8_linear_kernel(weight_shape=shape, **options)).__name__
-
-        return attempt(ask)
-
-    results = {
-        "mxfp8": kind(),
-        "mxfp8, weight-only": kind(weight_only=True),
-        "mxfp4 activations": attempt(
-            lambda: type(kernels.init_mxfp4_linear_kernel(kMxfp4Dynamic)).__name__
-        ),
-    }
     here: Any = type(current_platform)
-    kept = here._enum
-    for other in (PlatformEnum.ROCM, PlatformEnum.XPU):
-        here._enum = other
-        results[f"mxfp8, weight-only, {other.name}"] = kind(weight_only=True)
+    kept, results = here._enum, {}
+    for platform in (kept, PlatformEnum.ROCM, PlatformEnum.XPU):
+        here._enum = platform
+        for fmt in ("mxfp4", "mxfp8"):
+            results[f"{fmt}, {platform.name}"] = attempt(partial(kind, fmt))
     here._enum = kept
     return results
 
 
+def kernel_of(fmt: str, shape: list[int]) -> Any:
+    """The kernel for a weight, without the method's constructor, which asks for a whole engine
+    configuration."""
+    return method_of(fmt)._kernel(tuple(shape))
+
+
+def method_of(fmt: str) -> Any:
+    from vllm_sparkforge.mx.linear import MxLinearMethod
+
+    method: Any = object.__new__(MxLinearMethod)
+    method.form = fmt
+    return method
+
+
 def cuda(request: dict[str, Any], out: Path) -> Any:
-    """The selectors on GPUs that are not there: only the platform's answers are made up."""
+    """The kernels on GPUs that are not there: only the platform's answers are made up."""
     become = make_up_cuda()
     import torch
     import vllm.model_executor.kernels.linear as kernels
     import vllm.model_executor.kernels.linear.mxfp4.flashinfer as flashinfer4
     import vllm.model_executor.kernels.linear.mxfp8.flashinfer as flashinfer8
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.quantization.online import mx_weight_only
     from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Dynamic
 
     # As where FlashInfer is installed, or nothing would speak against Marlin.
     flashinfer4.has_flashinfer_cutedsl = lambda: True
     flashinfer8.has_flashinfer = flashinfer8.has_flashinfer_cutedsl = lambda: True
 
-    def selected(method: Any, shape: tuple[int, int]) -> str:
-        # Without the constructor, which asks for a whole engine configuration.
-        return type(method._init_kernel(object.__new__(method), shape)).__name__
+    def name(kernel: Any) -> str:
+        # where a device has none of our kernels, theirs compute all rows
+        return type(kernel._fallback).__name__
 
-    def created(method: Any, dtype: torch.dtype) -> str:
-        one: Any = object.__new__(method)
-        layer = torch.nn.Module()
-        one.create_weights(layer, 64, [128], 64, 128, dtype, weight_loader=None)
-        return type(one.kernel).__name__
+    def created(fmt: str, dtype: torch.dtype) -> str:
+        method, layer = method_of(fmt), torch.nn.Module()
+        method.create_weights(layer, 64, [128], 64, 128, dtype, weight_loader=None)
+        return name(method.kernel)
 
     results: dict[str, Any] = {}
     as_rank(0, 1)
     with set_current_vllm_config(VllmConfig()):
         results["dtypes"] = {
-            f"{fmt}, {dtype}": attempt(partial(created, method, dtype))
-            for fmt, method in (
-                ("mxfp4", mx_weight_only.Mxfp4WeightOnlyLinearMethod),
-                ("mxfp8", mx_weight_only.Mxfp8WeightOnlyLinearMethod),
-            )
+            f"{fmt}, {dtype}": attempt(partial(created, fmt, dtype))
+            for fmt in ("mxfp4", "mxfp8")
             for dtype in (torch.bfloat16, torch.float16)
         }
         for version in request["capabilities"]:
             become(version)
             results[".".join(map(str, version))] = {
-                "mxfp4": [
-                    selected(mx_weight_only.Mxfp4WeightOnlyLinearMethod, tuple(shape))
-                    for shape in request["shapes"]
-                ],
-                "mxfp8": [
-                    selected(mx_weight_only.Mxfp8WeightOnlyLinearMethod, tuple(shape))
-                    for shape in request["shapes"]
-                ],
+                "mxfp4": [name(kernel_of("mxfp4", shape)) for shape in request["shapes"]],
+                "mxfp8": [name(kernel_of("mxfp8", shape)) for shape in request["shapes"]],
                 "mxfp4 activations": type(kernels.init_mxfp4_linear_kernel(kMxfp4Dynamic)).__name__,
                 "mxfp8 activations": type(
                     kernels.init_mxfp8_linear_kernel(weight_shape=tuple(request["shapes"][0]))

@@ -1,4 +1,5 @@
-"""Runs in the patched interpreter: what vLLM's own parser makes of a profile's options.
+"""Runs in the patched interpreter: what vLLM's own parser, and the plugin, make of a profile's
+options.
 
 usage: python -m tests.patches.probes.probe_profiles ASKED.json OUT.json
 
@@ -22,6 +23,8 @@ from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend, _
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm_sparkforge import bf16_experts
+from vllm_sparkforge import options as plugin
 
 
 def parsed(options: list[str]) -> dict[str, Any]:
@@ -32,9 +35,11 @@ def parsed(options: list[str]) -> dict[str, Any]:
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", ".", *options])
     validate_parsed_serve_args(arguments)
     engine = AsyncEngineArgs.from_cli_args(arguments)
+    ours = engine.additional_config.get(plugin.KEY, {})
+    plugin.parse(ours)
     found: dict[str, Any] = {
         "address": arguments.uds,
-        "moe_backend": engine.moe_backend,
+        "moe_backend": ours.get("experts", engine.moe_backend),
         "attention_backend": engine.attention_backend
         and getattr(engine.attention_backend, "name", str(engine.attention_backend)),
         "kv_cache_dtype": engine.kv_cache_dtype,
@@ -45,7 +50,7 @@ def parsed(options: list[str]) -> dict[str, Any]:
         "prefix_caching": engine.enable_prefix_caching,
         "enforce_eager": engine.enforce_eager,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
-        "mxfp4_layers": engine.mxfp4_layers,
+        "mxfp4_layers": ours.get("mxfp4_layers"),
         "reasoning_parser": engine.reasoning_parser,
         "tool_call_parser": arguments.tool_call_parser,
         "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
@@ -74,6 +79,7 @@ def main() -> None:
     result = {name: parsed(options) for name, options in asked["options"].items()}
     refused = {name: refusal(options) for name, options in asked["wrong"].items()}
     sentences = {backend.name: _make_log_backend(backend) for backend in Mxfp4MoeBackend}
+    sentences["BF16_DEQUANT"] = bf16_experts.SAID
     answers = {"parsed": result, "refused": refused, "moe": sentences}
     Path(sys.argv[2]).write_text(json.dumps(answers), encoding="utf-8")
 

@@ -10,6 +10,7 @@ then the warnings that were logged meanwhile.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import multiprocessing
@@ -88,12 +89,15 @@ def fold(table: Table) -> Table:
 
 
 @contextmanager
-def settings(*, moe: dict[str, str] | None = None, linear_backend: str = "auto") -> Iterator[None]:
-    """Make a configuration of the engine current, of which the selectors read these."""
+def settings(
+    *, moe: dict[str, str] | None = None, linear_backend: str = "auto", experts: str = ""
+) -> Iterator[Any]:
+    """Make a configuration of the engine current, of which the selectors, and our plugin, read
+    these."""
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.config.quantization import QuantizationConfigArgs
 
-    config = VllmConfig()
+    config = VllmConfig(additional_config={"sparkforge": {"experts": experts}})
     config.model_config = types.SimpleNamespace(
         quantization_config=QuantizationConfigArgs(moe=moe) if moe else None,
         get_num_layers=lambda parallel_config: 36,
@@ -101,7 +105,7 @@ def settings(*, moe: dict[str, str] | None = None, linear_backend: str = "auto")
     )
     config.kernel_config.linear_backend = linear_backend
     with set_current_vllm_config(config):
-        yield
+        yield config
 
 
 def moe_layer(moe_backend: str, *, gpt_oss: bool) -> Any:
@@ -157,11 +161,8 @@ def mxfp4_moe(**quantization: str) -> Table:
     """What runs the experts of gpt-oss, by backend name."""
     from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
 
-    # A patch of ours puts a selector for gpt-oss before the general one.
-    select = getattr(oracle, "select_gpt_oss_mxfp4_moe_backend", oracle.select_mxfp4_moe_backend)
-
     def ask(name: str) -> str:
-        backend, experts = select(moe_layer(name, gpt_oss=True))
+        backend, experts = oracle.select_mxfp4_moe_backend(moe_layer(name, gpt_oss=True))
         padded = oracle.mxfp4_round_up_hidden_size_and_intermediate_size(backend, 2880, 2880)
         return f"{backend.value}: {experts.__name__}, 2880x2880 as {padded[0]}x{padded[1]}"
 
@@ -253,6 +254,47 @@ def linear() -> dict[str, Table]:
     return {layer: fold(table) for layer, table in tables.items()}
 
 
+def plugin() -> dict[str, Table]:
+    """What our plugin, where it is installed, takes for the layers of gpt-oss."""
+    if importlib.util.find_spec("vllm_sparkforge") is None:
+        return {}
+    from vllm_sparkforge import bf16_experts
+    from vllm_sparkforge.mx.linear import MxLinearMethod
+    from vllm_sparkforge.quant import GptOssConfig
+
+    def moe(name: str) -> str:
+        method = GptOssConfig()._make_moe_method(moe_layer(name, gpt_oss=True))
+        hidden, inner = method.maybe_roundup_sizes(
+            2880, 2880, method.moe.in_dtype, method.moe.moe_parallel_config
+        )
+        backend, kind = method.mxfp4_backend.value, method.experts_cls.__name__
+        return f"{backend}: {kind}, 2880x2880 as {hidden}x{inner}"
+
+    def dense(form: str, shape: tuple[int, int]) -> str:
+        method: Any = object.__new__(MxLinearMethod)  # the constructor asks for a real model
+        method.form = form
+        kernel = method._kernel(shape)
+        return f"{type(kernel).__name__}, or {type(kernel._fallback).__name__}"
+
+    with settings(experts="bf16_dequant"):
+        expanded = outcome(partial(moe, "auto"))
+    with settings() as config:
+        layer = moe_layer("auto", gpt_oss=True)
+        return {
+            "plugin, MXFP4 MoE, gpt-oss": {
+                "auto": outcome(partial(moe, "auto")),
+                "marlin": outcome(partial(moe, "marlin")),
+                "(experts: bf16_dequant)": expanded,
+                "(hint at bf16_dequant)": outcome(lambda: str(bf16_experts.hint(layer, config))),
+            },
+            "plugin, dense layers": {
+                f"{layer}={form}": outcome(partial(dense, form, shape))
+                for layer, shape in SHAPES.items()
+                for form in ("mxfp4", "mxfp8")
+            },
+        }
+
+
 def attention() -> dict[str, Table]:
     """What runs attention with sinks, by what of FlashInfer's cubins is at hand."""
     import requests
@@ -318,6 +360,7 @@ def ask_all(capability: str, out: Path) -> None:
         ),
         **{f"linear, {layer}": table for layer, table in linear().items()},
         **{f"attention with sinks, {name}": table for name, table in attention().items()},
+        **plugin(),
     }
     out.write_text(json.dumps(result, indent=1), encoding="utf-8")
 

@@ -44,11 +44,6 @@ def test_a_shared_header_compiles_all_that_may_include_it() -> None:
     assert made.fetches
 
 
-def test_decode_kernels_go_into_no_native_file() -> None:
-    made = decided("csrc/decode_kernels/kernels.cu", "csrc/decode_kernels/mx.cuh")
-    assert (made.compiled, made.fetches) == ((), False)
-
-
 def test_a_source_for_another_device_compiles_nothing() -> None:
     assert decided("csrc/libtorch_stable/topk.cu", device="cpu").compiled == ()
 
@@ -170,7 +165,7 @@ def only_vllm(tmp_path: Path) -> list[str]:
     """A checkout whose spark target has vLLM alone: Triton can't be compiled."""
     import shutil
 
-    for name in ("patches", "requirements", "Dockerfile"):
+    for name in ("patches", "requirements", "kernels", "Dockerfile"):
         (tmp_path / name).symlink_to(ROOT / name)
     text = (ROOT / "pins.yaml").read_text()
     head, spark = text.split("\n  spark:\n", 1)

@@ -24,6 +24,7 @@ NOT_FOR_THE_CONTAINER = {
         "SPARKFORGE_CPU_ISA",
         "HF_HOME",  # bench looks for the tokenizer on its own machine
     },
+    "of a vLLM of your own": {"VLLM_PLUGINS", "VLLM_SPARKFORGE"},
     "given to the commands of ablate": {
         "SPARKFORGE_TREES",
         "SPARKFORGE_WHEELS",

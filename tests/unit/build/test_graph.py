@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build.context import STAGES, Context
-from sparkforge.build.graph import Graph, graph_of, ordered, unpatched_environment
+from sparkforge.build.graph import graph_of, ordered, unpatched_environment
 from sparkforge.build.item import Item, Results
 from sparkforge.build.results import EnvironmentResult, WheelResult
 from sparkforge.runtime.engine import BaseImage
@@ -45,6 +45,8 @@ def test_a_plan_is_in_the_order_of_the_stages() -> None:
     assert [item.label for item in items] == [
         "source vllm",
         "series vllm",
+        "kernels",
+        "plugin",
         "wheel vllm",
         "wheelhouse",
         "environment",
@@ -143,26 +145,24 @@ def test_an_artefact_of_one_wheel_is_no_other() -> None:
     assert wheel != replace(wheel, result=WheelResult("y.whl", "0" * 64, "1"))
 
 
-def kernels_of(of: Graph) -> set[str]:
-    wheel = {need.label for need in of.wheels["vllm"].needs if need.stage == "kernels"}
-    assert wheel == {item.label for item in of.kernels.values()}
-    return wheel
+@pytest.mark.parametrize("engine", [None, ENGINE])
+def test_every_target_gets_the_same_plugin_beside_its_wheels(engine: Any) -> None:
+    made = {target: graph_of(context(target, engine=engine)) for target in ("cpu", "rtx", "spark")}
+    keys = set()
+    for graph in made.values():
+        assert graph.kernels is not None and graph.plugin is not None
+        assert graph.plugin in graph.own and graph.plugin in graph.product.needs
+        assert graph.product.inputs["wheels"]["plugin"] == graph.plugin.key
+        assert graph.plugin.needs == (graph.kernels,)
+        assert not [item for item in graph.wheels.values() if graph.kernels in item.needs]
+        keys.add((graph.kernels.key, graph.plugin.key))
+    assert len(keys) == 1
+    # what is compiled does not depend on the package
+    assert made["cpu"].kernels is not None
+    assert "package" not in made["cpu"].kernels.inputs
 
 
-@pytest.mark.parametrize("wheels", ["overlay", "compile"])
-def test_wheels_for_a_gpu_get_kernels(wheels: str) -> None:
-    made = {target: graph_of(context(target, wheels=wheels)) for target in ("cpu", "rtx", "spark")}
-    assert {target: kernels_of(graph) for target, graph in made.items()} == {
-        "cpu": set(),
-        "rtx": {"kernels vllm"},
-        "spark": {"kernels vllm"},
-    }
-    # the same machine code for every host
-    assert len({item.key for graph in made.values() for item in graph.kernels.values()}) == 1
-    assert "kernels" not in made["cpu"].wheels["vllm"].inputs
-    assert made["rtx"].wheels["vllm"].inputs["kernels"] == made["rtx"].kernels["vllm"].key
-
-
-def test_the_release_gets_no_kernels() -> None:
-    release = unpatched_environment(context("rtx"))
+@pytest.mark.parametrize("target", ["cpu", "rtx"])
+def test_the_release_gets_no_plugin(target: str) -> None:
+    release = unpatched_environment(context(target))
     assert {item.stage for item in ordered([release])} == {"smoke", "wheelhouse"}

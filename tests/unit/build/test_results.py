@@ -24,6 +24,7 @@ from sparkforge.build.results import (
     KernelsResult,
     NativeFile,
     PackResult,
+    PluginResult,
     ReleaseProof,
     SeriesResult,
     SmokeResult,
@@ -44,7 +45,6 @@ WHEEL: dict[str, Any] = {
     "removed": (),
     "left_out": ("tests/c.py",),
     "compile_only": (),
-    "kernels": {"own/manifest.json": "0" * 64},
 }
 SMOKE: dict[str, Any] = {
     "ready_s": 1.5,
@@ -58,7 +58,7 @@ EACH = [
     SourceResult("git", "a" * 40, "b" * 40, "here"),
     ExternalResult("a" * 40, "external-1.git", {"sub": "b" * 40}),
     SeriesResult("a" * 40, "b" * 40, "c" * 40, {"x.py": "0001-x.patch"}),
-    KernelsResult({"own/sm_90a.cubin": "0" * 64}),
+    KernelsResult({"sm_90a.cubin": "0" * 64}),
     BuilderResult("sha256:1", "x:1", ("debian libc6 2 amd64",)),
     WheelResult(**WHEEL),
     CompiledWheelResult(
@@ -74,6 +74,7 @@ EACH = [
     ImageArchiveResult("sha256:2", "image.oci.tar"),
     SmokeResult(**SMOKE),
     SmokeResult(**SMOKE, release=ReleaseProof("compared", "Error", "amx", 0.01)),
+    PluginResult("x.whl", "0" * 64, "1", {"own/sm_90a.cubin": "0" * 64}),
     PackResult("x.whl", "0" * 64, "1+a.1", {"sampling": "1" * 64}, 3, 141, 969),
 ]
 

@@ -430,6 +430,8 @@ def test_both_sides_of_an_image_get_the_options_of_their_result(
             pass
     (release, put_back), (ours, nothing) = started
     assert (put_back, nothing) == (originals, None)
+    assert release.variables["VLLM_PLUGINS"] == ""
+    assert "VLLM_PLUGINS" not in ours.variables
     named = [shlex.split(one.variables.get("SPARKFORGE_SERVE_ARGS", "")) for one in (release, ours)]
     if model is None:  # the same, in place of the image's own
         assert release.options == ours.options == named[1]

@@ -47,5 +47,5 @@ def test_a_compiler_of_a_wheel_off_the_path_is_none() -> None:
 def test_the_label_names_sets_and_options_of_the_pack(pack: tuple[str, ...]) -> None:
     context = context_of("spark", pack=pack)
     labels = image.labels(context, BaseImage("b", "b"))
-    note = ImageNote("spark", {"labels": labels}, {}, {}, {}, {})
+    note = ImageNote("spark", {"labels": labels}, {}, {}, {})
     assert _as_made(context_of("spark"), note).pack == pack

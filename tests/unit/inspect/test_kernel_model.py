@@ -18,7 +18,6 @@ from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.inspect.proofs.decode import RULES, rule_of
 from sparkforge.inspect.proofs.flow import Flow
 from sparkforge.pins import pins
-from sparkforge.series import series
 from tests.support import ROOT
 
 BIG = SHAPES["gpt-oss-120b"]
@@ -186,11 +185,11 @@ def test_products_of_the_kernels() -> None:
 # -- what is recorded -------------------------------------------------------------------------
 
 
-def test_the_record_is_of_the_series_and_has_all_kernels() -> None:
+def test_the_record_is_of_the_sources_and_has_all_kernels() -> None:
     recorded = kernelwork.load()
-    pin = pins.load(ROOT / "pins.yaml").upstream("vllm").kernels
-    assert pin is not None
-    kernelwork.check(recorded, series.read(ROOT / "patches" / "vllm"), pin.folder)
+    plugin = pins.load(ROOT / "pins.yaml").plugin
+    assert plugin is not None
+    kernelwork.check(recorded, ROOT, plugin)
     names = {work.name for work in recorded.kernels["121a"]}
     assert names == {work.name for work in recorded.kernels["90a"]}
     for name in names:
@@ -201,10 +200,11 @@ def test_the_record_is_of_the_series_and_has_all_kernels() -> None:
 
 def test_another_source_makes_the_record_stale(tmp_path: Path) -> None:
     recorded = kernelwork.load()
-    vllm = series.read(ROOT / "patches" / "vllm")
-    sources = {**recorded.sources, "csrc/decode_kernels/mx.cuh": "0" * 40}
-    with pytest.raises(StaleError, match=r"csrc/decode_kernels/mx\.cuh") as caught:
-        kernelwork.check(replace(recorded, sources=sources), vllm, "csrc/decode_kernels/")
+    plugin = pins.load(ROOT / "pins.yaml").plugin
+    assert plugin is not None
+    sources = {**recorded.sources, "kernels/csrc/mx.cuh": "0" * 64}
+    with pytest.raises(StaleError, match=r"kernels/csrc/mx\.cuh") as caught:
+        kernelwork.check(replace(recorded, sources=sources), ROOT, plugin)
     assert "proofs decode-kernels --record" in str(caught.value)
     with pytest.raises(StaleError, match="missing, or of another version"):
         kernelwork.load(tmp_path / "none.json")

@@ -46,7 +46,7 @@ PROOFS: Mapping[str, Any] = {
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout whose cpu target was built, as far as the page reads it."""
-    for name in ("pins.yaml", "patches", "requirements", "docs/claims.yaml"):
+    for name in ("pins.yaml", "patches", "requirements", "kernels", "docs/claims.yaml"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, path)

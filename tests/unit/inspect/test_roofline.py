@@ -334,7 +334,7 @@ def test_the_page_is_what_the_model_says(
     assert main(["docs", "--check"]) == 0
     # a project of its own, whose page lags behind
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("requirements", "patches"):
+    for name in ("requirements", "kernels", "patches"):
         (tmp_path / name).symlink_to(ROOT / name)
     pins_yaml = (ROOT / "pins.yaml").read_text()
     assert "memory_gb_s: 273" in pins_yaml

@@ -39,17 +39,16 @@ upstreams:
     paths:
       - {{repo: demo/, wheel: demo/}}
       - {{repo: tests/, wheel: null}}
-    kernels:
-      source: csrc/own/all.cu
-      wheel: demo/own/
-      architectures: [90a, 121a]
-      requirements: lock.txt
   other:
     git: https://example.invalid/other.git
     tag: 0.7.0.post1
     commit: {TREE}
     version: 0.7.0.post1
     files: {{}}
+plugin:
+  folder: own/
+  architectures: [90a, 121a]
+  requirements: lock.txt
 images:
   base:
     repository: base
@@ -264,33 +263,26 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
             "cannot be in the wheel",
             "wheel: null",
         ),
-        ("own/all.cu", "own/", "upstreams.demo.kernels.source", "'csrc/own/'", "fix"),
-        (
-            "source: csrc/own/all.cu",
-            "source: all.cu",
-            "upstreams.demo.kernels.source",
-            "in no folder",
-            "their own folder",
-        ),
-        ("wheel: demo/own/", "wheel: demo/own", "upstreams.demo.kernels.wheel", "slash", "NAME/"),
+        ("folder: own/", "folder: own", "plugin.folder", "slash", "NAME/"),
+        ("folder: own/", "folder: ../own/", "plugin.folder", "'../own/'", "fix"),
         (
             "architectures: [90a, 121a]",
             'architectures: ["12.1"]',
-            "upstreams.demo.kernels.architectures[0]",
+            "plugin.architectures[0]",
             "'12.1'",
             "121a",
         ),
         (
             "architectures: [90a, 121a]",
             "architectures: []",
-            "upstreams.demo.kernels.architectures",
+            "plugin.architectures",
             "at least 1 item",
             "fix",
         ),
         (
             "requirements: lock.txt",
             "requirements: locc.txt",
-            "upstreams.demo.kernels.requirements",
+            "plugin.requirements",
             "locc.txt does not exist",
             "create the lock",
         ),

@@ -202,6 +202,8 @@ def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> 
     assert prepared(tmp_path, tmp_path, "580.95", "--moe-backend=marlin", "--seed", "1").passed()
     assert not prepared(tmp_path, tmp_path, "590.1", "--moe-backend", "marlin").passed()
     assert not prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "triton").passed()
+    words = ("--moe-backend", "marlin", "--decode-kernels", "off")
+    assert not prepared(tmp_path, tmp_path, "580.95", *words).passed()
     (tmp_path / preflight.REFERENCE).write_text("{} ")
     assert not prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "marlin").passed()
     (tmp_path / preflight.MARK).write_text("damaged")
@@ -214,7 +216,16 @@ def test_the_last_value_of_an_option_is_the_one_that_is_tried(tmp_path: Path) ->
     command = prepared(tmp_path, tmp_path, "", *words).command
     assert command[command.index("--moe-backend") + 1] == "triton"
     assert "131072" not in command
+    assert "--decode-kernels" not in command
     assert command[command.index("--uds") + 1] == str(door.engine_socket())
+
+
+def test_kernels_that_the_user_switches_off_are_not_tried(tmp_path: Path) -> None:
+    (tmp_path / preflight.REFERENCE).write_text("{}")
+    words = ("--decode-kernels", "auto", "--mxfp4-layers", "qkv", "--decode_kernels=off")
+    command = prepared(tmp_path, tmp_path, "", *words).command
+    assert command[command.index("--decode-kernels") + 1] == "off"
+    assert "--mxfp4-layers" not in command
 
 
 def test_an_image_without_the_checkpoint_says_so(tmp_path: Path) -> None:

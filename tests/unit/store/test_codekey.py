@@ -14,7 +14,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Item
 from sparkforge.build.packs import compiling, recipe, toolchain, units
-from sparkforge.build.stages import image, kernels
+from sparkforge.build.stages import image
 from sparkforge.build.stages.trial import trial_item
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.store import codekey
@@ -38,8 +38,9 @@ def context() -> Context:
 def makers(context: Context) -> dict[str, str]:
     """Return of each kind of item the module that makes it, whose code is in its key."""
     graph = graph_of(context)
-    assert graph.smoke is not None
+    assert graph.smoke is not None and graph.kernels is not None and graph.plugin is not None
     made: dict[str, Item[Any]] = {item.stage: item for item in graph.until("wheelhouse")}
+    made["kernels"], made["plugin"] = graph.kernels, graph.plugin
     made["environment"], made["smoke"] = graph.product, graph.smoke
     made["compiled"] = graph_of(replace(context, wheels="compile")).wheels["vllm"]
     (made["builder"],) = (item for item in made["compiled"].needs if item.stage == "builder")
@@ -50,16 +51,14 @@ def makers(context: Context) -> dict[str, str]:
     made["pack"], made["preflight checkpoint"] = pack, trial_item()
     for kind, item in made.items():
         assert item.inputs["code"] == code_of(item.make.__module__), kind
-    parts = image.Parts(graph.wheels, graph.pack, graph.wheelhouse, trial_item())
+    parts = image.Parts(graph.wheels, graph.plugin, graph.pack, graph.wheelhouse, trial_item())
     of_image = image.image_inputs(context, parts, BASE)
     assert of_image["code"] == code_of(image.__name__)
     found = {kind: item.make.__module__ for kind, item in made.items()}
-    # whose item is another one's (tests/integration/test_kernels.py), or an engine's, or that have
-    # no item (below)
+    # whose item is an engine's, or that have no item (below)
     return {
         **found,
         "image": image.__name__,
-        "kernels": kernels.__name__,
         "modules of a pack": recipe.__name__,
         "intake": intake.__name__,
     }
@@ -113,7 +112,7 @@ def test_a_line_in_any_module_that_makes_an_item_changes_its_key(
             if code_of(module) != before[kind]:
                 changed[kind].add(path.relative_to(code.root).as_posix())
         path.write_bytes(text)
-    assert len(kinds) == 15
+    assert len(kinds) == 16
     for kind, module in kinds.items():
         beside = BESIDE.get(kind, set())
         if kind == "image":

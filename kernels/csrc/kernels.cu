@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+//
+// Kernels for a decode step of one to eight rows (dense: 16; add_norm and rotate_and_cache: any number),
+// under the names that kernels/vllm_sparkforge/decode loads. Each takes one struct.
+#include "rotary.cuh"
+#include "row_major.cuh"
+
+// The fewest blocks a multiprocessor: an H200's 132 take qkv's 320 blocks at once only if it is three.
+// What hides a GB10's latency needs fewer, and more registers.
+#if __CUDA_ARCH__ >= 1200
+#define BLOCKS_OF(BLOCKS) (BLOCKS < 2 ? BLOCKS : 2)
+#else
+#define BLOCKS_OF(BLOCKS) BLOCKS
+#endif
+
+#define DENSE(NAME, FORMAT, NARROW, WIDE, ROWS, BLOCKS)                                                     \
+  extern "C" __global__ void __launch_bounds__(384, BLOCKS_OF(BLOCKS))                                      \
+      dense_##NAME##_narrow_12_##ROWS(dense::Operands o) {                                                  \
+    dense::narrow<dense::FORMAT, 12, NARROW, ROWS>(o);                                                      \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(512) dense_##NAME##_narrow_16_##ROWS(dense::Operands o) {   \
+    dense::narrow<dense::FORMAT, 16, NARROW, ROWS>(o);                                                      \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(640) dense_##NAME##_wide_##ROWS(dense::Operands o) {        \
+    dense::wide<dense::FORMAT, 20, WIDE, ROWS>(o);                                                          \
+  }
+
+DENSE(mxfp4, Mxfp4, 4, 5, 8, 3)
+DENSE(mxfp4, Mxfp4, 4, 3, 16, 2)
+DENSE(mxfp8, Mxfp8, 2, 3, 8, 3)
+DENSE(mxfp8, Mxfp8, 2, 2, 16, 1)
+DENSE(bf16, Bf16, 2, 2, 8, 2)
+DENSE(bf16, Bf16, 2, 2, 16, 1)
+
+extern "C" __global__ void __launch_bounds__(256) expand_mxfp4(dense::Expanded o) {
+  dense::expand<dense::Mxfp4>(o);
+}
+extern "C" __global__ void __launch_bounds__(256) expand_mxfp8(dense::Expanded o) {
+  dense::expand<dense::Mxfp8>(o);
+}
+
+#define EXPERTS(ROWS, TILES, BLOCKS)                                                                        \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(BLOCKS)) experts_gate_up_##ROWS(experts::Operands o) {  \
+    experts::product<8, 2, TILES, ROWS, true>(o);                                                           \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(BLOCKS)) experts_down_##ROWS(experts::Operands o) {     \
+    experts::product<8, 2, 1, ROWS, false>(o);                                                              \
+  }
+
+EXPERTS(1, 1, 2)
+EXPERTS(2, 1, 3)
+EXPERTS(4, 1, 3)
+EXPERTS(8, 2, 3)
+
+// All of 2 to 8 rows: a block has one or two of them.
+#define ROW_MAJOR(NAME, TILES, ROWS)                                                                        \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(3))                                           \
+      experts_rows_gate_up_##NAME(experts::Operands o) {                                                    \
+    row_major::product<8, 2, 2 * TILES, ROWS, true>(o);                                                     \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(3))                                           \
+      experts_rows_down_##NAME(experts::Operands o) {                                                       \
+    row_major::product<8, 2, TILES, ROWS, false>(o);                                                        \
+  }
+
+ROW_MAJOR(1, 1, 1)
+ROW_MAJOR(8, 2, 2)
+
+#define ROUTE(ROWS)                                                                                \
+  extern "C" __global__ void __launch_bounds__(layer::kThreads) route_##ROWS(layer::Routed o) {   \
+    layer::route<ROWS>(o);                                                                         \
+  }
+
+ROUTE(1)
+ROUTE(2)
+ROUTE(4)
+ROUTE(8)
+
+extern "C" __global__ void __launch_bounds__(layer::kThreads) experts_combine(layer::Combined o) {
+  layer::combine(o);
+}
+extern "C" __global__ void __launch_bounds__(layer::kThreads) add_norm(layer::Normed o) {
+  layer::add_and_normalize(o);
+}
+
+extern "C" __global__ void __launch_bounds__(rotary::kThreads) rotate_and_cache(rotary::Operands o) {
+  rotary::rotate_and_cache(o);
+}

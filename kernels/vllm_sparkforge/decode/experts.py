@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MXFP4 experts of gpt-oss for few rows, read where the MoE backend keeps them.
+
+There is one copy of the weights, in the order of the backend that computes more rows:
+Marlin's, or that of FlashInfer's CUTLASS MoE. A row's result does not depend on the
+rows beside it. MoE layers run inside the operators ``moe_forward`` and
+``moe_forward_shared``, so nothing here is traced by torch.compile.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from vllm.config import get_current_vllm_config_or_none
+from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.utils.math_utils import round_up
+
+from vllm_sparkforge.decode import module
+from vllm_sparkforge.decode.dense import LARGEST_SCALE, rows_of
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+    from vllm.model_executor.layers.fused_moe.experts.flashinfer_cutlass_moe import (
+        FlashInferExperts,
+    )
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
+
+logger = init_logger(f"vllm.{__name__}")
+
+MAX_ROWS = 8
+TOP_K = 4
+ROW_MAJOR_KIND = "row-major MXFP4 experts"
+_THREADS = 256
+_MAX_HIDDEN = 4096  # columns of a block that sums or normalizes: 512 threads x 8
+_ROW_MAJOR_TILE = 128  # columns, and k, whose scales lie together
+
+
+class Weights(NamedTuple):
+    """The experts of a layer.
+
+    Attributes:
+        w13: gate and up. Marlin's order: int32 [E, K // 16, 4 * I], interleaved.
+            Row-major: uint8 [E, 2 * I, K // 2], all of up before all of gate.
+        w13_scale: E8M0. Marlin's order: [E, K // 32, 2 * I]. Row-major:
+            [E, 2 * I, K // 32], in tiles of 128 x 4 (``block_scale_interleave``).
+        w13_bias: bfloat16 [E, 2 * I], in the order of the columns.
+        w2: int32 [E, I // 16, 2 * L], L being K or what K is padded to, or
+            uint8 [E, K, I // 2].
+        w2_scale: [E, I // 32, L], or [E, K, I // 32] in tiles.
+        w2_bias: bfloat16 [E, L].
+        inner: the intermediate size that is not padding, of the row-major order;
+            None is Marlin's.
+
+    """
+
+    w13: torch.Tensor
+    w13_scale: torch.Tensor
+    w13_bias: torch.Tensor
+    w2: torch.Tensor
+    w2_scale: torch.Tensor
+    w2_bias: torch.Tensor
+    inner: int | None = None
+
+    @property
+    def hidden(self) -> int:
+        """K, with padding."""
+        if self.inner is None:
+            return self.w13.shape[1] * 16
+        return self.w13.shape[2] * 2
+
+
+def refused(moe: "FusedMoEConfig", input_dtype: torch.dtype | None) -> str | None:
+    """Return why the kernels cannot take a layer's MXFP4 experts, None if they can.
+
+    Args:
+        moe: the layer.
+        input_dtype: to which Marlin quantizes activations, None if it does not.
+
+    """
+    if input_dtype is not None:
+        return f"activations are quantized to {input_dtype}"
+    if moe.in_dtype != torch.bfloat16:
+        return f"activations are {moe.in_dtype}, not bfloat16"
+    if moe.activation != MoEActivation.SWIGLUOAI or not moe.has_bias:
+        return "the experts are not gpt-oss's: SWIGLU-OAI with biases"
+    if moe.experts_per_token != TOP_K:
+        return f"a row has {moe.experts_per_token} experts, not {TOP_K}"
+    if moe.is_lora_enabled:
+        return "LoRA is enabled"
+    parallel = moe.moe_parallel_config
+    if parallel.use_ep or parallel.enable_eplb:
+        return "experts are spread over devices"
+    return None
+
+
+def refused_weights(weights: Weights) -> str | None:
+    """Return why the kernels cannot take a layer's weights, None if they can."""
+    w13, w2, inner = weights.w13, weights.w2, weights.inner
+    if not module.on_device(w13):
+        return "the weights are not on the device"
+    k = weights.hidden
+    if inner is None:
+        inner = w2.shape[1] * 16
+        if k % 64 != 0 or inner % 64 != 0:
+            return f"{k} x {inner} are not multiples of 64"
+    else:
+        padded = w2.shape[2] * 2
+        if k % _ROW_MAJOR_TILE != 0 or padded % _ROW_MAJOR_TILE != 0:
+            return f"{k} x {padded} are not multiples of {_ROW_MAJOR_TILE}"
+        if inner % 32 != 0:
+            return f"an intermediate size of {inner} is not a multiple of 32"
+    if k > _MAX_HIDDEN:
+        return f"a hidden size of {k} is above {_MAX_HIDDEN}"
+    # a block has its sums beside the rows: 16 KiB with the most rows, and a little
+    shared = shared_memory(MAX_ROWS, max(k, inner), weights) + 17 * 1024
+    if shared > module.max_shared_memory(w13.device.index):
+        return f"{MAX_ROWS} rows of {max(k, inner)} exceed a block's shared memory"
+    scales = (weights.w13_scale, weights.w2_scale)
+    largest = max(int(s.view(torch.uint8).max()) for s in scales)
+    if largest > LARGEST_SCALE:
+        return f"an E8M0 scale is {largest}, above {LARGEST_SCALE}"
+    return None
+
+
+def most_rows(rows: int) -> int:
+    """Return the rows of the smallest kernel that takes so many."""
+    return next(most for most in (1, 2, 4, 8) if rows <= most)
+
+
+def shared_memory(most: int, k: int, weights: Weights | None = None) -> int:
+    """Return the bytes in which a block keeps its rows."""
+    if weights is not None and weights.inner is not None:
+        most, k = min(most, 2), round_up(k, _ROW_MAJOR_TILE)
+    return most * (k + 32) * 2
+
+
+class _Launch(NamedTuple):
+    kernel: str
+    blocks: int
+    n: int
+    stride: int
+    pitch: int
+
+
+def _launches(weights: Weights, k: int, most: int) -> tuple[_Launch, _Launch]:
+    """Return how both products are launched: gate and up, then down."""
+    w13, w2, inner = weights.w13, weights.w2, weights.inner
+    if inner is None:
+        n, tiles = w13.shape[2] // 2, 2 if most == 8 else 1
+        return (
+            _Launch("experts_gate_up", -(-n // 64 // tiles), n, n, w13.shape[1] * 16),
+            _Launch("experts_down", k // 64, k, w2.shape[2] // 2, w2.shape[1] * 16),
+        )
+    # 32 columns a block, and two or more rows take twice as many; four 32 in each 128
+    columns = 32 if most == 1 else 64
+    return (
+        _Launch(
+            "experts_rows_gate_up",
+            round_up(inner, _ROW_MAJOR_TILE) // columns,
+            2 * inner,
+            w13.shape[1],
+            w13.shape[2] * 2,
+        ),
+        _Launch(
+            "experts_rows_down",
+            round_up(k, _ROW_MAJOR_TILE) // columns,
+            k,
+            w2.shape[1],
+            w2.shape[2] * 2,
+        ),
+    )
+
+
+def products(
+    x: torch.Tensor, weights: Weights, ids: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """Compute gpt-oss's experts with their router weights, not yet summed up.
+
+    Args:
+        x: bfloat16 [M, K], as ``rows_of`` returns it; M from 1 to ``MAX_ROWS``. K may
+            be without its padding.
+        weights: of the layer.
+        ids: int32 [M, 4]; -1 in rows that only pad.
+        shares: float32 [M, 4].
+
+    Returns:
+        float32 [M * 4, K]; anything in the rows of those that only pad.
+
+    """
+    rows, k = x.shape
+    most = most_rows(rows)
+    inner = weights.inner if weights.inner is not None else weights.w2.shape[1] * 16
+    hidden = x.new_empty(rows * TOP_K, inner)
+    sums = x.new_empty(rows * TOP_K, k, dtype=torch.float32)
+    gate_up, down = _launches(weights, k, most)
+    # Nothing may be launched between the two: see kernels/csrc/row_major.cuh.
+    both = (
+        (gate_up, x, weights.w13, weights.w13_scale, weights.w13_bias, hidden),
+        (down, hidden, weights.w2, weights.w2_scale, weights.w2_bias, sums),
+    )
+    for how, rows_in, matrix, scales, bias, out in both:
+        size_k = rows_in.shape[1]
+        operands = module.ExpertOperands(
+            x=module.pointer(rows_in),
+            weights=module.pointer(matrix),
+            scales=module.pointer(scales),
+            bias=module.pointer(bias),
+            ids=module.pointer(ids),
+            shares=module.pointer(shares),
+            out=module.pointer(out),
+            k=size_k,
+            n=how.n,
+            stride=how.stride,
+            rows=rows,
+            pitch=how.pitch,
+        )
+        grid = (how.blocks, rows * TOP_K)
+        shared = shared_memory(most, size_k, weights)
+        several = most > 1 and weights.inner is not None
+        kernel = f"{how.kernel}_{8 if several else most}"
+        module.launch(kernel, grid, _THREADS, shared, operands, x.device)
+    return sums
+
+
+def experts(
+    output: torch.Tensor,
+    x: torch.Tensor,
+    weights: Weights,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+) -> None:
+    """Compute gpt-oss's experts with their router weights, summed up.
+
+    Args:
+        output: bfloat16 [M, K], overwritten; M at most ``MAX_ROWS``.
+        x: bfloat16 [M, K].
+        weights: of the layer.
+        topk_ids: integers [M, 4]; -1 in rows that only pad, whose output is zero.
+        topk_weights: [M, 4].
+
+    """
+    rows, k = x.shape
+    if rows == 0:
+        return
+    ids = topk_ids.to(torch.int32).contiguous()
+    shares = topk_weights.to(torch.float32).contiguous()
+    sums = products(rows_of(x), weights, ids, shares)
+    total = output if output.is_contiguous() else torch.empty_like(x)
+    operands = module.CombineOperands(
+        experts=module.pointer(sums),
+        ids=module.pointer(ids),
+        sum=module.pointer(total),
+        k=k,
+    )
+    module.launch("experts_combine", (rows, 1), 512, 0, operands, x.device)
+    if total is not output:
+        output.copy_(total)
+
+
+def prepare(marlin: "MarlinExperts", layer: torch.nn.Module) -> bool:
+    """Return whether a layer's experts go through the kernels, up to ``MAX_ROWS``.
+
+    Args:
+        marlin: what computes them otherwise.
+        layer: with its weights in Marlin's order.
+
+    """
+    from vllm_sparkforge.decode import selfcheck
+
+    config = get_current_vllm_config_or_none()
+    if not marlin.quant_config.use_mxfp4_w4a16 or not module.enabled(config, "experts"):
+        return False
+    reason = refused(marlin.moe_config, marlin.input_dtype)
+    if reason is None:
+        weights = marlin.decode_weights(layer.w13_weight.data, layer.w2_weight.data)
+        reason = refused_weights(weights)
+    if reason is not None:
+        logger.info_once("Decode kernels are not used for MXFP4 experts: %s.", reason)
+        return False
+    return selfcheck.passes(
+        "MXFP4 experts",
+        (weights.w13.shape[0], weights.hidden, weights.w2.shape[1] * 16),
+        module.is_required(config),
+        lambda: selfcheck.compare_experts(weights, marlin.decode_reference),
+    )
+
+
+def prepare_row_major(cutlass: "FlashInferExperts", layer: torch.nn.Module) -> bool:
+    """The same for the weights as FlashInfer's CUTLASS MoE has them.
+
+    Its activations are MXFP8, and those of the kernels BF16. So the kernels are compared
+    with torch on the same weights, and only roughly with CUTLASS.
+
+    Args:
+        cutlass: what computes them otherwise.
+        layer: with its weights in CUTLASS's order.
+
+    """
+    from vllm_sparkforge.decode import selfcheck
+
+    config = get_current_vllm_config_or_none()
+    if not module.enabled(config, "experts"):
+        return False
+    reason = refused(cutlass.moe_config, None)
+    if reason is None:
+        weights = cutlass.decode_weights(layer.w13_weight.data, layer.w2_weight.data)
+        reason = refused_weights(weights)
+    if reason is not None:
+        logger.info_once("Decode kernels are not used for %s: %s.", ROW_MAJOR_KIND, reason)
+        return False
+    return selfcheck.passes(
+        ROW_MAJOR_KIND,
+        (weights.w13.shape[0], weights.hidden, weights.w2.shape[2] * 2),
+        module.is_required(config),
+        lambda: selfcheck.compare_row_major(weights, cutlass.decode_reference),
+    )

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows the attention of a gpt-oss layer, as one operator.
+
+With few rows it is four launches: residual, norm and router with its top four; gate and
+up; down; the experts' sum with the residual and the norm that the next layer begins
+with. With more rows the experts take their usual path, and each norm with its residual
+is one launch. Which one computes is decided inside the operator: torch.compile traces
+one graph for all numbers of rows.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.utils.torch_utils import LayerNameType
+
+from vllm_sparkforge import contract, ops
+from vllm_sparkforge.decode import experts, module, selfcheck
+from vllm_sparkforge.decode.dense import rows_of
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe import GateLinear
+    from vllm.model_executor.layers.fused_moe.experts.flashinfer_cutlass_moe import (
+        FlashInferExperts,
+    )
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+    Experts = MarlinExperts | FlashInferExperts
+
+logger = init_logger(f"vllm.{__name__}")
+
+KIND = "norms and routers"
+MAX_HIDDEN = 3072
+MAX_EXPERTS = 128
+_THREADS = 512
+_EXPERTS_A_BLOCK = 16
+
+
+def add_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add and normalize.
+
+    Args:
+        x: bfloat16 [M, K], M at least 1.
+        residual: bfloat16 [M, K].
+        weight: bfloat16 [K].
+        epsilon: of RMSNorm.
+
+    Returns:
+        The sum, normalized, and the sum, both bfloat16 [M, K].
+
+    """
+    x, residual = rows_of(x), rows_of(residual)
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    operands = module.NormOperands(
+        x=module.pointer(x),
+        residual=module.pointer(residual),
+        norm=module.pointer(weight),
+        sum=module.pointer(total),
+        normed=module.pointer(normed),
+        k=x.shape[1],
+        epsilon=epsilon,
+    )
+    module.launch("add_norm", (x.shape[0], 1), _THREADS, 0, operands, x.device)
+    return normed, total
+
+
+def route(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: torch.Tensor,
+    epsilon: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    padding: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add, normalize, and choose four experts for each row.
+
+    Args:
+        x: bfloat16 [M, K], M from 1 to ``experts.MAX_ROWS``.
+        residual: bfloat16 [M, K].
+        norm: bfloat16 [K], RMSNorm's weight.
+        epsilon: of RMSNorm.
+        weight: bfloat16 [E, K], the router's.
+        bias: bfloat16 [E].
+        padding: bool [M], whether a row only pads, or None.
+
+    Returns:
+        The sum, normalized, and the sum, both bfloat16 [M, K]; the experts with the
+        largest logits, int32 [M, 4], -1 in rows that pad; and the softmax of these
+        logits, float32 [M, 4].
+
+    """
+    x, residual = rows_of(x), rows_of(residual)
+    (rows, k), n = x.shape, weight.shape[0]
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    ids = x.new_empty(rows, experts.TOP_K, dtype=torch.int32)
+    shares = x.new_empty(rows, experts.TOP_K, dtype=torch.float32)
+    operands = module.RouteOperands(
+        x=module.pointer(x),
+        residual=module.pointer(residual),
+        norm=module.pointer(norm),
+        weights=module.pointer(weight),
+        bias=module.pointer(bias),
+        padding=module.pointer(padding),
+        sum=module.pointer(total),
+        normed=module.pointer(normed),
+        ids=module.pointer(ids),
+        shares=module.pointer(shares),
+        k=k,
+        n=n,
+        rows=rows,
+        epsilon=epsilon,
+    )
+    most = experts.most_rows(rows)
+    grid = (n // _EXPERTS_A_BLOCK, 1)
+    shared = experts.shared_memory(most, k)
+    module.launch(f"route_{most}", grid, _THREADS, shared, operands, x.device, cluster=True)
+    return normed, total, ids, shares
+
+
+def combine(
+    sums: torch.Tensor,
+    ids: torch.Tensor,
+    residual: torch.Tensor,
+    norm: torch.Tensor,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum up the experts of each row, add the residual and normalize.
+
+    Args:
+        sums: float32 [M * 4, K], what ``experts.products`` returns.
+        ids: int32 [M, 4]; -1 where a row of ``sums`` does not count.
+        residual: bfloat16 [M, K].
+        norm: bfloat16 [K], RMSNorm's weight.
+        epsilon: of RMSNorm.
+
+    Returns:
+        The sum, normalized, and the sum, both bfloat16 [M, K].
+
+    """
+    rows, k = residual.shape
+    total, normed = torch.empty_like(residual), torch.empty_like(residual)
+    operands = module.CombineOperands(
+        experts=module.pointer(sums),
+        ids=module.pointer(ids),
+        residual=module.pointer(residual),
+        norm=module.pointer(norm),
+        sum=module.pointer(total),
+        normed=module.pointer(normed),
+        k=k,
+        epsilon=epsilon,
+    )
+    module.launch("experts_combine", (rows, 1), _THREADS, 0, operands, sums.device)
+    return normed, total
+
+
+class MoEHalf:
+    """Norm, router and experts of a layer, and the norm that follows.
+
+    Args:
+        norm: between attention and experts.
+        router: of this layer.
+        runner: the experts.
+        following: the next layer's first norm, or the model's last.
+        strict: whether a failed self-check is an error.
+
+    """
+
+    def __init__(
+        self,
+        norm: "RMSNorm",
+        router: "GateLinear",
+        runner: "MoERunner",
+        following: "RMSNorm",
+        strict: bool,
+    ) -> None:
+        self.norm, self.router, self.runner = norm, router, runner
+        self.following, self.strict = following, strict
+        self._experts: Experts | None = None  # if few rows take the kernels
+        self._checked = False
+
+    def prepare(self, prepared: "Experts") -> None:
+        """Compare the kernels with the usual path, once all weights are loaded.
+
+        Args:
+            prepared: the experts.
+
+        """
+        weight = self.router.weight.data
+        self._checked = selfcheck.passes(
+            KIND,
+            tuple(weight.shape),
+            self.strict,
+            lambda: selfcheck.compare_half(
+                self.norm.weight.data,
+                self.norm.variance_epsilon,
+                weight,
+                self.router.bias.data,
+            ),
+        )
+        few = self._checked and prepared.uses_decode_kernels
+        self._experts = prepared if few else None
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call the operator.
+
+        Args:
+            x: bfloat16 [M, K], what the attention gives.
+            residual: bfloat16 [M, K].
+
+        Returns:
+            The layer's result, normalized by ``following``, and the new residual.
+
+        """
+        name = self.runner._encode_layer_name()
+        return torch.ops.sparkforge.moe_half(x, residual, name)
+
+    def compute(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute what the operator returns; see ``__call__``."""
+        few = self._experts
+        if few is not None and 0 < x.shape[0] <= experts.MAX_ROWS:
+            return self._few_rows(few, x, residual)
+        normed, residual = self._add_norm(self.norm, x, residual)
+        logits, k = self.router(normed), normed.shape[1]
+        if (padding := self.runner.moe_config.hidden_dim - k) > 0:
+            normed = F.pad(normed, (0, padding))
+        out = self.runner._forward_impl(normed, logits, None)
+        assert isinstance(out, torch.Tensor)
+        return self._add_norm(self.following, out[:, :k], residual)
+
+    def _few_rows(
+        self, few: "Experts", x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from vllm.model_executor.layers.fused_moe.router.fused_topk_router import (
+            _get_padding_mask,
+        )
+
+        layer = self.runner.routed_experts
+        weights = few.decode_weights(layer.w13_weight, layer.w2_weight)
+        normed, residual, ids, shares = route(
+            x,
+            residual,
+            self.norm.weight,
+            self.norm.variance_epsilon,
+            self.router.weight,
+            self.router.bias,
+            _get_padding_mask(x.shape[0]),
+        )
+        sums = experts.products(normed, weights, ids, shares)
+        following = self.following
+        return combine(sums, ids, residual, following.weight, following.variance_epsilon)
+
+    def _add_norm(
+        self, norm: "RMSNorm", x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._checked and x.shape[0] > 0:
+            return add_norm(x, residual, norm.weight, norm.variance_epsilon)
+        # not its own forward, which passes on what this operator has normalized
+        return RMSNorm.forward(norm, x, residual)
+
+
+def refused(
+    config: VllmConfig, norm: "RMSNorm", router: "GateLinear", runner: "MoERunner"
+) -> str | None:
+    """Return why a layer cannot be computed so, None if it can.
+
+    Known before weights are loaded, since what torch.compile traces depends on it.
+    """
+    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+
+    method, moe = runner.routed_experts.quant_method, runner.moe_config
+    backend = getattr(method, "mxfp4_backend", None)
+    row_major = Mxfp4MoeBackend.FLASHINFER_CUTLASS_MXFP4_MXFP8
+    if backend not in (row_major, Mxfp4MoeBackend.MARLIN):
+        return "the experts are not MXFP4 with Marlin or CUTLASS as MoE backend"
+    reason = experts.refused(moe, None)
+    if reason is not None:
+        return reason
+    if config.parallel_config.world_size_across_dp > 1:
+        return "the model is spread over devices"
+    if config.aux_output_config.enabled:
+        return "the experts of each token are returned"
+    offload = config.offload_config
+    if offload.uva.cpu_offload_gb > 0 or offload.prefetch.offload_group_size > 0:
+        return "weights are offloaded to the host"
+    n, k = router.weight.shape
+    if k % 64 != 0 or k > MAX_HIDDEN:
+        return f"a hidden size of {k}"
+    if n % _EXPERTS_A_BLOCK != 0 or n > MAX_EXPERTS:
+        return f"{n} experts"
+    if not norm.weight.dtype == router.weight.dtype == torch.bfloat16:
+        return "norms and routers are not bfloat16"
+    return None
+
+
+def join(
+    config: VllmConfig,
+    norm: "RMSNorm",
+    router: "GateLinear",
+    runner: "MoERunner",
+    following: "RMSNorm",
+) -> MoEHalf | None:
+    """Return the half of a layer as one operator, None if it stays as it is.
+
+    Args:
+        config: of the model.
+        norm: see ``MoEHalf``, also for the others.
+        router: ...
+        runner: ...
+        following: ...
+
+    """
+    if not module.enabled(config, "norms"):
+        return None
+    # its own class prepares the half
+    reason = contract.broken("experts") or refused(config, norm, router, runner)
+    if reason is not None:
+        logger.info_once("Decode kernels are not used for %s: %s.", KIND, reason)
+        return None
+    return MoEHalf(norm, router, runner, following, module.is_required(config))
+
+
+def _decode_moe_half(
+    x: torch.Tensor, residual: torch.Tensor, layer_name: LayerNameType
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from vllm.model_executor.layers.fused_moe.runner import moe_runner
+
+    name = moe_runner._resolve_layer_name(layer_name)
+    return moe_runner.get_layer_from_name(name).decode_half.compute(x, residual)
+
+
+def _decode_moe_half_fake(
+    x: torch.Tensor, residual: torch.Tensor, layer_name: LayerNameType
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(residual)
+
+
+ops.register(
+    "moe_half", _decode_moe_half, _decode_moe_half_fake, tags=(torch.Tag.needs_fixed_stride_order,)
+)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that are quantized to an MX format while they load, weights only.
+
+Weights go through the torch quantizers on every platform, not through the kernel that is fastest
+there: a model has the same weights wherever it runs, so a test on one machine speaks for another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import Module
+from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.kernels.linear.mxfp4.base import MxFp4LinearLayerConfig
+from vllm.model_executor.kernels.linear.mxfp4.marlin import MarlinMxFp4LinearKernel
+from vllm.model_executor.kernels.linear.mxfp8.marlin import MarlinMxfp8LinearKernel
+from vllm.model_executor.kernels.linear.mxfp8.Mxfp8LinearKernel import Mxfp8LinearLayerConfig
+from vllm.model_executor.layers.quantization.online.fp8 import OnlineLinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.utils import replace_parameter
+from vllm.platforms import current_platform
+
+from vllm_sparkforge import options
+from vllm_sparkforge.decode import dense, module, selfcheck
+from vllm_sparkforge.mx import cpu
+from vllm_sparkforge.mx.formats import BLOCK, mxfp4_quantize, mxfp8_quantize
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+def _name_of(layer: Module) -> str:
+    return getattr(layer, "prefix", type(layer).__name__)
+
+
+class CpuKernel:
+    """The product in plain torch, on weights as the format has them."""
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Leave the weight as it is."""
+
+    def apply_weights(
+        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute the product."""
+        return cpu.mx_linear(x, layer.weight, layer.weight_scale, bias)
+
+
+class DecodeKernel:
+    """The decode kernels, which expand the weight for many rows; Marlin where they cannot be used.
+
+    Args:
+        form: MXFP4 or MXFP8.
+        fallback: Marlin's kernel.
+    """
+
+    def __init__(self, form: str, fallback: Any) -> None:
+        self._form, self._fallback = form, fallback
+        self._packed = False
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Pack the weight, if the kernels pass the comparison with torch on it."""
+        config = get_current_vllm_config()
+        shape = (layer.weight.shape[0], layer.weight_scale.shape[1] * BLOCK)
+        packed = self._pack(layer, shape)
+        if packed is None:
+            # another operator is traced
+            options.note(config, _name_of(layer), "Marlin")
+            self._fallback.process_weights_after_loading(layer)
+            return
+        self._packed = True
+        for name, tensor in zip(("weight", "weight_scale"), packed, strict=True):
+            replace_parameter(layer, name, tensor)
+
+    def _pack(
+        self, layer: Module, shape: tuple[int, int]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        config = get_current_vllm_config()
+        if not module.enabled(config, "layers"):
+            return None
+        weight, scale = layer.weight.data, layer.weight_scale.data
+        reason = dense.refused(weight, scale, layer.params_dtype)
+        if reason is not None:
+            logger.info_once(
+                "Decode kernels are not used for %s %d x %d: %s.", self._form, *shape, reason
+            )
+            return None
+        bias = getattr(layer, "bias", None)
+        packed = dense.pack(weight, scale)
+        right = selfcheck.passes(
+            self._form,
+            shape,
+            module.is_required(config),
+            lambda: selfcheck.compare_mx(weight, scale, bias, packed),
+        )
+        return packed if right else None
+
+    def apply_weights(
+        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute the product."""
+        if not self._packed:
+            return self._fallback.apply_weights(layer, x, bias)
+        return dense.mx_linear(
+            x, layer.weight, layer.weight_scale, bias, layer.output_size_per_partition
+        )
+
+
+class MxLinearMethod(OnlineLinearBase):
+    """Loads a BF16 weight, leaves it in an MX format, multiplies activations as they come.
+
+    Args:
+        form: mxfp4 (4.25 bits an element) or mxfp8 (E4M3, 8.25 bits).
+    """
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self._quantize = mxfp4_quantize if form == "mxfp4" else mxfp8_quantize
+
+    def create_weights(
+        self,
+        layer: Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the weight on the meta device; it is loaded and quantized layer by layer.
+
+        Raises:
+            ValueError: the format or the kernels cannot take it.
+        """
+        if input_size_per_partition % BLOCK != 0:
+            msg = (
+                f"MX formats require input_size_per_partition ({input_size_per_partition}) to be"
+                f" divisible by {BLOCK}."
+            )
+            raise ValueError(msg)
+        # Marlin has kernels with E8M0 scales for no other type, and would only say so at the first
+        # forward
+        if current_platform.is_cuda() and params_dtype != torch.bfloat16:
+            msg = f"Weight-only MX formats need --dtype bfloat16, got {params_dtype}."
+            raise ValueError(msg)
+        super().create_weights(
+            layer,
+            input_size_per_partition,
+            output_partition_sizes,
+            input_size,
+            output_size,
+            params_dtype,
+            **extra_weight_attrs,
+        )
+        layer.params_dtype = params_dtype
+        if isinstance(layer, VocabParallelEmbedding):
+            # the rows that pad the shard are never loaded: waiting for them would put the layer off
+            # until everything else is loaded
+            layer.weight.weight_loader_numel = (
+                layer.shard_indices.num_org_elements * input_size_per_partition
+            )
+        self.kernel = self._kernel(tuple(layer.weight.shape))
+
+    def _kernel(self, shape: tuple[int, int]) -> CpuKernel | DecodeKernel:
+        """Return what computes the products of a weight [N, K].
+
+        Raises:
+            ValueError: this platform has no kernel.
+        """
+        mxfp4 = self.form == "mxfp4"
+        marlin = MarlinMxFp4LinearKernel if mxfp4 else MarlinMxfp8LinearKernel
+        said = "Using %s for %s GEMM"  # as vLLM says of its own
+        if current_platform.is_cpu():
+            logger.info_once(said, marlin.__name__.replace("Marlin", "CPU"), self.form.upper())
+            return CpuKernel()
+        if not current_platform.is_cuda():
+            # what vLLM has there expands MXFP8 to BF16 at load: less accurate, and no smaller
+            platform = current_platform._enum.name
+            raise ValueError(f"Weight-only {self.form.upper()} has no kernel on {platform}.")
+        supported, reason = marlin.is_supported()
+        if not supported:
+            raise ValueError(f"Weight-only {self.form} has no kernel here: {reason}.")
+        config = (
+            MxFp4LinearLayerConfig(activation_quant_key=None)
+            if mxfp4
+            else Mxfp8LinearLayerConfig(weight_shape=shape)
+        )
+        name = marlin.__name__
+        if module.enabled(get_current_vllm_config(), "layers"):
+            name = name.replace("Marlin", "Decode")
+        logger.info_once(said, name, self.form.upper())
+        return DecodeKernel(self.form.upper(), marlin(config))
+
+    def tie_weights(self, layer: Module, embed_tokens: Module) -> None:
+        """Refuse it."""
+        raise ValueError("A head that is tied to the input embeddings cannot be quantized online.")
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Quantize the weight.
+
+        Raises:
+            ValueError: an element is not finite.
+        """
+        if getattr(layer, "_already_called_process_weights_after_loading", False):
+            return
+        # a shared scale would hide such an element or spread it over its block
+        smallest, largest = torch.aminmax(layer.weight)
+        if not (smallest.isfinite() and largest.isfinite()):
+            msg = (
+                f"{_name_of(layer)}.weight has elements that are not finite and cannot be quantized"
+                " to an MX format."
+            )
+            raise ValueError(msg)
+        weight, scale = self._quantize(layer.weight.data)
+        layer.input_scale = None
+        replace_parameter(layer, "weight", weight)
+        replace_parameter(layer, "weight_scale", scale)
+        self.kernel.process_weights_after_loading(layer)
+        layer._already_called_process_weights_after_loading = True
+
+    def apply(
+        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute the layer."""
+        return self.kernel.apply_weights(layer, x, bias)

@@ -1,0 +1,149 @@
+"""The plugin as a whole: its option, its parts, and what it says in /metrics.
+
+Each other test of a part fails where VLLM_SPARKFORGE switches the part off, too: so `build.py
+ablate` finds which tests a part has.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patches import forks
+from tests.patches.probing import TIMEOUT_S
+
+PARTS = ("amx", "bf16", "experts", "layers", "metrics", "norms", "rotary")
+CONTRACTS = ("bf16", "experts", "layers", "norms", "rotary")
+"""Parts of which vLLM is asked whether it is as they need it."""
+OURS = {"linear": "Bf16LinearMethod", "experts": "FewRowsMarlin"}
+
+
+@pytest.fixture(scope="module")
+def computed(decode_answers: Any) -> Any:
+    return decode_answers["computed"]
+
+
+@pytest.fixture(scope="module")
+def parts(computed: Any) -> Any:
+    return computed["parts"]
+
+
+# -- the option ----------------------------------------------------------------------------------
+
+
+OPTION = """
+import contextlib, io, json
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm_sparkforge import options
+from vllm_sparkforge.model import SparkGptOssForCausalLM
+
+def parse(*given):
+    parser = make_arg_parser(FlexibleArgumentParser())
+    arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", ".", *given]))
+    config = VllmConfig(additional_config=arguments.additional_config)
+    try:
+        return config, options.of(config).decode_kernels
+    except ValueError as error:
+        return config, str(error)
+
+def inner(value):
+    return ["--additional-config", json.dumps({"sparkforge": {"decode_kernels": value}})]
+
+asked = [[], inner("off"), ["--additional-config.sparkforge.decode_kernels=on"], inner("1")]
+configs, said = zip(*(parse(*each) for each in asked))
+try:
+    SparkGptOssForCausalLM(vllm_config=configs[2])
+except ValueError as error:
+    said += (str(error),)
+with open("said.json", "w") as file:
+    json.dump(said, file)
+"""
+
+
+def test_the_option_is_parsed_and_refused(patched_python: Path, tmp_path: Path) -> None:
+    script = tmp_path / "option.py"
+    script.write_text(OPTION, encoding="utf-8")
+    code, said = forks.of(patched_python).run([script], tmp_path, TIMEOUT_S)
+    assert code == 0, said[-4000:]
+    *parsed, wrong, refused = json.loads((tmp_path / "said.json").read_text(encoding="utf-8"))
+    assert parsed == ["auto", "off", "on"]
+    assert wrong == "sparkforge: decode_kernels is '1'; use auto, on or off"
+    assert refused == "decode_kernels is on: they need a CUDA device."
+
+
+# -- parts ---------------------------------------------------------------------------------------
+
+
+def test_all_parts_are_in_use_with_this_vllm(parts: Any) -> None:
+    assert parts["all"] == {"used": list(PARTS), "said": []} | OURS
+    assert parts["registered"] == [True, []]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_can_be_switched_off(parts: Any, part: str) -> None:
+    assert set(parts["off"]) == set(PARTS)
+    assert parts["off"][part] == {"used": [name for name in PARTS if name != part], "said": []}
+
+
+def test_each_difference_of_vllm_is_found(parts: Any) -> None:
+    assert len(parts["differs"]) == 23
+    for name, (wanted, found) in parts["differs"].items():
+        assert found.startswith(wanted), name
+
+
+@pytest.mark.parametrize("part", CONTRACTS)
+def test_a_part_is_off_where_vllm_differs(parts: Any, part: str) -> None:
+    """Layers get vLLM's own classes then, whose methods are called in another way."""
+    answer = parts["broken"][part]
+    # the half of a layer is prepared by our experts
+    lost = {part, "norms"} if part == "experts" else {part}
+    assert answer["used"] == [name for name in PARTS if name not in lost]
+    reason = next(found for _, found in parts["differs"].values() if found in answer["on"])
+    assert answer["said"] == [f"WARNING: Decode kernels are off for {part}: {reason}."]
+    assert answer["on"] == f"decode_kernels is on: {reason}."
+    assert answer["linear"] == ("UnquantizedLinearMethod" if part == "bf16" else OURS["linear"])
+    assert answer["experts"] == ("MarlinExperts" if part == "experts" else OURS["experts"])
+    asked = f"sparkforge: mxfp4_layers cannot be used: {reason}"
+    assert answer.get("layers") == (asked if part == "layers" else None)
+    assert answer["registered"] == [True, []]
+
+
+def test_nothing_is_registered_where_vllm_differs_in_what_all_parts_need(parts: Any) -> None:
+    assert set(parts["broken"]) == {"", *CONTRACTS}
+    called, (line,) = parts["broken"][""]["registered"]
+    assert not called
+    assert line.startswith("WARNING: vllm-sparkforge is off: this vLLM has no ")
+
+
+# -- /metrics ------------------------------------------------------------------------------------
+
+
+def test_metrics_say_what_is_in_use(computed: Any) -> None:
+    answer = computed["metrics"]
+    # a shape that failed, or a rank, and the kind counts as not used
+    assert answer["worker"] == {"MXFP4": False, "BF16": True}
+    kinds = {"MXFP4": False, "BF16": False, "MXFP8": True, "norms and routers": True}
+    assert answer["frontend"] == kinds
+    line = 'vllm:decode_kernels_in_use{{engine="{}",kind="{}",model_name="model"}} {:.1f}'
+    wanted = sorted(line.format(engine, *kind) for engine in (0, 1) for kind in kinds.items())
+    # each of several API servers
+    assert [sorted(text) for text in answer["texts"]] == [wanted] * 2
+    assert answer["text of none"] == answer["text of off"] == []
+
+
+def test_what_workers_leave_for_metrics_ends_no_start_and_does_not_pile_up(computed: Any) -> None:
+    answer = computed["metrics"]
+    assert answer["left"] == {"old": False, "others": True}
+    (line,) = answer["unwritable"]
+    assert line.startswith("WARNING: /metrics will not tell of the decode kernels: [Errno 20]")
+
+
+def test_what_is_in_use_is_no_part_of_the_compile_cache_s_key(computed: Any) -> None:
+    """Unless another operator is traced, as in MX layers."""
+    assert computed["metrics"]["same key"]

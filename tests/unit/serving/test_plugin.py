@@ -1,0 +1,123 @@
+"""Our options of ``vllm serve``, as the plugin of vLLM gets them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sparkforge.serving.errors import EX_CONFIG, SettingError
+from sparkforge.serving.plugin import for_plugin
+
+
+def passed(words: str) -> tuple[list[str], Any]:
+    """Return the words that stay, and the configuration at their end; None without one."""
+    *kept, last = for_plugin(words.split()) or [""]
+    name, _, text = last.partition("=")
+    if name != "--additional-config":
+        return [*kept, *filter(None, [last])], None
+    return kept, json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "ours"),
+    [
+        ("--mxfp4-layers qkv,o", "", {"mxfp4_layers": "qkv,o"}),
+        ("--mxfp4-layers=lm_head=mxfp8", "", {"mxfp4_layers": "lm_head=mxfp8"}),
+        ("--mxfp4_layers qkv", "", {"mxfp4_layers": "qkv"}),
+        ("--mxfp4_layers=qkv --a 1 --mxfp4-layers o", "--a 1", {"mxfp4_layers": "o"}),
+        ("--decode-kernels off", "", {"decode_kernels": "off"}),
+        ("--decode_kernels=on --decode-kernels auto", "", {"decode_kernels": "auto"}),
+        ("--moe-backend bf16_dequant -x", "-x", {"experts": "bf16_dequant"}),
+        ("--moe_backend=BF16-Dequant", "", {"experts": "bf16_dequant"}),
+        ("--moe-backend marlin --moe-backend bf16_dequant", "", {"experts": "bf16_dequant"}),
+        (
+            "--moe-backend=bf16_dequant --decode-kernels off --mxfp4-layers moe",
+            "",
+            {"experts": "bf16_dequant", "decode_kernels": "off", "mxfp4_layers": "moe"},
+        ),
+        (
+            "--moe-backend bf16_dequant --decode-kernels off --moe_backend auto",
+            "--moe_backend auto",
+            {"decode_kernels": "off"},
+        ),
+    ],
+)
+def test_our_options_go_into_the_configuration(words: str, kept: str, ours: dict[str, str]) -> None:
+    assert passed(words) == (kept.split(), {"sparkforge": ours})
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("", ""),
+        ("vllm serve m --uds x --max-num-seqs 3", "vllm serve m --uds x --max-num-seqs 3"),
+        ("--moe-backend marlin", "--moe-backend marlin"),
+        ("--moe-backend bf16_dequant --moe-backend auto", "--moe-backend auto"),
+        ("--moe-backend", "--moe-backend"),
+        ("--name mxfp4-layers --mxfp4-layers-of-mine 1", None),
+        # no option of ours: for vLLM to judge
+        ("--additional-config secret", None),
+        ("--additional_config [1] --additional-config=", None),
+        ("--additional-config", None),
+        ("--additional-config.a=1", None),
+    ],
+)
+def test_without_one_nothing_is_added(words: str, kept: str | None) -> None:
+    assert for_plugin(words.split()) == (words if kept is None else kept).split()
+
+
+@pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        (
+            '--additional-config {"b":{"c":1}}',
+            '{"b":{"c":1},"sparkforge":{"decode_kernels":"off"}}',
+        ),
+        (
+            '--additional_config={"sparkforge":{"decode_kernels":"on","a":2}}',
+            '{"sparkforge":{"a":2,"decode_kernels":"off"}}',
+        ),
+        # vLLM takes the last one, and merges nothing
+        (
+            '--additional-config {"z":1} --additional-config={"a":"ü"}',
+            '{"a":"\\u00fc","sparkforge":{"decode_kernels":"off"}}',
+        ),
+    ],
+)
+def test_a_given_configuration_is_kept_beside_them(words: str, config: str) -> None:
+    expected = ["-x", f"--additional-config={config}"]
+    assert for_plugin(["-x", *words.split(), "--decode-kernels", "off"]) == expected
+    assert for_plugin(["--decode-kernels=off", "-x", *words.split()]) == expected
+
+
+def test_with_single_keys_of_it_vllm_merges() -> None:
+    """A further --additional-config would be dropped by its parser."""
+    given = ["--additional_config.sparkforge.x", "1", "--additional-config.a=2"]
+    assert for_plugin([*given, "--decode-kernels", "off"]) == [
+        *given,
+        '--additional-config.sparkforge={"decode_kernels":"off"}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--additional-config secret", "the value in --additional-config is no JSON object"),
+        ("--additional-config=[1]", "the value in --additional-config is no JSON object"),
+        ("--additional-config", "the value in --additional-config is no JSON object"),
+        (
+            '--additional-config {"sparkforge":"secret"}',
+            "the value of sparkforge in --additional-config is no JSON object",
+        ),
+        ("--mxfp4-layers", "--mxfp4-layers has no value"),
+        ("--decode-kernels --enforce-eager", "--decode-kernels has no value"),
+    ],
+)
+def test_what_cannot_be_passed_is_an_error_with_a_hint(words: str, what: str) -> None:
+    with pytest.raises(SettingError) as refusal:
+        for_plugin(["--moe-backend", "bf16_dequant", *words.split()])
+    assert (refusal.value.what, refusal.value.code) == (what, EX_CONFIG)
+    assert refusal.value.hint
+    assert "secret" not in str(refusal.value)
