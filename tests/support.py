@@ -341,7 +341,7 @@ The release lacks this; a test of ours needs a patch that is well formed
 in every respect, so this body says why it exists and what it costs.
 
 Upstream-Status: Pending
-Drop-when: upstream has it
+Drop-when: test; upstream has it
 Risk: build
 Test: tests/test_it.py::test_it
 """
