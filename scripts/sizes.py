@@ -24,7 +24,7 @@ def main() -> None:
     store = parser.parse_args().store
     python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
     if Path(sys.prefix).resolve() != python.parent.parent.resolve():
-        os.execv(python, [python, __file__, *sys.argv[1:]])
+        os.execv(python, [str(python), __file__, *sys.argv[1:]])
     from sparkforge.maintain.companions import filesizes
     from sparkforge.pins import pins
     from sparkforge.sources import sizes

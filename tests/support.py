@@ -198,6 +198,9 @@ class Server:
             def do_GET(self) -> None:
                 owner._answer(self)
 
+            def do_HEAD(self) -> None:
+                self.send_error(405)  # as many do; uv then asks for the file itself
+
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
