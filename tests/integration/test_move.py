@@ -76,10 +76,12 @@ def test_engine(text):
 """
 
 
-def publish(project: Project, name: str, version: str, requires: Sequence[str] = ()) -> None:
-    """Put a package of one module onto the index; of an upstream its sdist, too."""
+def publish(
+    project: Project, name: str, version: str, requires: Sequence[str] = (), text: bytes = b""
+) -> None:
+    """Put a package of one module onto the index, as a wheel and as an sdist."""
     folder = project.root.parent / f"release-{name}"
-    text = lines(name) if version == OLD else b"new = 0\n" + lines(name)
+    text = text or (lines(name) if version == OLD else b"new = 0\n" + lines(name))
     files = {f"{name}/mod.py": text, f"{name}/_version.py": f"commit_id = 'g{COMMIT}'\n".encode()}
     make_wheel(folder, name, version, files, requires=requires)
     make_sdist(folder, name, version, files)
@@ -303,11 +305,7 @@ def test_one_command_to_a_tested_landing(up: Upstream, capsys: pytest.CaptureFix
 def test_a_companion_stops_by_its_name(up: Upstream) -> None:
     write_series(up)
     before = files_of(up.root)
-    folder = up.root.parent / "release-engine"
-    changed = {"engine/mod.py": with_line(lines("engine"), 20, b"theirs = 1")}
-    make_sdist(folder, "engine", "2.0", {**changed, "engine/_version.py": b""})
-    listed = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    add_project(up.project.server, "engine", listed)
+    publish(up.project, "engine", NEW, text=with_line(lines("engine"), 20, b"theirs = 1"))
     said = up.rebase(*ONTO, code=STOPPED)
     assert "engine: change-engine.patch: conflict" in said["error"]["what"]
     assert files_of(up.root) == before

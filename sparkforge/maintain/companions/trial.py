@@ -58,7 +58,7 @@ def run(here: Project, moved: Collection[str]) -> Tried:
             f" {one.whole.message}"
             for one in failed
         ]
-        raise RebaseStopped("\n".join(lines), _remedy())
+        raise RebaseStopped("\n".join(lines), _remedy(here))
     return Tried(built, tests)
 
 
@@ -96,9 +96,9 @@ def _built(here: Project, target: str) -> Built:
     with log.step(f"{command}, in the throw-away checkout"):
         words = ["-m", "sparkforge", "build", *words, *places]
         done = call(sys.executable, *words, cwd=here.root, env=env, stream=True, check=False)
-    if done.returncode:
-        msg = f"{command} ends with {done.returncode} on the new release: see above"
-        raise RebaseStopped(msg, _remedy())
+        if done.returncode:
+            msg = f"{command} ends with {done.returncode} on the new release: see above"
+            raise RebaseStopped(msg, _remedy(here))
     return Built(command, time.monotonic() - start)
 
 
@@ -118,8 +118,9 @@ def _tested(here: Project, moved: Collection[str]) -> list[Result]:
     return job.results_of(Job(here, python, chosen, (), together=True, checks=checks))
 
 
-def _remedy() -> str:
+def _remedy(here: Project) -> str:
+    trees = here.root.parent / "tree"
     return (
-        "fix the test in this checkout, or amend the commits in dist/rebase/UPSTREAM/tree, then"
-        " --continue; or --abort"
+        f"fix the test in your checkout, or amend the patch's commit in {trees} (git rebase -i);"
+        " then --continue; or --abort"
     )
