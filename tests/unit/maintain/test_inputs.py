@@ -30,11 +30,11 @@ OLD = [
 
 def follow(*changes: tuple[str, str], without: str = "") -> inputs.Followed:
     """Follow a wheel with some declarations replaced; "" for none."""
-    new = list(OLD)
-    for old, to in changes:
-        new = [to if one == old else one for one in new] if old else [*new, to]
-    read = [[Requirement(one) for one in some if one] for some in (OLD, new)]
-    return inputs.follow(LIST, *read, frozenset(without.split()))
+    texts = list(OLD)
+    for before, to in changes:
+        texts = [to if one == before else one for one in texts] if before else [*texts, to]
+    old, new = ([Requirement(one) for one in some if one] for some in (OLD, texts))
+    return inputs.follow(LIST, old, new, frozenset(without.split()))
 
 
 @pytest.mark.parametrize(
