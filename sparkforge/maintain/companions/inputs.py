@@ -45,7 +45,7 @@ def follow(
         found = read(line)
         if found is not None and found in gone:
             to = next((one for one in fresh if _name(one) == _name(found)), None)
-            changes.append(f"{found} → {to or 'gone'}")
+            changes.append(f"{_short(found)} → {_short(to) if to is not None else 'gone'}")
             if to is None:
                 last = len(lines)
                 continue
@@ -64,11 +64,11 @@ def follow(
         if name in known and name not in have:
             continue  # left out before, too
         if name in have and name in known:
-            ours.append(f"{have[name]}, where the wheel declares {one}")
+            ours.append(f"{_short(have[name])}, where the wheel declares {_short(one)}")
             continue
         lines.insert(last, str(one))
         last += 1
-        changes.append(f"{one}: new")
+        changes.append(f"{_short(one)}: new")
     return Followed("\n".join(lines) + "\n", tuple(changes), tuple(ours))
 
 
@@ -81,11 +81,12 @@ def pinned(text: str, moved: Mapping[str, tuple[str, str]]) -> Followed:
     lines, changes = [], []
     for line in text.splitlines():
         found = read(line)
-        old, to = moved.get(_name(found), ("", "")) if found is not None else ("", "")
-        moves = found is not None and old and str(found.specifier) == f"=={old}"
-        if moves:
-            changes.append(f"{found} → {to}")
-        lines.append(line.replace(f"=={old}", f"=={to}", 1) if moves else line)
+        if found is not None:
+            old, to = moved.get(_name(found), ("", ""))
+            if old and str(found.specifier) == f"=={old}":
+                changes.append(f"{_short(found)} → {to}")
+                line = line.replace(f"=={old}", f"=={to}", 1)  # noqa: PLW2901
+        lines.append(line)
     return Followed("\n".join(lines) + "\n", tuple(changes), ())
 
 
@@ -109,6 +110,11 @@ def read(line: str) -> Requirement | None:
 def _plain(requirements: Sequence[Requirement]) -> list[Requirement]:
     """Return those that no extra asks for."""
     return [one for one in requirements if "extra ==" not in str(one.marker or "")]
+
+
+def _short(requirement: Requirement) -> str:
+    """Return a requirement without its marker, for people."""
+    return str(requirement).partition(";")[0]
 
 
 def _name(requirement: Requirement) -> str:

@@ -104,8 +104,15 @@ def lock(project: Project, here: Path, lists: Relocked, kept: Path) -> Relocked:
     _run(here, locks, lists.files)
     moved = _moved(project, here, locks, lists.files)
     others = {}
+    # what copies a wheel follows that wheel alone
+    copies = {
+        name
+        for plan in project.pins.targets.values()
+        for path in plan.requirements.values()
+        for name in _inputs(locks[path])
+    }
     for name in _names(here, ".in"):
-        if name not in lists.files:
+        if name not in copies:
             one = inputs.pinned(_read(here, name), moved)
             if one.changes:
                 others[name] = found[name] = one.text
