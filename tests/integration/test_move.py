@@ -378,5 +378,14 @@ def test_killed_it_goes_on_and_nothing_lands_half(up: Upstream, tmp_path: Path) 
     assert landed[1:] == landed[:-1]
 
 
+def test_what_no_release_meets_is_named(up: Upstream) -> None:
+    write_series(up)
+    publish(up.project, "lib", NEW, ["engine~=4.0"])
+    said = up.rebase(*ONTO, code=2)
+    wanted = "engine: no release on the index meets ~=4.0: lib 2.0 wants ~=4.0"
+    assert said["error"]["what"] == wanted
+    assert not (up.root / "dist/rebase/demo").exists()
+
+
 def test_it_is_no_dry_run(up: Upstream) -> None:
     up.rebase(*ONTO, "--dry-run", code=2)

@@ -231,7 +231,8 @@ def _status(upstream: str, job: Job, now: State | None) -> int:
     log.document(_document(now, ()) | {"under_way": True})
     if now.stopped is not None:
         return log.failure(stopped(job, now.stopped))
-    log.info(f"{upstream}: onto {now.spec} was interrupted; use --continue")
+    ended = "failed when it was tried" if now.tried else "was interrupted"
+    log.info(f"{upstream}: onto {now.spec} {ended}; use --continue")
     return 0
 
 
