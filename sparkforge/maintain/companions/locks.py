@@ -47,7 +47,7 @@ def follow(project: Project, moved: Mapping[str, Upstream]) -> Relocked:
     Args:
         moved: the upstreams that move, as pins.yaml will have them.
     """
-    texts = {name: _read(project.root, name) for name in _names(project.root, ".in")}
+    texts = texts_of(project.root, ".in")
     found = dict(texts)
     lists: dict[str, tuple[str, ...]] = {}
     ours: list[str] = []
@@ -94,8 +94,8 @@ def lock(project: Project, here: Path, lists: Relocked, kept: Path) -> Relocked:
     Raises:
         RebaseStopped: they cannot be resolved.
     """
-    locks = {name: _read(project.root, name) for name in _names(project.root, ".txt")}
-    key = key_of({"locks": locks, "lists": dict(lists.files)})
+    locks = texts_of(project.root, ".txt")
+    key = key_of({"before": texts_of(project.root), "lists": dict(lists.files)})
     stored = read_json(kept) or {}
     if stored.get("key") == key and (again := typed.load(Relocked, stored["found"])) is not None:
         return again
@@ -111,9 +111,9 @@ def lock(project: Project, here: Path, lists: Relocked, kept: Path) -> Relocked:
         for path in plan.requirements.values()
         for name in _inputs(locks[path])
     }
-    for name in _names(here, ".in"):
+    for name, text in texts_of(here, ".in").items():
         if name not in copies:
-            one = inputs.pinned(_read(here, name), moved)
+            one = inputs.pinned(text, moved)
             if one.changes:
                 others[name] = found[name] = one.text
                 changes[name] = one.changes
@@ -128,6 +128,11 @@ def lock(project: Project, here: Path, lists: Relocked, kept: Path) -> Relocked:
     done = Relocked(found, changes, told, lists.ours)
     write_file(kept, json.dumps({"key": key, "found": typed.as_json(done)}).encode())
     return done
+
+
+def texts_of(root: Path, suffix: str = "") -> dict[str, str]:
+    """Return the files of requirements/ with a suffix, by path in the checkout."""
+    return {name: _read(root, name) for name in _names(root, suffix)}
 
 
 def differences(old: str, new: str) -> tuple[str, ...]:

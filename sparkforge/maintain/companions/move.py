@@ -23,6 +23,8 @@ class Move:
 
     files: Mapping[Path, bytes | None]
     """What the rebase itself writes."""
+    before: Mapping[str, str]
+    """The files of requirements/ that it began with."""
     relocked: Relocked
     requirements: Mapping[str, str]
     """Lists, locks and sizes, by path in the checkout."""
@@ -52,6 +54,7 @@ def make(
         RebaseStopped: the requirements cannot be locked, or the trial fails.
     """
     root, here = project.root, folder / "checkout"
+    before = locks.texts_of(root)
     with log.step("requirements"):
         lists = locks.follow(project, moved)
         scratch.make(root, here, {**files, **_below(root, lists.files)})
@@ -68,10 +71,12 @@ def make(
                 scratch.write(here, {sizes.FILE: text})
     for name, changes in relocked.locks.items():
         log.info(f"{name}: {'; '.join(changes)}")
+    for what in relocked.ours:
+        log.warning(f"to decide: {what}")
     scratch.lend_environments(root, here)
     tried = trial.run(tried_project, series)
     left = drifting(replace(project, pins_path=tried_project.pins_path))
-    return Move(files, relocked, requirements, tried, tuple(left))
+    return Move(files, before, relocked, requirements, tried, tuple(left))
 
 
 def _below(root: Path, texts: Mapping[str, str]) -> dict[Path, bytes]:

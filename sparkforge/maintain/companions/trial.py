@@ -119,8 +119,8 @@ def _tested(here: Project, moved: Collection[str]) -> list[Result]:
 
 
 def _remedy(here: Project) -> str:
-    trees = here.root.parent / "tree"
+    trees = here.root.parent
     return (
-        f"fix the test in your checkout, or amend the patch's commit in {trees} (git rebase -i);"
-        " then --continue; or --abort"
+        f"fix the test in your checkout, or amend the patch's commit in {trees}/tree (another"
+        " upstream's: tree-NAME); then --continue; or --abort"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from sparkforge.build.context import release_name
 from sparkforge.core import git, transaction
 from sparkforge.core.errors import PinsError, UsageError
+from sparkforge.maintain.companions import locks
 from sparkforge.maintain.companions.move import Move
 from sparkforge.maintain.rebase import drift, report
 from sparkforge.maintain.rebase.drift import DependencyDrift
@@ -70,7 +71,7 @@ def land(rebase: Rebase, state: State, move: Move | None = None) -> Landed:
         landing = planned(rebase, project, state)
         drifts, files = landing.drift, dict(landing.files)
         if move is not None:
-            if landing.files != move.files:
+            if landing.files != move.files or locks.texts_of(root) != move.before:
                 msg = f"{root}: changed while the move was tried"
                 raise UsageError(msg, f"build.py rebase {own.upstream} --continue tries it again")
             drifts = move.drift
