@@ -18,6 +18,8 @@ from sparkforge.maintain.ablate.job import Job
 from sparkforge.maintain.ablate.outcome import OwnTests, Result
 from sparkforge.sources.project import ROOT, Project
 
+HEAD = ("patch", "its test", "without all patches")
+
 
 @dataclass(frozen=True)
 class Built:
@@ -51,6 +53,7 @@ def run(here: Project, moved: Collection[str]) -> Tried:
     """
     built = tuple(_built(here, target) for target in _targets(here, moved))
     tests = tuple(_tested(here, moved))
+    log.table([HEAD, *map(row, tests)] if tests else [])
     failed = [result for result in tests if result.whole.failed]
     if failed:
         lines = [
@@ -65,6 +68,9 @@ def run(here: Project, moved: Collection[str]) -> Tried:
 def row(result: Result) -> tuple[str, str, str]:
     """Return a patch's test as a row of a table."""
     name = result.patch.removesuffix(".patch")
+    if result.whole.failed:
+        taken = result.without.passed and not result.without.failed
+        return (name, f"FAILS: {result.whole.message}", "passes" if taken else "fails, too")
     if not result.whole.passed:
         return (name, "skipped: it proves nothing here", "-")
     without = {

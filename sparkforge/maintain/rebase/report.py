@@ -54,6 +54,7 @@ def page(
         drifts=drifts,
         moved=[part for part in state.parts[1:] if part.upstream in state.moved],
         move=move,
+        test_head=trial.HEAD,
         test_rows=[] if move is None else [trial.row(result) for result in move.tried.tests],
         rows=lambda part: [_found(result) for result in part.results],
         raw=pages.Markdown,
