@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from sparkforge.core import transaction
+from sparkforge.core.run import call
 from sparkforge.maintain.ablate import job
-from sparkforge.maintain.companions import scratch, trial
+from sparkforge.maintain.companions import trial
 from sparkforge.pins.pins import load
 from sparkforge.runtime import interpreter
 from sparkforge.series import series
@@ -89,12 +90,10 @@ def publish(
     add_project(project.server, name, listed)
 
 
-def test_of(subject: str, name: str, drop: str = "test") -> str:
+def message(subject: str, name: str, drop: str = "test") -> str:
+    """Return the message of a patch, by the name of its test."""
     body = BODY.replace("tests/test_it.py::test_it", f"tests/test_it.py::{name}")
     return f"{subject}\n\n{body.replace('Drop-when: test', f'Drop-when: {drop}')}"
-
-
-test_of.__test__ = False  # type: ignore[attr-defined]
 
 
 def pin(project: Project, name: str) -> str:
@@ -106,7 +105,7 @@ def pin(project: Project, name: str) -> str:
     repo.commit({f"{name}/mod.py": lines(name)})
     repo.commit(
         {f"{name}/mod.py": with_line(lines(name), 20, b"ours = 1")},
-        test_of(f"Change {name}", f"test_{name}"),
+        message(f"Change {name}", f"test_{name}"),
     )
     folder = project.root / "patches" / name
     folder.mkdir(parents=True)
@@ -131,8 +130,8 @@ def pin(project: Project, name: str) -> str:
 """
 
 
-# what the real script does, with a lock of this project in place of ours
 def lock_script() -> str:
+    """Return the real script, with the locks of this project in place of ours."""
     text = (ROOT / "scripts" / "lock.sh").read_text()
     head, _, rest = text.partition("# the driver runs on every Python")
     tail = rest[rest.index("for name in $wanted; do") :]
@@ -177,24 +176,16 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
         "# What demo 1.0 declares, without left.\nhelper==1.0\nlib==1.0\nother<1.5\nown\n"
     )
     (folder / "tools.in").write_text("lib==1.0\n")
-    for name in ("tiny", "tools"):  # where nothing is locked yet, a lock names its list
-        (folder / f"{name}.txt").write_text(f"    #   -r requirements/{name}.in\n")
     (folder / "sizes.txt").touch()
     (project.root / "scripts").mkdir()
     (project.root / "scripts" / "lock.sh").write_text(lock_script())
-    relock(project)
+    env = {"UV": str(interpreter.uv_program())}
+    call("bash", "scripts/lock.sh", cwd=project.root, env=env)
     (project.root / "tests" / "test_it.py").write_text(TESTS)
     return upstream
 
 
-def relock(project: Project) -> None:
-    from sparkforge.core.run import call
-
-    env = {"UV": str(interpreter.uv_program())}
-    call("bash", "scripts/lock.sh", cwd=project.root, env=env)
-
-
-def write_series(up: Upstream, more: Mapping[str, tuple[Mapping[str, bytes], str]] = {}) -> None:
+def write_series(up: Upstream) -> None:
     """Write the series of demo, and publish 2.0, which has renamed, moved and taken things."""
     edits: dict[str, tuple[Mapping[str, bytes], str]] = {
         "Change a line": ({"demo/mod.py": with_line(MOD, 20, b"line_20 = 2")}, "test_line"),
@@ -210,13 +201,12 @@ def write_series(up: Upstream, more: Mapping[str, tuple[Mapping[str, bytes], str
             {"demo/late.py": with_line(lines("late"), 25, b"ready = True")},
             "test_reworded",
         ),
-        **more,
     }
     repo, folder = up.project.repo, up.project.patches
     repo("checkout", "--quiet", "--detach", "v1.0")
     for subject, (files, test) in edits.items():
         drop = "demo>=2.0" if subject == "Reworded one" else "test"
-        repo.commit(files, test_of(subject, test, drop))
+        repo.commit(files, message(subject, test, drop))
     for left in folder.glob("*.patch"):
         left.unlink()
     exported = series.export(repo.path, "v1.0", "HEAD")
@@ -351,8 +341,7 @@ def test_requirements_that_do_not_resolve_stop_it(up: Upstream) -> None:
 
 
 KILLS: tuple[tuple[Any, str, int], ...] = (
-    (scratch, "lend_environments", 1),  # it is locked then
-    (trial, "_tested", 1),
+    (trial, "_tested", 1),  # it is locked and built then
     (transaction, "_write", 3),
 )
 
