@@ -34,6 +34,7 @@ SM12X = ("12.0", "12.1")
 Tables = dict[str, dict[str, dict[str, list[str]]]]
 
 GPT_OSS = "MXFP4 MoE, gpt-oss"
+PLUGIN = "plugin, MXFP4 MoE, gpt-oss"
 GPT_OSS_MXFP8 = "MXFP4 MoE, gpt-oss, moe.activation=mxfp8"
 
 
@@ -117,25 +118,24 @@ def test_every_refusal_is_a_sentence(patched: Tables) -> None:
 
 @pytest.mark.parametrize("capability", ["10.0", *SM12X])
 def test_flashinfer_cutlass_falls_through(stock: Tables, patched: Tables, capability: str) -> None:
-    before, after = (
-        tables[capability][GPT_OSS]["flashinfer_cutlass"] for tables in (stock, patched)
-    )
-    assert before[0].startswith("ValueError: Mxfp4 MoE backend 'FLASHINFER_CUTLASS_MXFP4_BF16'")
-    assert after[0].startswith("FLASHINFER_CUTLASS_MXFP4_MXFP8: FlashInferExperts")
-    (warning,) = after[1:]
+    (before,) = stock[capability][GPT_OSS]["flashinfer_cutlass"]
+    assert before.startswith("ValueError: Mxfp4 MoE backend 'FLASHINFER_CUTLASS_MXFP4_BF16'")
+    answer, warning = patched[capability][PLUGIN]["flashinfer_cutlass"]
+    assert answer.startswith("FLASHINFER_CUTLASS_MXFP4_MXFP8: FewRowsCutlass")
     assert "quantizes them to MXFP8" in warning
     # Asked for outright it is nothing to warn of.
-    assert patched[capability][GPT_OSS_MXFP8]["flashinfer_cutlass"] == after[:1]
+    asked = patched[capability][PLUGIN]["flashinfer_cutlass, moe.activation=mxfp8"]
+    assert asked == [answer]
 
 
 def test_flashinfer_cutlass_keeps_bf16_on_hopper(patched: Tables) -> None:
-    (answer,) = patched["9.0"][GPT_OSS]["flashinfer_cutlass"]
+    (answer,) = patched["9.0"][PLUGIN]["flashinfer_cutlass"]
     assert answer.startswith("FLASHINFER_CUTLASS_MXFP4_BF16")
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_experts_are_not_expanded_to_bf16_on_a_gpu(patched: Tables, capability: str) -> None:
-    table = patched[capability]["plugin, MXFP4 MoE, gpt-oss"]
+    table = patched[capability][PLUGIN]
     (answer,) = table["(experts: bf16_dequant)"]
     assert answer.startswith("ValueError: ")
     assert "available on CPU only" in answer

@@ -19,7 +19,9 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 # Before the engine is imported: in one process, small, offline.
 os.environ |= {
@@ -471,14 +473,12 @@ def policies(request: dict[str, Any], out: Path) -> Any:
                 raise FileNotFoundError(path)
             return io.StringIO(line)
 
-        ours.open = read  # before the builtin in that module
-        affinity, ours.get_memory_affinity = ours.get_memory_affinity, lambda: [0, 1, 2, 3]
-        try:
+        with (
+            mock.patch.object(ours, "Path", lambda path: SimpleNamespace(open=lambda: read(path))),
+            mock.patch.object(ours, "get_memory_affinity", lambda: [0, 1, 2, 3]),
+        ):
             answer: list[int] = ours.get_allocation_nodes()
             return answer
-        finally:
-            del ours.open
-            ours.get_memory_affinity = affinity
 
     mapping = "file=/usr/bin/python3 mapped=2 N0=2 kernelpagesize_kB=4\n"
     return {
