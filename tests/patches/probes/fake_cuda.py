@@ -36,6 +36,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "fp4_quantize",
         "get_seq_lens",
         "nvfp4_block_scale_interleave",
+        "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
     ),
     "flashinfer.fused_moe": (
         "cutlass_fused_moe",

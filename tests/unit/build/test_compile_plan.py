@@ -39,13 +39,13 @@ def test_a_source_compiles_what_it_goes_into_and_nothing_else() -> None:
 
 
 def test_a_shared_header_compiles_all_that_may_include_it() -> None:
-    made = decided("csrc/libtorch_stable/dispatch_utils.h")
+    made = decided("csrc/dispatch_utils.h")
     assert [one.target for one in made.compiled] == ["_C_stable_libtorch", "_moe_C_stable_libtorch"]
     assert made.fetches
 
 
 def test_a_source_for_another_device_compiles_nothing() -> None:
-    assert decided("csrc/libtorch_stable/topk.cu", device="cpu").compiled == ()
+    assert decided("csrc/topk.cu", device="cpu").compiled == ()
 
 
 @pytest.mark.parametrize(
