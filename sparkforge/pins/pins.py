@@ -169,7 +169,7 @@ class WheelPlan(Model):
     local: Annotated[
         str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "use a-z, 0-9 and dots, as in cpu.spark")
     ]
-    """Local version part, before the release's counter: ``cpu.spark`` → ``0.31.0+cpu.spark.1``."""
+    """Local version part, before the release's counter: ``cpu.spark`` → ``0.33.0+cpu.spark.1``."""
     drop_requires: tuple[Name, ...] = ()
     """Requirements of the release wheel to remove for this target."""
     carries: tuple[Name, ...] = ()
