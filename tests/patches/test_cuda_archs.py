@@ -66,7 +66,7 @@ WITHOUT_12 = (
     "10.0;10.3",
     "7.5;8.0;8.6;8.7;8.9;9.0;10.0;11.0",
 )
-_QUANT = "csrc/libtorch_stable/quantization"
+_QUANT = "csrc/quantization"
 FP4 = f"{_QUANT}/fp4/nvfp4_scaled_mm_sm120_kernels.cu"
 SCALED_MM = f"{_QUANT}/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
 QUTLASS = "fetched/qutlass/qutlass/csrc/gemm.cu"
@@ -272,7 +272,7 @@ def test_marlin_s_helpers_are_native_on_sm12x(
 ) -> None:
     for (cuda, archs), (before, after) in matrix.items():
         # what the sources get that are compiled for each listed architecture
-        wanted = before.flags["csrc/libtorch_stable/sampler.cu"]
+        wanted = before.flags["csrc/sampler.cu"]
         for source in MARLIN_HELPERS:
             old, new = before.flags[source], after.flags[source]
             assert not any(code.startswith("12") for code in old)

@@ -166,6 +166,9 @@ def _pins_text(
     except KeyError as error:
         msg = f"{path.name}: {error.args[0]}: is written on more than one line"
         raise PinsError(msg, "write it KEY: VALUE on one line") from None
+    for name, file in own.target.files.items():
+        if file.natives is None and loaded.upstream(own.upstream).files[name].natives is not None:
+            text = edit.without_natives(path, text, own.upstream, name)
     text = edit.with_commit(path, text, own.upstream, own.target.commit)
     for part in state.parts:
         recorded = staged[part.upstream].recorded
