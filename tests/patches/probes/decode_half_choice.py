@@ -34,6 +34,11 @@ def _refused(made: Any) -> dict[str, Any]:
     router, norm = block.mlp.router, block.post_attention_layernorm
     runner = block.mlp.experts
     method, moe = runner.routed_experts.quant_method, runner.moe_config
+    others = copy.copy(runner.routed_experts)
+    others.__class__ = type("OtherExperts", (type(others),), {})
+
+    class OtherRouter:
+        pass
 
     def weight(*shape: int, dtype: Any = torch.bfloat16) -> Any:
         return torch.nn.Parameter(torch.empty(*shape, dtype=dtype))
@@ -44,6 +49,8 @@ def _refused(made: Any) -> dict[str, Any]:
         "another backend": lambda _: (method, "mxfp4_backend", Mxfp4MoeBackend.TRITON),
         "no MXFP4": lambda _: (method, "mxfp4_backend", None),
         "LoRA": lambda _: (moe, "is_lora_enabled", True),
+        "another router": lambda _: (runner, "router", OtherRouter()),
+        "other experts": lambda _: (runner, "routed_experts", others),
         "float16": lambda _: (moe, "in_dtype", torch.float16),
         "two devices": lambda c: (c.parallel_config, "data_parallel_size", 2),
         "returned experts": lambda c: (c.aux_output_config, "enable_return_routed_experts", True),
