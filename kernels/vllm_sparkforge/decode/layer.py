@@ -276,7 +276,6 @@ def refused(
     Known before weights are loaded, since what torch.compile traces depends on it.
     """
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 
     method, moe = runner.routed_experts.quant_method, runner.moe_config
@@ -287,10 +286,9 @@ def refused(
     reason = experts.refused(moe, None)
     if reason is not None:
         return reason
-    # others choose by more than the largest logits: at random, or for experts that are left out
-    kinds = type(runner.router), type(runner.routed_experts)
-    if kinds != (FusedTopKRouter, RoutedExperts):
-        return f"experts are chosen by {' and '.join(kind.__name__ for kind in kinds)}"
+    # others choose by more than the largest logits, or at random
+    if type(runner.router) is not FusedTopKRouter:
+        return f"experts are chosen by {type(runner.router).__name__}"
     if config.parallel_config.world_size_across_dp > 1:
         return "the model is spread over devices"
     if config.aux_output_config.enabled:

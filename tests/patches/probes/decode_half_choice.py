@@ -34,8 +34,6 @@ def _refused(made: Any) -> dict[str, Any]:
     router, norm = block.mlp.router, block.post_attention_layernorm
     runner = block.mlp.experts
     method, moe = runner.routed_experts.quant_method, runner.moe_config
-    others = copy.copy(runner.routed_experts)
-    others.__class__ = type("OtherExperts", (type(others),), {})
 
     class OtherRouter:
         pass
@@ -50,7 +48,6 @@ def _refused(made: Any) -> dict[str, Any]:
         "no MXFP4": lambda _: (method, "mxfp4_backend", None),
         "LoRA": lambda _: (moe, "is_lora_enabled", True),
         "another router": lambda _: (runner, "router", OtherRouter()),
-        "other experts": lambda _: (runner, "routed_experts", others),
         "float16": lambda _: (moe, "in_dtype", torch.float16),
         "two devices": lambda c: (c.parallel_config, "data_parallel_size", 2),
         "returned experts": lambda c: (c.aux_output_config, "enable_return_routed_experts", True),
