@@ -48,7 +48,7 @@ USED: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
         ),
     },
     "layers": {
-        f"{_LAYERS}.quantization.online.fp8.OnlineLinearBase.create_weights": _CREATE,
+        f"{_LAYERS}.linear.LinearMethodBase.create_weights": _CREATE,
         "vllm.model_executor.model_loader.reload.layerwise.initialize_online_processing": (
             "layer",
         ),

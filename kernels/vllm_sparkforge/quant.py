@@ -55,6 +55,11 @@ class _FewRows:
 
     uses_decode_kernels = False
 
+    def hooked(self, rows: int) -> bool:
+        """Whether a model computes something between the second product and the sum: since 0.33."""
+        hooks = getattr(self, "_uses_post_gemm2_hook", None)
+        return hooks is not None and bool(hooks(rows))
+
     def decode_weights(self, w1: torch.Tensor, w2: torch.Tensor) -> experts.Weights:
         """Return what the kernels read."""
         return experts.Weights(w1, self.w1_scale, self.w1_bias, w2, self.w2_scale, self.w2_bias)
@@ -112,8 +117,6 @@ class FewRowsMarlin(_FewRows, MarlinExperts):
         **named: Any,
     ) -> None:
         """Compute the layer; see MarlinExperts.apply."""
-        # since 0.33 something may be computed between the second product and the sum
-        hooked = getattr(self, "_uses_post_gemm2_hook", None)
         rows = hidden_states.size(0)
         if (
             self.uses_decode_kernels
@@ -121,7 +124,7 @@ class FewRowsMarlin(_FewRows, MarlinExperts):
             and self._lora_context is None
             and _given(self, rest, named, "expert_map") is None
             and not _given(self, rest, named, "apply_router_weight_on_input")
-            and not (hooked is not None and hooked(rows))
+            and not self.hooked(rows)
         ):
             # inside the operator ``moe_forward``: the number of rows is the real one
             weights = self.decode_weights(w1, w2)

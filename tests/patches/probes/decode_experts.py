@@ -162,12 +162,13 @@ def _left_to_marlin(marlin: Any, launches: Any) -> dict[str, bool]:
     usual = dict.fromkeys(list(signature.parameters)[1:])
     usual |= {"hidden_states": torch.zeros(2, 192), "apply_router_weight_on_input": False}
     cases = {
-        "an expert map": ({"expert_map": torch.zeros(6)}, None),
-        "router weights on the input": ({"apply_router_weight_on_input": True}, None),
-        "LoRA": ({}, "a context"),
+        "an expert map": ({"expert_map": torch.zeros(6)}, None, False),
+        "router weights on the input": ({"apply_router_weight_on_input": True}, None, False),
+        "LoRA": ({}, "a context", False),
+        "a hook": ({}, None, True),
     }
     result = {}
-    for name, (change, lora) in cases.items():
+    for name, (change, lora, hook) in cases.items():
         given = usual | change
         for how, by_place in (("by name", 0), ("by place", len(given))):
             launches.names.clear()
@@ -175,6 +176,9 @@ def _left_to_marlin(marlin: Any, launches: Any) -> dict[str, bool]:
             with (
                 mock.patch.object(MarlinExperts, "apply") as apply,
                 mock.patch.object(marlin, "_lora_context", new=lora, create=True),
+                mock.patch.object(
+                    marlin, "_uses_post_gemm2_hook", new=lambda rows, hook=hook: hook, create=True
+                ),
             ):
                 marlin.apply(*list(given.values())[:by_place], **{n: given[n] for n in names})
             (call,) = apply.call_args_list

@@ -19,7 +19,6 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -467,16 +466,14 @@ def policies(request: dict[str, Any], out: Path) -> Any:
     from vllm_sparkforge import memory_nodes as ours
 
     def nodes(line: str | None) -> list[int]:
-        def read(path: str) -> io.StringIO:
-            assert path == "/proc/self/numa_maps"
+        def read(path: Path) -> io.StringIO:
+            assert str(path) == "/proc/self/numa_maps"
             if line is None:
                 raise FileNotFoundError(path)
             return io.StringIO(line)
 
-        with (
-            mock.patch.object(ours, "Path", lambda path: SimpleNamespace(open=lambda: read(path))),
-            mock.patch.object(ours, "get_memory_affinity", lambda: [0, 1, 2, 3]),
-        ):
+        affinity = mock.patch.object(ours, "get_memory_affinity", lambda: [0, 1, 2, 3])
+        with affinity, mock.patch.object(Path, "open", read):
             answer: list[int] = ours.get_allocation_nodes()
             return answer
 
