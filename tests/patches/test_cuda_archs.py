@@ -245,25 +245,6 @@ def test_the_loose_intersection(
     assert patched.intersect(entries, targets) == result
 
 
-@pytest.mark.parametrize(
-    ("file", "variable", "kernels"),
-    [
-        ("CMakeLists.txt", "FP4_SM120_ARCHS", "NVFP4"),
-        ("CMakeLists.txt", "SCALED_MM_ARCHS", "scaled_mm"),
-        ("cmake/external_projects/qutlass.cmake", "QUTLASS_SM120_ARCHS", "QuTLASS"),
-    ],
-)
-def test_a_plain_12_x_for_cutlass_ends_the_configuration(
-    file: str, variable: str, kernels: str, changed: Tree
-) -> None:
-    call = f'cuda_archs_loose_intersection({variable} "12.0'
-    changed.replace(file, f'{call}f"', f'{call}"')
-    error = changed.configure("12.1", "13.0.88").error
-    assert f"{kernels} for SM12x would be compiled for 12.0," in error
-    assert "12.0f" in error.partition("empty stub")[2]
-    assert not changed.configure("9.0", "13.0.88").error
-
-
 # -- Marlin's helpers ------------------------------------------------------------------------------
 
 
