@@ -4,6 +4,7 @@
     python3 scripts/test.py                  # all that this machine can
     python3 scripts/test.py --fast           # lint, types, unit, integration: about 8 min (2 cores)
     python3 scripts/test.py --with-engine    # as root: a private container engine, too
+    python3 scripts/test.py --stock [0.33.0] # the plugin with a release of vLLM, or with the newest
 
 Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure, and ends
 with an error if one failed.
@@ -42,6 +43,11 @@ _BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")
 _WORKERS_GIB = 6.0
 # no cache: two runs at once would write the same one
 _PYTEST = ("--durations=15", "-p", "no:cacheprovider")
+# what needs no patch of vLLM
+_STOCK = [
+    *("stock", "plugin", "bf16_dequant", "mxfp4_layers", "decode_parts", "decode_kernels"),
+    *("decode_half", "decode_rotary", "decode_row_major"),
+]
 
 
 class Steps:
@@ -112,6 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--fast", action="store_true", help="no download, no server")
     parser.add_argument("--with-engine", action="store_true", help="start a private engine (root)")
+    parser.add_argument("--stock", nargs="?", const="", metavar="VERSION", help="the plugin alone")
     options = parser.parse_args()
     python = ensure_environment(ROOT / ".venv-dev", ROOT / "requirements" / "dev.txt")
     bin_ = python.parent
@@ -130,6 +137,13 @@ def main() -> int:
             folder = tempfile.mkdtemp(dir=scratch)
             options = ("-n", str(count), "--basetemp", f"{folder}/pytest")
             return (python, "-m", "pytest", *_PYTEST, *options, *words)
+
+        def plugin() -> None:
+            folder, version = f"{scratch}/stock", [options.stock] if options.stock else []
+            steps.env["SPARKFORGE_TEST_STOCK"] = folder
+            if steps.run("stock", python, "-m", "tests.patches.stock", folder, *version):
+                tests = [f"tests/patches/test_{name}.py" for name in _STOCK]
+                steps.run("plugin", *pytest(*_BY_GROUP, *tests))
 
         def quick() -> None:
             lint(steps, bin_)
@@ -157,7 +171,9 @@ def main() -> int:
         # Two lanes: most tests wait for a server or a container, and what one lane waits, the other
         # computes. The tests that fill most memory, two nodes with vLLM, are the first of the
         # images'; by then the other lane has not come to the patches.
-        if options.fast:
+        if options.stock is not None:
+            plugin()
+        elif options.fast:
             steps.at_once(quick)
         elif options.with_engine:
             steps.at_once(builds, in_order(quick, patches))

@@ -20,7 +20,7 @@ from sparkforge.core.index import Index
 from sparkforge.runtime.environment import python_path
 from sparkforge.sources.sources import Access
 from tests.patches import decode_answers as decode
-from tests.patches import dequant_probe, flashinfer_code
+from tests.patches import dequant_probe, flashinfer_code, stock
 from tests.patches.checkout import CHECKOUT, store
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
@@ -62,6 +62,7 @@ _GROUPS = {
     "test_plugin": "forks",
     "test_profiles": "forks",
     "test_selection": "forks",
+    "test_stock": "forks",
     "test_unified_memory": "forks",
 }
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
@@ -109,15 +110,19 @@ def baked(cpu_context: Context) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def patched_python(baked: dict[str, Path]) -> Path:
-    """Interpreter of the environment that has the patched wheel."""
-    return python_path(baked["environment"])
+def patched_python(request: pytest.FixtureRequest) -> Path:
+    """Interpreter of the environment that has the patched wheel and the plugin; see stock.py."""
+    if stock.VARIABLE in os.environ:
+        return python_path(Path(os.environ[stock.VARIABLE], stock.WITH_PLUGIN))
+    return python_path(request.getfixturevalue("baked")["environment"])
 
 
 @pytest.fixture(scope="session")
-def stock_python(baked: dict[str, Path]) -> Path:
+def stock_python(request: pytest.FixtureRequest) -> Path:
     """Interpreter of the environment that has the release as upstream made it."""
-    return python_path(baked[f"environment ({UNPATCHED})"])
+    if stock.VARIABLE in os.environ:
+        return python_path(Path(os.environ[stock.VARIABLE], stock.RELEASE))
+    return python_path(request.getfixturevalue("baked")[f"environment ({UNPATCHED})"])
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from typing import IO
 
 from sparkforge.runtime import isa
 from sparkforge.runtime.environment import VLLM_CACHE, vllm_cache
+from tests.patches import stock
 from tests.patches.checkout import ROOT, store
 
 SERVER = Path(__file__).with_name("probes") / "forkserver.py"
@@ -98,6 +99,8 @@ def known(python: Path) -> dict[str, str]:
     vLLM looks at a model's class in a process of its own (10 s of CPU), and keeps what it learnt:
     ``vllm_cache``. What a build's smoke test learns need not be learnt here again.
     """
+    if stock.VARIABLE in os.environ:
+        return {}  # its environments are gone after the tests
     environment = python.parents[2]  # FOLDER/venv/bin/python
     return {VLLM_CACHE: str(vllm_cache(store().cache_path("serve"), environment.name))}
 

@@ -226,7 +226,8 @@ class MoEHalf:
     def compute(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute what the operator returns; see ``__call__``."""
         few = self._experts
-        if few is not None and 0 < x.shape[0] <= experts.MAX_ROWS:
+        rows = x.shape[0]
+        if few is not None and 0 < rows <= experts.MAX_ROWS and not few.hooked(rows):
             return self._few_rows(few, x, residual)
         normed, residual = self._add_norm(self.norm, x, residual)
         logits, k = self.router(normed), normed.shape[1]
@@ -275,6 +276,7 @@ def refused(
     Known before weights are loaded, since what torch.compile traces depends on it.
     """
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+    from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 
     method, moe = runner.routed_experts.quant_method, runner.moe_config
     backend = getattr(method, "mxfp4_backend", None)
@@ -284,6 +286,9 @@ def refused(
     reason = experts.refused(moe, None)
     if reason is not None:
         return reason
+    # others choose by more than the largest logits, or at random
+    if type(runner.router) is not FusedTopKRouter:
+        return f"experts are chosen by {type(runner.router).__name__}"
     if config.parallel_config.world_size_across_dp > 1:
         return "the model is spread over devices"
     if config.aux_output_config.enabled:

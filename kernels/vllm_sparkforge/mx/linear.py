@@ -17,8 +17,10 @@ from vllm.model_executor.kernels.linear.mxfp4.base import MxFp4LinearLayerConfig
 from vllm.model_executor.kernels.linear.mxfp4.marlin import MarlinMxFp4LinearKernel
 from vllm.model_executor.kernels.linear.mxfp8.marlin import MarlinMxfp8LinearKernel
 from vllm.model_executor.kernels.linear.mxfp8.Mxfp8LinearKernel import Mxfp8LinearLayerConfig
-from vllm.model_executor.layers.quantization.online.fp8 import OnlineLinearBase
+from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
 
@@ -107,15 +109,18 @@ class DecodeKernel:
         )
 
 
-class MxLinearMethod(OnlineLinearBase):
+class MxLinearMethod(LinearMethodBase):
     """Loads a BF16 weight, leaves it in an MX format, multiplies activations as they come.
+
+    vLLM's base of such methods would want a configuration of vLLM's own for them, since 0.32.
 
     Args:
         form: mxfp4 (4.25 bits an element) or mxfp8 (E4M3, 8.25 bits).
     """
 
+    uses_meta_device = True
+
     def __init__(self, form: str) -> None:
-        super().__init__()
         self.form = form
         self._quantize = mxfp4_quantize if form == "mxfp4" else mxfp8_quantize
 
@@ -145,23 +150,25 @@ class MxLinearMethod(OnlineLinearBase):
         if current_platform.is_cuda() and params_dtype != torch.bfloat16:
             msg = f"Weight-only MX formats need --dtype bfloat16, got {params_dtype}."
             raise ValueError(msg)
-        super().create_weights(
-            layer,
-            input_size_per_partition,
-            output_partition_sizes,
-            input_size,
-            output_size,
-            params_dtype,
-            **extra_weight_attrs,
-        )
         layer.params_dtype = params_dtype
+        layer.input_size_per_partition = input_size_per_partition
+        layer.output_size_per_partition = sum(output_partition_sizes)
+        shape = (layer.output_size_per_partition, input_size_per_partition)
+        weight = ModelWeightParameter(
+            data=torch.empty(shape, dtype=params_dtype, device="meta"),
+            input_dim=1,
+            output_dim=0,
+            weight_loader=extra_weight_attrs["weight_loader"],
+        )
+        layer.register_parameter("weight", weight)
+        initialize_online_processing(layer)
         if isinstance(layer, VocabParallelEmbedding):
             # the rows that pad the shard are never loaded: waiting for them would put the layer off
             # until everything else is loaded
             layer.weight.weight_loader_numel = (
                 layer.shard_indices.num_org_elements * input_size_per_partition
             )
-        self.kernel = self._kernel(tuple(layer.weight.shape))
+        self.kernel = self._kernel(shape)
 
     def _kernel(self, shape: tuple[int, int]) -> CpuKernel | DecodeKernel:
         """Return what computes the products of a weight [N, K].

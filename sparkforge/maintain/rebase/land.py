@@ -225,6 +225,9 @@ def _pins_text(
         msg = f"{path.name}: {error.args[0]}: is written on more than one line"
         raise PinsError(msg, "write it KEY: VALUE on one line") from None
     for name, target in state.moved.items():
+        for key, one in target.files.items():
+            if one.natives is None and loaded.upstream(name).files[key].natives is not None:
+                text = edit.without_natives(path, text, name, key)
         text = edit.with_commit(path, text, name, target.commit)
     for part in state.parts:
         recorded = staged[part.upstream].recorded

@@ -248,6 +248,9 @@ def compute(launches: Any, made: Made) -> dict[str, Any]:
     with mock.patch.object(marlin, "uses_decode_kernels", new=False):
         half.prepare(marlin)
         result["Marlin's experts"] = {rows: call(rows) for rows in (3, 9)}
+    half.prepare(marlin)
+    with mock.patch.object(marlin, "hooked", return_value=True):
+        result["a hook"] = {rows: call(rows) for rows in (3, 9)}
     selfcheck._passed.clear()
     launches.spoil = lambda value: value * 1.03
     half.prepare(marlin)

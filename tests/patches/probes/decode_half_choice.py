@@ -35,6 +35,9 @@ def _refused(made: Any) -> dict[str, Any]:
     runner = block.mlp.experts
     method, moe = runner.routed_experts.quant_method, runner.moe_config
 
+    class OtherRouter:
+        pass
+
     def weight(*shape: int, dtype: Any = torch.bfloat16) -> Any:
         return torch.nn.Parameter(torch.empty(*shape, dtype=dtype))
 
@@ -44,6 +47,7 @@ def _refused(made: Any) -> dict[str, Any]:
         "another backend": lambda _: (method, "mxfp4_backend", Mxfp4MoeBackend.TRITON),
         "no MXFP4": lambda _: (method, "mxfp4_backend", None),
         "LoRA": lambda _: (moe, "is_lora_enabled", True),
+        "another router": lambda _: (runner, "router", OtherRouter()),
         "float16": lambda _: (moe, "in_dtype", torch.float16),
         "two devices": lambda c: (c.parallel_config, "data_parallel_size", 2),
         "returned experts": lambda c: (c.aux_output_config, "enable_return_routed_experts", True),

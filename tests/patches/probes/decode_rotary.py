@@ -71,6 +71,8 @@ def places(asked: Any) -> dict[str, bool]:
         for name, kind in BACKENDS.items():
             impl_class = getattr(sys.modules[f"vllm.v1.attention.backends.{name}"], kind)
             impl = types.SimpleNamespace(
+                _set_kv_ptr_range=False,
+                nvfp4_fa2=False,
                 attn_type="decoder",
                 head_size=SIZE,
                 kv_cache_dtype="auto",

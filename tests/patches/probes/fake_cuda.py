@@ -36,6 +36,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "fp4_quantize",
         "get_seq_lens",
         "nvfp4_block_scale_interleave",
+        "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
     ),
     "flashinfer.fused_moe": (
         "cutlass_fused_moe",
@@ -48,7 +49,11 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "flashinfer.cute_dsl": (),
     "flashinfer.decode": ("fast_decode_plan", "trtllm_batch_decode_with_kv_cache"),
     "flashinfer.prefill": ("trtllm_batch_context_with_kv_cache",),
-    "flashinfer.utils": ("FP4Tensor",),
+    "flashinfer.utils": (
+        "FP4Tensor",
+        "get_device_sm_count",
+        "get_trtllm_gen_multi_ctas_kv_counter_bytes",
+    ),
     # Absence of SparseMatrix is what tells 3.5.1 from 3.6.
     "triton_kernels": (),
     "triton_kernels.matmul_ogs": (

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 # Before the engine is imported: in one process, small, offline.
 os.environ |= {
@@ -465,20 +466,16 @@ def policies(request: dict[str, Any], out: Path) -> Any:
     from vllm_sparkforge import memory_nodes as ours
 
     def nodes(line: str | None) -> list[int]:
-        def read(path: str) -> io.StringIO:
-            assert path == "/proc/self/numa_maps"
+        def read(path: Path) -> io.StringIO:
+            assert str(path) == "/proc/self/numa_maps"
             if line is None:
                 raise FileNotFoundError(path)
             return io.StringIO(line)
 
-        ours.open = read  # before the builtin in that module
-        affinity, ours.get_memory_affinity = ours.get_memory_affinity, lambda: [0, 1, 2, 3]
-        try:
+        affinity = mock.patch.object(ours, "get_memory_affinity", lambda: [0, 1, 2, 3])
+        with affinity, mock.patch.object(Path, "open", read):
             answer: list[int] = ours.get_allocation_nodes()
             return answer
-        finally:
-            del ours.open
-            ours.get_memory_affinity = affinity
 
     mapping = "file=/usr/bin/python3 mapped=2 N0=2 kernelpagesize_kB=4\n"
     return {

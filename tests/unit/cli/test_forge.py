@@ -135,6 +135,7 @@ def test_what_has_to_run_runs() -> None:
     nightly = [words[0] for words in commands(workflow(NIGHTLY))]
     assert {"watch", "build", "verify"} <= set(nightly)
     assert "schedule" in read(NIGHTLY)["on"]
+    assert "python3 scripts/test.py --stock" in [step.run for _, step in scripts(workflow(NIGHTLY))]
 
 
 def test_the_title_of_an_issue_is_found_again(tmp_path: Path) -> None:
