@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend, _make_log_backend
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
