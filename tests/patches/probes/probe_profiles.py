@@ -46,6 +46,7 @@ def parsed(options: list[str]) -> dict[str, Any]:
         "load_format": str(engine.load_format),
         "max_model_len": engine.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
         "cudagraph_capture_sizes": engine.cudagraph_capture_sizes,
         "prefix_caching": engine.enable_prefix_caching,
         "enforce_eager": engine.enforce_eager,
