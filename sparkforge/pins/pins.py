@@ -58,7 +58,7 @@ class Natives(Model):
 
     release: Tag
     requires: tuple[str, ...] = ()
-    """Requirements of the pinned release's Python files that the older wheel does not declare."""
+    """What the pinned release's Python files need and the older wheel does not declare."""
 
 
 class ReleaseFile(Model):
@@ -70,8 +70,7 @@ class ReleaseFile(Model):
     size: Count
     """Bytes; a dry run adds them up."""
     natives: Natives | None = None
-    """The wheel is of an older release: it gives native files and requirements, and the pinned
-    source all other files."""
+    """The wheel is of an older release: it gives native files, the pinned source all others."""
 
     @model_validator(mode="after")
     def _of_its_release(self) -> ReleaseFile:

@@ -286,7 +286,9 @@ def _wheel_file(wheel: Wheel) -> bytes:
 
 def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
     text = data.decode()
-    pattern = re.compile(rf"""(=\s*)(['"]){re.escape(old)}\2""")
+    # a compile's own file has no local part
+    public = re.escape(old.partition("+")[0])
+    pattern = re.compile(rf"""(=\s*)(['"]){public}(?:\+[\w.]+)?\2""")
     changed, count = pattern.subn(rf"\g<1>\g<2>{new}\g<2>", text)
     if count == 0:
         msg = f"{path}: does not state the version {old}"

@@ -38,7 +38,7 @@ OPTION = """
 import contextlib, io, json
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.common.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm_sparkforge import options
 from vllm_sparkforge.model import SparkGptOssForCausalLM
