@@ -76,8 +76,10 @@ version = "1.5"
 description = "Kernels of a test"
 requires-python = ">=3.10"
 license = "Apache-2.0"
+license-files = ["TERMS"]
 entry-points = {"some.plugins" = {own = "demo_own:register"}, "more" = {a = "b:c", d = "e:f"}}
 """,
+    "own/TERMS": b"to be passed on\n",
     "own/demo_own/__init__.py": b"def register() -> None: ...\n",
     "own/demo_own/deep/down.py": b"",
     "own/csrc/more.cuh": b"// more\n",

@@ -17,7 +17,7 @@ from sparkforge.core.disk import read_json
 from sparkforge.core.errors import SparkforgeError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.inspect.verify import signing
-from sparkforge.inspect.verify.command import INPUTS
+from sparkforge.inspect.verify.command import inputs
 from sparkforge.pins.pins import Pins
 from sparkforge.release import notes
 
@@ -203,7 +203,8 @@ def _origin(candidate: Candidate, commit: str) -> Check:
         return Check(name, False, said, again)
     if made == commit:
         return Check(name, True, f"names commit {made[:12]}")
-    if not commit or not git.git_ok(candidate.root, "diff", "--quiet", made, commit, "--", *INPUTS):
+    read = inputs(candidate.pins)
+    if not commit or not git.git_ok(candidate.root, "diff", "--quiet", made, commit, "--", *read):
         said = f"names commit {made[:12]}, from which files of the build differ"
         return Check(name, False, said, again)
     return Check(name, True, f"names commit {made[:12]}, with the same files for the build")

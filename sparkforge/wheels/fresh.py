@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,6 +20,7 @@ class Fresh:
         tag: e.g. ``py3-none-any``.
         metadata: further lines of METADATA.
         entry_points: by group, then by name.
+        licenses: texts by name.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Fresh:
     metadata: Sequence[str]
     members: Mapping[str, bytes]
     entry_points: Mapping[str, Mapping[str, str]]
+    licenses: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def write(wheel: Fresh, epoch: int, folder: Path) -> Path:
@@ -45,6 +47,8 @@ def write(wheel: Fresh, epoch: int, folder: Path) -> Path:
         f"Version: {wheel.version}",
         *wheel.metadata,
     )
+    for name, text in wheel.licenses.items():
+        members[f"{info}/licenses/{name}"] = text
     pure = str(wheel.tag.endswith("-any")).lower()
     members[f"{info}/WHEEL"] = _lines(
         "Wheel-Version: 1.0",

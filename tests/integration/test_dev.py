@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.worktrees import Tree
+from tests.kernels import toolchain, with_kernels
 from tests.project import FILES, PATCH, PATCHED
 
 OLD = 1_600_000_000
@@ -117,3 +118,21 @@ def test_what_can_not_be_is_told(dev: Tree, tmp_path: Path) -> None:
     assert "not installed on this machine" in told(dev, "no-such-program", code=13)[1]
     (dev.path / ".git").rename(tmp_path / "away")
     assert "not a work tree of a series" in told(dev, "true", code=2)[1]
+
+
+def test_the_plugin_is_the_checkout_s(tree: Tree, tmp_path: Path) -> None:
+    """Found as an installed one is, with its machine code; an edit acts at once."""
+    with_kernels(tree.project, toolchain(tmp_path / "toolchain"), b"kernel first 80 1024 0 0\n")
+    made = Tree(tree.project, tmp_path / "trees" / "demo", tree.told)
+    code = """
+import importlib.metadata as metadata, pathlib
+(found,) = metadata.entry_points(group="some.plugins")
+register = found.load()
+folder = pathlib.Path(__import__("demo_own").__file__).parent
+print(register(), metadata.version("demo-own"), (folder / "decode/cubins/sm_90a.cubin").exists())
+"""
+    assert loop(made, "python", "-c", code) == "None 1.5 True"
+    edited = tree.project.root / "own" / "demo_own" / "__init__.py"
+    edited.write_text("def register(): return 'edited'\n")
+    assert loop(made, "python", "-c", code) == "edited 1.5 True"
+    assert not list(edited.parent.rglob("__pycache__"))

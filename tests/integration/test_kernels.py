@@ -86,8 +86,10 @@ def test_the_wheel_has_the_package_machine_code_and_a_manifest(own: Project) -> 
             *(name.removeprefix("own/") for name in package),
             *code,
             *(f"{INFO}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")),
+            f"{INFO}/licenses/TERMS",
         ]
     )
+    assert held[f"{INFO}/licenses/TERMS"] == FILES["own/TERMS"]
     for name, data in package.items():
         assert held[name.removeprefix("own/")] == data
     for arch in ("90a", "121a"):
@@ -144,6 +146,7 @@ def test_the_wheel_is_one_that_installers_take(own: Project, tmp_path: Path) -> 
         "Version": "1.5",
         "Summary": "Kernels of a test",
         "License-Expression": "Apache-2.0",
+        "License-File": "TERMS",
         "Requires-Python": ">=3.10",
     }
     assert not installed.requires
@@ -233,6 +236,7 @@ def test_kernels_are_compiled_again_when_a_source_changes_and_not_otherwise(own:
     [
         (SOURCE, None, "plugin.folder: own/csrc/kernels.cu does not exist"),
         ("own/demo_own/__init__.py", None, "plugin.folder: own/demo_own is no package"),
+        ("own/TERMS", None, "license-files: "),
         ("own/pyproject.toml", None, "pyproject.toml: "),
         ("own/pyproject.toml", b"[project", "pyproject.toml: "),
         ("own/pyproject.toml", b"[tool]\n", "'project'"),

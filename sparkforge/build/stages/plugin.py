@@ -6,7 +6,7 @@ It is one file for all targets and processors.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +35,8 @@ class Described:
     version: str
     description: str
     license: str
+    licenses: Annotated[tuple[str, ...], Field(alias="license-files")]
+    """Files beside the table."""
     python: Annotated[str, Field(alias="requires-python")]
     entry_points: Annotated[Mapping[str, Mapping[str, str]], Field(alias="entry-points")]
 
@@ -53,10 +55,12 @@ def plugin_item(context: Context, pin: Plugin, kernels: Item[KernelsResult]) -> 
     pyproject = context.root / pin.folder / "pyproject.toml"
     described = _described(pyproject)
     package = _package(context.root, f"{pin.folder}{described.package}")
+    licenses = _licenses(pyproject.parent, described.licenses)
     inside = f"{described.package}/{CUBINS}"
     inputs = {
         "pyproject": sha256_file(pyproject),
         "package": digests(package),
+        "licenses": digests(licenses),
         "kernels": kernels.inputs,
         "epoch": context.epoch,
         "code": code_of(__name__),
@@ -72,6 +76,7 @@ def plugin_item(context: Context, pin: Plugin, kernels: Item[KernelsResult]) -> 
         metadata = (
             f"Summary: {described.description}",
             f"License-Expression: {described.license}",
+            *(f"License-File: {name}" for name in licenses),
             f"Requires-Python: {described.python}",
         )
         wheel = fresh.Fresh(
@@ -81,6 +86,7 @@ def plugin_item(context: Context, pin: Plugin, kernels: Item[KernelsResult]) -> 
             metadata,
             members,
             described.entry_points,
+            licenses,
         )
         path = fresh.write(wheel, context.epoch, folder)
         return PluginResult(
@@ -101,7 +107,7 @@ def _described(pyproject: Path) -> Described:
         raise PinsError(f"{pyproject}: {error!r}", "restore it: git checkout") from None
     described = typed.load(Described, table)
     if described is None:
-        fields = "name, version, description, license, requires-python and entry-points"
+        fields = "name, version, description, license, license-files, requires-python, entry-points"
         raise PinsError(f"{pyproject}: [project] must have {fields}, and nothing else")
     return described
 
@@ -116,3 +122,11 @@ def _package(root: Path, name: str) -> dict[str, bytes]:
         raise PinsError(f"plugin.folder: {name} is no package", "restore it: git checkout")
     paths = sorted((root / name).rglob("*.py"))
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def _licenses(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the texts that a license asks to be passed on; PinsError if one is missing."""
+    try:
+        return {name: (folder / name).read_bytes() for name in names}
+    except OSError as error:
+        raise PinsError(f"license-files: {error}", "restore it: git checkout") from None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkforge.runtime.registry import Reference
 
 # files of the checkout that a build reads, beside the plugin's folder
-INPUTS = (
+_INPUTS = (
     "pins.yaml",
     "patches",
     "requirements",
@@ -166,14 +166,18 @@ def _shortened(lines: Sequence[str]) -> str:
     return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
 
 
+def inputs(of: pins.Pins) -> tuple[str, ...]:
+    """Return the files and folders of a checkout that a build reads."""
+    return (*_INPUTS, *(() if of.plugin is None else (of.plugin.folder.rstrip("/"),)))
+
+
 @contextmanager
 def _cold(context: Context) -> Iterator[Context]:
     """Yield the same build in another folder, with a store of downloads only."""
     with context.store.temporary("verify") as work:
         root = work / "checkout"
         root.mkdir()
-        plugin = context.pins.plugin
-        for name in (*INPUTS, *(() if plugin is None else (plugin.folder.rstrip("/"),))):
+        for name in inputs(context.pins):
             path = context.root / name
             if path.is_dir():
                 shutil.copytree(path, root / name, ignore=shutil.ignore_patterns("__pycache__"))

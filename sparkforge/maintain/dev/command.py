@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +20,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
 from sparkforge.maintain.dev import editable, trees
+from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.runtime import buildx, environment
 from sparkforge.runtime.engine import Engine
@@ -41,11 +44,12 @@ class Place:
     folder: Path
     """Work trees, links, caches."""
     trees: Mapping[str, WorkTree]
+    plugin: Mapping[str, str]
+    """Links to our plugin of vLLM, in the checkout."""
 
     def links(self, name: str, site: PurePosixPath) -> Path:
         """Make the folder of links for one installation of the release wheels."""
-        wanted: dict[str, str] = {}
-        context = self.context
+        wanted, context = dict(self.plugin), self.context
         for wheel, plan in context.target.wheels.items():
             file = context.pins.upstream(wheel).files[plan.files[context.platform]]
             with archive.opened(release_wheel(context, wheel, file)) as source:
@@ -99,7 +103,8 @@ def run(options: Options) -> int:
     variant = setup.last_variant(project, options.target, options.variant)
     context = setup.context_of(project, options.target, variant, "image", tools=options.tools)
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
-    place = Place(context, folder, _trees(context, folder, options.upstream))
+    plugin = _plugin(context, folder / ".plugin")
+    place = Place(context, folder, _trees(context, folder, options.upstream), plugin)
     as_json = options.output.json
     if context.engine is not None:
         return _in_image(place, context.engine, options.arguments, as_json=as_json)
@@ -120,6 +125,26 @@ def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, Wo
         patched = series.apply(context.store, patches, source)
         found[name] = trees.ensure(patched, patches, folder / name)
     return found
+
+
+def _plugin(context: Context, folder: Path) -> dict[str, str]:
+    """Return links to the plugin's Python files, and to the rest of its wheel in a folder."""
+    pin, item = context.pins.plugin, graph.graph_of(context).plugin
+    if pin is None or item is None:
+        return {}
+    built = executor.run(context, graph.ordered([item])).artefact(item)
+    shutil.rmtree(folder, ignore_errors=True)
+    with zipfile.ZipFile(built.path / built.result.file) as wheel:
+        members = wheel.namelist()
+        wheel.extractall(folder)
+    at = context.root / pin.folder
+    (info,) = folder.glob("*.dist-info")
+    package = f"{info.name.partition('-')[0]}/"
+    files = [path.relative_to(at).as_posix() for path in (at / package).rglob("*.py")]
+    tree = editable.TreeOf(
+        PurePosixPath(at), [PathRule(repo=package, wheel=package)], set(files), files
+    )
+    return {**editable.links(members, [tree], PurePosixPath(folder)), info.name: str(info)}
 
 
 def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int:
@@ -164,10 +189,14 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     cache = place.folder / ".cache"
     for name in ("image", "ccache"):
         (cache / name).mkdir(parents=True, exist_ok=True)
+    plugin = context.pins.plugin
+    at = None if plugin is None else context.root / plugin.folder
+    own = () if at is None else ("--volume", f"{at}:{at}:ro")
     command: list[str | Path] = [
         *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
         *("--volume", f"{place.folder}:{place.folder}"),
         *("--volume", f"{links}:{_MOUNTED}:ro"),
+        *own,
         *("--volume", f"{cache / 'image'}:/var/cache/sparkforge"),
         *("--env", f"CCACHE_DIR={cache / 'ccache'}"),
         *("--workdir", place.folder, "--shm-size", "1g"),
