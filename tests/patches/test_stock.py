@@ -27,7 +27,9 @@ from tests.patches.probing import PROMPT
 pytestmark = pytest.mark.skipif(
     stock.VARIABLE not in os.environ, reason=f"{stock.VARIABLE} names no environments"
 )
-MEDIAN_TOLERANCE = 0.05
+# Between log-probabilities, over a prompt: rounding to BF16 makes 0.03, another format of one kind of
+# layer 0.3 or more.
+MEDIAN_TOLERANCE = 0.1
 READY_S = 900  # some 60 on a quiet machine
 LAYERS = "qkv=mxfp8,o,lm_head=mxfp8"
 FORMATS = {"qkv": "mxfp8", "o": "mxfp4", "lm_head": "mxfp8"}
@@ -75,8 +77,7 @@ def test_a_server_of_quantized_layers_does_too(
     def distance(formats: dict[str, str]) -> float:
         wanted = logprobs(mx.quantize_layers(model, formats), PROMPT)
         places = np.arange(len(PROMPT) - 1)
-        return float(np.median(np.abs(found - wanted[places, PROMPT[1:]])))
+        return float(np.median(np.abs(found - wanted[places, list(PROMPT[1:])])))
 
     same, controls = distance(FORMATS), [distance({}), distance({**FORMATS, "qkv": "mxfp4"})]
-    print(same, controls)
     assert same < MEDIAN_TOLERANCE < min(controls)
