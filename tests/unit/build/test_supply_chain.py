@@ -307,4 +307,4 @@ def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> N
 
 def test_a_second_build_gets_all_that_an_image_is_made_from() -> None:
     for name in (*image.RECIPE, ".dockerignore"):
-        assert any(Path(name).is_relative_to(one) for one in command.INPUTS), name
+        assert any(Path(name).is_relative_to(one) for one in command.inputs(context().pins)), name
