@@ -27,8 +27,8 @@ from tests.patches.probing import PROMPT
 pytestmark = pytest.mark.skipif(
     stock.VARIABLE not in os.environ, reason=f"{stock.VARIABLE} names no environments"
 )
-# Between log-probabilities, over a prompt: rounding to BF16 makes 0.03, another format of one kind of
-# layer 0.3 or more.
+# Between log-probabilities, over a prompt: rounding to BF16 makes 0.03, another format of one kind
+# of layer 0.3 or more.
 MEDIAN_TOLERANCE = 0.1
 READY_S = 900  # some 60 on a quiet machine
 LAYERS = "qkv=mxfp8,o,lm_head=mxfp8"
@@ -47,8 +47,9 @@ def start(
 
 def logprobs(model: reference.Model, prompt: Sequence[int]) -> npt.NDArray[np.float64]:
     """What the reference makes of a prompt, by place and token."""
-    logits = reference.logits(model, list(prompt)).astype(np.float64)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    logits: npt.NDArray[np.float64] = reference.logits(model, list(prompt)).astype(np.float64)
+    total: npt.NDArray[np.float64] = np.log(np.exp(logits).sum(-1, keepdims=True))
+    return logits - total
 
 
 def test_a_server_answers_as_the_reference_does(

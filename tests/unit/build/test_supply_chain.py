@@ -33,6 +33,7 @@ from sparkforge.build.results import (
 from sparkforge.build.sbom import SystemPackage
 from sparkforge.core.errors import WheelError
 from sparkforge.inspect.verify import command
+from sparkforge.pins import pins
 from sparkforge.pins.pins import Provider
 from sparkforge.runtime.engine import BaseImage
 from tests.results import context_of, step
@@ -299,5 +300,6 @@ def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> N
 
 
 def test_a_second_build_gets_all_that_an_image_is_made_from() -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
     for name in (*image.RECIPE, ".dockerignore"):
-        assert any(Path(name).is_relative_to(one) for one in command.INPUTS), name
+        assert any(Path(name).is_relative_to(one) for one in command.inputs(loaded)), name
