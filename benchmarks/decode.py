@@ -2,12 +2,13 @@
 
     python benchmarks/decode.py \\
         --case stock=/trees/stock:marlin \\
-        --case series=/trees/patched:marlin \\
-        --case dense=/trees/patched:marlin:qkv,o,lm_head --profile
+        --case exact=/trees/stock+/trees/plugin:marlin \\
+        --case fast=/trees/stock+/trees/plugin:marlin:qkv,o,lm_head --profile
 
-A case is NAME=TREE:BACKEND[:LAYERS[:KERNELS]]. TREE is a folder that holds a package ``vllm`` with
-the extension modules of the release wheel (an unpacked wheel), or ``-`` for the installed one;
-BACKEND goes to ``--moe-backend``, LAYERS to ``--mxfp4-layers`` and KERNELS to ``--decode-kernels``.
+A case is NAME=TREE[+PLUGIN]:BACKEND[:LAYERS[:KERNELS]]. TREE is a folder that holds a package
+``vllm`` with the extension modules of the release wheel (an unpacked wheel), or ``-`` for the
+installed one; PLUGIN is one with our plugin's wheel; BACKEND goes to ``--moe-backend``, LAYERS and
+KERNELS to the plugin's ``mxfp4_layers`` and ``decode_kernels``.
 The first case is what the others are compared with. Every case is a process of its own; the rounds
 go through the cases in turn, so that a machine that drifts does so for all of them.
 
@@ -100,17 +101,23 @@ class Case:
 
     name: str
     tree: str
-    """A folder to put first on the Python path, or ``-``."""
+    """What to put first on the Python path, folders with + between them, or ``-``."""
     backend: str
     """For ``moe_backend``."""
     layers: str
     """For ``mxfp4_layers``; empty for none."""
     kernels: str
-    """For ``decode_kernels``; empty for a vLLM without that option, or its default."""
+    """For ``decode_kernels``; empty for a vLLM without the plugin, or its default."""
+
+    def options(self) -> dict[str, Any]:
+        """Return what the plugin is told, as an argument of ``LLM``."""
+        given = {"mxfp4_layers": self.layers, "decode_kernels": self.kernels}
+        ours = {name: value for name, value in given.items() if value}
+        return {"additional_config": {"sparkforge": ours}} if ours else {}
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Read ``NAME=TREE:BACKEND[:LAYERS[:KERNELS]]``.
+        """Read ``NAME=TREE[+PLUGIN]:BACKEND[:LAYERS[:KERNELS]]``.
 
         Raises:
             argparse.ArgumentTypeError: it reads otherwise.
@@ -118,7 +125,7 @@ class Case:
         name, equals, rest = text.partition("=")
         tree, backend, layers, kernels, *more = [*rest.split(":"), "", "", ""]
         if not (name and equals and tree and backend) or any(more):
-            msg = f"{text!r} is not NAME=TREE:BACKEND[:LAYERS[:KERNELS]]"
+            msg = f"{text!r} is not NAME=TREE[+PLUGIN]:BACKEND[:LAYERS[:KERNELS]]"
             raise argparse.ArgumentTypeError(msg)
         return cls(name, tree, backend, layers, kernels)
 
@@ -173,7 +180,6 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         write_checkpoint(Path(name), arguments.layers, arguments.experts)
         start = time.perf_counter()
-        extra = {"mxfp4_layers": case.layers, "decode_kernels": case.kernels}
         llm = LLM(
             name,
             load_format="dummy",
@@ -184,7 +190,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             moe_backend=case.backend,
             attention_backend=arguments.attention,
             compilation_config={"mode": arguments.mode, "cudagraph_mode": GRAPHS[arguments.mode]},
-            **{name: value for name, value in extra.items() if value},
+            **case.options(),
         )
         load_seconds = time.perf_counter() - start
 
@@ -308,7 +314,7 @@ def measured(
         **(variables or {}),
     }
     if case.tree != "-":
-        path = [case.tree, environment.get("PYTHONPATH", "")]
+        path = [*case.tree.split("+"), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
     # vLLM's log goes to standard error, so that standard output holds the table alone
     done = subprocess.run(

@@ -1,7 +1,7 @@
 """Does a whole model compute on a GPU what it should? vLLM against a float32 reference.
 
     python benchmarks/gpu_logits.py --case stock=/trees/stock:marlin \\
-        --case dense=/trees/patched:marlin:qkv,o,lm_head
+        --case dense=/trees/stock+/trees/plugin:marlin:qkv,o,lm_head
 
 Serves a made-up gpt-oss checkpoint of a few megabytes in vLLM, once a case (as in decode.py), and
 compares the distribution of every next token, of the prompts and of what is generated, with that of
@@ -16,8 +16,7 @@ expert, a position is far off) and, as a control, that from the reference of the
 quantisation. Exit code 1 if a case's median is
 beyond --limit or not below that from the other.
 
-Needs numpy and vLLM, and a GPU unless it is told of a CPU's backends:
-``--attention CPU_ATTN --case cpu=-:bf16_dequant:qkv,o,lm_head``. Run it in the checkout.
+Needs numpy, vLLM and a GPU. Run it in the checkout.
 """
 
 from __future__ import annotations
@@ -81,9 +80,7 @@ def measure(
     """Return what vLLM scored, as JSON: a ``Scored`` for each prompt."""
     from vllm import LLM, SamplingParams
 
-    extra: dict[str, Any] = {"mxfp4_layers": case.layers} if case.layers else {}
-    if case.kernels:
-        extra["decode_kernels"] = case.kernels
+    extra = case.options()
     if rows:
         extra["max_num_batched_tokens"] = rows
     llm = LLM(

@@ -3,14 +3,20 @@
 #   scripts/lock.sh                          all of them; what still fits stays as it is locked
 #   scripts/lock.sh spark-linux-arm64.txt …  these only
 #   scripts/lock.sh --upgrade …              the newest versions that fit
-# Needs .venv (any build.py command makes it). Reads the package index that uv is configured for;
-# where torch's CPU build lies in a folder, name it in UV_FIND_LINKS.
+# Needs .venv (any build.py command makes it), or another uv in UV. Packages come from the index and
+# the folders that pip is configured for, where no variable of uv names others.
 set -euo pipefail
 fresh=
 trap 'rm -f "$fresh"' EXIT
 cd "$(dirname "$0")/.."
 
-uv=.venv/bin/uv
+uv=${UV:-.venv/bin/uv}
+found=$("${uv%/*}/python" -c 'from sparkforge.core.index import uv_variables
+for name, value in uv_variables().items():
+    print(f"{name}={value}")')
+while IFS='=' read -r name value; do
+  [[ -z $name ]] || export "$name=$value"
+done <<<"$found"
 header='# Hash-locked; made by scripts/lock.sh. Do not edit.'
 
 upgrade=()

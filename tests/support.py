@@ -198,6 +198,9 @@ class Server:
             def do_GET(self) -> None:
                 owner._answer(self)
 
+            def do_HEAD(self) -> None:
+                self.send_error(405)  # as many do; uv then asks for the file itself
+
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
@@ -341,7 +344,7 @@ The release lacks this; a test of ours needs a patch that is well formed
 in every respect, so this body says why it exists and what it costs.
 
 Upstream-Status: Pending
-Drop-when: upstream has it
+Drop-when: test; upstream has it
 Risk: build
 Test: tests/test_it.py::test_it
 """

@@ -18,6 +18,7 @@ logger = init_logger(f"vllm.{__name__}")
 
 _MODELS = "vllm.model_executor.models.gpt_oss"
 _LAYERS = "vllm.model_executor.layers"
+_RUNNERS = "vllm.v1.worker"
 _APPLY = (
     *("self", "output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation"),
     *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
@@ -78,6 +79,12 @@ USED: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
         f"{_LAYERS}.attention.attention.get_attention_context": ("layer_name",),
         f"{_LAYERS}.rotary_embedding.RotaryEmbedding.forward_static": None,
     },
+    "memory": {
+        f"{_RUNNERS}.gpu_model_runner.GPUModelRunner.profile_cudagraph_memory": ("self",),
+        f"{_RUNNERS}.gpu_model_runner.GPUModelRunner.capture_model": ("self",),
+        f"{_RUNNERS}.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory": ("self",),
+        f"{_RUNNERS}.gpu.model_runner.GPUModelRunner.capture_model": ("self", "profile_only"),
+    },
 }
 """By part ("": all of them): parameters by name of a function; None: that it is there."""
 
@@ -99,7 +106,7 @@ def works(part: str) -> bool:
     """Whether a part can be used with this vLLM; one line says why not."""
     reason = broken(part)
     if reason is not None:
-        logger.warning_once("Decode kernels are off for %s: %s.", part, reason)
+        logger.warning_once("vllm-sparkforge: part %s is off: %s.", part, reason)
     return reason is None
 
 

@@ -29,7 +29,7 @@ from vllm.model_executor.models.gpt_oss import (
 )
 from vllm.transformers_utils.config import checkpoint_has_lm_head
 
-from vllm_sparkforge import contract, options
+from vllm_sparkforge import contract, graph_memory, options
 from vllm_sparkforge.decode import bf16, layer, module, rotary
 from vllm_sparkforge.mx.linear import MxLinearMethod
 
@@ -110,6 +110,7 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
         used = chosen.decode_kernels != "off"
         options.note(vllm_config, "kernels", module.fingerprint() if used else "")
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        graph_memory.measure(vllm_config)
         _join_rotary(vllm_config, self.model)
         _join_halves(vllm_config, self.model)
         for part, kind in (("rotary", JoinedAttention), ("norms", JoinedBlock)):

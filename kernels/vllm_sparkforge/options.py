@@ -22,10 +22,10 @@ VARIABLE = "VLLM_SPARKFORGE"
 EXPERTS = "bf16_dequant"
 LAYERS = ("qkv", "o", "lm_head")
 FORMATS = ("mxfp4", "mxfp8")
-PARTS = ("amx", "experts", "layers", "bf16", "norms", "rotary", "metrics")
+PARTS = ("amx", "experts", "layers", "bf16", "norms", "rotary", "memory", "metrics")
 """What can be switched off: tiles of AMX (in the variable alone); the kernels of MXFP4 experts;
 those of MX layers; those of BF16 layers; joined norms and routers; rotary embedding with the KV
-cache; the gauge."""
+cache; the measure of graphs on a shared memory; the gauge."""
 _FOUND = "found"  # what ``note`` adds
 
 

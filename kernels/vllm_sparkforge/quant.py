@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.experts.flashinfer_cutlass_moe import FlashInferExperts
 from vllm.model_executor.layers.fused_moe.experts.marlin_moe import (
     MarlinExperts,
@@ -21,11 +22,14 @@ from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, GptOssMxfp4MoEMethod
+from vllm.platforms import current_platform
 from vllm.utils.math_utils import round_up
 
 from vllm_sparkforge import contract, options
 from vllm_sparkforge.decode import bf16, experts, module
 from vllm_sparkforge.mx.linear import MxLinearMethod
+
+logger = init_logger(f"vllm.{__name__}")
 
 # the last two parts of a layer's name in vLLM
 _KINDS = {"attn.qkv_proj": "qkv", "attn.o_proj": "o"}
@@ -263,7 +267,28 @@ class MoEMethod(GptOssMxfp4MoEMethod):
     """vLLM's method of these experts, with ours for few rows, and padded no further than needed."""
 
     def __init__(self, moe: Any) -> None:
-        super().__init__(moe)
+        """Select the experts' kernels as vLLM does.
+
+        ``flashinfer_cutlass`` stands for two of them: with BF16 activations for 9.0 alone, and with
+        MXFP8 activations for 10.x and 12.x. vLLM drops the second before it asks either.
+        """
+        asked = moe.moe_backend
+        try:
+            super().__init__(moe)
+        except ValueError:
+            off = "experts" in options.of(get_current_vllm_config()).off
+            if asked != "flashinfer_cutlass" or not _blackwell() or off:
+                raise
+            moe.moe_backend = "flashinfer_cutlass_afp8"  # which --moe-backend does not take
+            try:
+                super().__init__(moe)
+            finally:
+                moe.moe_backend = asked
+            logger.warning_once(
+                "--moe-backend flashinfer_cutlass has no kernel for BF16 activations on this"
+                " device; %s quantizes them to MXFP8.",
+                self.mxfp4_backend.value,
+            )
         self.experts_cls = few_rows(self.experts_cls)
 
     def maybe_roundup_sizes(
@@ -283,6 +308,10 @@ class MoEMethod(GptOssMxfp4MoEMethod):
             hidden = min(hidden, round_up(hidden_size, 128))
             inner = min(inner, round_up(intermediate_size_per_partition, 64))
         return hidden, inner
+
+
+def _blackwell() -> bool:
+    return any(current_platform.is_device_capability_family(family) for family in (100, 120))
 
 
 @register_quantization_config("gpt_oss_mxfp4")

@@ -131,6 +131,14 @@ class Context:
         """The hash-locked requirements of the other wheels."""
         return self.root / self.target.requirements[self.platform]
 
+    @property
+    def older_natives(self) -> bool:
+        """Whether a wheel has the native files of an older release."""
+        return any(
+            self.pins.upstream(name).files[plan.files[self.platform]].natives is not None
+            for name, plan in self.target.wheels.items()
+        )
+
     def layers(self, wheel: str) -> tuple[str, ...]:
         """Return the upstreams whose series go onto a wheel: its own, and those it carries."""
         return (wheel, *self.target.wheels[wheel].carries)

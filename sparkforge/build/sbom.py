@@ -179,6 +179,9 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     release = upstream.files[plan.files[context.platform]]
     own = _wheel(wheel.file, wheel.sha256, f"own-{name}")
     own.properties = [*own.properties, *_how_made(wheel)]
+    if release.natives is not None:
+        older = Property(name="sparkforge:natives", value=release.natives.release)
+        own.properties = [*own.properties, older]
     ancestor = _wheel(release.file, release.sha256, f"release-{name}")
     own.pedigree = _pedigree(name, upstream, context.series_of(name), [ancestor])
     own.components = [

@@ -122,7 +122,9 @@ class DoctorError(SparkforgeError):
 
 class RebaseStopped(SparkforgeError):
     exit_code = 19
-    meaning = "A patch does not apply to the new release; resolve it by hand."
+    meaning = (
+        "A patch does not apply to the new release, or a move to it fails; resolve it by hand."
+    )
 
 
 class VerifyError(SparkforgeError):

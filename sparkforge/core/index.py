@@ -75,6 +75,15 @@ def parse_pip_config(listing: str) -> PipSettings:
     )
 
 
+def uv_variables() -> dict[str, str]:
+    """Return the variables with which uv finds what pip finds; one that is set is left out."""
+    settings = pip_settings()
+    found = {"UV_FIND_LINKS": ",".join(settings.find_links)}
+    if "UV_INDEX_URL" not in os.environ:  # the older name of the same
+        found["UV_DEFAULT_INDEX"] = settings.index_url or ""
+    return {name: value for name, value in found.items() if value and name not in os.environ}
+
+
 class Index:
     """Files by name and hash, in indexes and find-links."""
 

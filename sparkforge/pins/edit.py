@@ -27,6 +27,17 @@ def with_commit(path: Path, text: str, upstream: str, commit: str | None) -> str
     return found
 
 
+def without_natives(path: Path, text: str, upstream: str, file: str) -> str:
+    """Return the text of pins.yaml with a release file that has native files of its own release."""
+    found = yamlfile.replace_block(
+        text, ("upstreams", upstream, "files", file), "natives", [], behind="size"
+    )
+    if found is None:
+        msg = f"{path.name}: upstreams.{upstream}.files.{file}: is written on one line"
+        raise PinsError(msg, "write one key per line")
+    return found
+
+
 def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) -> None:
     """Record the result of a series in pins.yaml.
 

@@ -53,6 +53,14 @@ Provider = Literal["git", "release"]
 _MOST_PROBLEMS = 50
 
 
+class Natives(Model):
+    """An older release, of which a wheel's native files are."""
+
+    release: Tag
+    requires: tuple[str, ...] = ()
+    """What the pinned release's Python files need and the older wheel does not declare."""
+
+
 class ReleaseFile(Model):
     """A file that upstream published for the pinned version."""
 
@@ -61,6 +69,14 @@ class ReleaseFile(Model):
     sha256: Sha256
     size: Count
     """Bytes; a dry run adds them up."""
+    natives: Natives | None = None
+    """The wheel is of an older release: it gives native files, the pinned source all others."""
+
+    @model_validator(mode="after")
+    def _of_its_release(self) -> ReleaseFile:
+        if self.natives is not None and f"-{self.natives.release}-" not in self.file:
+            raise ValueError(f"is not of the release {self.natives.release}, as natives says")
+        return self
 
 
 class External(Model):
@@ -152,7 +168,7 @@ class WheelPlan(Model):
     local: Annotated[
         str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "use a-z, 0-9 and dots, as in cpu.spark")
     ]
-    """Local version part, before the release's counter: ``cpu.spark`` → ``0.31.0+cpu.spark.1``."""
+    """Local version part, before the release's counter: ``cpu.spark`` → ``0.33.0+cpu.spark.1``."""
     drop_requires: tuple[Name, ...] = ()
     """Requirements of the release wheel to remove for this target."""
     carries: tuple[Name, ...] = ()

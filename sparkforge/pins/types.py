@@ -94,7 +94,7 @@ Tag = Annotated[
     str,
     shaped(
         r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$",
-        "give a release tag such as v0.31.0; branches and 'latest' move",
+        "give a release tag such as v0.33.0; branches and 'latest' move",
     ),
 ]
 Platform = Literal["linux/amd64", "linux/arm64"]

@@ -19,7 +19,7 @@ from sparkforge.store.store import Store
 
 _TEMPLATE = {
     "Upstream-Status": "Pending | Submitted REF | Backport REF | Inappropriate REASON",
-    "Drop-when": "which upstream change makes it unnecessary",
+    "Drop-when": "vllm>=VERSION | test; which upstream change makes it unnecessary",
     "Risk": "build | dispatch | numerics",
     "Test": "tests/patches/test_x.py::test_y",
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sparkforge.core import plain
 from sparkforge.pins.pathmap import PathRule, rule_of
+from sparkforge.series import dropwhen
 from sparkforge.series.patchfile import NATIVE, Patch, slug
 from sparkforge.series.series import Series
 
@@ -76,6 +77,9 @@ def _lint(patch: Patch, root: Path) -> list[str]:
         problems.append(f"Upstream-Status: {status} needs a reference or a reason")
     if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
         problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
+    drop = patch.trailers.get("Drop-when")
+    if drop and FILL_IN not in drop and dropwhen.parse(drop) is None:
+        problems.append(f"Drop-when: {drop[:60]!r}: write {dropwhen.FORM}")
     if test := patch.trailers.get("Test"):
         file, _, function = test.partition("::")
         if wrong := plain.path_problem(file):

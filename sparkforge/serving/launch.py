@@ -155,7 +155,7 @@ def prepare(chosen: Settings, environment: Mapping[str, str], entrance: door.Doo
         build = caches.build_key(chosen.share, chosen.release)
         kernels = caches.hold(chosen.jit, build, budget, variables, say)
         variables |= kernels.variables
-    triton_driver.seed(chosen.share, variables, say)
+    variables |= triton_driver.seed(chosen.share, variables, say)
     return Launch(chosen, parts, variables, kernels, entrance, watch)
 
 

@@ -38,7 +38,7 @@ MOE_MULTIPLES: Mapping[Moe, tuple[int, int]] = {
     "triton": (1, 64),
     "bf16_dequant": (1, 1),
 }
-"""Multiples that hidden and intermediate size are padded to, by MoE backend of vLLM 0.31.0.
+"""Multiples that hidden and intermediate size are padded to, by MoE backend of vLLM 0.33.0.
 
 Source: mxfp4_round_up_hidden_size_and_intermediate_size in fused_moe/oracle/mxfp4.py, checked by
 tests/patches/test_marlin_moe_padding.py. ``marlin-release`` is Marlin in the release, ``marlin`` is
@@ -133,7 +133,7 @@ def padded_dense(rows: int, columns: int) -> tuple[int, int]:
     """Return the rows and columns of a dense weight as Marlin stores it.
 
     Its tiles need rows by 64 and columns by 128, or vice versa; the smaller product is used (vLLM
-    0.31.0, quantization/utils/marlin_utils.py, marlin_padded_nk).
+    0.33.0, quantization/utils/marlin_utils.py, marlin_padded_nk).
     """
     candidates = (
         (round_up(rows, 64), round_up(columns, 128)),

@@ -2,16 +2,18 @@
 
     triton_driver.py WHEELS WHEELHOUSE OUT
 
-Triton 3.7 compiles one C file with the machine's compiler, at the start of each server whose cache
+Triton compiles one C file with the machine's compiler, at the start of each server whose cache
 lacks the result. The Dockerfile runs this file alone, so it imports no other module of sparkforge.
 It does nothing for a target without a GPU, or without Triton. The result is not loaded: there is no
-driver during the build. ``seed`` puts it into a server's cache.
+driver during the build. ``seed`` puts it into a server's cache, under the key that Triton 3.8 looks
+for: of the source and of folders, which are those of the machine.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -25,7 +27,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 NAME = "triton"
-"""Of the image's share folder: a folder with the name that Triton's cache gives it, and a file."""
+"""The module's folder in the image's share folder."""
+LIBRARY_VARIABLE = "TRITON_LIBCUDA_PATH"
+"""Names Triton the folder of the driver's library, which it would look for; part of the key. Triton
+only gives it to a compiler."""
 _BACKEND = "triton/backends/nvidia"
 _SOURCE = "driver.c"
 
@@ -34,7 +39,7 @@ _SOURCE = "driver.c"
 
 
 def build(backend: Path, out: Path) -> Path:
-    """Compile the module; returns its path below ``out``, which is that in Triton's cache.
+    """Compile the module; returns its path in ``out``.
 
     Names of folders are not in the result: the compiler runs in the source's, and strips.
 
@@ -45,13 +50,7 @@ def build(backend: Path, out: Path) -> Path:
         OSError: there is no gcc, or a file is missing.
         subprocess.CalledProcessError: gcc failed, and has printed the reason.
     """
-    # As in triton.runtime.build and .cache. architecture() calls the program `file`, and has no
-    # linkage without it: where this runs, it has to be there or missing as in the image.
-    platform_key = ",".join([platform.machine(), platform.system(), *platform.architecture()])
-    text = (backend / _SOURCE).read_text(encoding="utf-8")
-    digest = hashlib.sha256((text + platform_key).encode()).digest()
-    key = base64.b32encode(digest).decode().rstrip("=")
-    made = out.absolute() / key / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
+    made = out.absolute() / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
     made.parent.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder:
         # names the driver's library as one that the module needs, which has the functions
@@ -116,7 +115,36 @@ def cache(variables: Mapping[str, str]) -> Path:
     return Path(home, ".triton", "cache")
 
 
-def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> None:
+def installed() -> Path | None:
+    """Return Triton's folder for NVIDIA's GPUs as Triton names it, or None."""
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(os.path.realpath(Path(spec.origin).parent / "backends" / "nvidia"))
+
+
+def key(backend: Path, libcuda: str) -> str:
+    """Return the name of the module's folder in Triton's cache (triton.runtime.build and .cache).
+
+    Args:
+        backend: as ``installed``.
+        libcuda: the folder of the driver's library, as the server's variable names it.
+    """
+    digest = hashlib.sha256((backend / _SOURCE).read_bytes())
+    digest.update(
+        ",".join([platform.machine(), platform.system(), *platform.architecture()]).encode()
+    )
+    for name, values in {
+        "language": ["c"],
+        "library_dirs": [str(backend / "lib"), libcuda],
+        "include_dirs": [str(backend / "include")],
+        "libraries": ["libcuda.so.1"],
+    }.items():
+        digest.update(name.encode() + b"".join(value.encode() + b":" for value in values))
+    return base64.b32encode(digest.digest()).decode().rstrip("=")
+
+
+def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
     """Copy the image's module into a server's cache, unless that has one.
 
     A failure is no error: Triton then compiles it as it would without the image's.
@@ -124,19 +152,29 @@ def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) 
     Args:
         share: the image's folder of data.
         variables: the server's.
+
+    Returns:
+        What the server's variables need for Triton to find it.
     """
+    backend = installed()
+    if backend is None:
+        return {}
     folder = cache(variables)
-    for module in sorted((share / NAME).glob("*/*.so")):
-        path = folder / module.parent.name / module.name
+    chosen = {LIBRARY_VARIABLE: variables.get(LIBRARY_VARIABLE) or str(share / NAME)}
+    found: dict[str, str] = {}
+    for module in sorted((share / NAME).glob("*.so")):
+        path = folder / key(backend, chosen[LIBRARY_VARIABLE]) / module.name
         try:
             if not path.exists():
                 _copy(module, path)
                 say("Triton's module for the driver: the image's is used")
+            found = chosen
         except OSError as error:
             say(
                 f"warning: Triton's module for the driver cannot be copied into {folder}: {error};"
                 " Triton compiles it, which needs gcc"
             )
+    return found
 
 
 def _copy(module: Path, path: Path) -> None:

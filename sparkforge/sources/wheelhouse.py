@@ -232,6 +232,17 @@ def fill(
     return len(locked)
 
 
+def fitting(
+    name: str, version: str, links: Sequence[Link], python: str, platform: str
+) -> Link | None:
+    """Return the wheel of a release that a Python on a platform installs; None: there is none."""
+    item = Locked(str(canonicalize_name(name)), version, frozenset())
+    rank = _ranked(python, platform)
+    ranked = [(_fitness(link.filename, item, rank), link) for link in links]
+    best = [(fit, link.filename, link) for fit, link in ranked if fit is not None]
+    return min(best, key=lambda one: one[:2])[2] if best else None
+
+
 def damaged(folder: Path, wanted: Wanted) -> list[str]:
     """Return the names of files that match no locked hash of their name."""
     locked: dict[str, set[str]] = {}

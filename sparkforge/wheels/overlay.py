@@ -42,6 +42,10 @@ class Request:
     """The module in the wheel with the version, or None."""
     epoch: int
     """Date of every member, seconds since 1970."""
+    release: str | None = None
+    """The release of its files; None: the wheel's own."""
+    add_requires: tuple[str, ...] = ()
+    """Requirements to add to METADATA."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,13 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     """
     wheel = intake.read(source)
     name = request.name or wheel.name
-    version = output_version(wheel.version, request.local)
+    version = output_version(request.release or wheel.version, request.local)
     new_stem = f"{_escape(name)}-{version}"
     fresh = dict(changes.fresh)
     if request.version_file is not None:
         stated = fresh.get(request.version_file) or source.read(request.version_file)
         fresh[request.version_file] = _version_file(
-            stated, wheel.released, version, request.version_file
+            stated, request.release or wheel.released, version, request.version_file
         )
     fresh[f"{wheel.info}/METADATA"] = _metadata(wheel, request, name, version)
     fresh[f"{wheel.info}/WHEEL"] = _wheel_file(wheel)
@@ -268,6 +272,7 @@ def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
     if missing := sorted(drop - dropped):
         msg = f"{request.wheel.name}: does not require {', '.join(missing)}"
         raise WheelError(msg, "remove the name from drop_requires in pins.yaml")
+    kept += [f"Requires-Dist: {requirement}" for requirement in request.add_requires]
     return ("\n".join(kept) + "\n\n" + wheel.description).encode()
 
 
@@ -281,7 +286,9 @@ def _wheel_file(wheel: Wheel) -> bytes:
 
 def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
     text = data.decode()
-    pattern = re.compile(rf"""(=\s*)(['"]){re.escape(old)}\2""")
+    # a compile's own file has no local part
+    public = re.escape(old.partition("+")[0])
+    pattern = re.compile(rf"""(=\s*)(['"]){public}(?:\+[\w.]+)?\2""")
     changed, count = pattern.subn(rf"\g<1>\g<2>{new}\g<2>", text)
     if count == 0:
         msg = f"{path}: does not state the version {old}"

@@ -20,7 +20,7 @@ The dev loop's own test commits this, to see that what is edited in it
 comes back as a patch; nobody carries it.
 
 Upstream-Status: Inappropriate a test
-Drop-when: at once
+Drop-when: test; at once
 Risk: build
 Test: tests/e2e/test_dev.py::test_a_container_has_compilers_and_sees_edits
 """

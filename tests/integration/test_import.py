@@ -14,7 +14,7 @@ from tests.support import BODY
 
 GIVEN = (
     *("--upstream-status", "Backport https://127.0.0.1/pull/7"),
-    *("--drop-when", "the pin has it", "--risk", "build"),
+    *("--drop-when", "demo>=2.0; the pin has it", "--risk", "build"),
     *("--test", "tests/test_it.py::test_it"),
 )
 WHY = "The release lacks this, as a test of ours shows; it costs nothing and was checked by hand."

@@ -25,7 +25,7 @@ from sparkforge.series import series
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
-from sparkforge.wheels import overlay
+from sparkforge.wheels import natives, overlay
 from tests.support import BODY, EPOCH, PATIENCE_S, Repo, make_wheel, python, sha256
 from tests.unit.wheels.test_archive import packed
 
@@ -157,6 +157,32 @@ def check_record(path: Path) -> None:
         found = hashlib.sha256(members[name]).digest()
         assert base64.urlsafe_b64encode(found).rstrip(b"=").decode() == value
         assert int(size) == len(members[name])
+
+
+def test_an_older_wheel_gives_its_native_files_and_requirements_alone(bench: Bench) -> None:
+    newer = {**CHANGE, "demo/_version.py": VERSION_FILE.replace(b"1.0", b"2.0")}
+    tree = bench.patched(newer)
+    source = replace(tree.source, commit=tree.commit, tree=tree.tree)
+    layer = overlay.Layer(Patched(source, source.commit, source.tree), RULES)
+    request = replace(
+        bench.request, local="natives.1.0", release="2.0", add_requires=("orjson>=3.11.6",)
+    )
+    made = natives.renew(request, layer, bench.folder)
+    assert made.version == "2.0+natives.1.0"
+    check_record(made.path)
+    old, new = read(bench.request.wheel), read(made.path)
+    assert new["demo/native.so"] == old["demo/native.so"]
+    assert new["demo/mod.py"] == b"y = 2\n"
+    assert new["demo/data/include/a.h"] == b"// patched\n"
+    assert b"'2.0+natives.1.0'" in new["demo/_version.py"]
+    assert not {"demo/old.py", "demo/_vendor/other-2.0.dist-info/RECORD"} & new.keys()
+    metadata = new["demo_pkg-2.0+natives.1.0.dist-info/METADATA"].decode()
+    assert "Requires-Dist: torchaudio==2.0\n" in metadata
+    assert "Requires-Dist: orjson>=3.11.6\n" in metadata
+
+    # our series goes onto it as onto any release
+    bench.request = replace(bench.request, wheel=made.path, local="cpu.spark.1")
+    assert bench.build(None).version == "2.0+natives.1.0.cpu.spark.1"
 
 
 def test_the_patched_files_are_in_place_and_the_rest_is_untouched(bench: Bench) -> None:

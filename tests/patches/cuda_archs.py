@@ -28,7 +28,7 @@ _GENERATED = (
     *(f"moe/marlin_moe_wna16/sm{sm}_kernel_x.cu" for sm in (75, 80, 89)),
     "quantization/machete/generated/x.cu",
 )
-_MARLIN = "csrc/libtorch_stable/quantization/marlin"
+_MARLIN = "csrc/quantization/marlin"
 MARLIN_HELPERS = (
     *(
         f"{_MARLIN}/{name}.cu"
@@ -39,7 +39,7 @@ MARLIN_HELPERS = (
             "awq_marlin_repack",
         )
     ),
-    "csrc/libtorch_stable/moe/marlin_moe_wna16/ops.cu",
+    "csrc/moe/marlin_moe_wna16/ops.cu",
 )
 
 
@@ -134,7 +134,7 @@ def make(folder: Path, torch: Path, *, patched: bool) -> Tree:
     """
     trees.tree("vllm", folder, patched=patched, only=("CMakeLists.txt", "cmake", "csrc"))
     for name in _GENERATED:
-        path = folder / "csrc" / "libtorch_stable" / name
+        path = folder / "csrc" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     for path in (folder / "cmake" / "external_projects").glob("*.cmake"):

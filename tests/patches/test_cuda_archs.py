@@ -66,7 +66,7 @@ WITHOUT_12 = (
     "10.0;10.3",
     "7.5;8.0;8.6;8.7;8.9;9.0;10.0;11.0",
 )
-_QUANT = "csrc/libtorch_stable/quantization"
+_QUANT = "csrc/quantization"
 FP4 = f"{_QUANT}/fp4/nvfp4_scaled_mm_sm120_kernels.cu"
 SCALED_MM = f"{_QUANT}/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
 QUTLASS = "fetched/qutlass/qutlass/csrc/gemm.cu"
@@ -245,25 +245,6 @@ def test_the_loose_intersection(
     assert patched.intersect(entries, targets) == result
 
 
-@pytest.mark.parametrize(
-    ("file", "variable", "kernels"),
-    [
-        ("CMakeLists.txt", "FP4_SM120_ARCHS", "NVFP4"),
-        ("CMakeLists.txt", "SCALED_MM_ARCHS", "scaled_mm"),
-        ("cmake/external_projects/qutlass.cmake", "QUTLASS_SM120_ARCHS", "QuTLASS"),
-    ],
-)
-def test_a_plain_12_x_for_cutlass_ends_the_configuration(
-    file: str, variable: str, kernels: str, changed: Tree
-) -> None:
-    call = f'cuda_archs_loose_intersection({variable} "12.0'
-    changed.replace(file, f'{call}f"', f'{call}"')
-    error = changed.configure("12.1", "13.0.88").error
-    assert f"{kernels} for SM12x would be compiled for 12.0," in error
-    assert "12.0f" in error.partition("empty stub")[2]
-    assert not changed.configure("9.0", "13.0.88").error
-
-
 # -- Marlin's helpers ------------------------------------------------------------------------------
 
 
@@ -272,7 +253,7 @@ def test_marlin_s_helpers_are_native_on_sm12x(
 ) -> None:
     for (cuda, archs), (before, after) in matrix.items():
         # what the sources get that are compiled for each listed architecture
-        wanted = before.flags["csrc/libtorch_stable/sampler.cu"]
+        wanted = before.flags["csrc/sampler.cu"]
         for source in MARLIN_HELPERS:
             old, new = before.flags[source], after.flags[source]
             assert not any(code.startswith("12") for code in old)

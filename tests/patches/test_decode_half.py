@@ -125,7 +125,9 @@ def test_the_compile_cache_tells_joined_layers_apart(half: Any) -> None:
 
 def test_a_model_compares_the_kernels_once(half: Any) -> None:
     experts, norms = half["model"]["joined"]["said"]
-    assert experts.startswith("INFO: Decode kernels are used for MXFP4 experts 32 x 256 x 64: ")
+    # 256 without our patch of Marlin's padding
+    used = "INFO: Decode kernels are used for MXFP4 experts 32 x {} x 64: "
+    assert experts.startswith((used.format(192), used.format(256)))
     assert norms.startswith("INFO: Decode kernels are used for norms and routers 32 x 192: ")
     assert half["model"]["off"]["said"] == []
 

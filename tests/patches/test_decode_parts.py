@@ -15,8 +15,8 @@ import pytest
 from tests.patches import forks
 from tests.patches.probing import TIMEOUT_S
 
-PARTS = ("amx", "bf16", "experts", "layers", "metrics", "norms", "rotary")
-CONTRACTS = ("bf16", "experts", "layers", "norms", "rotary")
+PARTS = ("amx", "bf16", "experts", "layers", "memory", "metrics", "norms", "rotary")
+CONTRACTS = ("bf16", "experts", "layers", "memory", "norms", "rotary")
 """Parts of which vLLM is asked whether it is as they need it."""
 OURS = {"linear": "Bf16LinearMethod", "experts": "FewRowsMarlin"}
 
@@ -38,7 +38,7 @@ OPTION = """
 import contextlib, io, json
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.common.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm_sparkforge import options
 from vllm_sparkforge.model import SparkGptOssForCausalLM
@@ -92,7 +92,7 @@ def test_a_part_can_be_switched_off(parts: Any, part: str) -> None:
 
 
 def test_each_difference_of_vllm_is_found(parts: Any) -> None:
-    assert len(parts["differs"]) == 23
+    assert len(parts["differs"]) == 27
     for name, (wanted, found) in parts["differs"].items():
         assert found.startswith(wanted), name
 
@@ -105,7 +105,7 @@ def test_a_part_is_off_where_vllm_differs(parts: Any, part: str) -> None:
     lost = {part, "norms"} if part == "experts" else {part}
     assert answer["used"] == [name for name in PARTS if name not in lost]
     reason = next(found for _, found in parts["differs"].values() if found in answer["on"])
-    assert answer["said"] == [f"WARNING: Decode kernels are off for {part}: {reason}."]
+    assert answer["said"] == [f"WARNING: vllm-sparkforge: part {part} is off: {reason}."]
     assert answer["on"] == f"decode_kernels is on: {reason}."
     assert answer["linear"] == ("UnquantizedLinearMethod" if part == "bf16" else OURS["linear"])
     assert answer["experts"] == ("MarlinExperts" if part == "experts" else OURS["experts"])

@@ -27,7 +27,6 @@ from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import run_module
 from tests.patches.releases import release_file
 
-KERNEL = "vllm-0.31.0/csrc/libtorch_stable/moe/marlin_moe_wna16"
 BLOCKS = (8, 16, 32, 48, 64)
 """Rows of a block that fused_marlin_moe chooses from."""
 
@@ -115,15 +114,17 @@ class Kernels:
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    with tarfile.open(release_file("vllm", "sdist")) as archive:
+    sdist = release_file("vllm", "sdist")
+    with tarfile.open(sdist) as archive:
 
         def text(path: str) -> str:
-            member = archive.extractfile(path)
+            member = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/csrc/{path}")
             assert member is not None
             return member.read().decode()
 
-        ops, generator = text(f"{KERNEL}/ops.cu"), text(f"{KERNEL}/generate_kernels.py")
-        header = text("vllm-0.31.0/csrc/libtorch_stable/quantization/marlin/marlin.cuh")
+        ops = text("moe/marlin_moe_wna16/ops.cu")
+        generator = text("quantization/marlin/generate_kernels.py")
+        header = text("quantization/marlin/marlin.cuh")
 
     def table(name: str) -> list[Tile]:
         found = re.search(rf"{name}\[\] = \{{(.*?)\}};", ops, re.DOTALL)

@@ -47,9 +47,8 @@ def start(
 
 def logprobs(model: reference.Model, prompt: Sequence[int]) -> npt.NDArray[np.float64]:
     """What the reference makes of a prompt, by place and token."""
-    logits: npt.NDArray[np.float64] = reference.logits(model, list(prompt)).astype(np.float64)
-    total: npt.NDArray[np.float64] = np.log(np.exp(logits).sum(-1, keepdims=True))
-    return logits - total
+    logits = reference.logits(model, list(prompt)).astype(np.float64)
+    return np.asarray(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
 
 
 def test_a_server_answers_as_the_reference_does(

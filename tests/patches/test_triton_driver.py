@@ -1,6 +1,6 @@
 """Triton's module for the driver, built with an image, is what Triton loads: no compiler is called.
 
-The real Triton 3.7.1 with our series, and a stand-in for the driver: no GPU is at hand.
+The pinned Triton with our series, and a stand-in for the driver: no GPU is at hand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def built(
     (wheels / "share").mkdir(parents=True)
     (wheels / "share" / "profile.json").write_text(json.dumps({"cuda_arch": "12.1"}))
     backend = packages / "triton" / "backends" / "nvidia"
-    with zipfile.ZipFile(wheels / "triton-3.7.1+spark.1-cp311-cp311-any.whl", "w") as wheel:
+    with zipfile.ZipFile(wheels / "triton-0+spark.1-cp311-cp311-any.whl", "w") as wheel:
         for path in (backend / "driver.c", *backend.glob("include/**/*.h")):
             wheel.write(path, path.relative_to(packages))
     shares = folder / "first", folder / "of a second image"
@@ -57,13 +57,13 @@ def built(
 
 
 def modules(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.glob("*/*.so")}
+    return {one.name: one.read_bytes() for one in folder.glob("**/*.so")}
 
 
 @pytest.fixture(scope="module")
 def driver(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a libcuda.so.1 that has what the module needs of it; properties are 4711."""
-    (module,) = built[0].glob("triton/*/*.so")
+    (module,) = built[0].glob("triton/*.so")
     symbols = call("nm", "-D", "--undefined-only", module).stdout.decode().split()
     names = {name for name in symbols if name.startswith("cu")} - {"cuDeviceGetAttribute"}
     lines = [f"int {name}(void) {{ return 0; }}" for name in sorted(names)]
@@ -75,7 +75,7 @@ def driver(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def start(
-    python: Path, packages: Path, driver: Path, cache: Path
+    python: Path, packages: Path, driver: Path, cache: Path, more: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Start Triton where no compiler is on the PATH."""
     programs = cache.parent / "bin"
@@ -86,9 +86,9 @@ def start(
         "PATH": str(programs),
         "PYTHONPATH": str(packages),
         "LD_LIBRARY_PATH": str(driver),
-        "TRITON_LIBCUDA_PATH": str(driver),
         "TRITON_CACHE_DIR": str(cache),
         "HOME": str(cache.parent),
+        **(more or {}),
     }
     command = [os.fspath(python), "-P", "-c", START]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -101,7 +101,7 @@ def test_two_builds_give_the_same_module(built: tuple[Path, Path]) -> None:
 
 
 def test_the_module_names_no_folder_and_needs_the_driver(built: tuple[Path, Path]) -> None:
-    (module,) = built[0].glob("triton/*/*.so")
+    (module,) = built[0].glob("triton/*.so")
     assert b"driver.c" in module.read_bytes()  # in a failed assert's message
     assert b"/tmp" not in module.read_bytes()
     needed = call("readelf", "-d", module).stdout.decode()
@@ -109,12 +109,19 @@ def test_the_module_names_no_folder_and_needs_the_driver(built: tuple[Path, Path
 
 
 def test_triton_loads_it_and_calls_no_compiler(
-    built: tuple[Path, Path], packages: Path, patched_python: Path, driver: Path, tmp_path: Path
+    built: tuple[Path, Path],
+    packages: Path,
+    patched_python: Path,
+    driver: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache, said = tmp_path / "cache", list[str]()
-    triton_driver.seed(built[0], {"TRITON_CACHE_DIR": str(cache)}, said.append)
+    monkeypatch.syspath_prepend(packages)
+    variables = {"TRITON_CACHE_DIR": str(cache)}
+    chosen = triton_driver.seed(built[0], variables, said.append)
     assert said == ["Triton's module for the driver: the image's is used"]
-    done = start(patched_python, packages, driver, cache)
+    done = start(patched_python, packages, driver, cache, chosen)
     assert (done.returncode, done.stdout.strip()) == (0, "4711"), done.stderr
     assert modules(cache) == modules(built[0] / "triton")
 
@@ -123,5 +130,6 @@ def test_without_it_triton_wants_a_compiler(
     packages: Path, patched_python: Path, driver: Path, tmp_path: Path
 ) -> None:
     """The control: why the image has it."""
-    done = start(patched_python, packages, driver, tmp_path / "cache")
+    named = {"TRITON_LIBCUDA_PATH": str(driver)}
+    done = start(patched_python, packages, driver, tmp_path / "cache", named)
     assert "Failed to find C compiler" in done.stderr

@@ -1,4 +1,5 @@
-"""What vLLM takes of a memory that GPU and host share, in states of a Spark: release and series.
+"""What vLLM takes of a memory that GPU and host share, in states of a Spark: the release, and
+with our plugin.
 
 The table of docs/memory.md holds these numbers. The model's amounts are those of gpt-oss-120b
 under Marlin as far as they are known (67.5 GiB of weights, measured on an H200; 60.8 GiB of files);
@@ -55,7 +56,6 @@ STATES: dict[str, dict[str, Any]] = {
     "another process takes 5 GB meanwhile": {"machine": BOOT, "meanwhile": {"allocate_host": 4.7}},
 }
 RUNNERS = ("v1", "v2")
-ENCODERS = ("v1, estimate", "v1, capture", "encoder only, capture")
 # the runners differ in how they measure graphs, so the older one is asked where that matters
 CASES = [
     (name, runner)
@@ -96,13 +96,6 @@ def _all_states() -> dict[str, dict[str, Any]]:
     apart = {"machine": BOOT, "integrated": False, "share": 0.4, "weights": 20}
     for runner in RUNNERS:
         states[f"a card of its own memory, {runner}"] = {**apart, "runner": runner}
-    for encoder in ENCODERS:
-        # nothing free but the kernel's reserve: graphs take the page cache's place
-        full = {"machine": {**BOOT, "cache": TOTAL - BOOT["held"] - 0.5}, "encoder": encoder}
-        states[f"{encoder}, full cache"] = full
-        reads = {**GRAPHS, "during": 1.9}
-        states[f"{encoder}, files read"] = {"machine": BOOT, "encoder": encoder, "graphs": reads}
-        states[f"{encoder}, a card of its own memory"] = {**full, "integrated": False}
     return states
 
 
@@ -137,18 +130,6 @@ def test_graphs_cost_the_same_whatever_the_page_cache_does(
     )
     assert before < 0.1
     assert during > ALL_GRAPHS + 0.4
-
-
-@pytest.mark.parametrize("encoder", ENCODERS)
-def test_an_encoder_s_graphs_cost_the_same_whatever_the_page_cache_does(
-    encoder: str, stock: dict[str, Any], patched: dict[str, Any]
-) -> None:
-    for name in (f"{encoder}, full cache", f"{encoder}, files read"):
-        assert patched[name]["graphs"] == pytest.approx(ALL_GRAPHS, abs=0.02), name
-    assert stock[f"{encoder}, full cache"]["graphs"] < 0.1
-    assert stock[f"{encoder}, files read"]["graphs"] > ALL_GRAPHS + 0.4
-    apart = f"{encoder}, a card of its own memory"
-    assert patched[apart] == stock[apart]
 
 
 @pytest.mark.parametrize(

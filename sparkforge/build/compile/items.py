@@ -157,7 +157,7 @@ class _Compile:
         context, name, recipe, trees = self.context, self.name, self.recipe, self.trees
         decision = recipe.decision
         engine = engine_of(context)
-        wheel = release_wheel(context, self.release)
+        wheel = release_wheel(context, name, self.release)
         own = trees[name].layer(context, results).patched
         place = running.Place(
             engine,

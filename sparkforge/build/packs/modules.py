@@ -1,6 +1,6 @@
 """The modules that FlashInfer compiles on SM 12.x for gpt-oss, and the calls of vLLM for them.
 
-Read in vLLM 0.31.0 with our series and in FlashInfer 0.7.0.post1 with ours.
+Read in vLLM 0.33.0 with our series and in FlashInfer 0.7.2.post1 with ours.
 ``tests/patches/test_packs.py`` checks each piece of evidence against those sources, and makes
 FlashInfer's own calls for a simulated 12.0 and 12.1, with tensors of gpt-oss's shapes: 64 query and
 8 KV heads, or half of each with two ranks. The ratio is 8 in both cases, so one list serves one and
@@ -229,11 +229,28 @@ LEFT_OUT: tuple[LeftOut, ...] = (
     LeftOut(
         "norm",
         "from flashinfer.norm import",
-        ("vllm/models/minimax_m3/nvidia/model.py", "vllm/models/qwen4_exp/nvidia/indexer_qsa.py"),
-        "models with Gemma's norm call it; gpt-oss has vLLM's own",
+        (
+            "vllm/models/minimax_m3/nvidia/model.py",
+            "vllm/models/muse_spark/common/ops/fused_rmsnorm.py",
+            "vllm/models/muse_spark/nvidia/model.py",
+            "vllm/models/qwen4_exp/nvidia/indexer_qsa.py",
+        ),
+        "these models have norms of their own; gpt-oss has vLLM's",
         (Evidence("vllm", _GPT_OSS, "layers.layernorm import RMSNorm"),),
     ),
-    LeftOut("page", "append_paged_kv_cache", (), "vLLM writes its cache itself", ()),
+    LeftOut(
+        "page",
+        "append_paged_kv_cache",
+        (_ATTENTION,),
+        "vLLM writes its cache itself, but one in NVFP4",
+        (
+            Evidence(
+                "vllm",
+                _ATTENTION,
+                "if self.nvfp4_fa2:\n                data, scales, kv_layout = _nvfp4_kv_views(",
+            ),
+        ),
+    ),
     LeftOut(
         "topk",
         "from flashinfer import top_k\n",
@@ -257,15 +274,9 @@ LEFT_OUT: tuple[LeftOut, ...] = (
     LeftOut(
         "cascade",
         "MultiLevelCascadeAttentionWrapper(",
-        (_ATTENTION,),
-        "vLLM has turned cascade attention off",
-        (
-            Evidence(
-                "vllm",
-                _ATTENTION,
-                "# return use_cascade_attention(*args, **kwargs)\n        return False",
-            ),
-        ),
+        (),
+        "vLLM has no cascade attention with FlashInfer any more",
+        (),
     ),
     LeftOut(
         "trtllm_comm",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.item import Item, Results, holds_wheel, source_of
-from sparkforge.build.results import SeriesResult, SourceResult, WheelResult
+from sparkforge.build.results import OwnWheel, SeriesResult, SourceResult, WheelResult
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import counted, log
-from sparkforge.pins.pins import ReleaseFile
+from sparkforge.pins.pins import ReleaseFile, Upstream
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
 from sparkforge.store.codekey import code_of
@@ -36,6 +36,7 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
     return {
         "release_wheel": file.sha256,
         "file": file.file,
+        **_natives(upstream, file),
         "upstream_commit": upstream.commit_or_unknown,
         "series": {layer: patches.sha256 for layer, patches in layers.items()},
         "name": plan.name,
@@ -50,7 +51,18 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
     }
 
 
-def release_wheel(context: Context, file: ReleaseFile) -> Path:
+def _natives(upstream: Upstream, file: ReleaseFile) -> dict[str, Any]:
+    """Return the inputs of a wheel with an older release's native files."""
+    if file.natives is None:
+        return {}
+    stands_in = upstream.files[upstream.source_file] if upstream.source_file else None
+    return {
+        "natives": file.natives.model_dump(),
+        "release": [upstream.version, stands_in.sha256 if stands_in else None],
+    }
+
+
+def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
     """Return a release wheel, every byte of which was checked against its RECORD.
 
     Raises:
@@ -61,7 +73,45 @@ def release_wheel(context: Context, file: ReleaseFile) -> Path:
 
     path = sources.fetch_release_file(context.store, file, context.access)
     intake.take(context.store, path, file.sha256)
-    return path
+    return path if file.natives is None else _renewed(context, name, path, file)
+
+
+def _renewed(context: Context, name: str, wheel: Path, file: ReleaseFile) -> Path:
+    """Return an older release's wheel, with the pinned source in place of its Python files."""
+    from sparkforge.wheels import natives, overlay
+
+    assert file.natives is not None
+    upstream = context.pins.upstream(name)
+    source = sources.ensure(context.store, name, upstream, context.target.source, context.access)
+    request = overlay.Request(
+        wheel=wheel,
+        name=None,
+        local=f"natives.{file.natives.release}",
+        drop_requires=(),
+        version_file=upstream.version_file,
+        epoch=context.epoch,
+        release=upstream.version,
+        add_requires=file.natives.requires,
+    )
+    inputs = {
+        "wheel": file.sha256,
+        "natives": file.natives.model_dump(),
+        "tree": source.tree,
+        "release": upstream.version,
+        "paths": [rule.model_dump() for rule in upstream.paths],
+        "version_file": upstream.version_file,
+        "epoch": context.epoch,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path) -> OwnWheel:
+        layer = overlay.Layer(Patched(source, source.commit, source.tree), upstream.paths)
+        made = natives.renew(request, layer, folder)
+        log.info(f"{made.path.name}: native files of {wheel.name}")
+        return OwnWheel(made.path.name, sha256_file(made.path), made.version)
+
+    made = context.store.build("renewed", inputs, OwnWheel, make)
+    return made.path / made.result.file
 
 
 def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
@@ -155,7 +205,7 @@ def overlay_item(
 
         if why:
             log.info(why)
-        wheel = release_wheel(context, file)
+        wheel = release_wheel(context, name, file)
         if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: no changes: the release wheel is used unmodified")
             os.link(wheel, folder / wheel.name)

@@ -32,7 +32,7 @@ def architecture(seen: Readings, want: Wanted) -> Iterator[Finding]:
     )
 
 
-# selected by vLLM 0.31.0 for an instruction set: its extension (platforms/cpu.py, import_kernels),
+# selected by vLLM 0.33.0 for an instruction set: its extension (platforms/cpu.py, import_kernels),
 # and the kernels of experts in BF16 (fused_moe/experts/cpu_moe.py)
 _EXTENSION: Mapping[str, str] = {
     "amx": "_C",

@@ -116,7 +116,7 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
 
     def make(folder: Path) -> PackagesResult:
         request = overlay.Request(
-            wheel=release_wheel(context, file),
+            wheel=release_wheel(context, "triton", file),
             name=None,
             local="proof",
             drop_requires=(),

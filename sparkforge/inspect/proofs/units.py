@@ -127,7 +127,7 @@ UNITS: tuple[Unit, ...] = (
         "triton-scatter",
         "triton_kernels' matmul that scatters its rows, as Triton builds it: no TMA scatter",
         ("121a", "120a"),
-        Promise(BF16, kernels=1, sized=True),
+        Promise(BF16, kernels=1, stack=48, sized=True),
         ci=("121a",),
         triton=True,
         upstream=None,

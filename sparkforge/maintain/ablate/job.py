@@ -89,11 +89,10 @@ def run(job: Job) -> int:
         UsageError: there is no patch of such a name.
         SeriesError: a test can't be run at all.
     """
-    groups = _groups(job)
-    if not groups:
+    if not _groups(job):
         log.info("no patches to leave out")
     job.store.sweep()
-    results = _results(job, groups) if groups else []
+    results = results_of(job)
     log.document({"ablate": [result.as_json() for result in results]})
     log.table([_HEAD, *(_cells(result) for result in results)] if results else [])
     bad = [result for result in results if result.verdict != "noticed"]
@@ -155,7 +154,11 @@ def _reduce(job: Job, group: Group) -> list[Reduced]:
     ]
 
 
-def _results(job: Job, groups: Sequence[Group]) -> list[Result]:
+def results_of(job: Job) -> list[Result]:
+    """Ablate and return the results; none where there is no patch."""
+    groups = _groups(job)
+    if not groups:
+        return []
     checks = job.checks or _own_tests(job, groups)
     with log.step("the whole series"):
         before = checks.whole(

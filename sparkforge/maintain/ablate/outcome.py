@@ -204,6 +204,8 @@ class OwnTests:
     """The checkout whose tests are run, whichever series they see."""
     tests: Mapping[tuple[str, str], str]
     """Node id by upstream and patch."""
+    ran: bool = False
+    """They are known to run with the series; a file that cannot be imported is a failure."""
 
     def whole(self, place: Place) -> dict[str, Outcome]:
         """Run all of them with the whole series, as CI does.
@@ -217,7 +219,8 @@ class OwnTests:
             raise UsageError(msg, f"unset {CHECKOUT}")
         env = {"SPARKFORGE_STORE": str(place.store.root)}
         with place.store.temporary("report") as work:
-            return run_tests(self.python, self.root, list(self.tests.values()), env, work)
+            tests = list(self.tests.values())
+            return run_tests(self.python, self.root, tests, env, work, found=self.ran)
 
     def without(self, place: Place, whole: Mapping[str, Outcome]) -> list[Result]:
         """Run those of the patches that a place lacks; a result a patch."""

@@ -52,7 +52,7 @@ class Place:
         wanted, context = dict(self.plugin), self.context
         for wheel, plan in context.target.wheels.items():
             file = context.pins.upstream(wheel).files[plan.files[context.platform]]
-            with archive.opened(release_wheel(context, file)) as source:
+            with archive.opened(release_wheel(context, wheel, file)) as source:
                 members = list(source.members)
             trees = [self._tree_of(layer) for layer in context.layers(wheel) if layer in self.trees]
             if trees:

@@ -15,7 +15,7 @@ from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 
-COMMAND = "rebase --all --onto latest:6 --table"
+COMMAND = "rebase --all --onto latest:3 --table"
 
 
 @dataclass(frozen=True)

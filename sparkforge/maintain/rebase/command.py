@@ -14,10 +14,12 @@ from sparkforge.core import generated
 from sparkforge.core.command import Entry, argument, option, switch
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain.rebase import carry, drift, release_spec, report, state, testing
+from sparkforge.maintain.companions import move as moving
+from sparkforge.maintain.companions.move import Move
+from sparkforge.maintain.rebase import carry, drift, release_spec, report, state
 from sparkforge.maintain.rebase.drift import DependencyDrift
 from sparkforge.maintain.rebase.drive import Rebase, stopped
-from sparkforge.maintain.rebase.land import land
+from sparkforge.maintain.rebase.land import drifting, land, planned
 from sparkforge.maintain.rebase.patch_rebase import verdicts
 from sparkforge.maintain.rebase.state import Job, State
 from sparkforge.maintain.rebase.verdicts import PatchResult
@@ -40,7 +42,11 @@ class Options:
     dry_run: bool = switch("show the result without changing files", needs="--onto")
     table: bool = switch("write docs/carry.md", needs="--all")
     commit: str | None = option("commit that the release was built from", metavar="SHA")
-    test: bool = switch("run the tests that the patches name when the rebase is done")
+    companions: bool = switch(
+        "move requirements, locks and other upstreams, too, and try all of it before it lands",
+        "--with-companions",
+        needs="--onto",
+    )
     go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="answer")
     """--continue."""
     skip: str | None = option(
@@ -86,9 +92,9 @@ def _check_options(options: Options) -> None:
         raise UsageError("--commit is only for the end of a rebase", "use it with --continue")
     if options.commit is not None and not re.fullmatch(r"[0-9a-f]{40}", options.commit):
         raise UsageError(f"--commit {options.commit}: not 40 digits", "give the full commit SHA")
-    if options.test and not ends:
+    if options.companions and (options.all or options.dry_run):
         raise UsageError(
-            "--test is only for the end of a rebase", "use it with --onto or --continue"
+            "--with-companions and a dry run conflict", "a move is tried before anything changes"
         )
     if options.onto is not None and _MANY.fullmatch(options.onto) and not options.all:
         raise UsageError(f"--onto {options.onto} needs --all", "give one release")
@@ -125,7 +131,7 @@ def _move(options: Options, project: Project, upstream: str) -> int:
             raise UsageError(msg, "build.py rebase UPSTREAM --continue, or --abort")
         if now is not None and options.commit is not None:
             _commit(rebase, now, options.commit)
-        now = now or rebase.begin(options.onto, options.commit)
+        now = now or rebase.begin(options.onto, options.commit, companions=options.companions)
     elif options.go_on or options.skip is not None:
         now = _answer(options, rebase, now)
     else:
@@ -135,7 +141,8 @@ def _move(options: Options, project: Project, upstream: str) -> int:
         rebase.run(now)
     finally:
         _print(now, known)
-    landed = land(rebase, now)
+    move = _tried(rebase, now) if now.companions else None
+    landed = land(rebase, now, move)
     for path in landed.changed:
         log.info(f"changed: {path.relative_to(rebase.project.root)}")
     _say(landed.drift)
@@ -146,9 +153,8 @@ def _move(options: Options, project: Project, upstream: str) -> int:
             "    hint: remove the test, or keep it if the new release passes it"
         )
     log.info(f"report: {landed.report}")
-    tested = testing.run(rebase.project.root, rebase.project.store, now) if options.test else None
-    if tested is None:
-        log.info("next: run the patches' tests (--test runs them at the end of a rebase)")
+    if move is None:
+        log.info("next: run the patches' tests (--with-companions runs them before it lands)")
     log.info(f"docs/carry.md describes the old release; update it: build.py {carry.COMMAND}")
     log.document(
         _document(now, landed.drift)
@@ -157,10 +163,37 @@ def _move(options: Options, project: Project, upstream: str) -> int:
             "report": str(landed.report),
             "changed": [str(path) for path in landed.changed],
             "tests_left": dict(landed.tests),
-            "tests": None if tested is None else [test.as_json() for test in tested],
+            "tests": None if move is None else [test.as_json() for test in move.tried.tests],
         }
     )
-    return testing.verdict(tested or [])
+    return 0
+
+
+def _tried(rebase: Rebase, now: State) -> Move:
+    """Make and try a move; where it fails, the moved patches may be amended."""
+    project = rebase.project
+    with project.locked() as held:  # not longer: a trial takes minutes
+        landing = planned(rebase, held, now)
+    try:
+        made = moving.make(
+            held,
+            landing.files,
+            now.moved,
+            [part.upstream for part in now.parts],
+            rebase.job.folder,
+            lambda here: drifting(here, now, landing.series),
+        )
+    except RebaseStopped:
+        now.tried = True
+        rebase.job.save(now)
+        raise
+    for result in made.tried.taken:
+        log.warning(
+            f"{result.upstream}: {result.patch.removesuffix('.patch')}: upstream has it: its test"
+            f" passes without our patches\n    hint: drop it: build.py patches export --drop"
+            f" {result.patch}"
+        )
+    return made
 
 
 def _answer(options: Options, rebase: Rebase, now: State | None) -> State:
@@ -177,12 +210,14 @@ def _answer(options: Options, rebase: Rebase, now: State | None) -> State:
         rebase.skip(now, part, " ".join(options.skip.split()))  # one line of the changelog
     elif part is not None:
         rebase.resolve(now, part)
+    else:
+        rebase.adopt(now)
     return now
 
 
 def _commit(rebase: Rebase, now: State, commit: str) -> None:
     own = now.parts[0]
-    release_spec.check_commit(own.target, commit, now.declared_commit)
+    release_spec.check_commit(own.target, commit, own.declared_commit)
     own.target = own.target.model_copy(update={"commit": commit})
     rebase.job.save(now)
 
@@ -196,7 +231,8 @@ def _status(upstream: str, job: Job, now: State | None) -> int:
     log.document(_document(now, ()) | {"under_way": True})
     if now.stopped is not None:
         return log.failure(stopped(job, now.stopped))
-    log.info(f"{upstream}: onto {now.spec} was interrupted; use --continue")
+    ended = "failed when it was tried" if now.tried else "was interrupted"
+    log.info(f"{upstream}: onto {now.spec} {ended}; use --continue")
     return 0
 
 
@@ -227,6 +263,8 @@ def _dry_run(project: Project, upstream: str, spec: str) -> int:
     )
     drifts = drift.find(project, release.upstream, release.source, old)
     drifts += drift.unknown(upstream, release.upstream, release.declared_commit, release.lacking)
+    versions = {name: pin.version for name, pin in project.pins.upstreams.items()}
+    drifts += drift.droppable([series], versions | {upstream: release.upstream.version})
     _table(results)
     _say(drifts)
     document = {
@@ -281,7 +319,7 @@ def _print(now: State, known: Mapping[str, int] = MappingProxyType({})) -> None:
         done = part.results[known.get(part.upstream, 0) :]
         results = [*done, *([part.stopped] if part.stopped else [])]
         if results:
-            log.heading(f"{part.upstream}: {part.pinned['tag']} → {now.spec}")
+            log.heading(f"{part.upstream}: {part.pinned['tag']} → {part.target.tag}")
             _table(results)
 
 

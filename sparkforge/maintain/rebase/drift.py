@@ -19,6 +19,8 @@ from sparkforge.maintain.rebase import requirements
 from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.pins.yamlfile import Where
+from sparkforge.series import dropwhen
+from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
 
@@ -90,6 +92,25 @@ def unknown(
             )
         )
     return drifts
+
+
+def droppable(every: Iterable[Series], versions: Mapping[str, str]) -> list[DependencyDrift]:
+    """Return the patches whose Drop-when holds for these versions of upstreams."""
+    found = []
+    for series in every:
+        for patch in series.patches:
+            text = patch.trailers["Drop-when"]
+            condition = dropwhen.parse(text)
+            if condition is not None and condition.holds(versions):
+                found.append(
+                    DependencyDrift(
+                        f"{series.upstream}: {patch.name.removesuffix('.patch')}: its Drop-when"
+                        f" holds: {text}",
+                        f"build.py patches apply {series.upstream} DIR, drop the commit, then"
+                        f" patches export DIR --drop {patch.name}",
+                    )
+                )
+    return found
 
 
 # -- requirements ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from sparkforge.core import git, gitread
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import RebaseStopped, SeriesError, UsageError
 from sparkforge.core.log import log
+from sparkforge.maintain.companions import demands
 from sparkforge.maintain.rebase import release_spec
 from sparkforge.maintain.rebase.patch_rebase import PatchRebaser
 from sparkforge.maintain.rebase.resolutions import Memory
@@ -45,46 +46,58 @@ class Rebase:
 
     # -- beginning ---------------------------------------------------------------------
 
-    def begin(self, spec: str, commit: str | None) -> State:
+    def begin(self, spec: str, commit: str | None, *, companions: bool = False) -> State:
         """Find the release and record the start and the goal of the rebase.
+
+        Args:
+            companions: move the other upstreams, too, whose pinned release it does not take.
 
         Raises:
             UsageError: the checkout has changes of its own, or no such release is known.
             IntegrityError: the series differs from its record in pins.yaml.
         """
-        self.check_unchanged()
+        self.check_unchanged(companions=companions)
+        parts = self._parts(self.upstream, spec, commit)
+        if companions:
+            wanted = demands.of_release(self.project, self.upstream, parts[0].target)
+            for name, version in demands.moves(self.project, wanted).items():
+                log.info(f"{name} moves, too: {self.upstream} needs {version}")
+                parts += self._parts(name, f"release:{version}", None)
+        state = State(self.upstream, spec, parts, companions)
+        shutil.rmtree(self.job.folder, ignore_errors=True)  # of one that was killed before this
+        self.job.save(state)
+        return state
+
+    def _parts(self, upstream: str, spec: str, commit: str | None) -> list[SeriesRebase]:
+        """Return the rebase of an upstream's series, and of those whose sources it brings."""
         project, loaded = self.project, self.project.pins
-        pinned = loaded.upstream(self.upstream)
+        pinned = loaded.upstream(upstream)
         if pinned.source_in is not None:
-            msg = f"{self.upstream}: its sources are part of {pinned.source_in}'s wheels"
+            msg = f"{upstream}: its sources are part of {pinned.source_in}'s wheels"
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
-        release = release_spec.resolve(project, self.upstream, spec, complete=True)
+        release = release_spec.resolve(project, upstream, spec, complete=True)
         if commit is not None:
             release_spec.check_commit(release.upstream, commit, release.declared_commit)
             release = replace(
                 release, upstream=release.upstream.model_copy(update={"commit": commit})
             )
-        old = release_spec.old_source(project, self.upstream, release)
+        old = release_spec.old_source(project, upstream, release)
         parts = [
             SeriesRebase(
-                self.upstream,
-                self._applied(self.upstream, loaded, old).sha256,
+                upstream,
+                self._applied(upstream, loaded, old).sha256,
                 pinned.model_dump(mode="json"),
                 release.upstream,
                 old,
                 release.source,
+                release.lacking,
+                release.declared_commit,
             )
         ]
-        for name, upstream in loaded.upstreams.items():
-            if (
-                upstream.source_in == self.upstream
-                and upstream.source_file in release.upstream.files
-            ):
+        for name, other in loaded.upstreams.items():
+            if other.source_in == upstream and other.source_file in release.upstream.files:
                 parts.append(self._bundled(name, loaded, release))
-        state = State(self.upstream, spec, release.lacking, release.declared_commit, parts)
-        shutil.rmtree(self.job.folder, ignore_errors=True)  # of one that was killed before this
-        self.job.save(state)
-        return state
+        return parts
 
     def _bundled(self, name: str, loaded: pins.Pins, release: release_spec.Release) -> SeriesRebase:
         """Return the rebase of a series whose sources are a file of the release to move to."""
@@ -109,7 +122,7 @@ class Rebase:
         series.apply_recorded(self.project.store, patches, old, upstream)
         return patches
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, *, companions: bool) -> None:
         """Refuse a checkout with changes in files that a rebase writes.
 
         Raises:
@@ -118,6 +131,7 @@ class Rebase:
         if not git.git_ok(self.project.root, "rev-parse", "--is-inside-work-tree"):
             return  # not under git: nothing to compare with
         written = ["pins.yaml", "patches", "CHANGELOG.md", "docs/patches.md"]
+        written += ["requirements"] if companions else []
         changed = git.git(self.project.root, "status", "--porcelain", "--", *written)
         if changed:
             msg = f"{self.project.root}: uncommitted changes:\n{changed}"
@@ -269,6 +283,27 @@ class Rebase:
         if problems:
             msg = f"{work.path}: not resolved:\n  " + "\n  ".join(problems)
             raise UsageError(msg, f"fix these, then build.py rebase {self.upstream} --continue")
+
+    def adopt(self, state: State) -> None:
+        """Take the commits that a person made of moved patches, after a trial that failed.
+
+        Raises:
+            UsageError: changes are not committed, or the commits do not stand on the new release.
+        """
+        for part in state.parts if state.tried else ():
+            work = Workspace(self.job.tree(part))
+            git.tidy(work.path / ".git")
+            if changed := work.git("status", "--porcelain"):
+                msg = f"{work.path}: uncommitted changes:\n{changed}"
+                raise UsageError(msg, "commit them, into the patch that they belong to")
+            if work.head == part.head:
+                continue
+            if not git.git_ok(work.path, "merge-base", "--is-ancestor", part.new.commit, "HEAD"):
+                msg = f"{work.path}: HEAD does not stand on {part.new.commit[:12]}, the new release"
+                raise UsageError(msg, f"git -C {work.path} reset --hard {part.head}")
+            part.amended = work.head
+            log.info(f"{part.upstream}: the patches are those of {work.path}, as amended")
+        self.job.save(state)
 
     def skip(self, state: State, part: SeriesRebase, reason: str) -> None:
         """Leave the stopped patch out of the series."""

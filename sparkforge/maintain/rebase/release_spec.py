@@ -228,7 +228,8 @@ def _entry(like: ReleaseFile, link: Link) -> ReleaseFile:
         msg = f"{link.filename}: the package index gives no sha256 for it"
         raise FetchError(msg, "download it and give the file: release:FILE")
     size = download.size_of(str(link.normalized), link.filename)
-    return like.model_copy(update={"file": link.filename, "sha256": digest, "size": size})
+    fresh = {"file": link.filename, "sha256": digest, "size": size, "natives": None}
+    return like.model_copy(update=fresh)
 
 
 def _completed(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core import pages
+from sparkforge.maintain.companions import trial
+from sparkforge.maintain.companions.move import Move
 from sparkforge.maintain.rebase.drift import DependencyDrift
 from sparkforge.maintain.rebase.state import SeriesRebase, State
 from sparkforge.maintain.rebase.verdicts import PatchResult
@@ -38,13 +40,22 @@ def row(result: PatchResult) -> tuple[str, str, str]:
     )
 
 
-def page(state: State, sections: Sequence[ReportSection], drifts: Sequence[DependencyDrift]) -> str:
+def page(
+    state: State,
+    sections: Sequence[ReportSection],
+    drifts: Sequence[DependencyDrift],
+    move: Move | None,
+) -> str:
     """Return the page as Markdown."""
     return pages.render(
         Path(__file__).with_name("report.md.j2"),
         own=state.parts[0],
         sections=sections,
         drifts=drifts,
+        moved=[part for part in state.parts[1:] if part.upstream in state.moved],
+        move=move,
+        test_head=trial.HEAD,
+        test_rows=[] if move is None else [trial.row(result) for result in move.tried.tests],
         rows=lambda part: [_found(result) for result in part.results],
         raw=pages.Markdown,
     )

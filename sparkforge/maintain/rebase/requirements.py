@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from sparkforge.core.errors import FetchError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import ReleaseFile
+from sparkforge.sources import wheelhouse
 from sparkforge.sources.sources import Access
 from sparkforge.sources.wheelhouse import markers
 from sparkforge.store.store import Store
@@ -64,6 +65,29 @@ def disagreeing(
     return [found[name] for name in sorted(found)]
 
 
+def of_package(
+    name: str, version: str, python: str, platform: str, access: Access
+) -> list[Requirement]:
+    """Return what a package declares in the wheel that a Python on a platform installs.
+
+    Raises:
+        FetchError: the index has no such wheel, or reading it needs the whole file.
+    """
+    what = f"{name} {version} for Python {python} on {platform}"
+    if access.offline:
+        raise FetchError(f"{what}: not in the store", "run without --offline")
+    link = wheelhouse.fitting(name, version, access.index.links(name), python, platform)
+    if link is None:
+        remedy = "check pip's configuration (pip config list)"
+        raise FetchError(f"{what}: the package index has no wheel", remedy)
+    try:
+        found = _parsed(_remote(str(link.normalized).partition("#")[0]))
+    except (OSError, *UNREADABLE) as error:
+        msg = f"{link.filename}: cannot read its METADATA: {type(error).__name__}: {error}"
+        raise FetchError(msg, "use an index that supports range requests") from error
+    return applying(found, python, platform)
+
+
 def declared(store: Store, file: ReleaseFile, access: Access) -> list[Requirement] | None:
     """Return the requirements of a wheel; None if reading them needs the whole file."""
     try:
@@ -91,7 +115,10 @@ def _metadata(store: Store, file: ReleaseFile, access: Access) -> bytes:
             return _member(opened)
     if access.offline:
         raise FetchError(f"{file.file}: not in the store", "run without --offline")
-    url = access.index.url_of(file.project, file.file)
+    return _remote(access.index.url_of(file.project, file.file))
+
+
+def _remote(url: str) -> bytes:
     if urlsplit(url).scheme == "file":
         with Path(unquote(urlsplit(url).path)).open("rb") as opened:
             return _member(opened)

@@ -4,10 +4,12 @@
 
     state.json      this module's; replaced as a whole, so it is old or new, never partial
     tree/           the workspace of the upstream's own series
-    tree-NAME/      of another series, whose sources are among its release files
+    tree-NAME/      of another series, whose sources are among its release files, or a companion's
     conflict/       while a patch is stopped: NAME.base, NAME.ours (the new release's), NAME.theirs
                     (the patch's)
     memory/         resolutions made here; moved to the series when the rebase lands
+    checkout/       with companions: the throw-away checkout in which all of it is tried
+    locked.json     with companions: the locks that were made for it
 
 The state names a patch's new commit before the workspace moves to it, and a stop only once the
 conflict is there. So a step that kill -9 interrupts is done again from the state, and a person's
@@ -56,6 +58,12 @@ class SeriesRebase:
     old: Source
     new: Source
     """``old``, ``new``: the sources."""
+    lacking: tuple[str, ...] = ()
+    """Names of files for which the index has none of the new release."""
+    declared_commit: str | None = None
+    """The commit that the release names."""
+    amended: str | None = None
+    """The commit that a person made of the moved patches, after a trial that failed."""
     results: list[PatchResult] = field(default_factory=list)
     """Of the patches that are done, in order."""
     stopped: PatchResult | None = None
@@ -66,6 +74,8 @@ class SeriesRebase:
     @property
     def head(self) -> str:
         """The commit that the moved patches have given so far."""
+        if self.amended is not None:
+            return self.amended
         commits = [result.commit for result in self.results if result.commit is not None]
         return commits[-1] if commits else self.new.commit
 
@@ -77,12 +87,17 @@ class State:
     upstream: str
     spec: str
     """The requested release (``--onto``)."""
-    lacking: tuple[str, ...]
-    """Names of files for which the index has none of the new release."""
-    declared_commit: str | None
-    """The commit that the release names."""
     parts: list[SeriesRebase]
     """The upstream's own series first."""
+    companions: bool = False
+    """What the release demands moves, too, and all of it is tried before it lands."""
+    tried: bool = False
+    """A trial failed: a person may have amended the moved patches since."""
+
+    @property
+    def moved(self) -> dict[str, Upstream]:
+        """The upstreams that get another release, as pins.yaml will have them."""
+        return {part.upstream: part.target for part in self.parts if not part.target.source_in}
 
     @property
     def stopped(self) -> SeriesRebase | None:

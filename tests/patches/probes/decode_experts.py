@@ -189,10 +189,12 @@ def _left_to_marlin(marlin: Any, launches: Any) -> dict[str, bool]:
 
 
 def _sizes() -> dict[str, list[int]]:
-    """To what gpt-oss's 2880 x 2880 are padded, by what computes them, and by what vLLM says."""
+    """To what gpt-oss's 2880 x 2880 are padded by a vLLM without our patch, and by ours."""
     import torch
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+    from vllm.model_executor.layers.quantization import mxfp4
     from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
+    from vllm.utils.math_utils import round_up
     from vllm_sparkforge.quant import MoEMethod
 
     from tests.patches.probes.probe_marlin_padding import _moe_config
@@ -200,6 +202,10 @@ def _sizes() -> dict[str, list[int]]:
     size = {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4, "ranks": 1}
     config, whole = _moe_config(size), (2880, 2880)
     marlin, cutlass = Mxfp4MoeBackend.MARLIN, Mxfp4MoeBackend.FLASHINFER_CUTLASS_MXFP4_MXFP8
+
+    def released(backend: Any, hidden: int, inner: int, *_: Any) -> tuple[int, int]:
+        return round_up(hidden, 256 if backend == marlin else 128), round_up(inner, 128)
+
     found = {}
     for name, kind, backend, dtype, sizes in (
         ("ours", MoEMethod, marlin, torch.bfloat16, whole),
@@ -212,7 +218,10 @@ def _sizes() -> dict[str, list[int]]:
         with configured("auto"):
             method = kind(config)
         method.mxfp4_backend = backend
-        with mock.patch.object(config, "in_dtype", new=dtype):
+        with (
+            mock.patch.object(config, "in_dtype", new=dtype),
+            mock.patch.object(mxfp4, "mxfp4_round_up_hidden_size_and_intermediate_size", released),
+        ):
             rounded = method.maybe_roundup_sizes(*sizes, dtype, config.moe_parallel_config)
         found[name] = [*rounded, method.experts_cls.__name__]
     return found

@@ -57,6 +57,7 @@ def _differences(made: tuple[Any, Any], result: dict[str, Any]) -> None:
 def _in_use(made: tuple[Any, Any]) -> dict[str, Any]:
     """Return the parts that are in use, and what the log says of the kernels as a whole."""
     import torch
+    from vllm_sparkforge import graph_memory
     from vllm_sparkforge.decode import layer, rotary, selfcheck
 
     block, attention = made
@@ -78,8 +79,10 @@ def _in_use(made: tuple[Any, Any]) -> dict[str, Any]:
         used["bf16"] = getattr(dense, "uses_decode_kernels", False)
         selfcheck.passes("a kind", (1,), False, lambda: 0.0)
         used["metrics"] = bool(decode_metrics._text(config, [0]))
+        with mock.patch.object(graph_memory, "_wrap"):
+            used["memory"] = graph_memory.measure(config)
     used["amx"] = _asks_for_amx()
-    off = [line for line in (*lines, *more) if "Decode kernels are off" in line]
+    off = [line for line in (*lines, *more) if "off: " in line]
     return {"used": sorted(part for part, there in used.items() if there), "said": off}
 
 

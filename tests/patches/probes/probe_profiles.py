@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend, _make_log_backend
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
@@ -46,6 +46,7 @@ def parsed(options: list[str]) -> dict[str, Any]:
         "load_format": str(engine.load_format),
         "max_model_len": engine.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
         "cudagraph_capture_sizes": engine.cudagraph_capture_sizes,
         "prefix_caching": engine.enable_prefix_caching,
         "enforce_eager": engine.enforce_eager,

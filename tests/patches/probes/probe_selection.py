@@ -276,6 +276,8 @@ def plugin() -> dict[str, Table]:
         kernel = method._kernel(shape)
         return f"{type(kernel).__name__}, or {type(kernel._fallback).__name__}"
 
+    with settings(moe={"activation": "mxfp8"}):
+        asked = outcome(partial(moe, "flashinfer_cutlass"))
     with settings(experts="bf16_dequant"):
         expanded = outcome(partial(moe, "auto"))
     with settings() as config:
@@ -284,6 +286,8 @@ def plugin() -> dict[str, Table]:
             "plugin, MXFP4 MoE, gpt-oss": {
                 "auto": outcome(partial(moe, "auto")),
                 "marlin": outcome(partial(moe, "marlin")),
+                "flashinfer_cutlass": outcome(partial(moe, "flashinfer_cutlass")),
+                "flashinfer_cutlass, moe.activation=mxfp8": asked,
                 "(experts: bf16_dequant)": expanded,
                 "(hint at bf16_dequant)": outcome(lambda: str(bf16_experts.hint(layer, config))),
             },

@@ -168,14 +168,9 @@ def main() -> None:
         for name, run in runs.items()
     }
 
-    # The controls: the same without one constraint after the other.
+    # The control: the same without the constraint.
     opt_flags._opt_flags_constraints = {**constraints, "fused_scatter": None}
     result["with fused scatter"] = attempt(kernels, layer.unfused, 1)
-    opt_flags._opt_flags_constraints = dict(constraints)
-    from vllm.model_executor.layers.fused_moe.experts import gpt_oss_triton_kernels_moe as moe
-
-    moe._cap_block_m_on_sm12x = lambda *args: None
-    result["with the tallest tile"] = attempt(kernels, layer.fused, 512)
     out.write_text(json.dumps(result, indent=1), encoding="utf-8")
 
 

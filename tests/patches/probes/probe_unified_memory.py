@@ -2,7 +2,7 @@
 test_unified_memory.py. Runs in the target's interpreter: STATES-FILE OUT-FILE.
 
 Real are MemorySnapshot, request_memory, Worker.determine_available_memory with memory_profiling,
-the measuring of CUDA graphs in all model runners, and the sizing of the KV cache. Made up are
+the measuring of CUDA graphs in both model runners, and the sizing of the KV cache. Made up are
 the readings (unified_memory.py), and the model and its graphs: amounts that are allocated when
 vLLM would load, run or capture them.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import json
 import sys
 from collections import namedtuple
@@ -29,12 +30,10 @@ import torch  # noqa: E402
 import vllm.platforms  # noqa: E402
 import vllm.v1.worker.gpu.cudagraph_utils as v2  # noqa: E402
 from vllm.config import CUDAGraphMode, VllmConfig  # noqa: E402
-from vllm.distributed import parallel_state  # noqa: E402
 from vllm.utils.mem_utils import MemorySnapshot  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec  # noqa: E402
 from vllm.v1.worker import gpu_model_runner as v1  # noqa: E402
-from vllm.v1.worker import mm_encoder_model_runner as encoder_only  # noqa: E402
 from vllm.v1.worker.gpu import model_runner as v2_runner  # noqa: E402
 from vllm.v1.worker.gpu_worker import Worker  # noqa: E402
 from vllm.v1.worker.utils import request_memory  # noqa: E402
@@ -139,6 +138,7 @@ def profile_v2(graphs: Graphs, count: int) -> int:
         adaptive_verification=None,
         kv_connector=SimpleNamespace(reset_capture_state=lambda: None),
         maybe_setup_dummy_loras=lambda _: contextlib.nullcontext(),
+        eplb=SimpleNamespace(suppress=contextlib.nullcontext),
     )
     runner.capture_model = lambda profile_only: v2_runner.GPUModelRunner.capture_model(
         runner, profile_only=profile_only
@@ -194,72 +194,6 @@ def profile_v1(graphs: Graphs, count: int) -> int:
 PROFILERS = {"v1": profile_v1, "v2": profile_v2}
 
 
-def _encoder(graphs: Graphs, count: int) -> Any:
-    """Return what captures the ``count`` graphs of an encoder of images."""
-
-    def capture(**_: Any) -> None:
-        for _number in range(count):
-            graphs.capture()
-
-    manager = SimpleNamespace(
-        get_num_graphs_to_capture=lambda: count,
-        token_budgets=[64],
-        capture=capture,
-        clear=graphs.clear,
-    )
-    return SimpleNamespace(has_cudagraph=lambda: True, cudagraph_manager=manager, capture=capture)
-
-
-def _runner_v1(manager: Any) -> Any:
-    """Return the first runner of a model with an encoder's graphs and no others."""
-    module: Any = v1
-    module.graph_capture = lambda device: contextlib.nullcontext()
-    dispatcher = SimpleNamespace(get_capture_descs=list, cudagraph_keys={}, keys_initialized=False)
-    return SimpleNamespace(
-        vllm_config=VllmConfig(),
-        device=DEVICE,
-        cudagraph_dispatcher=dispatcher,
-        lora_config=None,
-        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
-        encoder_cudagraph_manager=manager,
-        _init_minimal_kv_cache_for_profiling=lambda: None,
-        _create_encoder_cudagraph_manager=lambda: manager,
-        _maybe_init_encoder_cudagraph_manager=lambda: None,
-        _cleanup_profiling_kv_cache=lambda: None,
-        _freeze_gc=contextlib.nullcontext,
-        maybe_remove_all_loras=lambda _: None,
-    )
-
-
-def profile_encoder_v1(graphs: Graphs, count: int) -> int:
-    """Run the first runner's estimate of an encoder's graphs."""
-    runner = _runner_v1(_encoder(graphs, count).cudagraph_manager)
-    return int(v1.GPUModelRunner.profile_cudagraph_memory(runner))
-
-
-def capture_encoder_v1(graphs: Graphs, count: int) -> int:
-    """Run the first runner's capture, which says what it took."""
-    module: Any = v1
-    module.lock_workspace = lambda: None
-    parallel_state.get_world_group = lambda: SimpleNamespace(local_rank=1)
-    runner = _runner_v1(_encoder(graphs, count).cudagraph_manager)
-    return int(v1.GPUModelRunner.capture_model(runner))
-
-
-def capture_encoder_only(graphs: Graphs, count: int) -> int:
-    """Run the capture of the runner that has nothing but an encoder."""
-    state = SimpleNamespace(encoder_runner=_encoder(graphs, count))
-    runner: Any = SimpleNamespace(device=DEVICE, model_state=state)
-    return int(encoder_only.MMEncoderModelRunner.capture_model(runner, profile_only=True))
-
-
-ENCODERS = {
-    "v1, estimate": profile_encoder_v1,
-    "v1, capture": capture_encoder_v1,
-    "encoder only, capture": capture_encoder_only,
-}
-
-
 def _machine(state: dict[str, Any]) -> tuple[Machine, Torch, Graphs]:
     """Return a state's machine, its allocator, installed, and graphs to be captured."""
     machine = Machine(**{name: int(value * GIB) for name, value in state["machine"].items()})
@@ -268,12 +202,6 @@ def _machine(state: dict[str, Any]) -> tuple[Machine, Torch, Graphs]:
     many = state["graphs"]
     sizes = (int(many[name] * GIB) for name in ("first", "each", "during"))
     return machine, torch_, Graphs(torch_, *sizes)
-
-
-def measure_encoder(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what an encoder's graphs are said to take, in GiB; ``encoder`` names who says it."""
-    graphs = _machine(state)[2]
-    return {"graphs": ENCODERS[state["encoder"]](graphs, state["graphs"]["count"]) / GIB}
 
 
 def start(state: dict[str, Any]) -> dict[str, Any]:
@@ -370,8 +298,9 @@ def tokens(config: VllmConfig, memory: int) -> int:
 if __name__ == "__main__":
     gc.freeze()  # what is imported stays: each of vLLM's collections would look at all of it
     wanted = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    found = {
-        name: (measure_encoder if "encoder" in state else start)(state)
-        for name, state in wanted.items()
-    }
+    if importlib.util.find_spec("vllm_sparkforge"):
+        from vllm_sparkforge import graph_memory
+
+        graph_memory.measure(VllmConfig())
+    found = {name: start(state) for name, state in wanted.items()}
     Path(sys.argv[2]).write_text(json.dumps(found, indent=1), encoding="utf-8")

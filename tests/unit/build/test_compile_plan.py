@@ -39,13 +39,13 @@ def test_a_source_compiles_what_it_goes_into_and_nothing_else() -> None:
 
 
 def test_a_shared_header_compiles_all_that_may_include_it() -> None:
-    made = decided("csrc/libtorch_stable/dispatch_utils.h")
+    made = decided("csrc/dispatch_utils.h")
     assert [one.target for one in made.compiled] == ["_C_stable_libtorch", "_moe_C_stable_libtorch"]
     assert made.fetches
 
 
 def test_a_source_for_another_device_compiles_nothing() -> None:
-    assert decided("csrc/libtorch_stable/topk.cu", device="cpu").compiled == ()
+    assert decided("csrc/topk.cu", device="cpu").compiled == ()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_all_is_refused_where_something_is_pinned_by_no_sha() -> None:
     with pytest.raises(CompileError, match="oneDNN"):
         decided(device="cpu", native="all")
     triton = PINS.upstream("triton")
-    with pytest.raises(CompileError, match=r"triton 3\.7\.1 cannot be compiled"):
+    with pytest.raises(CompileError, match=r"triton \S+ cannot be compiled"):
         natives.decide("triton", triton, {}, "all", "cuda")
 
 
@@ -147,7 +147,7 @@ def test_the_spark_s_python_is_built_alone_and_without_a_network(tmp_path: Path)
         assert words in command
     said = environment(command)
     assert said["VLLM_TARGET_DEVICE"] == "empty"
-    assert said["SETUPTOOLS_SCM_PRETEND_VERSION"] == "0.31.0"
+    assert said["SETUPTOOLS_SCM_PRETEND_VERSION"] == VLLM.version
     assert said["SOURCE_DATE_EPOCH"] == str(PINS.release.source_date_epoch)
     (command,) = commands(document, "wheel flashinfer")
     assert environment(command)["FLASHINFER_BUILD_NO_PIP"] == "1"
@@ -202,7 +202,8 @@ def test_all_of_the_spark_s_vllm_reads_every_source_from_the_store(tmp_path: Pat
 
 def test_all_is_refused_for_a_target_with_triton(tmp_path: Path) -> None:
     document = plan("--target", "spark", "--store", str(tmp_path), "--native", "all", code=23)
-    assert "triton 3.7.1 cannot be compiled" in document["error"]["what"]
+    version = PINS.upstream("triton").version
+    assert f"triton {version} cannot be compiled" in document["error"]["what"]
     assert "--native patched" in document["error"]["remedy"]
 
 

@@ -52,6 +52,18 @@ def test_a_commands_section_wins_over_global_and_a_variable_over_both(
     assert found.trusted_hosts == ("a", "b")
 
 
+def test_uv_finds_what_pip_finds_but_where_it_is_told_otherwise(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf.write_text("[global]\nindex-url = http://127.0.0.1:1/g\nfind-links = /one /two\n")
+    pip_settings.cache_clear()
+    both = {"UV_FIND_LINKS": "/one,/two", "UV_DEFAULT_INDEX": "http://127.0.0.1:1/g"}
+    assert index.uv_variables() == both
+    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:1/uv")
+    monkeypatch.setenv("UV_FIND_LINKS", "")
+    assert index.uv_variables() == {}
+
+
 def test_an_empty_variable_is_as_if_it_were_not_set(
     conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,14 @@ def test_a_good_patch_is_clean(tmp_path: Path) -> None:
         ("Subject: Change the", "Subject: Changed the", "rename to changed-the-twentieth-line"),
         (BODY.split("\n\n")[0], "Too short.", "body too short"),
         ("Upstream-Status: Pending\n", "", "trailer Upstream-Status: missing"),
-        ("Drop-when: upstream has it\n", "", "trailer Drop-when: missing"),
+        ("Drop-when: test; upstream has it\n", "", "trailer Drop-when: missing"),
+        (
+            "test; upstream has it",
+            "upstream has it",
+            "Drop-when: 'upstream has it': write CONDITION",
+        ),
+        ("test; upstream has it", "test;", "Drop-when: 'test;': write CONDITION"),
+        ("test; upstream has it", "vllm; upstream has it", "write CONDITION; WORDS"),
         ("Risk: build\n", "", "trailer Risk: missing"),
         ("Test: tests/test_it.py::test_it\n", "", "trailer Test: missing"),
         ("Risk: build\n", "Risk: build\nSigned-off-by: Ada\n", "trailer Signed-off-by: unknown"),
@@ -133,7 +140,7 @@ def test_node_ids_may_name_classes_and_parameters(tmp_path: Path, test: str) -> 
 def test_a_trailer_may_be_folded(tmp_path: Path) -> None:
     patches = write(tmp_path, changed("upstream has it", "upstream\n has it, and\n\tmore"))
     (patch,) = series.read(patches).patches
-    assert patch.trailers["Drop-when"] == "upstream has it, and more"
+    assert patch.trailers["Drop-when"] == "test; upstream has it, and more"
 
 
 def test_a_subject_beyond_ascii_gives_the_name_that_an_export_gives(tmp_path: Path) -> None:

@@ -687,16 +687,24 @@ def test_empty_variables_mean_the_defaults(
 def test_the_images_module_of_triton_is_in_the_servers_cache(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, own: bool
 ) -> None:
-    module = tmp_path / "share" / "triton" / "AB12" / "cuda_utils.so"
+    module = tmp_path / "share" / "triton" / "cuda_utils.so"
     module.parent.mkdir(parents=True)
     module.write_bytes(b"compiled with the image")
+    backend = tmp_path / "installed" / "triton" / "backends" / "nvidia"
+    backend.mkdir(parents=True)
+    (backend / "driver.c").touch()
+    (tmp_path / "installed" / "triton" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "installed")
     monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path / "share"))
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
     if own:
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
-    cache = Path(plan_of(entrypoint, monkeypatch, []).variables["TRITON_CACHE_DIR"])
+    variables = plan_of(entrypoint, monkeypatch, []).variables
+    cache = Path(variables["TRITON_CACHE_DIR"])
     assert cache.is_relative_to(tmp_path / ("own" if own else "jit"))
-    assert (cache / "AB12" / "cuda_utils.so").read_bytes() == module.read_bytes()
+    (found,) = cache.glob("*/cuda_utils.so")
+    assert found.read_bytes() == module.read_bytes()
+    assert variables["TRITON_LIBCUDA_PATH"] == str(module.parent)
 
 
 def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:

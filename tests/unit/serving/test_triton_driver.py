@@ -20,7 +20,18 @@ from sparkforge.serving import triton_driver
 from tests.support import ROOT
 
 PINS = pins.load(ROOT / "pins.yaml")
-MODULE = "ab12/cuda_utils.cpython-312-aarch64-linux-gnu.so"
+MODULE = "cuda_utils.cpython-312-aarch64-linux-gnu.so"
+
+
+@pytest.fixture(autouse=True)
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The installed Triton's folder."""
+    folder = tmp_path / "installed" / "triton" / "backends" / "nvidia"
+    folder.mkdir(parents=True)
+    (folder / "driver.c").write_text("int driver;\n")
+    (folder.parent.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    return folder
 
 
 @pytest.fixture
@@ -38,6 +49,10 @@ def seeded(share: Path, variables: dict[str, str]) -> list[str]:
     return said
 
 
+def place_of(cache: Path, backend: Path, libcuda: Path) -> Path:
+    return cache / triton_driver.key(backend, str(libcuda)) / MODULE
+
+
 # -- a server's cache ----------------------------------------------------------------------------
 
 
@@ -50,19 +65,30 @@ def seeded(share: Path, variables: dict[str, str]) -> list[str]:
     ],
 )
 def test_the_module_is_copied_to_where_triton_looks(
-    share: Path, tmp_path: Path, names: dict[str, str], place: str
+    share: Path, backend: Path, tmp_path: Path, names: dict[str, str], place: str
 ) -> None:
     variables = {name: value and str(tmp_path / value) for name, value in names.items()}
     assert seeded(share, variables) == ["Triton's module for the driver: the image's is used"]
-    path = tmp_path / place / MODULE
+    path = place_of(tmp_path / place, backend, share / "triton")
     assert path.read_bytes() == b"the image's"
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     assert seeded(share, variables) == []
 
 
-def test_a_module_that_is_there_stays(share: Path, tmp_path: Path) -> None:
-    path = tmp_path / "cache" / MODULE
+def test_triton_is_told_the_folder_that_the_key_is_of(
+    share: Path, backend: Path, tmp_path: Path
+) -> None:
+    variables = {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    chosen = triton_driver.seed(share, variables, print)
+    assert chosen == {"TRITON_LIBCUDA_PATH": str(share / "triton")}
+    own = {**variables, "TRITON_LIBCUDA_PATH": "/own"}
+    assert triton_driver.seed(share, own, print) == {"TRITON_LIBCUDA_PATH": "/own"}
+    assert place_of(tmp_path / "cache", backend, Path("/own")).exists()
+
+
+def test_a_module_that_is_there_stays(share: Path, backend: Path, tmp_path: Path) -> None:
+    path = place_of(tmp_path / "cache", backend, share / "triton")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"compiled here")
     assert seeded(share, {"TRITON_CACHE_DIR": str(tmp_path / "cache")}) == []
@@ -75,7 +101,7 @@ def test_without_a_module_nothing_is_done(tmp_path: Path) -> None:
 
 
 def test_a_failed_copy_is_a_warning_and_leaves_nothing(
-    share: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    share: Path, backend: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     (line,) = seeded(share, {"TRITON_CACHE_DIR": str(tmp_path / "file")})
@@ -89,7 +115,9 @@ def test_a_failed_copy_is_a_warning_and_leaves_nothing(
     monkeypatch.setattr(Path, "replace", full)
     (line,) = seeded(share, {"TRITON_CACHE_DIR": str(tmp_path / "cache")})
     assert "No space left on device" in line
-    assert list((tmp_path / "cache" / MODULE).parent.iterdir()) == []
+    assert triton_driver.seed(share, {"TRITON_CACHE_DIR": str(tmp_path / "file")}, print) == {}
+    path = place_of(tmp_path / "cache", backend, share / "triton")
+    assert list(path.parent.iterdir()) == []
 
 
 # -- the image's build ---------------------------------------------------------------------------
