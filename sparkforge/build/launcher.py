@@ -38,11 +38,11 @@ CHAT_OPTIONS = tuple(
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
 _OURS = {"--mxfp4-layers": None, "--decode-kernels": None, "--moe-backend": "bf16_dequant"}
-"""Options of ``vllm serve`` that only the patches have; None: with any value."""
+"""Options of ``vllm serve`` that only the plugin has; None: with any value."""
 
 
 def of_release(options: Sequence[str]) -> list[str]:
-    """Return options of ``vllm serve`` without those that only the patches have."""
+    """Return options of ``vllm serve`` without those that only the plugin has."""
     kept: list[str] = []
     words = iter(options)
     for word in words:

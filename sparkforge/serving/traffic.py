@@ -89,7 +89,7 @@ class LayersError(ValueError):
 
 
 def parse_layers(text: str) -> dict[Kind, Format]:
-    """Read the value of ``--mxfp4-layers`` as our patch of vLLM does.
+    """Read the value of ``--mxfp4-layers`` as our plugin of vLLM does.
 
     Args:
         text: comma-separated kinds, each optionally with its format: ``qkv,o,lm_head=mxfp8``.

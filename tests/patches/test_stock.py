@@ -27,8 +27,8 @@ from tests.patches.probing import PROMPT
 pytestmark = pytest.mark.skipif(
     stock.VARIABLE not in os.environ, reason=f"{stock.VARIABLE} names no environments"
 )
-# Between log-probabilities, over a prompt: rounding to BF16 makes 0.03, another format of one kind of
-# layer 0.3 or more.
+# Between log-probabilities, over a prompt: rounding to BF16 makes 0.03, another format of one kind
+# of layer 0.3 or more.
 MEDIAN_TOLERANCE = 0.1
 READY_S = 900  # some 60 on a quiet machine
 LAYERS = "qkv=mxfp8,o,lm_head=mxfp8"
