@@ -2,7 +2,7 @@
 test_unified_memory.py. Runs in the target's interpreter: STATES-FILE OUT-FILE.
 
 Real are MemorySnapshot, request_memory, Worker.determine_available_memory with memory_profiling,
-the measuring of CUDA graphs in both model runners, and the sizing of the KV cache. Made up are
+and the measuring of CUDA graphs in both model runners. Made up are
 the readings (unified_memory.py), and the model and its graphs: amounts that are allocated when
 vLLM would load, run or capture them.
 """
@@ -31,8 +31,6 @@ import vllm.platforms  # noqa: E402
 import vllm.v1.worker.gpu.cudagraph_utils as v2  # noqa: E402
 from vllm.config import CUDAGraphMode, VllmConfig  # noqa: E402
 from vllm.utils.mem_utils import MemorySnapshot  # noqa: E402
-from vllm.v1.core import kv_cache_utils  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec  # noqa: E402
 from vllm.v1.worker import gpu_model_runner as v1  # noqa: E402
 from vllm.v1.worker.gpu import model_runner as v2_runner  # noqa: E402
 from vllm.v1.worker.gpu_worker import Worker  # noqa: E402
@@ -105,6 +103,7 @@ def profile_v2(graphs: Graphs, count: int) -> int:
     class Manager(v2.CudaGraphManager):  # type: ignore[misc]
         def __init__(self) -> None:
             self.device, self.pool, self.ubatch_runner = DEVICE, None, None
+            self.vllm_config = VllmConfig()
             self.use_breakable_cg = False
             self.graphs: dict[Any, Any] = {}
             self._capture_descs = {CUDAGraphMode.FULL: [_Desc(64 - i) for i in range(count)]}
@@ -124,7 +123,10 @@ def profile_v2(graphs: Graphs, count: int) -> int:
         cudagraph_manager=Manager(),
         vllm_config=VllmConfig(),
         device=DEVICE,
-        model_state=SimpleNamespace(supports_mm_inputs=False),
+        model_state=SimpleNamespace(
+            supports_mm_inputs=False, capture_inner_cudagraphs=lambda *_: None
+        ),
+        needs_cudagraph_capture=lambda: True,
         model=None,
         input_buffers=None,
         pcp_manager=None,
@@ -144,6 +146,7 @@ def profile_v2(graphs: Graphs, count: int) -> int:
         runner, profile_only=profile_only
     )
     module: Any = v2
+    module.capture_outside_cumem_pool = contextlib.nullcontext
     module._init_minimal_kv_cache_for_profiling = lambda _: None
     module._teardown_profiling_state = lambda _: graphs.clear()
     module.graph_capture = lambda device: contextlib.nullcontext()
@@ -262,7 +265,6 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
         "requested": requested / GIB,
         "graphs": worker.cudagraph_memory_estimate / GIB,
         "kv_cache": kv_cache / GIB,
-        "tokens": tokens(worker.vllm_config, kv_cache),
     }
     try:
         torch_.allocate(kv_cache)
@@ -278,21 +280,6 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
         "free": machine.free / GIB,
         "swapped": machine.swapped / GIB,
     }
-
-
-def tokens(config: VllmConfig, memory: int) -> int:
-    """Return how many tokens' KV cache of gpt-oss-120b's 36 layers the memory holds."""
-    config.cache_config.kv_cache_layout = "HND"  # the size is the same in each
-    shape = {"block_size": 16, "num_kv_heads": 8, "head_size": 64, "dtype": torch.bfloat16}
-    specs = {
-        f"layers.{number}": FullAttentionSpec(**shape)
-        if number % 2
-        else SlidingWindowSpec(**shape, sliding_window=128)
-        for number in range(36)
-    }
-    groups = kv_cache_utils.get_kv_cache_groups(config, specs)
-    made = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, memory)
-    return int(made.num_blocks * shape["block_size"] // len(groups))
 
 
 if __name__ == "__main__":
