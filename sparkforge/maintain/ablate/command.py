@@ -15,6 +15,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.maintain.ablate import job
 from sparkforge.maintain.ablate.checks import Builder, Check, Command, Shared, Smoke, Trees
 from sparkforge.maintain.ablate.job import Job
+from sparkforge.maintain.ablate.parts import tests_of
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -23,7 +24,9 @@ class Options:
     """Options of ``ablate``."""
 
     patch: tuple[str, ...] = argument(
-        "patches to leave out, one at a time (default: each)", default=(), nargs="*"
+        "patches to leave out, or parts of the plugin to switch off, one at a time (default: each)",
+        default=(),
+        nargs="*",
     )
     without: str | None = option("leave these patches out together", metavar="A,B")
     bisect: str | None = option(
@@ -69,7 +72,8 @@ def run(options: Options) -> int:
     builder = Builder(options.target, project.access)
     if options.target is not None:
         project.pins.target(options.target)
-    names = options.patch
+    own = not (command or options.smoke or options.merge_only or options.without)
+    names, parts = _parts(options, project) if own else (options.patch, {})
     if options.without is not None:
         names = job.as_list(options.without)
     with ExitStack() as stack:
@@ -83,13 +87,15 @@ def run(options: Options) -> int:
             builder.named("--smoke")
             check = Smoke(builder)
         every = chosen_series(options.upstream, project.root, project.pins)
+        series = [entry for entry in every if entry.patches]
         wanted = Job(
             project,
             python=options.python,
-            series=[entry for entry in every if entry.patches],
+            series=series if names or not options.patch else [],
             names=names,
             together=options.without is not None,
             checks=Shared(check) if check is not None else None,
+            parts=parts,
         )
         if options.bisect is not None:
             from sparkforge.maintain.ablate.bisect import Bisection
@@ -109,6 +115,17 @@ def run(options: Options) -> int:
         if options.merge_only:
             return job.merge(wanted)
         return job.run(wanted)
+
+
+def _parts(options: Options, project: Project) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the patches among the names, and the test of each part among them, or of all."""
+    if options.upstream is not None:
+        return options.patch, {}
+    tests = tests_of(project.root, project.pins.plugin)
+    if not options.patch:
+        return (), tests
+    patches = tuple(name for name in options.patch if name not in tests)
+    return patches, {name: tests[name] for name in options.patch if name in tests}
 
 
 def _command(options: Options) -> tuple[str, ...]:

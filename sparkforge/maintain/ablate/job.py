@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sparkforge.core.errors import AblationError, SeriesError, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain.ablate import outcome, reduced
+from sparkforge.maintain.ablate import outcome, parts, reduced
 from sparkforge.maintain.ablate.outcome import Outcome, OwnTests, Result
 from sparkforge.maintain.ablate.reduced import Place, Reduced
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -44,6 +44,8 @@ class Job:
     """They are left out at once, not each in turn."""
     checks: Checks | None = None
     """The checks to run; None: each patch's own test."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Parts of the plugin to switch off, each with its test."""
     _sources: dict[str, Source] = field(default_factory=dict)
 
     @property
@@ -89,10 +91,13 @@ def run(job: Job) -> int:
         UsageError: there is no patch of such a name.
         SeriesError: a test can't be run at all.
     """
-    if not _groups(job):
+    if not _groups(job) and not job.parts:
         log.info("no patches to leave out")
     job.store.sweep()
     results = results_of(job)
+    if job.parts:
+        python = job.python or dev_python(job.root)
+        results += parts.results_of(job.store, python, job.root, job.parts)
     log.document({"ablate": [result.as_json() for result in results]})
     log.table([_HEAD, *(_cells(result) for result in results)] if results else [])
     bad = [result for result in results if result.verdict != "noticed"]
@@ -112,14 +117,14 @@ def merge(job: Job) -> int:
     job.store.sweep()
     document, stuck = [], False
     for group in _groups(job):
-        parts = _reduce(job, group)
-        left_out, dependents = outcome.missing(parts)
+        left = _reduce(job, group)
+        left_out, dependents = outcome.missing(left)
         stuck = stuck or bool(dependents)
         document.append(
             {
                 "left_out": list(left_out),
                 "left_out_too": list(dependents),
-                "trees": {part.upstream: part.tree for part in parts},
+                "trees": {part.upstream: part.tree for part in left},
             }
         )
         merges = f"{', '.join(dependents)} does not merge" if dependents else "the rest merges"
@@ -134,7 +139,7 @@ def _groups(job: Job) -> list[Group]:
     unknown = wanted - {name for _, name in every}
     if unknown:
         msg = f"{', '.join(sorted(unknown))}: no such patch"
-        raise UsageError(msg, "see build.py patches list")
+        raise UsageError(msg, "see build.py patches list, and docs/plugin.md for the parts")
     chosen = [(up, name) for up, name in every if not wanted or name in wanted]
     if not job.together:
         return [{up: (name,)} for up, name in chosen]
@@ -204,12 +209,12 @@ def dev_python(root: Path) -> Path:
 
 def _cells(result: Result) -> tuple[str, ...]:
     def described(outcome: Outcome) -> str:
-        parts = (
+        counts = (
             ("passed", outcome.passed),
             ("failed", outcome.failed),
             ("skipped", outcome.skipped),
         )
-        return ", ".join(f"{count} {word}" for word, count in parts if count) or "nothing"
+        return ", ".join(f"{count} {word}" for word, count in counts if count) or "nothing"
 
     return (
         f"{result.upstream}: {result.patch.removesuffix('.patch')}",

@@ -1,0 +1,52 @@
+"""Parts of the plugin that are switched off: their tests must notice."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkforge.core.errors import SeriesError
+from sparkforge.maintain.ablate import parts
+from sparkforge.pins.compiling import Plugin
+from sparkforge.store.store import Store
+from tests.support import ROOT
+
+TEST = """
+import os
+
+def test_it(): assert '"rotary"' not in os.environ.get("VLLM_SPARKFORGE", "")
+def test_blind(): pass
+"""
+
+
+def _plugin(folder: str) -> Plugin:
+    return Plugin(folder=folder, architectures=("90a",), requirements="requirements/kernels.txt")
+
+
+def test_a_part_is_noticed_by_its_test_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_part.py").write_text(TEST, encoding="utf-8")
+    tests = {"rotary": "test_part.py::test_it", "norms": "test_part.py::test_blind"}
+    store = Store(tmp_path / "store")
+    rotary, norms = parts.results_of(store, Path(sys.executable), tmp_path, tests)
+    assert (rotary.patch, rotary.verdict) == ("rotary", "noticed")
+    assert (norms.patch, norms.verdict) == ("norms", "not noticed")
+
+
+def test_each_part_that_can_be_switched_off_has_a_test() -> None:
+    source = (ROOT / "kernels/vllm_sparkforge/options.py").read_text(encoding="utf-8")
+    (line,) = (line for line in source.splitlines() if line.startswith("PARTS = "))
+    named = parts.tests_of(ROOT, _plugin("kernels/"))
+    assert sorted(named) == sorted(ast.literal_eval(line.partition("=")[2].strip()))
+    for test in named.values():
+        file, _, function = test.partition("::")
+        assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_a_plugin_that_names_no_tests(tmp_path: Path) -> None:
+    (tmp_path / "plugin").mkdir()
+    (tmp_path / "plugin" / "pyproject.toml").write_text("[project]\nname = 'a'\n", encoding="utf-8")
+    with pytest.raises(SeriesError, match="cannot be read: 'tool'"):
+        parts.tests_of(tmp_path, _plugin("plugin/"))
