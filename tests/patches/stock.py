@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import re
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from sparkforge.build import executor
 from sparkforge.build.context import PLUGIN
 from sparkforge.build.graph import graph_of
 from sparkforge.build.results import PluginResult
+from sparkforge.core.errors import SparkforgeError, UsageError
 from sparkforge.core.index import Index, pip_settings, sha256_of
 from sparkforge.core.run import call
 from sparkforge.maintain.rebase.release_spec import version_of
@@ -43,10 +45,23 @@ _UNMET = {"torchaudio", "torchcodec", "torchvision"}
 
 
 def make(folder: Path, wanted: str | None) -> Version:
-    """Make both environments in a folder; returns the release."""
+    """Make both environments in a folder; returns the release.
+
+    Raises:
+        UsageError: there is no such release, or no CPU build as old.
+    """
     access = Access(Index(), {}, offline=False)
-    version = Version(wanted) if wanted else max(_releases(access.index, "vllm"))
-    native = max(one for one in _releases(access.index, _CPU) if one <= version)
+    known = {str(one): one for one in _releases(access.index, "vllm")}
+    version = known.get(wanted) if wanted else max(known.values())
+    if version is None:
+        listed = ", ".join(str(one) for one in sorted(known.values(), reverse=True)[:6])
+        raise UsageError(f"the package index has no vllm {wanted}", f"its newest: {listed}")
+    natives = [one for one in _releases(access.index, _CPU) if one <= version]
+    if not natives:
+        raise UsageError(
+            f"no {_CPU} in the package index is as old as {version}", "name a newer one"
+        )
+    native = max(natives)
     context = context_of("cpu", CHECKOUT, store=store(), access=access)
     results = executor.run(context, graph_of(context).until("kernels"))
     (plugin,) = (step.artefact for step in results if step.item.label == PLUGIN)
@@ -126,4 +141,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("version", nargs="?")
     given = parser.parse_args()
-    make(given.folder.resolve(), given.version)
+    try:
+        make(given.folder.resolve(), given.version)
+    except SparkforgeError as error:
+        sys.exit(f"error: {error}")
