@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from sparkforge.core.errors import FetchError, UsageError
 from sparkforge.maintain.rebase import drift, release_spec, requirements
-from sparkforge.pins.pins import Pins, ReleaseFile, Upstream
+from sparkforge.pins.pins import ReleaseFile, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.sources.project import Project
 
@@ -50,28 +50,33 @@ def of_release(project: Project, name: str, release: Upstream) -> list[Demand]:
         FetchError: METADATA of a wheel cannot be read.
     """
     found: list[Demand] = []
-    for target, plan in project.pins.targets.items():
-        if name not in plan.wheels:
-            continue
-        for platform in plan.platforms:
-            key = plan.wheels[name].files[platform]
-            if release.files[key] != project.pins.upstreams[name].files[key]:
-                asked = declared(project, release.files[key])
-                asked = requirements.applying(asked, plan.python, platform)
-                by = f"{name} {release.version}"
-                found += _of_wheel(project, target, platform, name, asked, by)
+    for plan, platform, key in moved_wheels(project, name, release):
+        asked = declared(project, release.files[key])
+        asked = requirements.applying(asked, plan.python, platform)
+        found += _of_wheel(project, plan, platform, name, asked, f"{name} {release.version}")
     return list(dict.fromkeys(found))
+
+
+def moved_wheels(
+    project: Project, name: str, release: Upstream
+) -> Iterator[tuple[Target, Platform, str]]:
+    """Yield each target and platform for which a release has another wheel, and the file's key."""
+    pinned = project.pins.upstreams[name]
+    for plan in project.pins.targets.values():
+        for platform in plan.platforms if name in plan.wheels else ():
+            key = plan.wheels[name].files[platform]
+            if release.files[key] != pinned.files[key]:
+                yield plan, platform, key
 
 
 def _of_wheel(
     project: Project,
-    target: str,
+    plan: Target,
     platform: Platform,
     name: str,
     asked: list[Requirement],
     by: str,
 ) -> Iterator[Demand]:
-    plan = project.pins.targets[target]
     ours: dict[str, str] = {}
     for up, wheel in plan.wheels.items():
         if up != name:
@@ -122,15 +127,15 @@ def moves(project: Project, demands: list[Demand]) -> dict[str, str]:
             wanted &= demand.specifier
         if wanted.contains(project.pins.upstreams[up].version, prereleases=True):
             continue
-        found[up] = _best(project, project.pins, up, wanted, mine)
+        found[up] = _best(project, up, wanted, mine)
     return found
 
 
-def _best(project: Project, pins: Pins, up: str, wanted: SpecifierSet, mine: list[Demand]) -> str:
+def _best(project: Project, up: str, wanted: SpecifierSet, mine: list[Demand]) -> str:
     version = exactly(wanted)
     if version is not None and wanted.contains(version, prereleases=True):
         return version
-    for version in release_spec.newest(project.access, pins.upstreams[up], count=50):
+    for version in release_spec.newest(project.access, project.pins.upstreams[up], count=50):
         if wanted.contains(version):
             return version
     by = ", ".join(f"{demand.by} wants {demand.specifier}" for demand in mine)

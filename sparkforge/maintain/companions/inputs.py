@@ -35,7 +35,7 @@ def follow(
     Args:
         without: canonical names that a target leaves out (``drop_requires``).
     """
-    before, after = _plain(old), _plain(new)
+    before, after = plain(old), plain(new)
     gone = [one for one in before if one not in after]
     fresh = [one for one in after if one not in before]
     lines: list[str] = []
@@ -55,7 +55,7 @@ def follow(
         lines.append(line if to is None else str(to))
         if found is not None and found in (*before, *after):
             last = len(lines)
-    have = {_name(found): found for line in lines if (found := read(line)) is not None}
+    have = {_name(one): one for one in listed("\n".join(lines))}
     known = {_name(one) for one in before}
     for one in fresh:
         name = _name(one)
@@ -107,7 +107,12 @@ def read(line: str) -> Requirement | None:
         return None
 
 
-def _plain(requirements: Sequence[Requirement]) -> list[Requirement]:
+def listed(text: str) -> list[Requirement]:
+    """Return the requirements of a list, in order."""
+    return [found for line in text.splitlines() if (found := read(line)) is not None]
+
+
+def plain(requirements: Sequence[Requirement]) -> list[Requirement]:
     """Return those that no extra asks for."""
     return [one for one in requirements if "extra ==" not in str(one.marker or "")]
 

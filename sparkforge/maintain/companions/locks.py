@@ -59,19 +59,14 @@ def follow(project: Project, moved: Mapping[str, Upstream]) -> Relocked:
 
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
-        for plan in project.pins.targets.values():
-            for platform in plan.platforms if up in plan.wheels else ():
-                wheel = plan.wheels[up]
-                key = wheel.files[platform]
-                if release.files[key] == pinned.files[key]:
-                    continue
-                old = demands.declared(project, pinned.files[key])
-                new = demands.declared(project, release.files[key])
-                without = frozenset(map(canonicalize_name, wheel.drop_requires))
-                for name in _inputs(_read(project.root, plan.requirements[platform])):
-                    if _copies(texts[name], old):
-                        take(name, inputs.follow(found[name], old, new, without))
-                        found[name] = inputs.renamed(found[name], pinned.version, release.version)
+        for plan, platform, key in demands.moved_wheels(project, up, release):
+            old = demands.declared(project, pinned.files[key])
+            new = demands.declared(project, release.files[key])
+            without = frozenset(map(canonicalize_name, plan.wheels[up].drop_requires))
+            for name in _inputs(_read(project.root, plan.requirements[platform])):
+                if _copies(texts[name], old):
+                    take(name, inputs.follow(found[name], old, new, without))
+                    found[name] = inputs.renamed(found[name], pinned.version, release.version)
         own = {
             str(canonicalize_name(file.project)): (pinned.version, release.version)
             for file in release.files.values()
@@ -163,12 +158,7 @@ def _moved(
     project: Project, here: Path, locks: Mapping[str, str], lists: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
     """Return the packages that wheels declare whose locked version moved."""
-    named = {
-        canonicalize_name(one.name)
-        for text in lists.values()
-        for line in text.splitlines()
-        if (one := inputs.read(line)) is not None
-    }
+    named = {canonicalize_name(one.name) for text in lists.values() for one in inputs.listed(text)}
     found: dict[str, tuple[str, str]] = {}
     for plan in project.pins.targets.values():
         for name in plan.requirements.values():
@@ -183,8 +173,7 @@ def _moved(
 
 def _copies(text: str, declared: Sequence[Requirement]) -> bool:
     """Return whether a list is the copy of what a wheel declares: it has most of it."""
-    lines = [found for line in text.splitlines() if (found := inputs.read(line)) is not None]
-    plain = [one for one in declared if "extra ==" not in str(one.marker or "")]
+    lines, plain = inputs.listed(text), inputs.plain(declared)
     return 2 * sum(one in lines for one in plain) > len(plain)
 
 
