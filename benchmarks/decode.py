@@ -110,7 +110,7 @@ class Case:
     """For ``decode_kernels``; empty for a vLLM without the plugin, or its default."""
 
     def options(self) -> dict[str, Any]:
-        """Return what the plugin is told, as an argument of ``LLM``."""
+        """Return the plugin's options, as an argument of ``LLM``."""
         given = {"mxfp4_layers": self.layers, "decode_kernels": self.kernels}
         ours = {name: value for name, value in given.items() if value}
         return {"additional_config": {"sparkforge": ours}} if ours else {}

@@ -108,7 +108,7 @@ def _environment(
         declared = _common(newer)
         names = {one.name for one in declared}
         required = [*declared, *(one for one in required if one.name not in names)]
-    # `vllm serve` asks for the distribution of this name, and CPUs are told by its version
+    # `vllm serve` reads this distribution, and vLLM takes the CPU where its version names it
     known = site / f"vllm-{version}+cpu.dist-info"
     known.mkdir()
     text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"

@@ -97,7 +97,7 @@ def run(job: Job) -> int:
     results = results_of(job)
     if job.parts:
         python = job.python or dev_python(job.root)
-        results += parts.results_of(job.store, python, job.root, job.parts)
+        results += parts.results_of(job.whole(()), python, job.parts)
     log.document({"ablate": [result.as_json() for result in results]})
     log.table([_HEAD, *(_cells(result) for result in results)] if results else [])
     bad = [result for result in results if result.verdict != "noticed"]

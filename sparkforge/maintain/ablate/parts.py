@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from sparkforge.core.errors import SeriesError
 from sparkforge.core.log import log
-from sparkforge.maintain.ablate.outcome import Outcome, Result, run_tests
+from sparkforge.maintain.ablate.outcome import OwnTests, Result, run_tests
+from sparkforge.maintain.ablate.reduced import Place
 from sparkforge.pins.compiling import Plugin
-from sparkforge.store.store import Store
 
 _OPTIONS = "VLLM_SPARKFORGE"
 """The variable that the plugin reads its options from."""
@@ -35,29 +35,26 @@ def tests_of(root: Path, plugin: Plugin | None) -> dict[str, str]:
         raise SeriesError(msg, "name each part's test in the table tool.sparkforge") from error
 
 
-def results_of(store: Store, python: Path, root: Path, tests: Mapping[str, str]) -> list[Result]:
+def results_of(place: Place, python: Path, tests: Mapping[str, str]) -> list[Result]:
     """Run the tests of parts with all parts, and each with its part switched off.
 
+    Args:
+        place: the checkout as it is.
+
     Raises:
-        SeriesError: they cannot be run at all.
+        UsageError, SeriesError: they cannot be run at all.
     """
+    own = OwnTests(python, place.root, {("plugin", part): test for part, test in tests.items()})
+    with log.step("all parts of the plugin"):
+        whole = own.whole(place)
     results: list[Result] = []
-    with store.temporary("report") as work:
-
-        def run(
-            names: Sequence[str], env: Mapping[str, str], *, found: bool = False
-        ) -> dict[str, Outcome]:
-            env = {"SPARKFORGE_STORE": str(store.root), **env}
-            return run_tests(python, root, [tests[name] for name in names], env, work, found=found)
-
-        with log.step("all parts of the plugin"):
-            whole = run(list(tests), {})
-        for part, test in tests.items():
-            start = time.monotonic()
-            with log.step(f"without {part}"):
-                without = run([part], {_OPTIONS: json.dumps({"off": [part]})}, found=True)
-            seconds = time.monotonic() - start
-            one = Result("plugin", part, test, (part,), (), whole[test], without[test], seconds)
-            log.info(one.verdict)
-            results.append(one)
+    for part, test in tests.items():
+        start = time.monotonic()
+        env = {**place.env, _OPTIONS: json.dumps({"off": [part]})}
+        with log.step(f"without {part}"), place.store.temporary("report") as work:
+            without = run_tests(python, place.root, [test], env, work, found=True)[test]
+        seconds = time.monotonic() - start
+        one = Result("plugin", part, test, (part,), (), whole[test], without, seconds)
+        log.info(one.verdict)
+        results.append(one)
     return results

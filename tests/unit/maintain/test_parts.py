@@ -10,6 +10,7 @@ import pytest
 
 from sparkforge.core.errors import SeriesError
 from sparkforge.maintain.ablate import parts
+from sparkforge.maintain.ablate.reduced import Place
 from sparkforge.pins.compiling import Plugin
 from sparkforge.store.store import Store
 from tests.support import ROOT
@@ -29,8 +30,8 @@ def _plugin(folder: str) -> Plugin:
 def test_a_part_is_noticed_by_its_test_alone(tmp_path: Path) -> None:
     (tmp_path / "test_part.py").write_text(TEST, encoding="utf-8")
     tests = {"rotary": "test_part.py::test_it", "norms": "test_part.py::test_blind"}
-    store = Store(tmp_path / "store")
-    rotary, norms = parts.results_of(store, Path(sys.executable), tmp_path, tests)
+    place = Place(tmp_path, Store(tmp_path / "store"), ())
+    rotary, norms = parts.results_of(place, Path(sys.executable), tests)
     assert (rotary.patch, rotary.verdict) == ("rotary", "noticed")
     assert (norms.patch, norms.verdict) == ("norms", "not noticed")
 
