@@ -30,10 +30,14 @@ from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 from sparkforge.store.codekey import code_of
 
-# result of the unpatched release in the smoke test, by ``ReleaseProof.done``
+# result of the unpatched release in the smoke test, by ``ReleaseProof.done`` and ``hidden``
 _RELEASE = {
-    "refused": "unpatched, it rejects the same checkpoint on this CPU",
-    "compared": "unpatched, it serves the same checkpoint on its own backend (AMX), with the"
+    ("refused", ""): "unpatched, it rejects the same checkpoint on this CPU",
+    ("refused", "amx"): "unpatched, it rejects the same checkpoint with AMX hidden",
+    (
+        "compared",
+        "amx",
+    ): "unpatched, it serves the same checkpoint on its own backend (AMX), with the"
     " same answers, and rejects it with AMX hidden",
 }
 
@@ -290,7 +294,7 @@ def summary(context: Context, build: Build, folder: Path, seconds: float) -> Non
             f" {report.completion_s} s, stopped in {report.stop_s} s"
         )
         if report.release is not None:
-            log.info(f"release  {_RELEASE[report.release.done]}")
+            log.info(f"release  {_RELEASE[report.release.done, report.release.hidden]}")
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
     if made:
         log.info(f"time     {', '.join(times(results))}")

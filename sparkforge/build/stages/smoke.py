@@ -66,12 +66,15 @@ def smoke_item(
         report = smoke.exercise(launcher.patched, context.ready_timeout_s)
         if context.arguments:
             return report
-        start, hidden = launcher.unpatched, launcher.unpatched_without_amx if amx else None
-        if amx and context.older_natives:
-            # the release's own backend calls operators of its own native files
-            start, hidden = launcher.unpatched_without_amx, None
-        proof = smoke.check_release(start, hidden, report.answers, context.ready_timeout_s)
-        if amx and hidden is None:
+        # the release's own backend calls operators of its own native files
+        hides = amx and context.older_natives
+        proof = smoke.check_release(
+            launcher.unpatched_without_amx if hides else launcher.unpatched,
+            launcher.unpatched_without_amx if amx and not hides else None,
+            report.answers,
+            context.ready_timeout_s,
+        )
+        if hides:
             proof = replace(proof, hidden="amx")
         return replace(report, release=proof)
 
