@@ -106,14 +106,10 @@ class PackResult(OwnWheel):
     Attributes:
         modules: sha256 of each library, by its module's name.
         units: sources that they were compiled from.
-        cpu_seconds: of all units, whenever they were compiled.
-        peak_mib: of the largest process.
     """
 
     modules: Mapping[str, str]
     units: int
-    cpu_seconds: int
-    peak_mib: int
 
 
 @dataclass(frozen=True)

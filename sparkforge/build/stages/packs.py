@@ -138,13 +138,10 @@ class _Pack:
             for module, library in zip(described, made, strict=True)
         }
         path = wheel.write(pack, libraries, context.epoch, folder)
-        units_of = {unit: objects[unit].result for module in described for unit in module.units}
         return PackResult(
             path.name,
             sha256_file(path),
             pack.version,
             {entry.name: entry.sha256 for entry in entries},
-            units=len(units_of),
-            cpu_seconds=round(sum(result.cpu_seconds for result in units_of.values())),
-            peak_mib=max(result.peak_mib for result in units_of.values()),
+            units=len(objects),
         )

@@ -21,8 +21,7 @@ import pytest
 
 from sparkforge.build.graph import graph_of, tree_of
 from sparkforge.build.item import Results
-from sparkforge.build.packs import command, compiling, modules, recipe, toolchain, units, wheel
-from sparkforge.build.results import PackResult
+from sparkforge.build.packs import compiling, modules, recipe, toolchain, units, wheel
 from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageError
@@ -89,13 +88,10 @@ def test_a_target_names_sets_options_or_modules() -> None:
         modules.pinned(["default", "nothing"], "key")
 
 
-def test_the_dearest_unit_counts_most() -> None:
-    def gib(source: str) -> float:
-        return units.cost(units.Unit(source, ())).gib
-
+def test_largest_units_count_most() -> None:
     moe = "generated/cutlass_instantiations/120/gemm_grouped/120/x.generated.cu"
-    assert gib(moe) == 8.0 == max(one.gib for one in units.COSTS)
-    assert gib("csrc/xqa/mha.cu") < gib("csrc/sampling.cu") < gib("csrc/unknown.cu") < gib(moe)
+    assert compiling.memory_gib(units.Unit(moe, ())) == compiling.LARGEST_GIB
+    assert compiling.memory_gib(units.Unit("csrc/sampling.cu", ())) < compiling.LARGEST_GIB
 
 
 def test_a_target_without_a_gpu_has_no_pack() -> None:
@@ -109,13 +105,6 @@ def test_modules_are_listed_for_targets_only(capsys: pytest.CaptureFixture[str])
     assert "sampling" in capsys.readouterr().out
     assert main(["packs", "--target", "none", "--list"]) == UsageError.exit_code
     assert "sampling" not in capsys.readouterr().out
-
-
-def test_the_answer_names_the_wheel_by_its_path() -> None:
-    result = PackResult("x.whl", "5" * 64, "1.0", {"one": "1" * 64}, 2, 30, 400)
-    answer = command.document(result, Path("dist/rtx/packs/x.whl"))
-    assert answer["file"] == "dist/rtx/packs/x.whl"
-    assert (answer["version"], answer["units"]) == ("1.0", 2)
 
 
 def test_the_stand_in_for_cublas_brings_what_the_real_header_does(tmp_path: Path) -> None:
