@@ -32,10 +32,8 @@ class ExternalResult:
     """A repository that an upstream's build reads."""
 
     commit: str
-    repository: str
-    """Name of its folder among the store's repositories."""
-    submodules: Mapping[str, str]
-    """Commits by folder, inner submodules too."""
+    sha256: str
+    """Of the archive of its files, in the artefact's folder."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
-"""Compiled wheels: pins and options → items."""
+"""Compiled wheels: the patched tree's Python and changed native files, the release's others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sparkforge.build.compile import builder, externals, natives
-from sparkforge.build.compile.builderitem import engine_of
-from sparkforge.build.compile.externalitem import external_item
-from sparkforge.build.compile.natives import Decision
-from sparkforge.build.compile.recipe import Recipe, arch_list, shown
+from sparkforge.build.compile import natives
+from sparkforge.build.compile.builder import engine_of
+from sparkforge.build.compile.externals import ARCHIVE, external_item
+from sparkforge.build.compile.recipe import NATIVE, Recipe, arch_list
 from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results, holds_wheel
+from sparkforge.build.item import Item, Results, holds_wheel, undamaged
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult
 from sparkforge.build.stages.source import chosen
@@ -25,30 +24,31 @@ from sparkforge.build.stages.wheels import (
     seal,
     series_of,
 )
-from sparkforge.core.hashing import key_of
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, CompileError
 from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.pins.compiling import Native
 from sparkforge.pins.pins import ReleaseFile
+from sparkforge.runtime import buildx
 from sparkforge.sources import sources
 from sparkforge.store.codekey import code_of
-
-if TYPE_CHECKING:
-    from sparkforge.build.compile.running import Sources
 
 
 def external_items(context: Context, name: str) -> dict[str, Item[ExternalResult]]:
     """Return the external sources that this compile needs, by name."""
     upstream = context.pins.upstream(name)
-    if upstream.compile.blocked or not _decision(context, name).fetches:
+    if upstream.compile.blocked or not natives.reads_externals(_natives(context, name)):
         return {}
     return {external: external_item(context, name, external) for external in upstream.externals}
 
 
-def _decision(context: Context, name: str) -> Decision:
+def _natives(context: Context, name: str) -> tuple[Native, ...]:
     patches = context.series_of(name).patches
     touched = {entry.path: patch.name for patch in patches for entry in patch.entries}
     named = {target: patch.name for patch in patches for target in patch.natives}
     device = "cuda" if context.target.cuda_arch is not None else "cpu"
-    return natives.decide(name, context.pins.upstream(name), touched, context.native, device, named)
+    return natives.changed(name, context.pins.upstream(name), touched, device, named)
 
 
 def _redirects(context: Context, name: str) -> dict[str, str]:
@@ -65,57 +65,33 @@ def compile_item(
     name: str,
     image: Item[BuilderResult],
     trees: Mapping[str, Tree],
-    fetched: Iterable[Item[ExternalResult]],
+    fetched: Mapping[str, Item[ExternalResult]],
 ) -> Item[CompiledWheelResult]:
     """Return the compiled wheel of an upstream.
 
     Args:
         trees: of the upstream and of those that its wheel carries, by name.
-        fetched: external sources of the build.
+        fetched: external sources of the build, by name.
 
     Raises:
         CompileError: the series changes what can't be compiled.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
-    layers = series_of(context, name)
-    decision = _decision(context, name)
-    device = arch_list(context.target.cuda_arch)
+    compiled = _natives(context, name)
     # a build without natives compiles nothing, whatever the target's architecture
-    compiles = decision.everything or bool(decision.compiled)
-    recipe = Recipe(
-        upstream=upstream,
-        decision=decision,
-        arch=device if compiles else None,
-        epoch=context.epoch,
-        redirects=_redirects(context, name),
-        jobs=width(context.jobs, NVCC_GIB if device and compiles else CXX_GIB, KEEP_GIB),
-    )
-    fixed = replace(recipe, jobs=0)
+    arch = arch_list(context.target.cuda_arch) if compiled else None
+    recipe = Recipe(upstream, compiled, arch, context.epoch, _redirects(context, name))
     inputs = {
-        **common_inputs(context, name, layers),
-        "native": context.native,
+        **common_inputs(context, name, series_of(context, name)),
         # an overlay takes the patched files from them, a compile takes all files
         "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
         "builder": image.key,
-        "environment": fixed.environment(),
-        "steps": [step.words for step in fixed.steps()],
-        "externals": {key: pin.commit for key, pin in upstream.externals.items()}
-        if decision.fetches
-        else {},
+        "script": recipe.script(0, ""),
+        "externals": {key: item.key for key, item in fetched.items()},
         "code": code_of(__name__),
     }
-    work = f"{name}-{key_of(inputs)[:16]}"
-    tag = builder.tag(context.target_name, image.key)
-    wheel = _Compile(context, name, file, recipe, trees, inputs["local"], tag, work)
-    uid, gid = builder.user()
-    commands = shown(
-        recipe,
-        tag,
-        context.store.root / "compile" / work,
-        context.store.root / "ccache",
-        f"{uid}:{gid}",
-    )
+    wheel = _Compile(context, name, file, recipe, image, trees, fetched, inputs["local"])
     return Item(
         "wheels",
         f"wheel {name}",
@@ -124,12 +100,12 @@ def compile_item(
         wheel.make,
         needs=(
             *(item for tree in trees.values() for item in tree.items),
-            *fetched,
+            *fetched.values(),
             image,
         ),
         valid=holds_wheel,
         download=(file,),
-        commands=tuple(commands),
+        commands=tuple(wheel.script().splitlines()),
     )
 
 
@@ -142,40 +118,62 @@ class _Compile:
     """The upstream."""
     release: ReleaseFile
     recipe: Recipe
+    image: Item[BuilderResult]
     trees: Mapping[str, Tree]
+    externals: Mapping[str, Item[ExternalResult]]
     local: str
     """Local version, after the +."""
-    tag: str
-    """Of the builder image."""
-    work: str
-    """Name of its folder in the store."""
+
+    def script(self) -> str:
+        """Return the script for this machine's memory and store."""
+        gib = CXX_GIB if self.recipe.arch is None else NVCC_GIB
+        jobs = width(self.context.jobs, gib, KEEP_GIB)
+        # one a store: the second build of `verify`, in an empty store, compiles everything again
+        store = sha256(str(self.context.store.root).encode()).hexdigest()[:16]
+        return self.recipe.script(jobs, store)
 
     def make(self, folder: Path, results: Results) -> CompiledWheelResult:
-        """Compile the patched tree, and write the wheel."""
-        from sparkforge.build.compile import assembling, running
+        """Compile the patched tree, and write the wheel.
 
-        context, name, recipe, trees = self.context, self.name, self.recipe, self.trees
-        decision = recipe.decision
+        Raises:
+            CompileError: it does not compile, or the build lacks a file of the release.
+        """
+        from sparkforge.build.compile import assembling
+
+        context, name = self.context, self.name
         engine = engine_of(context)
         wheel = release_wheel(context, name, self.release)
-        own = trees[name].layer(context, results).patched
-        place = running.Place(
-            engine,
-            self.tag,
-            context.store.cache_path("compile") / self.work,
-            context.store.cache_path("ccache"),
-        )
-        what = ", ".join(native.file for native in decision.compiled) or (
-            "all native files" if decision.everything else "no native file"
-        )
-        log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
-        made = running.run(recipe, _sources(context, name, trees, results, decision), place)
-        # with everything compiled, carried upstreams were read by the build itself
-        layers = [] if decision.everything else series_of(context, name)
-        carried = [trees[layer].layer(context, results) for layer in layers if layer != name]
-        request = request_of(context, name, wheel, self.local)
-        done = assembling.assemble(request, recipe, made, own, carried, folder)
-        running.finished(place)
+        own = self.trees[name].layer(context, results)
+        what = ", ".join(native.file for native in self.recipe.natives) or "no native file"
+        log.info(f"{name}: the patched tree {own.patched.tree[:12]}, and {what}")
+        with context.store.temporary("compile") as work:
+            self._unpack(results, work / "sources")
+            (work / "out").mkdir()
+            build = buildx.ImageBuild(
+                context.root / "Dockerfile",
+                context.root,
+                engine.context,
+                # quoted: a comma in the path would begin another field
+                ("--output", f'type=local,"dest={work / "out"}"'),
+                stage="compiled",
+                platform=context.platform,
+                arguments={"BASE": results.of(self.image).tag},
+                contexts={"sources": work / "sources"},
+                options=("--no-cache-filter=compile",),  # the store keeps what is compiled
+            )
+            try:
+                call(*build.command(), stream=True, guarded=True)
+            except CommandError as error:
+                msg = f"{name} does not compile:\n{error}"
+                raise CompileError(msg, "see the compiler's output above") from error
+            carried = [
+                self.trees[layer].layer(context, results)
+                for layer in series_of(context, name)
+                if layer != name
+            ]
+            request = request_of(context, name, wheel, self.local)
+            made = assembling.built(work / "out", NATIVE, self.recipe.natives)
+            done = assembling.assemble(request, made, own, carried, folder, self.recipe.upstream)
         released = sum(native.origin == "release" for native in done.natives.values())
         log.info(
             f"native files: {len(done.natives) - released} compiled, {released} from the release"
@@ -183,30 +181,26 @@ class _Compile:
         result = seal(done.wheel)
         return CompiledWheelResult(**vars(result), natives=done.natives, differs=done.differs)
 
-
-def _sources(
-    context: Context, name: str, trees: Mapping[str, Tree], results: Results, decision: Decision
-) -> Sources:
-    """Return the sources to unpack for the compile."""
-    from sparkforge.build.compile.running import Sources
-
-    upstream = context.pins.upstream(name)
-    own = trees[name].layer(context, results).patched
-    supplement: tuple[tuple[str, str], ...] = ()
-    if own.source.provider == "git" and upstream.compile.supplement:
-        whole = sources.release(context.store, name, upstream, context.access)
-        supplement = tuple((whole.commit, path) for path in upstream.compile.supplement)
-    if not decision.fetches:
-        return Sources(own.source.repo, own.commit, supplement)
-    fetched = {
-        key: externals.ensure(context.store, f"{name}/{key}", pin, context.access)
-        for key, pin in upstream.externals.items()
-    }
-    carried = {}
-    for layer in context.target.wheels[name].carries:
-        pin_of = context.pins.upstream(layer)
-        if pin_of.compile.redirect is not None:
-            tree = trees[layer].layer(context, results).patched
-            folder = pin_of.paths[0].repo.rstrip("/")
-            carried[layer] = (tree.source.repo, f"{tree.commit}:{folder}")
-    return Sources(own.source.repo, own.commit, supplement, fetched, carried)
+    def _unpack(self, results: Results, folder: Path) -> None:
+        """Write the sources and the script, as the Dockerfile's stage reads them."""
+        context, upstream = self.context, self.recipe.upstream
+        own = self.trees[self.name].layer(context, results).patched
+        tree, outside = folder / "tree", folder / "externals"
+        git.unpack(own.source.repo, own.commit, [], tree)
+        if own.source.provider == "git" and upstream.compile.supplement:
+            whole = sources.release(context.store, self.name, upstream, context.access)
+            git.unpack(own.source.repo, whole.commit, upstream.compile.supplement, tree)
+        for name, item in self.externals.items():
+            artefact = results.artefact(item)
+            archive = artefact.path / ARCHIVE
+            undamaged(archive, artefact.result.sha256, "fetches it again")
+            (outside / name).mkdir(parents=True)
+            call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", outside / name)
+        if self.externals:
+            for layer in context.target.wheels[self.name].carries:
+                pin = context.pins.upstream(layer)
+                if pin.compile.redirect is not None:
+                    patched = self.trees[layer].layer(context, results).patched
+                    where = f"{patched.commit}:{pin.paths[0].repo.rstrip('/')}"
+                    git.unpack(patched.source.repo, where, [], outside / layer)
+        (folder / "compile.sh").write_text(self.script())
