@@ -186,6 +186,8 @@ class _Compile:
         context, upstream = self.context, self.recipe.upstream
         own = self.trees[self.name].layer(context, results).patched
         tree, outside = folder / "tree", folder / "externals"
+        for name in ("out", "cmake", "tmp"):  # the compiling user owns what is copied
+            (folder / name).mkdir(parents=True)
         git.unpack(own.source.repo, own.commit, [], tree)
         if own.source.provider == "git" and upstream.compile.supplement:
             whole = sources.release(context.store, self.name, upstream, context.access)

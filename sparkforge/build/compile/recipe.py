@@ -57,7 +57,6 @@ class Recipe:
             "set -eux",
             "umask 022",
             *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-            f"mkdir -p {OUT} {CMAKE} {TMP}",
             *(shlex.join(words) for words in self._commands()),
         ]
         return "\n".join(lines) + "\n"
