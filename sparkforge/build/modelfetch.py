@@ -6,11 +6,13 @@ folder, as the same user, with the same checks. So nothing here knows the hub.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sparkforge.build import composing
 from sparkforge.build.options import OutputOptions
@@ -29,7 +31,6 @@ from sparkforge.core.run import call
 from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine, connect
 from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
-from sparkforge.serving.hub import Progress
 from sparkforge.sources.project import Checkout, checkout, pins_option
 
 _CACHE = "/var/cache/sparkforge/huggingface"
@@ -47,7 +48,7 @@ _PASSED = (
     "HF_HUB_DOWNLOAD_TIMEOUT",
     "HF_TOKEN",
 )
-_KINDS: Mapping[int, type[SparkforgeError]] = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
+_KINDS: Mapping[Any, type[SparkforgeError]] = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
 _AGAIN = "the next run continues from here"
 
 
@@ -113,7 +114,7 @@ def run(options: Options) -> int:
     if options.dry_run:
         log.info(f"command  {shlex.join(command)}")
     else:
-        _download(engine, name, command, variables)
+        _download(name, command, variables)
     log.document({**asdict(wanted), "complete": not options.dry_run})
     return 0
 
@@ -143,32 +144,35 @@ def _wanted(here: Checkout, name: str, variables: Mapping[str, str], engine: Eng
     return Wanted(name, model.repository, model.revision, place, image)
 
 
-def _download(engine: Engine, name: str, command: list[str], variables: Mapping[str, str]) -> None:
-    progress = Progress(log.info, lambda words: None)
+def _download(name: str, command: list[str], variables: Mapping[str, str]) -> None:
     given = {variable: variables[variable] for variable in _PASSED if variables.get(variable)}
+    end: dict[str, Any] = {}
+    other = ["no output"]
+
+    def show(line: str) -> None:
+        try:
+            document = json.loads(line)
+            if "say" in document:
+                log.info(document["say"])
+            elif "have" in document:
+                log.progress("downloading", document["have"], document["total"])
+            else:
+                end.update(document)
+        except (ValueError, TypeError):  # a warning of a library, or the message of a crash
+            other.append(line)
+
     try:
-        ended = call(
-            *command, env=given, check=False, stream=lambda line: progress.feed(line.encode())
-        ).returncode
+        code = call(*command, env=given, check=False, stream=show).returncode
     except BaseException:
-        _remove(engine, name)  # docker's own program may end before its container
+        call("docker", "rm", "--force", name, check=False)  # docker run may end before it
         raise
-    if progress.commit:
+    if "done" in end:
         log.info("complete; the first start of the server downloads nothing")
-        return
-    if progress.error:
-        raise _KINDS.get(progress.code, FetchError)(progress.error, _AGAIN)
-    msg = f"the download failed with exit code {ended}: {progress.last or 'no output'}"
-    raise EngineError(msg, "an image of an older checkout cannot download: build it again")
-
-
-def _remove(engine: Engine, name: str) -> None:
-    from docker.errors import NotFound
-
-    try:
-        engine.client.containers.get(name).remove(force=True)
-    except NotFound:
-        log.detail(f"container {name} has ended")
+    elif "error" in end:
+        raise _KINDS.get(end.get("code"), FetchError)(str(end["error"]), _AGAIN)
+    else:
+        msg = f"the download failed with exit code {code}: {other[-1]}"
+        raise EngineError(msg, "an image of an older checkout cannot download: build it again")
 
 
 COMMANDS = (Entry("model fetch", Options, run, "download the model to where Compose looks for it"),)

@@ -102,10 +102,6 @@ class Engine:
                 raise EngineError(msg, f"docker image rm {image} says more") from None
         return ""
 
-    def layers_bytes(self) -> int:
-        """Return the size of all images' layers in bytes."""
-        return int(self.client.df().get("LayersSize") or 0)
-
     def read_file(self, image: str, path: str) -> bytes:
         """Return a file of an image, without running anything of it."""
         from docker.errors import NotFound
