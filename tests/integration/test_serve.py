@@ -127,11 +127,7 @@ def test_a_server_that_does_not_start_shows_its_first_exception(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("variable", "words"),
-    [
-        ("FAKE_DIES", "the server was killed by SIGILL while answering its first request"),
-        ("FAKE_FAILS", "the first token was refused: 500"),
-    ],
+    ("variable", "words"), [("FAKE_DIES", "first request"), ("FAKE_FAILS", "500")]
 )
 def test_a_server_whose_first_token_fails_is_not_called_ready(
     tmp_path: Path,
@@ -234,10 +230,10 @@ def test_a_port_that_another_program_has_is_named_before_compose_starts_anything
 
 
 def test_the_line_to_paste_fits_model_and_key() -> None:
-    plain = serve.Ready("http://h/v1", "a model", chat=False)
-    assert "/v1/completions" in plain.curl
-    assert "Authorization" not in plain.curl
-    guarded = shlex.split(serve.Ready("http://h/v1", "m", chat=True, key=True).curl)
+    plain = serve.curl("http://h/v1", "a model", chat=False)
+    assert "/v1/completions" in plain
+    assert "Authorization" not in plain
+    guarded = shlex.split(serve.curl("http://h/v1", "m", chat=True, key=True))
     assert guarded[1] == "http://h/v1/chat/completions"
     assert "Authorization: Bearer YOUR-API-KEY" in guarded
     assert json.loads(guarded[-1])["messages"][0]["role"] == "user"
