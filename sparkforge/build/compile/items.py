@@ -142,6 +142,9 @@ class _Compile:
 
         context, name = self.context, self.name
         engine = engine_of(context)
+        builder = results.of(self.image).tag
+        if not engine.has_image(builder):  # it must not be looked up in a public registry
+            raise CompileError(f"the engine has no image {builder}", "add --force builder")
         wheel = release_wheel(context, name, self.release)
         own = self.trees[name].layer(context, results)
         what = ", ".join(native.file for native in self.recipe.natives) or "no native file"
@@ -157,7 +160,7 @@ class _Compile:
                 ("--output", f'type=local,"dest={work / "out"}"'),
                 stage="compiled",
                 platform=context.platform,
-                arguments={"BASE": results.of(self.image).tag},
+                arguments={"BASE": builder},
                 contexts={"sources": work / "sources"},
                 options=("--no-cache-filter=compile",),  # the store keeps what is compiled
             )
