@@ -148,9 +148,7 @@ def release() -> Path:
     return path
 
 
-def test_the_compiled_extension_loads_and_is_the_patched_one(
-    receipt: Any, clone: Clone, tmp_path: Path
-) -> None:
+def test_compiled_extension_loads(receipt: Any, clone: Clone, tmp_path: Path) -> None:
     with zipfile.ZipFile(clone.wheel("vllm")) as archive:
         data = archive.read(FS_IO)
     (tmp_path / "fs_io_C.abi3.so").write_bytes(data)
@@ -164,7 +162,7 @@ def test_the_compiled_extension_loads_and_is_the_patched_one(
     assert said == f"{AFTER}\n[True, False]"
 
 
-def test_python_is_the_patched_tree_s_and_nothing_is_lost(receipt: Any, clone: Clone) -> None:
+def test_python_is_of_the_patched_tree(receipt: Any, clone: Clone) -> None:
     out = item(receipt, "wheel vllm")["outputs"]
     # what the release job changed by hand for its own name; the tree's file is in its place
     assert out["differs"] == ["vllm/platforms/__init__.py"]
@@ -178,7 +176,7 @@ def test_python_is_the_patched_tree_s_and_nothing_is_lost(receipt: Any, clone: C
 
 
 @pytest.mark.parametrize("project", ["vllm", "flashinfer_python"])
-def test_every_hash_in_record_holds(receipt: Any, clone: Clone, project: str) -> None:
+def test_record_hashes_match(receipt: Any, clone: Clone, project: str) -> None:
     with zipfile.ZipFile(clone.wheel(project)) as archive:
         record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
         rows = list(csv.reader(io.StringIO(archive.read(record).decode())))
@@ -201,12 +199,12 @@ def test_flashinfer_is_built_of_its_patched_tree(receipt: Any, clone: Clone) -> 
         assert len(cutlass) > 100
 
 
-def test_the_builder_has_no_network_and_no_root(receipt: Any) -> None:
+def test_builder_is_not_root(receipt: Any) -> None:
     image = item(receipt, "builder")["outputs"]["tag"]
     assert docker("run", "--rm", image, "id", "-u") == "10001"
 
 
-def test_explain_says_that_everything_stands(receipt: Any, clone: Clone) -> None:
+def test_second_build_is_cached(receipt: Any, clone: Clone) -> None:
     out, _ = clone.run("--until", "wheels", "--json", "--dry-run")
     assert {step["state"] for step in json.loads(out)["plan"]} == {"in the store"}
 
@@ -218,7 +216,7 @@ def test_a_second_cold_build_gives_the_same_bytes(receipt: Any, clone: Clone) ->
     assert len(found["results"]) == 2
 
 
-def test_an_overlay_of_the_same_series_is_refused(receipt: Any, clone: Clone) -> None:
+def test_overlay_of_native_patch_is_refused(receipt: Any, clone: Clone) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "build.py", "--target", "cpu", "--engine", "none"),
@@ -241,7 +239,7 @@ def test_failed_compile_shows_the_compilers_error(receipt: Any, clone: Clone) ->
     assert "error:" in err
 
 
-def test_a_container_that_is_going_already_is_ended_all_the_same(base_image: str) -> None:
+def test_container_is_removed_once_by_many(base_image: str) -> None:
     started = ("run", "--rm", "--detach", base_image, "sleep", "60")
     containers = engine.connect().client.containers
     with ThreadPoolExecutor(4) as pool:
