@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkforge.build.compile import natives
 from sparkforge.build.compile.builder import engine_of
@@ -29,10 +29,15 @@ from sparkforge.core.errors import CommandError, CompileError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.compiling import Native
-from sparkforge.pins.pins import ReleaseFile
+from sparkforge.pins.pins import Upstream
 from sparkforge.runtime import buildx
+from sparkforge.runtime.engine import Engine
 from sparkforge.sources import sources
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
+
+if TYPE_CHECKING:
+    from sparkforge.wheels.overlay import Layer
 
 
 def external_items(context: Context, name: str) -> dict[str, Item[ExternalResult]]:
@@ -91,92 +96,33 @@ def compile_item(
         "externals": {key: item.key for key, item in fetched.items()},
         "code": code_of(__name__),
     }
-    wheel = _Compile(context, name, file, recipe, image, trees, fetched, inputs["local"])
-    return Item(
-        "wheels",
-        f"wheel {name}",
-        inputs,
-        CompiledWheelResult,
-        wheel.make,
-        needs=(
-            *(item for tree in trees.values() for item in tree.items),
-            *fetched.values(),
-            image,
-        ),
-        valid=holds_wheel,
-        download=(file,),
-        commands=tuple(wheel.script().splitlines()),
-    )
+    gib = CXX_GIB if arch is None else NVCC_GIB
+    # one a store: the second build of `verify`, in an empty store, compiles everything again
+    namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
+    script = recipe.script(width(context.jobs, gib, KEEP_GIB), namespace)
 
-
-@dataclass(frozen=True)
-class _Compile:
-    """The inputs of a compiled wheel."""
-
-    context: Context
-    name: str
-    """The upstream."""
-    release: ReleaseFile
-    recipe: Recipe
-    image: Item[BuilderResult]
-    trees: Mapping[str, Tree]
-    externals: Mapping[str, Item[ExternalResult]]
-    local: str
-    """Local version, after the +."""
-
-    def script(self) -> str:
-        """Return the script for this machine's memory and store."""
-        gib = CXX_GIB if self.recipe.arch is None else NVCC_GIB
-        jobs = width(self.context.jobs, gib, KEEP_GIB)
-        # one a store: the second build of `verify`, in an empty store, compiles everything again
-        store = sha256(str(self.context.store.root).encode()).hexdigest()[:16]
-        return self.recipe.script(jobs, store)
-
-    def make(self, folder: Path, results: Results) -> CompiledWheelResult:
-        """Compile the patched tree, and write the wheel.
-
-        Raises:
-            CompileError: it does not compile, or the build lacks a file of the release.
-        """
+    def make(folder: Path, results: Results) -> CompiledWheelResult:
         from sparkforge.build.compile import assembling
 
-        context, name = self.context, self.name
         engine = engine_of(context)
-        builder = results.of(self.image).tag
+        builder = results.of(image).tag
         if not engine.has_image(builder):  # it must not be looked up in a public registry
             raise CompileError(f"the engine has no image {builder}", "add --force builder")
-        wheel = release_wheel(context, name, self.release)
-        own = self.trees[name].layer(context, results)
-        what = ", ".join(native.file for native in self.recipe.natives) or "no native file"
-        log.info(f"{name}: the patched tree {own.patched.tree[:12]}, and {what}")
+        wheel = release_wheel(context, name, file)
+        layers = {layer: tree.layer(context, results) for layer, tree in trees.items()}
+        what = ", ".join(native.file for native in compiled) or "no native file"
+        log.info(f"{name}: the patched tree {layers[name].patched.tree[:12]}, and {what}")
         with context.store.temporary("compile") as work:
-            self._unpack(results, work / "sources")
             (work / "out").mkdir()
-            build = buildx.ImageBuild(
-                context.root / "Dockerfile",
-                context.root,
-                engine.context,
-                # quoted: a comma in the path would begin another field
-                ("--output", f'type=local,"dest={work / "out"}"'),
-                stage="compiled",
-                platform=context.platform,
-                arguments={"BASE": builder},
-                contexts={"sources": work / "sources"},
-                options=("--no-cache-filter=compile",),  # the store keeps what is compiled
-            )
-            try:
-                call(*build.command(), stream=True, guarded=True)
-            except CommandError as error:
-                msg = f"{name} does not compile:\n{error}"
-                raise CompileError(msg, "see the compiler's output above") from error
-            carried = [
-                self.trees[layer].layer(context, results)
-                for layer in series_of(context, name)
-                if layer != name
-            ]
-            request = request_of(context, name, wheel, self.local)
-            made = assembling.built(work / "out", NATIVE, self.recipe.natives)
-            done = assembling.assemble(request, made, own, carried, folder, self.recipe.upstream)
+            _unpack(context, recipe.upstream, layers, work / "sources")
+            for key, item in fetched.items():
+                _extract(results.artefact(item), work / "sources" / "externals" / key)
+            (work / "sources" / "compile.sh").write_text(script)
+            _run(context, engine, builder, name, work)
+            made = assembling.built(work / "out", NATIVE, compiled)
+            request = request_of(context, name, wheel, inputs["local"])
+            carried = [layers[layer] for layer in series_of(context, name) if layer != name]
+            done = assembling.assemble(request, made, layers[name], carried, folder, upstream)
         released = sum(native.origin == "release" for native in done.natives.values())
         log.info(
             f"native files: {len(done.natives) - released} compiled, {released} from the release"
@@ -184,28 +130,73 @@ class _Compile:
         result = seal(done.wheel)
         return CompiledWheelResult(**vars(result), natives=done.natives, differs=done.differs)
 
-    def _unpack(self, results: Results, folder: Path) -> None:
-        """Write the sources and the script, as the Dockerfile's stage reads them."""
-        context, upstream = self.context, self.recipe.upstream
-        own = self.trees[self.name].layer(context, results).patched
-        tree, outside = folder / "tree", folder / "externals"
-        for name in ("out", "cmake", "tmp"):  # the compiling user owns what is copied
-            (folder / name).mkdir(parents=True)
-        git.unpack(own.source.repo, own.commit, [], tree)
-        if own.source.provider == "git" and upstream.compile.supplement:
-            whole = sources.release(context.store, self.name, upstream, context.access)
-            git.unpack(own.source.repo, whole.commit, upstream.compile.supplement, tree)
-        for name, item in self.externals.items():
-            artefact = results.artefact(item)
-            archive = artefact.path / ARCHIVE
-            undamaged(archive, artefact.result.sha256, "fetches it again")
-            (outside / name).mkdir(parents=True)
-            call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", outside / name)
-        if self.externals:
-            for layer in context.target.wheels[self.name].carries:
-                pin = context.pins.upstream(layer)
-                if pin.compile.redirect is not None:
-                    patched = self.trees[layer].layer(context, results).patched
-                    where = f"{patched.commit}:{pin.paths[0].repo.rstrip('/')}"
-                    git.unpack(patched.source.repo, where, [], outside / layer)
-        (folder / "compile.sh").write_text(self.script())
+    return Item(
+        "wheels",
+        f"wheel {name}",
+        inputs,
+        CompiledWheelResult,
+        make,
+        needs=(
+            *(item for tree in trees.values() for item in tree.items),
+            *fetched.values(),
+            image,
+        ),
+        valid=holds_wheel,
+        download=(file,),
+        commands=tuple(script.splitlines()),
+    )
+
+
+def _unpack(
+    context: Context, upstream: Upstream, layers: Mapping[str, Layer], folder: Path
+) -> None:
+    """Write the patched tree, and those of carried upstreams, as the Dockerfile reads them.
+
+    Args:
+        layers: of the upstream, which is the first, and of those that its wheel carries.
+    """
+    for name in ("out", "cmake", "tmp"):  # the compiling user owns what is copied
+        (folder / name).mkdir(parents=True)
+    (name, own), *carried = layers.items()
+    source = own.patched.source
+    git.unpack(source.repo, own.patched.commit, [], folder / "tree")
+    if source.provider == "git" and upstream.compile.supplement:
+        whole = sources.release(context.store, name, upstream, context.access)
+        git.unpack(source.repo, whole.commit, upstream.compile.supplement, folder / "tree")
+    for layer, tree in carried:
+        pin = context.pins.upstream(layer)
+        if pin.compile.redirect is not None:
+            where = f"{tree.patched.commit}:{pin.paths[0].repo.rstrip('/')}"
+            git.unpack(tree.patched.source.repo, where, [], folder / "externals" / layer)
+
+
+def _extract(external: Artefact[ExternalResult], folder: Path) -> None:
+    archive = external.path / ARCHIVE
+    undamaged(archive, external.result.sha256, "fetches it again")
+    folder.mkdir(parents=True)
+    call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", folder)
+
+
+def _run(context: Context, engine: Engine, builder: str, name: str, work: Path) -> None:
+    """Compile ``sources`` of a folder into its ``out``.
+
+    Raises:
+        CompileError: it does not compile.
+    """
+    build = buildx.ImageBuild(
+        context.root / "Dockerfile",
+        context.root,
+        engine.context,
+        # quoted: a comma in the path would begin another field
+        ("--output", f'type=local,"dest={work / "out"}"'),
+        stage="compiled",
+        platform=context.platform,
+        arguments={"BASE": builder},
+        contexts={"sources": work / "sources"},
+        options=("--no-cache-filter=compile",),  # the store keeps what is compiled
+    )
+    try:
+        call(*build.command(), stream=True, guarded=True)
+    except CommandError as error:
+        msg = f"{name} does not compile:\n{error}"
+        raise CompileError(msg, "see the compiler's output above") from error
