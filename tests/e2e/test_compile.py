@@ -24,6 +24,7 @@ from uuid import uuid4
 import pytest
 
 from sparkforge.core import git
+from sparkforge.core.errors import CompileError, WheelError
 from sparkforge.runtime import containers as makers
 from sparkforge.runtime import engine
 from sparkforge.series import series
@@ -227,14 +228,14 @@ def test_overlay_of_native_patch_is_refused(receipt: Any, clone: Clone) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 7
+    assert done.returncode == WheelError.exit_code
     assert PATCH in done.stderr
     assert "--wheels compile" in done.stderr
 
 
 def test_failed_compile_shows_the_compilers_error(receipt: Any, clone: Clone) -> None:
     clone.patch("#include <errno.h>", "#include <errno.h>\nint broken = nonsense;")
-    _, err = clone.run("--until", "wheels", code=23)
+    _, err = clone.run("--until", "wheels", code=CompileError.exit_code)
     assert "nonsense" in err
     assert "error:" in err
 

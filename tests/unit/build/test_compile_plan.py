@@ -12,7 +12,7 @@ import pytest
 
 from sparkforge.build.compile import natives
 from sparkforge.build.compile.recipe import Recipe, arch_list
-from sparkforge.core.errors import CompileError
+from sparkforge.core.errors import CompileError, EngineError
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Native
 from tests import forked
@@ -128,4 +128,4 @@ def test_compile_without_an_engine_is_refused(tmp_path: Path) -> None:
     for words in ((), ("--engine", "none"), ("--base", "some/image:1")):
         fixed = ("--target", "cpu", "--wheels", "compile", "--until", "wheels")
         code, _, err = forked.run([*fixed, "--store", str(tmp_path), *words], ROOT, env)
-        assert code == 8, err
+        assert code == EngineError.exit_code, err
