@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,8 +24,6 @@ import pytest
 
 from sparkforge.core import git
 from sparkforge.core.errors import CompileError, WheelError
-from sparkforge.runtime import containers as makers
-from sparkforge.runtime import engine
 from sparkforge.series import series
 from tests.support import BODY
 
@@ -238,14 +235,3 @@ def test_failed_compile_shows_the_compilers_error(receipt: Any, clone: Clone) ->
     _, err = clone.run("--until", "wheels", code=CompileError.exit_code)
     assert "nonsense" in err
     assert "error:" in err
-
-
-def test_container_is_removed_once_by_many(base_image: str) -> None:
-    started = ("run", "--rm", "--detach", base_image, "sleep", "60")
-    containers = engine.connect().client.containers
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(3):
-            found = containers.get(docker(*started))
-            for one in [pool.submit(makers.end, found) for _ in range(4)]:
-                one.result()
-            assert docker("ps", "--all", "--quiet", "--filter", f"id={found.id}") == ""
