@@ -127,9 +127,8 @@ def test_the_stand_in_for_torch_changes_nothing(
     folder = tmp_path_factory.mktemp("described")
     patched = tree("flashinfer", folder / "tree", patched=True).resolve()
     ours = units.describe(patched, "12.1f", modules.MODULES)
-    env = {"SPARKFORGE_INSTALLED_TORCH": "1"}
     program = Path(units.__file__).with_name("describe.py")
-    out = call(stock_python, "-I", program, patched, patched / "request.json", env=env).stdout
+    out = call(stock_python, "-I", program, patched, patched / "request.json", "torch").stdout
     theirs = json.loads(out.splitlines()[-1])
     assert [
         {"name": one.name, "units": [(unit.source, list(unit.flags)) for unit in one.units]}
