@@ -1,6 +1,6 @@
 """Ask FlashInfer's own code for the sources of modules. Run as a script, apart from sparkforge.
 
-usage: describe.py TREE REQUEST.json [torch]      (writes TREE/generated and prints one JSON document)
+usage: describe.py TREE REQUEST.json [torch]   (writes TREE/generated, prints one JSON document)
 
 The tree is FlashInfer's patched source; generated sources are written below it. Of FlashInfer only
 ``flashinfer.jit`` is imported. torch and tvm_ffi, of which that needs nothing but names, are
