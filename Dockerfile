@@ -195,6 +195,7 @@ WORKDIR /build
 FROM scratch AS sources
 
 FROM base AS compile
+USER 10001:10001
 COPY --from=sources --chown=10001:10001 / /build/
 RUN --network=none \
     --mount=type=cache,id=sparkforge-ccache,target=/build/ccache,uid=10001,gid=10001 \
