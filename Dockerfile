@@ -182,11 +182,27 @@ RUN --network=none \
 
 # ---- builder: what wheels are compiled in (--wheels compile); no part of the image ----------------------
 # The same steps with other arguments: SYSTEM_PACKAGES are the compilers, requirements.txt is what the
-# upstreams' builds require. It is run with no network, a read-only root and this user.
+# upstreams' builds require.
 FROM packages AS builder
 ENV PATH=/opt/sparkforge/venv/bin:${PATH}
 USER 10001:10001
 WORKDIR /build
+
+
+# ---- compiled: one wheel from its patched tree (--wheels compile), as files; no part of the image -------
+# BASE is the image of the stage builder. sources: tree/ (patched), externals/, and compile.sh, which
+# sparkforge/build/compile/recipe.py writes. ccache keeps results of compilers for the next build.
+FROM scratch AS sources
+
+FROM base AS compile
+USER 10001:10001
+COPY --from=sources --chown=10001:10001 / /build/
+RUN --network=none \
+    --mount=type=cache,id=sparkforge-ccache,target=/build/ccache,uid=10001,gid=10001 \
+    sh /build/compile.sh
+
+FROM scratch AS compiled
+COPY --from=compile /build/out /
 
 
 # ---- serve: the image ----------------------------------------------------------------------------------

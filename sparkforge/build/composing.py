@@ -91,25 +91,25 @@ def on_engine(
     """Return the images of targets, by target, the newest first."""
     found = []
     for docker_image in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
-        target = docker_image.labels[image.TARGET_LABEL]
+        labels, attrs = docker_image.labels, docker_image.attrs
+        target = labels[image.TARGET_LABEL]
         if target not in targets:
             continue
-        for name in _names(docker_image, image.repository(target)):
-            found.append(
-                BuiltImage(
-                    target,
-                    name,
-                    str(docker_image.id),
-                    docker_image.labels.get("org.opencontainers.image.version", ""),
-                    docker_image.labels.get(image.KEY_LABEL, ""),
-                    str(docker_image.attrs.get("Metadata", {}).get("LastTagTime", "")),
-                    int(docker_image.attrs.get("Size", 0)),
-                    familiar(in_use(variables, target)) in (name, docker_image.id),
-                )
+        found += [
+            BuiltImage(
+                target,
+                name,
+                str(docker_image.id),
+                labels.get("org.opencontainers.image.version", ""),
+                labels.get(image.KEY_LABEL, ""),
+                str(attrs.get("Metadata", {}).get("LastTagTime", "")),
+                int(attrs.get("Size", 0)),
+                familiar(in_use(variables, target)) in (name, docker_image.id),
             )
-    return sorted(
-        sorted(found, key=lambda image: image.made, reverse=True), key=lambda image: image.target
-    )
+            for name in _names(docker_image, image.repository(target))
+        ]
+    newest = sorted(found, key=lambda built: built.made, reverse=True)
+    return sorted(newest, key=lambda built: built.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,32 +153,26 @@ def images(options: ImagesOptions) -> int:
         target: name
         for target in targets
         if (name := in_use(variables, target))
-        and not any(built_image.used for built_image in built if built_image.target == target)
+        and not any(image.used for image in built if image.target == target)
     }
-    if options.output.json:
-        log.json({"images": [asdict(built_image) for built_image in built], "missing": missing})
-        return 0
-    if not built:
-        log.info(f"the engine has no image of {', '.join(targets)}")
-    rows: list[tuple[str, ...]] = [
-        (
-            "*" if built_image.used else "",
-            built_image.image,
-            built_image.made[:16].replace("T", " "),
-            human_bytes(built_image.size),
-            f"key {built_image.key[:12]}",
-        )
-        for built_image in built
-    ]
-    if rows:
-        log.table(rows)
+    log.document({"images": [asdict(image) for image in built], "missing": missing})
+    if built:
+        log.table([_row(image) for image in built])
         log.info(
             "*: used by Compose; to switch: build.py rollback --target NAME [IMAGE];"
             " remove old ones: build.py images --prune"
         )
+    else:
+        log.info(f"the engine has no image of {', '.join(targets)}")
     for target, name in missing.items():
         log.warning(f"{variable(target)} is {name}, which the engine does not have")
     return 0
+
+
+def _row(image: BuiltImage) -> tuple[str, ...]:
+    made = image.made[:16].replace("T", " ")
+    used = "*" if image.used else ""
+    return used, image.image, made, human_bytes(image.size), f"key {image.key[:12]}"
 
 
 def old_images(built: Sequence[BuiltImage]) -> list[BuiltImage]:
@@ -190,41 +184,30 @@ def old_images(built: Sequence[BuiltImage]) -> list[BuiltImage]:
         built: as ``on_engine`` gives them.
     """
     old: list[BuiltImage] = []
-    for _, group in itertools.groupby(built, key=lambda built_image: built_image.target):
+    for _, group in itertools.groupby(built, key=lambda image: image.target):
         names = list(group)
-        ordered = list(dict.fromkeys(built_image.image_id for built_image in names))
-        used = next(
-            (ordered.index(built_image.image_id) for built_image in names if built_image.used), 0
-        )
-        old += [
-            built_image for built_image in names if ordered.index(built_image.image_id) > used + 1
-        ]
+        ids = list(dict.fromkeys(image.image_id for image in names))
+        used = next((ids.index(image.image_id) for image in names if image.used), 0)
+        old += [image for image in names if ids.index(image.image_id) > used + 1]
     return old
 
 
 def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int:
     """Remove old images, or print them; images of containers stay, with a warning."""
-    old = old_images(built)
-    stay: dict[str, str] = {}
-    freed = 0
-    if dry_run:
-        for name in old:
-            log.info(f"would remove {name.image}, {human_bytes(name.size)}, less what others share")
-    elif old:
-        before = engine.layers_bytes()
-        for name in old:
-            if why := engine.remove(name.image):
-                stay[name.image] = why
-                log.warning(f"{name.image} stays: {why}")
-            else:
-                log.info(f"removed {name.image}")
-        freed = before - engine.layers_bytes()
-    removed = [name.image for name in old if name.image not in stay]
-    log.document({"removed": removed, "stay": stay, "dry_run": dry_run, "freed_bytes": freed})
-    if not dry_run:
-        log.info(f"freed {human_bytes(freed)}")
-    elif not old:
+    removed, stay = [], {}
+    for old in old_images(built):
+        if dry_run:
+            log.info(f"would remove {old.image}, {human_bytes(old.size)}, less what others share")
+        elif why := engine.remove(old.image):
+            stay[old.image] = why
+            log.warning(f"{old.image} stays: {why}")
+            continue
+        else:
+            log.info(f"removed {old.image}")
+        removed.append(old.image)
+    if not removed:
         log.info("nothing to remove")
+    log.document({"removed": removed, "stay": stay, "dry_run": dry_run})
     return 0
 
 
@@ -251,26 +234,22 @@ def rollback(options: RollbackOptions) -> int:
 
 
 def _chosen(built: Sequence[BuiltImage], target: str, wanted: str | None, used: str) -> BuiltImage:
-    listing = f"python3 build.py images --target {target}"
+    """Return the named image, else the one before the one that Compose uses."""
+    hint = f"choose one of python3 build.py images --target {target}"
     if wanted is not None:
-        for built_image in built:
-            if familiar(wanted) in (
-                built_image.image,
-                built_image.image.partition(":")[2],
-                built_image.image_id,
-            ):
-                return built_image
-        raise ImageError(f"the engine has no image {wanted} of target {target}", f"see {listing}")
-    at = next((at for at, built_image in enumerate(built) if built_image.used), None)
+        for image in built:
+            names = (image.image, image.image.partition(":")[2], image.image_id)
+            if familiar(wanted) in names:
+                return image
+        raise ImageError(f"the engine has no image {wanted} of target {target}", hint)
+    at = next((at for at, image in enumerate(built) if image.used), None)
     if at is None:
         what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
-        msg = f"no previous image of {target} is known: {what}"
-        raise ImageError(msg, f"choose one: build.py rollback --target {target} IMAGE; {listing}")
-    for built_image in built[at + 1 :]:
-        if built_image.image_id != built[at].image_id:  # not another name of the same image
-            return built_image
-    msg = f"{built[at].image} is the oldest image of target {target}"
-    raise ImageError(msg, f"see {listing}")
+        raise ImageError(f"no previous image of {target} is known: {what}", hint)
+    for image in built[at + 1 :]:
+        if image.image_id != built[at].image_id:  # not another name of the same image
+            return image
+    raise ImageError(f"{built[at].image} is the oldest image of target {target}", hint)
 
 
 COMMANDS = (Entry("images", ImagesOptions, images), Entry("rollback", RollbackOptions, rollback))

@@ -60,8 +60,6 @@ class Context:
     """The image is built without the engine's cache, into a file and not into the engine."""
     wheels: str = "overlay"
     """``overlay`` or ``compile``."""
-    native: str = "patched"
-    """With ``compile``: ``patched`` natives or ``all`` of them."""
     jobs: int | None = None
     """Compilers at once; None: as many as memory holds."""
     pack: tuple[str, ...] = ()

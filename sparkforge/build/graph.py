@@ -130,8 +130,8 @@ def graph_of(context: Context) -> Graph:
         fetched = items.external_items(context, name)
         externals |= {f"{name}/{external}": item for external, item in fetched.items()}
         blocked = context.pins.upstream(name).compile.blocked
-        if blocked is None or context.native == "all":
-            wheels[name] = items.compile_item(context, name, builder, layers, fetched.values())
+        if blocked is None:
+            wheels[name] = items.compile_item(context, name, builder, layers, fetched)
         else:
             wheels[name] = overlay_item(context, name, layers, note=blocked)
     house = wheelhouse_item(context)
@@ -180,7 +180,7 @@ def _pack(context: Context, trees: Mapping[str, Tree]) -> Item[PackResult] | Non
 def _builder(context: Context) -> Item[BuilderResult] | None:
     if context.wheels != "compile":
         return None
-    from sparkforge.build.compile.builderitem import builder_item  # not needed by overlays
+    from sparkforge.build.compile.builder import builder_item  # not needed by overlays
 
     return builder_item(context)
 

@@ -35,12 +35,10 @@ def write(context: Context, *, image: bool, engine: str) -> None:
         image: whether the build made an image; its base is recorded.
         engine: value of --engine; recorded where it is ``none``.
     """
-    compiled = context.wheels == "compile"
     last = VariantOptions(
         engine="none" if engine == "none" else "auto",
         base=context.base.reference if image and context.base is not None else None,
-        wheels=context.wheels if compiled else None,
-        native=context.native if compiled else None,
+        wheels=context.wheels if context.wheels == "compile" else None,
         source=_source(context),
         pack=None if context.pack == context.target.pack else " ".join(context.pack) or "none",
     )

@@ -6,11 +6,13 @@ folder, as the same user, with the same checks. So nothing here knows the hub.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sparkforge.build import composing
 from sparkforge.build.options import OutputOptions
@@ -20,67 +22,23 @@ from sparkforge.core.errors import (
     FetchError,
     ImageError,
     IntegrityError,
-    SparkforgeError,
     StoreError,
     UsageError,
 )
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.runtime import envfile
-from sparkforge.runtime.engine import Engine, connect
+from sparkforge.runtime.engine import connect
 from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
-from sparkforge.serving.hub import Progress
 from sparkforge.sources.project import Checkout, checkout, pins_option
 
 _CACHE = "/var/cache/sparkforge/huggingface"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/fetching.py"
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 _PASSED = (
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "ALL_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "all_proxy",
-    "HF_ENDPOINT",
-    "HF_HUB_DOWNLOAD_TIMEOUT",
-    "HF_TOKEN",
+    *(name for proxy in _PROXIES for name in (proxy, proxy.lower())),
+    *("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_TOKEN"),
 )
-_KINDS: Mapping[int, type[SparkforgeError]] = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
-_AGAIN = "the next run continues from here"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A model to download, its place and the image that downloads it."""
-
-    target: str
-    model: str
-    revision: str
-    place: str
-    """A volume of the engine, or a folder of this machine, where Compose looks."""
-    image: str
-
-    @property
-    def mount(self) -> str:
-        """Value of `docker run --mount`."""
-        kind = "bind" if self.place.startswith("/") else "volume"
-        return f"type={kind},source={self.place},target={_CACHE}"
-
-    def command(self, name: str, variables: Mapping[str, str]) -> list[str]:
-        """Return the command that downloads, without the values of variables."""
-        passed = [f"--env={variable}" for variable in _PASSED if variables.get(variable)]
-        return [
-            *("docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only"),
-            *("--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-            *(f"--mount={self.mount}", *passed),
-            *("--env=HF_HUB_DISABLE_PROGRESS_BARS=1", "--env=HF_HUB_DISABLE_TELEMETRY=1"),
-            *("--env=HF_HUB_VERBOSITY=error", "--env=HF_TOKEN_PATH=/dev/null"),
-            *("--entrypoint=/usr/bin/tini", self.image, "--"),
-            *("/opt/sparkforge/venv/bin/python", "-I", _PROGRAM),
-            *(f"{_CACHE}/hub", self.model, self.revision),
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,72 +61,101 @@ def run(options: Options) -> int:
     """
     here = checkout(options.pins)
     variables = envfile.seen(here.root / ".env")
-    engine = connect()
-    wanted = _wanted(here, options.target, variables, engine)
+    target = here.pins.target(options.target)
+    if target.model is None:
+        msg = f"target {options.target} serves no model from the hub"
+        raise UsageError(msg, "give the folder of a checkpoint: build.py serve --model DIR")
+    model = here.pins.models[target.model]
+    place = _place(here, variables)
+    image = _image(options.target, variables)
     name = f"sparkforge-model-fetch-{os.getpid()}"
-    command = wanted.command(name, variables)
-    log.info(f"model    {wanted.model} at {wanted.revision}")
-    log.info(f"to       {wanted.place}")
-    log.info(f"with     {wanted.image}")
+    kind = "bind" if place.startswith("/") else "volume"
+    given = {variable: variables[variable] for variable in _PASSED if variables.get(variable)}
+    command = [
+        *("docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only"),
+        *("--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+        f"--mount=type={kind},source={place},target={_CACHE}",
+        *(f"--env={variable}" for variable in given),  # values are secrets
+        *("--env=HF_HUB_DISABLE_PROGRESS_BARS=1", "--env=HF_HUB_DISABLE_TELEMETRY=1"),
+        *("--env=HF_HUB_VERBOSITY=error", "--env=HF_TOKEN_PATH=/dev/null"),
+        *("--entrypoint=/usr/bin/tini", image, "--", "/opt/sparkforge/venv/bin/python", "-I"),
+        *(_PROGRAM, f"{_CACHE}/hub", model.repository, model.revision),
+    ]
+    log.info(f"model    {model.repository} at {model.revision}")
+    log.info(f"to       {place}")
+    log.info(f"with     {image}")
     if options.dry_run:
         log.info(f"command  {shlex.join(command)}")
     else:
-        _download(engine, name, command, variables)
-    log.document({**asdict(wanted), "complete": not options.dry_run})
+        _download(name, command, given)
+    log.document(
+        {
+            "target": options.target,
+            "model": model.repository,
+            "revision": model.revision,
+            "place": place,
+            "image": image,
+            "complete": not options.dry_run,
+        }
+    )
     return 0
 
 
-def _wanted(here: Checkout, name: str, variables: Mapping[str, str], engine: Engine) -> Wanted:
-    target = here.pins.target(name)
-    if target.model is None:
-        msg = f"target {name} serves no model from the hub"
-        raise UsageError(msg, "give the folder of a checkpoint: build.py serve --model DIR")
-    model = here.pins.models[target.model]
+def _place(here: Checkout, variables: Mapping[str, str]) -> str:
+    """Return the volume, or the folder of this machine, where Compose looks for models."""
     place = variables.get("SPARKFORGE_HF_CACHE") or composing.MODELS_VOLUME
-    if place.startswith(("/", "~", ".")):
-        folder = (here.root / Path(place).expanduser()).resolve()
-        if not folder.is_dir():
-            msg = f"SPARKFORGE_HF_CACHE is {place}, but {folder} does not exist"
-            raise UsageError(
-                msg, f"mkdir -p {shlex.quote(str(folder))}; see docs/serving.md for its permissions"
-            )
-        place = str(folder)
-    image = composing.in_use(variables, name)
-    if not image or not engine.has_image(image):
-        images = composing.on_engine(engine, [name], variables)
-        if not images:
-            msg = f"no image of target {name} on this machine; the download runs in the image"
-            raise ImageError(msg, f"build it: python3 build.py --target {name}")
-        image = images[0].image
-    return Wanted(name, model.repository, model.revision, place, image)
+    if not place.startswith(("/", "~", ".")):
+        return place
+    folder = (here.root / Path(place).expanduser()).resolve()
+    if not folder.is_dir():
+        msg = f"SPARKFORGE_HF_CACHE is {place}, but {folder} does not exist"
+        hint = f"mkdir -p {shlex.quote(str(folder))}; see docs/serving.md for its permissions"
+        raise UsageError(msg, hint)
+    return str(folder)
 
 
-def _download(engine: Engine, name: str, command: list[str], variables: Mapping[str, str]) -> None:
-    progress = Progress(log.info, lambda words: None)
-    given = {variable: variables[variable] for variable in _PASSED if variables.get(variable)}
+def _image(target: str, variables: Mapping[str, str]) -> str:
+    """Return the image that Compose uses, else the newest of the target."""
+    engine = connect()
+    image = composing.in_use(variables, target)
+    if image and engine.has_image(image):
+        return image
+    if images := composing.on_engine(engine, [target], variables):
+        return images[0].image
+    msg = f"no image of target {target} on this machine; the download runs in the image"
+    raise ImageError(msg, f"build it: python3 build.py --target {target}")
+
+
+def _download(name: str, command: list[str], given: Mapping[str, str]) -> None:
+    end: dict[str, Any] = {}
+    other = ["no output"]
+
+    def show(line: str) -> None:
+        try:
+            document = json.loads(line)
+            if "say" in document:
+                log.info(document["say"])
+            elif "have" in document:
+                log.progress("downloading", document["have"], document["total"])
+            else:
+                end.update(document)
+        except (ValueError, TypeError):  # a warning of a library, or the message of a crash
+            other.append(line)
+
     try:
-        ended = call(
-            *command, env=given, check=False, stream=lambda line: progress.feed(line.encode())
-        ).returncode
+        code = call(*command, env=given, check=False, stream=show).returncode
     except BaseException:
-        _remove(engine, name)  # docker's own program may end before its container
+        call("docker", "rm", "--force", name, check=False)  # docker run may end before it
         raise
-    if progress.commit:
+    if "done" in end:
         log.info("complete; the first start of the server downloads nothing")
-        return
-    if progress.error:
-        raise _KINDS.get(progress.code, FetchError)(progress.error, _AGAIN)
-    msg = f"the download failed with exit code {ended}: {progress.last or 'no output'}"
-    raise EngineError(msg, "an image of an older checkout cannot download: build it again")
-
-
-def _remove(engine: Engine, name: str) -> None:
-    from docker.errors import NotFound
-
-    try:
-        engine.client.containers.get(name).remove(force=True)
-    except NotFound:
-        log.detail(f"container {name} has ended")
+    elif "error" in end:
+        kinds = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
+        kind = kinds.get(end.get("code", 0), FetchError)
+        raise kind(str(end["error"]), "the next run continues from here")
+    else:
+        msg = f"the download failed with exit code {code}: {other[-1]}"
+        raise EngineError(msg, "an image of an older checkout cannot download: build it again")
 
 
 COMMANDS = (Entry("model fetch", Options, run, "download the model to where Compose looks for it"),)

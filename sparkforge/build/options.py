@@ -68,12 +68,6 @@ class VariantOptions:
         choices=("overlay", "compile"),
         group="wheels",
     )
-    native: str | None = option(
-        "with --wheels compile: compile patched native files only, or all",
-        default_is="patched",
-        choices=("patched", "all"),
-        group="wheels",
-    )
     pack: str | None = option(
         "FlashInfer's modules that are compiled ahead of time: those that the profiles load, all"
         " of build.py packs, or none",
@@ -85,9 +79,7 @@ class VariantOptions:
 
 def as_last() -> Any:
     """Declare ``VariantOptions`` whose defaults are those of the last build."""
-    return grouped(
-        **dict.fromkeys(("source", "engine", "wheels", "native", "pack"), "as in the last build")
-    )
+    return grouped(**dict.fromkeys(("source", "engine", "wheels", "pack"), "as in the last build"))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def statement(
         "pins": {"sha256": sha256_file(context.pins_path)},
     }
     if context.wheels == "compile":
-        external |= {"wheels": context.wheels, "native": context.native}
+        external["wheels"] = context.wheels
     if context.pack:
         external["pack"] = list(context.pack)
     if product is not None:
@@ -157,7 +157,6 @@ def _builders(context: Context, build: Build) -> list[dict[str, Any]]:
                 "name": name,
                 "uri": f"git+{url}",
                 "digest": {"gitCommit": external.commit},
-                "annotations": {"submodules": dict(external.submodules)},
             }
         )
     return result

@@ -32,10 +32,8 @@ class ExternalResult:
     """A repository that an upstream's build reads."""
 
     commit: str
-    repository: str
-    """Name of its folder among the store's repositories."""
-    submodules: Mapping[str, str]
-    """Commits by folder, inner submodules too."""
+    sha256: str
+    """Of the archive of its files, in the artefact's folder."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +104,10 @@ class PackResult(OwnWheel):
     Attributes:
         modules: sha256 of each library, by its module's name.
         units: sources that they were compiled from.
-        cpu_seconds: of all units, whenever they were compiled.
-        peak_mib: of the largest process.
     """
 
     modules: Mapping[str, str]
     units: int
-    cpu_seconds: int
-    peak_mib: int
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +35,6 @@ from sparkforge.store.artefact import Artefact
 
 _COMPOSE_GRACE_S = 60.0  # more than the container's own (docker-compose.yml: 30 s)
 _ANSWER_S = 600.0  # for the first token: it may compile kernels
-_END_S = 5.0
 CHAT_NAME = "tiny-chat-gpt-oss"
 """Of the tiny checkpoint that takes chats, for its users."""
 _READ_VOCABULARY = (
@@ -94,37 +93,23 @@ def in_environment(python: Path) -> Callable[[str], bytes]:
     return lambda code: call(python, "-P", "-c", code, env=ours).stdout
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Address and model of a ready server."""
+def curl(url: str, model: str, *, chat: bool, key: bool = False) -> str:
+    """Return a request to paste.
 
-    url: str
-    """With ``/v1`` at its end."""
-    model: str
-    """The id that requests name."""
-    chat: bool
-    """The model takes chats."""
-    key: bool = False
-    """Requests must carry an API key."""
-
-    @property
-    def curl(self) -> str:
-        """A request to paste."""
-        message = {"messages": [{"role": "user", "content": "Hello"}]}
-        body = {
-            "model": self.model,
-            **(message if self.chat else {"prompt": "Hello"}),
-            "max_tokens": 200 if self.chat else 16,
-        }
-        words = [
-            "curl",
-            f"{self.url}/{'chat/completions' if self.chat else 'completions'}",
-            "-H",
-            "Content-Type: application/json",
-        ]
-        if self.key:
-            words += ["-H", "Authorization: Bearer YOUR-API-KEY"]
-        return shlex.join([*words, "-d", json.dumps(body)])
+    Args:
+        url: with ``/v1`` at its end.
+        chat: the model takes chats.
+        key: requests must carry an API key.
+    """
+    body: dict[str, object] = {"model": model, "prompt": "Hello", "max_tokens": 16}
+    if chat:
+        messages = [{"role": "user", "content": "Hello"}]
+        body = {"model": model, "messages": messages, "max_tokens": 200}
+    path = "chat/completions" if chat else "completions"
+    words = ["curl", f"{url}/{path}", "-H", "Content-Type: application/json"]
+    if key:
+        words += ["-H", "Authorization: Bearer YOUR-API-KEY"]
+    return shlex.join([*words, "-d", json.dumps(body)])
 
 
 @dataclass
@@ -173,32 +158,35 @@ def serve(
         SmokeError: the server ended by itself, or was not ready in time.
         PortError: its port is taken.
     """
-    is_image = isinstance(product.result, ImageResult)
-    with (
-        _server(context, product, model, profile, chat=chat) as (server, name),
-        servers.kept_log(server, server.output_path),
-    ):
+    built = product.result
+    is_image = isinstance(built, ImageResult)
+    if isinstance(built, ImageResult):
+        started = _image_server(context, built, model, profile, chat=chat)
+    else:
+        served = profile or context.serving
+        started = _environment_server(context, product.path, model, served, chat=chat)
+    with started as (server, name), servers.kept_log(server, server.output_path):
         follower = _Follower(server.output_path)
         # a container reports its progress; a virtual environment only has vLLM's own log
         aloud = is_image or log.verbose
         log.info(f"loading {name or 'the model'}; the server's log: {server.output_path}")
         tell: Callable[[float], None] | None = (lambda _: follower.show()) if aloud else None
         took = servers.wait_ready(server, limit_s, tell)
-        ready = _first_answer(
-            server, name, chat=chat or (is_image and context.target.smoke is None)
-        )
+        url = f"{server.url}/v1"
+        found, key = _first_answer(server, name)
+        line = curl(url, found, chat=chat or (is_image and context.target.smoke is None), key=key)
         log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
-        log.info(f"URL    {ready.url}")
-        log.info(f"model  {ready.model}")
-        log.info(f"try    {ready.curl}")
-        log.document({"url": ready.url, "model": ready.model, "curl": ready.curl})
+        log.info(f"URL    {url}")
+        log.info(f"model  {found}")
+        log.info(f"try    {line}")
+        log.document({"url": url, "model": found, "curl": line})
         if not aloud:
             follower.skip()
         return _until_it_ends(server, follower)
 
 
-def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Ready:
-    """Ask for the model's name and one token.
+def _first_answer(server: ProcessServer, name: str | None) -> tuple[str, bool]:
+    """Request one token; returns the model's name, and whether requests need an API key.
 
     Args:
         name: of the model; None: ask the server.
@@ -206,26 +194,19 @@ def _first_answer(server: ProcessServer, name: str | None, *, chat: bool) -> Rea
     url = f"{server.url}/v1"
     try:
         reply = requests.get(f"{url}/models", timeout=_ANSWER_S)
-        key = reply.status_code == requests.codes.unauthorized
-        if key:  # it is up; only a client with the key may ask for its model
-            return Ready(url, name or "MODEL", chat, key=True)
+        if reply.status_code == requests.codes.unauthorized:
+            return name or "MODEL", True  # it is up; only a client with the key may ask further
         reply.raise_for_status()
         model = name or str(reply.json()["data"][0]["id"])
-        body = {"model": model, "prompt": "Hello", "max_tokens": 1}
         log.info("requesting the first token")
-        completion = requests.post(f"{url}/completions", json=body, timeout=_ANSWER_S)
-        if completion.status_code >= requests.codes.internal_server_error:
-            msg = f"the first token was refused: {completion.status_code} {completion.text[:200]}"
-            raise SmokeError(f"{msg}\n{servers.tail(server)}")
-    except (requests.RequestException, LookupError, TypeError, ValueError) as error:
-        deadline = time.monotonic() + _END_S  # a connection closes before its process is gone
-        while (code := server.exited()) is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        what = f"did not answer its first request: {type(error).__name__}"
-        if code is not None:
-            what = f"{ending(code)} while answering its first request"
-        raise SmokeError(f"the server {what}\n{servers.tail(server)}") from error
-    return Ready(url, model, chat)
+        body = {"model": model, "prompt": "Hello", "max_tokens": 1}
+        first = requests.post(f"{url}/completions", json=body, timeout=_ANSWER_S)
+        if first.status_code >= requests.codes.internal_server_error:  # not where it is refused
+            first.raise_for_status()
+    except (requests.RequestException, LookupError, TypeError) as error:
+        msg = f"the server did not answer its first request: {error}\n{servers.tail(server)}"
+        raise SmokeError(msg) from error
+    return model, False
 
 
 def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
@@ -241,20 +222,6 @@ def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
         return 0
     follower.show()
     raise SmokeError(f"the server {ending(code)}:\n{servers.tail(server)}")
-
-
-def _server(
-    context: Context,
-    product: Artefact[Product],
-    model: Path | None,
-    profile: Profile | None,
-    *,
-    chat: bool,
-) -> AbstractContextManager[tuple[ProcessServer, str | None]]:
-    if isinstance(product.result, ImageResult):
-        return _image_server(context, product.result, model, profile, chat=chat)
-    served = profile or context.serving
-    return _environment_server(context, product.path, model, served, chat=chat)
 
 
 @contextmanager

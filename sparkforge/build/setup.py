@@ -53,8 +53,6 @@ def context_of(
     target = target.model_copy(update={"source": plan})
     wanted = platform_of(target)
     pack = pack_of(variant, target)
-    if variant.wheels != "compile" and variant.native is not None:
-        raise UsageError("--native needs --wheels compile", "add --wheels compile, or omit it")
     if variant.wheels != "compile" and not pack and tools.jobs is not None:
         msg = "--jobs needs --wheels compile or a pack: this build compiles nothing"
         raise UsageError(msg, "omit it")
@@ -71,7 +69,6 @@ def context_of(
         ready_timeout_s=server.ready_timeout or Context.ready_timeout_s,
         arguments=arguments,
         wheels=variant.wheels or "overlay",
-        native=variant.native or "patched",
         jobs=tools.jobs,
         pack=pack,
     )
@@ -211,7 +208,7 @@ def last_variant(project: Project, name: str, variant: VariantOptions) -> Varian
     if variant.engine == "auto" and variant.base is None:
         variant = replace(variant, engine=last.engine, base=last.base)
     if variant.wheels is None:
-        variant = replace(variant, wheels=last.wheels, native=variant.native or last.native)
+        variant = replace(variant, wheels=last.wheels)
     if variant.pack is None:
         variant = replace(variant, pack=last.pack)
     if variant.source is None and not project.access.mirrors:

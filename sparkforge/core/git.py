@@ -329,26 +329,6 @@ def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
     return result
 
 
-def submodules(repo: Path, commit: str) -> dict[str, str]:
-    """Return the submodules of a commit's tree: path → commit."""
-    listing = git(repo, "ls-tree", "-r", "-z", commit)
-    rows = (entry.split("\t", 1) for entry in filter(None, listing.split("\0")))
-    return {path: meta.split(" ")[2] for meta, path in rows if meta.startswith("160000 ")}
-
-
-def submodule_url(repo: Path, commit: str, path: str) -> str | None:
-    """Return a submodule's address in a commit's .gitmodules, or None."""
-    blob_name = f"--blob={commit}:.gitmodules"
-    if not git_ok(repo, "cat-file", "-e", f"{commit}:.gitmodules"):
-        return None
-    listing = git(repo, "config", blob_name, "--null", "--list")
-    values = dict(entry.split("\n", 1) for entry in filter(None, listing.split("\0")))
-    for key, value in values.items():
-        if key.endswith(".path") and value == path:
-            return values.get(f"{key.removesuffix('.path')}.url")
-    return None
-
-
 def clone_at(
     repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
 ) -> None:

@@ -48,18 +48,14 @@ class Compile(Model):
     """Settings for compiling wheels of an upstream."""
 
     blocked: str | None = None
-    """Reason why they can't be compiled: they are overlaid, and ``--native all`` is refused."""
+    """Reason why they can't be compiled: they are overlaid."""
     variables: Mapping[Variable, str] = Field(default_factory=dict)
     """Environment of the wheel's build."""
-    variables_all: Mapping[Variable, str] = Field(default_factory=dict)
-    """The same with ``--native all``, over ``variables``."""
     configure: tuple[CMakeWord, ...] = ()
     """Arguments for CMake; ``{device}`` stands for a native's device."""
     natives: tuple[Native, ...] = ()
     from_release: tuple[Place, ...] = ()
-    """Files and folders of the wheel that a build without natives does not make."""
-    always_release: tuple[Place, ...] = ()
-    """Files and folders that no build of ours makes, not even with ``--native all``."""
+    """Files and folders of the wheel that no build of ours makes."""
     redirect: Variable | None = None
     """Variable with the folder of this upstream's patched files (the first of ``paths``), for the
     build of a wheel that carries it."""

@@ -15,8 +15,6 @@ from sparkforge.core.errors import CommandError, EngineError, ImageError
 from sparkforge.core.run import call
 from sparkforge.runtime.engine import Engine
 
-_EMULATION = {"linux/arm64": "aarch64", "linux/amd64": "x86_64"}
-
 
 @dataclass(frozen=True)
 class Builder:
@@ -122,26 +120,21 @@ def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
         EngineError: the base is a local image that the builder does not see or of another
             platform, or the platform's programs do not run there.
     """
-    if "@" not in base:
-        if builder.driver != "docker":
-            msg = (
-                f"--builder {builder.name} ({builder.driver}) reads from registries only, but"
-                f" --base {base} is a local image"
-            )
-            raise EngineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
-        found = engine.platform_of(base)
-        if found != platform:
-            msg = f"--base {base}: is for {found}, but the target is for {platform}"
-            machine = platform.rpartition("/")[2]
-            remedy = f"use another base (scripts/make-base.sh --arch {machine} NAME builds one)"
-            raise EngineError(msg, remedy)
+    local = "@" not in base
+    if local and builder.driver != "docker":
+        msg = f"--builder {builder.name} reads from registries only, but --base {base} is local"
+        raise EngineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
+    if local and (found := engine.platform_of(base)) != platform:
+        msg = f"--base {base}: is for {found}, but the target is for {platform}"
+        machine = platform.rpartition("/")[2]
+        remedy = f"use another base (scripts/make-base.sh --arch {machine} NAME builds one)"
+        raise EngineError(msg, remedy)
     if not builder.platforms:  # it sleeps; starting it may fetch its image, so not before now
         builder = _inspect(builder.name, "--bootstrap")
     if platform not in builder.platforms:
         msg = f"builder {builder.name} cannot run programs for {platform}"
         remedy = (
-            f"apt-get install qemu-user-static binfmt-support on the engine's machine (Linux then"
-            f" runs them by qemu-{_EMULATION.get(platform, 'user')}), or build on a machine of that"
-            " kind; --until wheelhouse needs neither"
+            "apt-get install qemu-user-static binfmt-support on the engine's machine, or build on a"
+            " machine of that kind; --until wheelhouse needs neither"
         )
         raise EngineError(msg, remedy)

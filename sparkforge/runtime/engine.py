@@ -10,7 +10,6 @@ import os
 import re
 import tarfile
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,21 +89,15 @@ class Engine:
 
     def remove(self, image: str) -> str:
         """Remove an image by name; returns the reason if it stays (a container uses it), or ""."""
-        from docker.errors import APIError
+        from docker.errors import APIError, NotFound
 
         try:
             self.client.images.remove(image)
+        except NotFound:
+            return ""  # another process was faster
         except APIError as error:
-            if error.status_code == HTTPStatus.CONFLICT:
-                return str(error.explanation)
-            if error.status_code != HTTPStatus.NOT_FOUND:  # else another process was faster
-                msg = f"{image} cannot be removed: {error.explanation or error}"
-                raise EngineError(msg, f"docker image rm {image} says more") from None
+            return str(error.explanation or error)
         return ""
-
-    def layers_bytes(self) -> int:
-        """Return the size of all images' layers in bytes."""
-        return int(self.client.df().get("LayersSize") or 0)
 
     def read_file(self, image: str, path: str) -> bytes:
         """Return a file of an image, without running anything of it."""
@@ -184,7 +177,7 @@ def connect() -> Engine:
         status = client.info().get("DriverStatus") or []
     except DockerException as error:
         where = host or os.environ.get("DOCKER_HOST", "its default socket")
-        msg = f"no container engine answers at {where}: {_reason(error)}"
+        msg = f"no container engine answers at {where}: {str(error).splitlines()[0][:200]}"
         raise EngineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
     check_version(version)
     try:
@@ -195,16 +188,6 @@ def connect() -> Engine:
         raise EngineError(msg, remedy) from None
     store = any("io.containerd.snapshotter" in str(value) for value in status)
     return Engine(client, version, store, context)
-
-
-# an OSError in the text of other errors
-_SYSTEM = re.compile(r"\w+Error\(\d+, '([^']+)'\)|\[Errno -?\d+\] ([^'\")]+)")
-
-
-def _reason(error: Exception) -> str:
-    """Return why an engine cannot be reached: the operating system's error, or the whole text."""
-    found = _SYSTEM.search(str(error))
-    return (found[1] or found[2]) if found else str(error).splitlines()[0][:200]
 
 
 def _context() -> tuple[str, str | None]:

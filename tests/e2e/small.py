@@ -3,7 +3,7 @@
 The path is the whole one: build.py --target spark, the real Dockerfile, an arm64 base, our overlay
 wheel of FlashInfer, wheels of others from the real lock. Left out for time: torch and vLLM (6 GB
 and some 20,000 files to compile under emulation); with them it was done by hand:
-docs/cross-build.md. Debian has no Python 3.12, so the base brings 3.11.
+docs/build.md. Debian has no Python 3.12, so the base brings 3.11.
 """
 
 from __future__ import annotations

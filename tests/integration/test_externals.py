@@ -1,25 +1,32 @@
-"""What an upstream's build would fetch: by full SHA, with submodules, over the file transport."""
+"""External sources of a build: by full SHA, with submodules, over the file transport."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sparkforge.build.compile import externals
+from sparkforge.build import executor
+from sparkforge.build.compile.externals import ARCHIVE, external_item
 from sparkforge.build.executor import Build
 from sparkforge.build.graph import Graph
 from sparkforge.build.item import Results, StepResult
-from sparkforge.build.results import EnvironmentResult, SourceResult, WheelhouseResult
+from sparkforge.build.results import (
+    EnvironmentResult,
+    ExternalResult,
+    SourceResult,
+    WheelhouseResult,
+)
 from sparkforge.cli.build import mention_fallback
-from sparkforge.core.errors import FetchError, IntegrityError
+from sparkforge.core.errors import FetchError
 from sparkforge.core.index import Index
 from sparkforge.pins.pins import External, Provider
 from sparkforge.sources.sources import Access
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.store import Store
-from tests.results import item, step
+from tests.results import context_of, item, step
 from tests.support import Repo
 
 
@@ -47,65 +54,62 @@ class Sources:
         repo("commit", "--quiet", "-m", "A submodule")
         (repo.path / path).mkdir(parents=True)
 
-    def pin(self, commit: str | None = None) -> External:
-        return External.model_construct(  # a path in place of an address
-            git=str(self.outer.path), commit=commit or self.commit, redirect="CUTLASS_DIR"
+    def fetch(self, url: str = "", commit: str = "") -> Artefact[ExternalResult]:
+        """Make the item of this repository, as the external ``outer`` of vLLM."""
+        pin = External.model_construct(  # a path in place of an address
+            git=url or str(self.outer.path), commit=commit or self.commit, redirect="CUTLASS_DIR"
         )
-
-    def ensure(self, pin: External | None = None) -> externals.Fetched:
-        return externals.ensure(self.store, "demo/outer", pin or self.pin(), self.access)
+        context = context_of("cpu", store=self.store, access=self.access)
+        upstream = context.pins.upstream("vllm").model_copy(update={"externals": {"outer": pin}})
+        pins = context.pins.model_copy(update={"upstreams": {"vllm": upstream}})
+        item = external_item(replace(context, pins=pins), "vllm", "outer")
+        return executor.run(context, [item]).artefact(item)
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Iterator[Sources]:
-    yield Sources(tmp_path)
+def sources(tmp_path: Path) -> Sources:
+    return Sources(tmp_path)
 
 
-def test_the_tree_is_there_with_what_its_submodules_hold(sources: Sources, tmp_path: Path) -> None:
-    fetched = sources.ensure()
-    assert fetched.named() == {
-        "cutlass": sources.inner_commit,
-        "cutlass/third-party/deepest": sources.deep_commit,
-    }
-    fetched.unpack(tmp_path / "there")
-    assert (tmp_path / "there" / "CMakeLists.txt").read_bytes() == b"project(x)\n"
-    assert (tmp_path / "there" / "cutlass" / "inner.h").exists()
-    deep = tmp_path / "there" / "cutlass" / "third-party" / "deepest" / "deep.h"
-    assert deep.read_bytes() == b"// deep\n"
+def test_archive_has_the_files_of_submodules(sources: Sources) -> None:
+    made = sources.fetch()
+    assert made.result.commit == sources.commit
+    with tarfile.open(made.path / ARCHIVE) as archive:
+        names = {name for name in archive.getnames() if not archive.getmember(name).isdir()}
+        deep = archive.extractfile("./cutlass/third-party/deepest/deep.h")
+        assert deep is not None and deep.read() == b"// deep\n"
+    assert {"./CMakeLists.txt", "./cutlass/inner.h"} <= names
+    assert not any(name.endswith("/.git") for name in names)
 
 
-def test_what_the_store_holds_is_not_asked_for_again(sources: Sources) -> None:
-    sources.ensure()
+def test_stored_external_is_not_fetched_again(sources: Sources) -> None:
+    first = sources.fetch()
     sources.outer.path.rename(sources.outer.path.with_name("gone"))
     sources.access = replace(sources.access, offline=True)
-    assert sources.ensure().commit == sources.commit
+    assert sources.fetch().path == first.path
 
 
-def test_a_commit_that_is_nowhere_is_an_error_with_the_place(sources: Sources) -> None:
-    with pytest.raises(FetchError, match="demo/outer: git could not fetch 000000000000") as error:
-        sources.ensure(sources.pin("0" * 39 + "1"))
-    assert "--mirror demo/outer=" in error.value.remedy
+def test_unknown_commit_names_the_external(sources: Sources) -> None:
+    with pytest.raises(FetchError, match="vllm/outer"):
+        sources.fetch(commit="0" * 39 + "1")
 
 
-def test_offline_names_the_commit(sources: Sources) -> None:
+def test_offline_fetch_is_refused(sources: Sources) -> None:
     sources.access = replace(sources.access, offline=True)
-    pin = External(git="https://127.0.0.1:9/x.git", commit=sources.commit, redirect="X")
-    with pytest.raises(FetchError, match="--offline is set"):
-        sources.ensure(pin)
+    with pytest.raises(FetchError, match="--offline"):
+        sources.fetch("https://127.0.0.1:9/x.git")
 
 
-def test_a_mirror_takes_the_place_of_the_address(sources: Sources) -> None:
-    pin = External(git="https://127.0.0.1:9/x.git", commit=sources.commit, redirect="X")
-    sources.access = replace(sources.access, mirrors={"demo/outer": str(sources.outer.path)})
-    assert sources.ensure(pin).commit == sources.commit
+def test_mirror_replaces_the_address(sources: Sources) -> None:
+    mirrors = {"vllm/outer": str(sources.outer.path)}
+    sources.access = replace(sources.access, mirrors=mirrors, offline=True)
+    assert sources.fetch("https://127.0.0.1:9/x.git").result.commit == sources.commit
 
 
-def test_a_submodule_without_an_address_is_refused(sources: Sources) -> None:
-    sources.outer.write({".gitmodules": b""})
+def test_submodule_without_an_address_is_refused(sources: Sources) -> None:
     commit = sources.outer.commit({".gitmodules": b'[submodule "x"]\n\tpath = other\n'})
-    # a commit as git writes it: the entry itself stays in the tree
-    with pytest.raises(IntegrityError, match="has the submodule cutlass, but no address for it"):
-        sources.ensure(sources.pin(commit))
+    with pytest.raises(FetchError, match="cutlass"):
+        sources.fetch(commit=commit)
 
 
 def test_a_second_build_speaks_of_sources_that_fell_back(

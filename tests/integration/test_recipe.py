@@ -61,28 +61,26 @@ def strange(folder: Path, name: str, requires: tuple[str, ...] = ()) -> Path:
     )
 
 
-def test_a_strange_platform_inside_of_a_wheel_is_no_failure(check: Path, tmp_path: Path) -> None:
+def test_unknown_platform_in_wheel_passes(check: Path, tmp_path: Path) -> None:
     install(tmp_path, strange(tmp_path, "one"), make_wheel(tmp_path, "two", files={"two.py": b""}))
     code, words = said(check)
     assert "`one` was built for a different platform" in words  # uv still sees it
     assert code == 0
 
 
-def test_a_missing_requirement_is_one_beside_a_strange_platform_too(
-    check: Path, tmp_path: Path
-) -> None:
+def test_missing_requirement_fails(check: Path, tmp_path: Path) -> None:
     install(tmp_path, strange(tmp_path, "one", requires=("three>=2",)))
     code, words = said(check)
     assert code != 0
     assert "requires `three>=2`" in words.splitlines()[-1]
 
 
-def test_all_well_is_no_words_at_all(check: Path, tmp_path: Path) -> None:
+def test_complete_environment_prints_nothing(check: Path, tmp_path: Path) -> None:
     install(tmp_path, make_wheel(tmp_path, "two", files={"two.py": b""}))
     assert said(check) == (0, "")
 
 
-def test_a_check_that_could_not_be_made_is_a_failure(check: Path) -> None:
+def test_missing_environment_fails(check: Path) -> None:
     code, words = said(check)  # there is no environment
     assert code != 0
     assert words

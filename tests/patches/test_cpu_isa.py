@@ -92,7 +92,9 @@ def test_a_first_request_of_one_token_and_the_logits(
     if best is None or isa.INSTRUCTION_SETS.index(shown) < isa.INSTRUCTION_SETS.index(best):
         pytest.skip(f"this CPU has no {shown}, and what it lacks cannot be made up")
     if shown == "amx" and not experts and context_of("cpu").older_natives:
-        pytest.skip("vLLM's AMX kernel is of an older release than its Python files (docs/cpu.md)")
+        pytest.skip(
+            "vLLM's AMX kernel is of an older release than its Python files (docs/build.md)"
+        )
     out = runs(shown, experts)
     seen: dict[str, Any] = result_of(out)["isa"]
     assert seen["extensions"] == [EXTENSION[shown]]

@@ -27,6 +27,7 @@ from sparkforge.sources.wheelhouse import in_store, read_lock
 from sparkforge.store.artefact import Artefact
 from tests.modules import SMALLEST
 from tests.patches.checkout import CHECKOUT, ROOT, store
+from tests.patches.pack_calls import CALLS, LEFT_OUT
 from tests.patches.probing import run_module
 from tests.patches.trees import tree
 from tests.results import context_of
@@ -90,8 +91,9 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_evidence_is_in_the_sources(trees: dict[str, Path], vllm: Path) -> None:
     sources = {"vllm": vllm, "flashinfer": trees["patched"]}
     for module in modules.MODULES:
-        assert {one.upstream for one in module.evidence} == set(sources)
-        for one in module.evidence:
+        (evidence,) = (calls for start, calls in CALLS.items() if module.name.startswith(start))
+        assert {one.upstream for one in evidence} == set(sources)
+        for one in evidence:
             text = (sources[one.upstream] / one.path).read_text(encoding="utf-8")
             assert one.text in text, (module.name, one)
 
@@ -104,12 +106,12 @@ def test_what_is_left_out_is_not_called_here(
         for path in vllm.glob("vllm/**/*.py")
     }
     jit = "".join(path.read_text() for path in (trees["patched"] / "flashinfer/jit").glob("*.py"))
-    for one in modules.LEFT_OUT:
+    for one in LEFT_OUT:
         assert f'"{one.name}"' in jit
         assert {name for name, text in texts.items() if one.call in text} == set(one.callers), one
         for gate in one.gates:
             assert gate.text in texts[gate.path], gate
-    assert {one.name for one in modules.LEFT_OUT}.isdisjoint(
+    assert {one.name for one in LEFT_OUT}.isdisjoint(
         name for starts in loaded.values() for names in starts.values() for name in names
     )
     # the limits by capability and ranks, without which both users of trtllm_comm stay away
@@ -125,9 +127,8 @@ def test_the_stand_in_for_torch_changes_nothing(
     folder = tmp_path_factory.mktemp("described")
     patched = tree("flashinfer", folder / "tree", patched=True).resolve()
     ours = units.describe(patched, "12.1f", modules.MODULES)
-    env = {"SPARKFORGE_INSTALLED_TORCH": "1"}
     program = Path(units.__file__).with_name("describe.py")
-    out = call(stock_python, "-I", program, patched, patched / "request.json", env=env).stdout
+    out = call(stock_python, "-I", program, patched, patched / "request.json", "torch").stdout
     theirs = json.loads(out.splitlines()[-1])
     assert [
         {"name": one.name, "units": [(unit.source, list(unit.flags)) for unit in one.units]}

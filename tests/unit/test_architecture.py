@@ -18,7 +18,6 @@ STARTS_PROCESSES = {
     "core/run.py",
     "serving/session.py",
     "serving/triton_driver.py",
-    "build/compile/gate.py",
 }
 STARTING = re.compile(
     r"subprocess\.(Popen|run|call|check_\w+|get\w*output)"

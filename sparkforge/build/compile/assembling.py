@@ -1,7 +1,4 @@
-"""The compiled wheel: compiled files, and the release's files for the rest.
-
-Native files that no patch touches are the release's own (``--native patched``).
-"""
+"""The compiled wheel: compiled files, and the release's files for the rest."""
 
 from __future__ import annotations
 
@@ -10,17 +7,23 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from sparkforge.build.compile import natives
-from sparkforge.build.compile.recipe import Recipe
-from sparkforge.build.compile.running import Made
 from sparkforge.build.results import NativeFile
 from sparkforge.core import git
 from sparkforge.core.errors import CompileError
+from sparkforge.pins.compiling import Native, below
 from sparkforge.pins.pathmap import member_of
-from sparkforge.series.series import Patched
+from sparkforge.pins.pins import Upstream
 from sparkforge.wheels import archive, intake, overlay
 
 _ELF = b"\x7fELF"
+
+
+@dataclass(frozen=True)
+class Built:
+    """Results of a compile: the wheel, and native files by their path in it."""
+
+    wheel: Path
+    natives: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -34,69 +37,91 @@ class Assembled:
     """Unpatched files that differ from the release."""
 
 
+def built(out: Path, native: str, wanted: Sequence[Native]) -> Built:
+    """Read the results of a compile.
+
+    Args:
+        out: folder with the wheel.
+        native: folder below it with the native files.
+
+    Raises:
+        CompileError: one of them is missing.
+    """
+    wheels = list(out.glob("*.whl"))
+    if len(wheels) != 1:
+        msg = f"the build wrote {len(wheels)} wheels instead of one"
+        raise CompileError(msg, "see its output above")
+    found = {}
+    for file in wanted:
+        path = out / native / file.file
+        if not path.is_file():
+            msg = f"CMake's target {file.target} installed no {file.file}"
+            raise CompileError(msg, "fix compile.natives in pins.yaml")
+        found[file.file] = path.read_bytes()
+    return Built(wheels[0], found)
+
+
 def assemble(
     request: overlay.Request,
-    recipe: Recipe,
-    made: Made,
-    own: Patched,
+    made: Built,
+    own: overlay.Layer,
     carried: Sequence[overlay.Layer],
     folder: Path,
+    upstream: Upstream,
 ) -> Assembled:
     """Make a wheel of compiled files, and of the release's files for the rest.
 
     Args:
+        own: the tree that was compiled.
         carried: series that go onto files of the release inside of this wheel.
 
     Raises:
         CompileError: the build lacks a file of the release, and no rule of pins.yaml says why.
     """
-    everything = recipe.decision.everything
+    patched = own.patched
+    changed = {
+        member: change.new_blob
+        for change in git.changes(patched.source.repo, patched.source.commit, patched.commit)
+        if (member := member_of(own.paths, change.path)) is not None
+    }
     with archive.opened(request.wheel) as release, archive.opened(made.wheel) as ours:
-        in_release = _payload(release)
-        in_ours = _payload(ours)
-        changed = _changed(own, recipe)
-        taken, lost = natives.missing(
-            recipe.upstream, in_release, {*in_ours, *made.natives}, everything=everything
-        )
-        if lost := [member for member in lost if changed.get(member) != git.ABSENT]:
-            msg = (
-                f"{request.wheel.name}: the build did not create {lost[0]} ({len(lost)} such files)"
-            )
+        in_release, in_ours = _payload(release), _payload(ours)
+        removed = {member for member, blob in changed.items() if blob == git.ABSENT}
+        missing = in_release - in_ours - made.natives.keys() - removed
+        plan = upstream.compile
+        files = tuple(native.file for native in plan.natives)
+        released = {member for member in missing if below(member, (*plan.from_release, *files))}
+        if lost := sorted(missing - released):
+            msg = f"the build of {request.wheel.name} wrote no {lost[0]} ({len(lost)} such files)"
             remedy = "if this tree does not build it, add it to compile.from_release in pins.yaml"
             raise CompileError(msg, remedy)
-        base = made.wheel if everything else request.wheel
-        if everything:
-            fresh = {member: release.read(member) for member in taken}
-        else:
-            layers = overlay.plan(request, carried, release)
-            fresh = {**layers.fresh, **_different(release, ours, in_ours)}
-            fresh |= {member: path.read_bytes() for member, path in made.natives.items()}
-        removed = tuple(
-            sorted(m for m, blob in changed.items() if blob == git.ABSENT and m in in_release)
-        )
-        plain = sorted(m for m in fresh if m not in made.natives and m != request.version_file)
-        plan = overlay.Plan(
+        different = {m: ours.read(m) for m in in_ours if not _same(release, ours, m)}
+        fresh = {**overlay.plan(request, carried, release).fresh, **different, **made.natives}
+        plain = sorted(fresh.keys() - made.natives.keys() - {request.version_file})
+        changes = overlay.Plan(
             fresh=fresh,
             # ours may set another mode than the release has
             executable={
                 m: bool(ours.members[m].external_attr >> 16 & 0o100) for m in fresh if m in in_ours
             },
-            replaced=tuple(m for m in plain if m in in_release and m not in taken),
+            replaced=tuple(m for m in plain if m in in_release and m not in released),
             added=tuple(m for m in plain if m not in in_release),
-            removed=() if everything else removed,
+            removed=tuple(sorted(removed & in_release)),
         )
-        asked = overlay.Request(
-            wheel=base,
-            name=request.name,
-            local=request.local,
-            drop_requires=request.drop_requires,
-            version_file=request.version_file,
-            epoch=request.epoch,
+        wheel = overlay.write(request, release, changes, folder)
+        carried_members = {
+            member_of(layer.paths, path) for layer in carried for path in layer.patched.touched
+        }
+        differs = tuple(
+            member
+            for member in (*changes.replaced, *changes.added)
+            if member not in changed and member not in carried_members
         )
-        wheel = overlay.write(asked, ours if everything else release, plan, folder)
-        patched = set(changed) | {m for layer in carried for m in _members(layer)}
-        differs = tuple(m for m in (*plan.replaced, *plan.added) if m not in patched)
-        return Assembled(wheel, _natives(release, ours, taken, made), differs)
+        native = {m: NativeFile(_sha256(data), "compiled") for m, data in made.natives.items()}
+        for member in released - native.keys():
+            if (data := release.read(member)).startswith(_ELF):
+                native[member] = NativeFile(_sha256(data), "release")
+        return Assembled(wheel, dict(sorted(native.items())), differs)
 
 
 def _payload(source: archive.Source) -> set[str]:
@@ -104,46 +129,11 @@ def _payload(source: archive.Source) -> set[str]:
     return {member for member in source.members if not member.startswith(info)}
 
 
-def _different(
-    release: archive.Source, ours: archive.Source, members: set[str]
-) -> dict[str, bytes]:
-    """Return our members that differ from the release's; the others are copied from it."""
-    result = {}
-    for member in members:
-        info, known = ours.members[member], release.members.get(member)
-        if known is None or (info.CRC, info.file_size) != (known.CRC, known.file_size):
-            result[member] = ours.read(member)
-    return result
+def _same(release: archive.Source, ours: archive.Source, member: str) -> bool:
+    """Return whether the release has the same file: it is copied from there."""
+    info, known = ours.members[member], release.members.get(member)
+    return known is not None and (info.CRC, info.file_size) == (known.CRC, known.file_size)
 
 
-def _changed(own: Patched, recipe: Recipe) -> dict[str, str]:
-    """Return the wheel's members that the series changes, each with its blob afterwards."""
-    result = {}
-    for change in git.changes(own.source.repo, own.source.commit, own.commit):
-        if (member := member_of(recipe.upstream.paths, change.path)) is not None:
-            result[member] = change.new_blob
-    return result
-
-
-def _members(layer: overlay.Layer) -> list[str]:
-    """Return the wheel's members that a series changes."""
-    found = (member_of(layer.paths, path) for path in layer.patched.touched)
-    return [member for member in found if member is not None]
-
-
-def _natives(
-    release: archive.Source, ours: archive.Source, taken: Sequence[str], made: Made
-) -> dict[str, NativeFile]:
-    """Return the sha256 and the origin of every native file of the wheel."""
-    found = {}
-    for member in taken:
-        data = release.read(member)
-        if member not in made.natives and data.startswith(_ELF):
-            found[member] = NativeFile(sha256(data).hexdigest(), "release")
-    for member in ours.members:
-        data = ours.read(member) if member.endswith(".so") else b""
-        if data.startswith(_ELF):
-            found[member] = NativeFile(sha256(data).hexdigest(), "compiled")
-    for member, path in made.natives.items():
-        found[member] = NativeFile(sha256(path.read_bytes()).hexdigest(), "compiled")
-    return dict(sorted(found.items()))
+def _sha256(data: bytes) -> str:
+    return sha256(data).hexdigest()

@@ -5,64 +5,108 @@ Its base is the target's own (the CUDA devel image of pins.yaml, or ``--base``).
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from sparkforge.build.context import Context
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.item import Item, Results
 from sparkforge.build.results import BuilderResult
+from sparkforge.build.stages.wheelhouse import wheelhouse_item
+from sparkforge.core.errors import CompileError, EngineError
+from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.log import log
 from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import BaseImage, Engine
+from sparkforge.runtime.engine import OLDEST_ENGINE, BaseImage, Engine
+from sparkforge.store.codekey import code_of
 
 PYTHON = "/opt/sparkforge/venv/bin/python"
 _KEY_LABEL = "org.sparkforge.builder"
-_USER = 10001
-"""User of the Dockerfile's builder; where sparkforge runs as root, a compile does not."""
 
 
 def packages(python: str) -> tuple[str, ...]:
     """Return the distribution packages that a compile needs; CMake and ninja are locked wheels."""
     # patch: vLLM's CMake patches one header of torch with it. libnuma-dev: its CPU kernels
-    return (
-        "ccache",
-        "g++",
-        "gcc",
-        "git",
-        "libc6-dev",
-        "libnuma-dev",
-        "patch",
-        f"python{python}-dev",
+    tools = ("ccache", "g++", "gcc", "git", "libc6-dev", "libnuma-dev", "patch")
+    return (*tools, f"python{python}-dev")
+
+
+def builder_item(context: Context) -> Item[BuilderResult]:
+    """Return the builder image; it needs a wheelhouse that it is installed from.
+
+    Raises:
+        CompileError: the target names no requirements for a builder.
+        EngineError: the target has no base image, and none is named.
+    """
+    base = context.base
+    if base is None:
+        msg = f"target {context.target_name} has no base image in pins.yaml, and wheels are"
+        raise EngineError(f"{msg} compiled in one", "give one: --base IMAGE (with Python and apt)")
+    lock = context.target.builder.get(context.platform)
+    if lock is None:
+        msg = f"targets.{context.target_name}: has no builder for {context.platform}"
+        raise CompileError(msg, "add a lock of its upstreams' build requirements (builder:)")
+    house = wheelhouse_item(context, context.root / lock, "builder's wheelhouse", "builder")
+    inputs = {
+        "base": base.digest,
+        "wheelhouse": house.key,
+        "python": context.target.python,
+        "platform": context.platform,
+        "packages": list(packages(context.target.python)),
+        "epoch": context.epoch,
+        "recipe": code_digest(context.root / "Dockerfile"),
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path, results: Results) -> BuilderResult:
+        engine, key = engine_of(context), key_of(inputs)
+        name = f"sparkforge/builder-{context.target_name}:{key[:12]}"
+        # another store of this machine may have built it: transferring its wheelhouse takes longest
+        if "builder" in context.force or not _present(engine, name, key):
+            _build(engine, context, base, name, key, results.artefact(house).path / WHEELS, folder)
+        from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+        image_id = engine.image_id(name)
+        log.info(f"builder {name} ({image_id})")
+        return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
+
+    return Item(
+        "builder",
+        "builder",
+        inputs,
+        BuilderResult,
+        make,
+        needs=(house,),
+        valid=lambda artefact: (
+            context.engine is None or context.engine.has_image(artefact.result.image_id)
+        ),
+        # an engine may lose the image of which all wheels are made
+        intermediate=True,
     )
 
 
-def user() -> tuple[int, int]:
-    """Return the user and group that compiles: the caller, or the builder's own instead of root."""
-    uid, gid = os.getuid(), os.getgid()
-    return (uid, gid) if uid else (_USER, _USER)
+def engine_of(context: Context) -> Engine:
+    """Return the engine that compiles; EngineError if none is used here."""
+    if context.engine is None:
+        msg = "compiling wheels needs a container engine"
+        remedy = (
+            f"start Docker Engine {OLDEST_ENGINE} or newer (DOCKER_HOST), or use --wheels overlay"
+        )
+        raise EngineError(msg, remedy)
+    return context.engine
 
 
-def tag(target: str, key: str) -> str:
-    """Return the name of the image of a key."""
-    return f"sparkforge/builder-{target}:{key[:12]}"
-
-
-def build(
-    engine: Engine, context: Context, base: BaseImage, key: str, wheelhouse: Path, folder: Path
-) -> BuilderResult:
-    """Build the image in the engine; returns its id, name, and the packages in it.
-
-    Args:
-        key: of the item; a label of the image.
-        wheelhouse: folder of the wheels of the target's lock for builders.
-
-    Raises:
-        ImageError: the build failed.
-    """
+def _build(
+    engine: Engine,
+    context: Context,
+    base: BaseImage,
+    name: str,
+    key: str,
+    wheelhouse: Path,
+    folder: Path,
+) -> None:
     ours = folder / "wheels"
     ours.mkdir()
     lock = context.root / context.target.builder[context.platform]
     (ours / "requirements.txt").write_bytes(lock.read_bytes())
-    name, python = tag(context.target_name, key), context.target.python
     buildx.build(
         buildx.ImageBuild(
             context.root / "Dockerfile",
@@ -73,32 +117,20 @@ def build(
             platform=context.platform,
             arguments={
                 "BASE": base.reference,
-                "PYTHON_VERSION": python,
+                "PYTHON_VERSION": context.target.python,
                 "SOURCE_DATE_EPOCH": str(context.epoch),
-                "SYSTEM_PACKAGES": " ".join(packages(python)),
+                "SYSTEM_PACKAGES": " ".join(packages(context.target.python)),
             },
             labels={_KEY_LABEL: key},
             contexts={"wheels": ours, "wheelhouse": wheelhouse},
             ca_bundle=context.ca_bundle,
         )
     )
-    return _result(engine, name)
 
 
-def standing(engine: Engine, name: str, key: str) -> BuilderResult | None:
-    """Return the result of ``build`` if the engine has the image of this key, else None."""
-    from docker.errors import ImageNotFound
-
-    try:
-        labels = engine.client.images.get(name).labels
-    except ImageNotFound:
-        return None
-    return _result(engine, name) if labels.get(_KEY_LABEL) == key else None
-
-
-def _result(engine: Engine, name: str) -> BuilderResult:
-    from sparkforge.build import sbom  # not needed by a build in which nothing changed
-
-    image_id = str(engine.client.images.get(name).id)
-    log.info(f"builder {name} ({image_id})")
-    return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
+def _present(engine: Engine, name: str, key: str) -> bool:
+    """Return whether the engine has the builder of this key."""
+    if not engine.has_image(name):
+        return False
+    labels: dict[str, str] = engine.client.images.get(name).labels
+    return labels.get(_KEY_LABEL) == key

@@ -1,97 +1,79 @@
-"""External sources of an upstream's build → commits in the store, with their submodules.
+"""Sources that an upstream's build would fetch: an archive in the store, with submodules.
 
 Each is fetched by its full SHA. The tree of a commit has the SHAs of its submodules, so the commit
-pins them. ``.gitmodules`` has their URLs.
+pins them.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urljoin
 
-from sparkforge.core import git
-from sparkforge.core.errors import CommandError, FetchError, IntegrityError
+from sparkforge.build.context import Context
+from sparkforge.build.item import Item, Results
+from sparkforge.build.results import ExternalResult
+from sparkforge.core.errors import CommandError, FetchError
+from sparkforge.core.hashing import intact, sha256_file
 from sparkforge.core.log import log
-from sparkforge.pins.pins import External
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
+from sparkforge.core.run import call
+from sparkforge.sources.download import Fetches
+from sparkforge.store.codekey import code_of
 
-_DEPTH = 4  # submodules of submodules: more is a cycle, or no source of a kernel library
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A commit in the store, and its submodules by their folder."""
-
-    repo: Path
-    commit: str
-    submodules: tuple[tuple[str, Fetched], ...] = ()
-
-    def named(self) -> dict[str, str]:
-        """Return the commit of each submodule by its folder, inner ones too."""
-        found = {}
-        for path, inner in self.submodules:
-            found[path] = inner.commit
-            found |= {f"{path}/{below}": commit for below, commit in inner.named().items()}
-        return found
-
-    def unpack(self, where: Path) -> None:
-        """Write the whole tree, submodules included, into a folder."""
-        where.mkdir(parents=True, exist_ok=True)
-        git.unpack(self.repo, self.commit, [], where)
-        for path, inner in self.submodules:
-            inner.unpack(where / path)
+ARCHIVE = "source.tar"
 
 
-def ensure(store: Store, name: str, external: External, access: Access) -> Fetched:
-    """Return an external, fetching it where the store lacks it.
+def external_item(context: Context, upstream: str, external: str) -> Item[ExternalResult]:
+    """Return a repository that an upstream's build would fetch, at its pinned commit.
+
+    Raises (when it is made):
+        FetchError: git cannot fetch it, or one of its submodules.
+    """
+    pin = context.pins.upstream(upstream).externals[external]
+    name = f"{upstream}/{external}"
+
+    def make(folder: Path, results: Results) -> ExternalResult:
+        url = context.access.mirrors.get(name, pin.git)
+        local = "://" not in url and Path(url).exists()
+        if context.access.offline and not local:
+            msg = f"{name}: commit {pin.commit[:12]} is not in the store, and --offline is set"
+            remedy = f"run once without --offline, or give --mirror {name}=PATH of a clone"
+            raise FetchError(msg, remedy)
+        url = str(Path(url).resolve()) if local else url
+        log.info(f"{name}: fetching {pin.commit[:12]} from {url}")
+        with context.store.temporary("external") as work:
+            try:
+                _check_out(work, url, pin.commit, "always" if local else "never")
+            except CommandError as error:
+                msg = f"{name}: git could not fetch {pin.commit[:12]} from {url}:\n{error}"
+                remedy = f"check the network, or give --mirror {name}=URL-or-path"
+                raise FetchError(msg, remedy) from error
+            out = folder / ARCHIVE
+            call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
+        return ExternalResult(pin.commit, sha256_file(out))
+
+    return Item(
+        "sources",
+        f"external {name}",
+        {"commit": pin.commit, "code": code_of(__name__)},
+        ExternalResult,
+        make,
+        valid=lambda artefact: intact(artefact.path / ARCHIVE, artefact.result.sha256),
+        fetches=lambda: Fetches(unknown=(f"{name} by git",)),
+    )
+
+
+def _check_out(where: Path, url: str, commit: str, files: str) -> None:
+    """Check a commit out with its submodules.
 
     Args:
-        name: ``UPSTREAM/EXTERNAL``, which ``--mirror`` may name, too.
-
-    Raises:
-        FetchError: it cannot be fetched.
-        IntegrityError: its ``.gitmodules`` does not name a submodule that its tree has.
+        files: git's ``protocol.file.allow``: whether submodules may be folders of this machine.
     """
-    url = access.mirrors.get(name, external.git)
-    return _ensure(store, name, url, external.commit, access, _DEPTH)
 
+    def git(*words: str) -> None:
+        options = ("-c", f"protocol.file.allow={files}", "-c", "core.hooksPath=/dev/null")
+        call("git", "-C", where, *options, *words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
 
-def _ensure(store: Store, name: str, url: str, commit: str, access: Access, depth: int) -> Fetched:
-    # one repository an address: submodules that several have are fetched once
-    repo = store.git_path(f"external-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
-    if not git.has_commit(repo, commit):
-        with store.lock(repo.stem):
-            if not git.has_commit(repo, commit):
-                _fetch(repo, name, url, commit, access)
-    inner = []
-    for path, sha in git.submodules(repo, commit).items():
-        where = git.submodule_url(repo, commit, path)
-        if where is None or depth == 0:
-            msg = f"{name}: commit {commit[:12]} has the submodule {path}, but no address for it"
-            raise IntegrityError(msg, "fix the commit in pins.yaml")
-        # ./ and ../ are relative to the address of the repository itself
-        address = urljoin(f"{url}/", where) if where.startswith((".", "..")) else where
-        inner.append((path, _ensure(store, f"{name}/{path}", address, sha, access, depth - 1)))
-    return Fetched(repo, commit, tuple(inner))
-
-
-def _fetch(repo: Path, name: str, url: str, commit: str, access: Access) -> None:
-    local = "://" not in url and Path(url).exists()
-    where = str(Path(url).resolve()) if local else url
-    if access.offline and not local:
-        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is set"
-        raise FetchError(
-            msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
-        )
-    log.info(f"{name}: fetching {commit[:12]} from {where}")
-    git.init_bare(repo)
-    git.tidy(repo)
-    try:
-        git.fetch_commit(repo, where, commit)
-    except CommandError as error:
-        msg = f"{name}: git could not fetch {commit[:12]} from {where}:\n{error}"
-        raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
-    git.git(repo, "update-ref", f"refs/pins/{commit}", commit)
+    git("init", "--quiet", "--template=")
+    git("remote", "add", "origin", url)  # addresses of submodules may be relative to it
+    git("fetch", "--quiet", "--depth=1", "--no-tags", "origin", commit)
+    git("checkout", "--quiet", "FETCH_HEAD")
+    git("submodule", "--quiet", "update", "--init", "--recursive", "--depth=1", "--checkout")

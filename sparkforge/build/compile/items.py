@@ -1,19 +1,18 @@
-"""Compiled wheels: pins and options → items."""
+"""Compiled wheels: the patched tree's Python and changed native files, the release's others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.build.compile import builder, externals, natives
-from sparkforge.build.compile.builderitem import engine_of
-from sparkforge.build.compile.externalitem import external_item
-from sparkforge.build.compile.natives import Decision
-from sparkforge.build.compile.recipe import Recipe, arch_list, shown
+from sparkforge.build.compile import natives
+from sparkforge.build.compile.builder import engine_of
+from sparkforge.build.compile.externals import ARCHIVE, external_item
+from sparkforge.build.compile.recipe import NATIVE, Recipe, arch_list
 from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results, holds_wheel
+from sparkforge.build.item import Item, Results, holds_wheel, undamaged
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult
 from sparkforge.build.stages.source import chosen
@@ -25,30 +24,36 @@ from sparkforge.build.stages.wheels import (
     seal,
     series_of,
 )
-from sparkforge.core.hashing import key_of
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, CompileError
 from sparkforge.core.log import log
-from sparkforge.pins.pins import ReleaseFile
+from sparkforge.core.run import call
+from sparkforge.pins.compiling import Native
+from sparkforge.pins.pins import Upstream
+from sparkforge.runtime import buildx
+from sparkforge.runtime.engine import Engine
 from sparkforge.sources import sources
+from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
 
 if TYPE_CHECKING:
-    from sparkforge.build.compile.running import Sources
+    from sparkforge.wheels.overlay import Layer
 
 
 def external_items(context: Context, name: str) -> dict[str, Item[ExternalResult]]:
     """Return the external sources that this compile needs, by name."""
     upstream = context.pins.upstream(name)
-    if upstream.compile.blocked or not _decision(context, name).fetches:
+    if upstream.compile.blocked or not natives.reads_externals(_natives(context, name)):
         return {}
     return {external: external_item(context, name, external) for external in upstream.externals}
 
 
-def _decision(context: Context, name: str) -> Decision:
+def _natives(context: Context, name: str) -> tuple[Native, ...]:
     patches = context.series_of(name).patches
     touched = {entry.path: patch.name for patch in patches for entry in patch.entries}
     named = {target: patch.name for patch in patches for target in patch.natives}
     device = "cuda" if context.target.cuda_arch is not None else "cpu"
-    return natives.decide(name, context.pins.upstream(name), touched, context.native, device, named)
+    return natives.changed(name, context.pins.upstream(name), touched, device, named)
 
 
 def _redirects(context: Context, name: str) -> dict[str, str]:
@@ -65,117 +70,59 @@ def compile_item(
     name: str,
     image: Item[BuilderResult],
     trees: Mapping[str, Tree],
-    fetched: Iterable[Item[ExternalResult]],
+    fetched: Mapping[str, Item[ExternalResult]],
 ) -> Item[CompiledWheelResult]:
     """Return the compiled wheel of an upstream.
 
     Args:
         trees: of the upstream and of those that its wheel carries, by name.
-        fetched: external sources of the build.
+        fetched: external sources of the build, by name.
 
     Raises:
         CompileError: the series changes what can't be compiled.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
-    layers = series_of(context, name)
-    decision = _decision(context, name)
-    device = arch_list(context.target.cuda_arch)
+    compiled = _natives(context, name)
     # a build without natives compiles nothing, whatever the target's architecture
-    compiles = decision.everything or bool(decision.compiled)
-    recipe = Recipe(
-        upstream=upstream,
-        decision=decision,
-        arch=device if compiles else None,
-        epoch=context.epoch,
-        redirects=_redirects(context, name),
-        jobs=width(context.jobs, NVCC_GIB if device and compiles else CXX_GIB, KEEP_GIB),
-    )
-    fixed = replace(recipe, jobs=0)
+    arch = arch_list(context.target.cuda_arch) if compiled else None
+    recipe = Recipe(upstream, compiled, arch, context.epoch, _redirects(context, name))
     inputs = {
-        **common_inputs(context, name, layers),
-        "native": context.native,
+        **common_inputs(context, name, series_of(context, name)),
         # an overlay takes the patched files from them, a compile takes all files
         "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
         "builder": image.key,
-        "environment": fixed.environment(),
-        "steps": [step.words for step in fixed.steps()],
-        "externals": {key: pin.commit for key, pin in upstream.externals.items()}
-        if decision.fetches
-        else {},
+        "script": recipe.script(0, ""),
+        "externals": {key: item.key for key, item in fetched.items()},
         "code": code_of(__name__),
     }
-    work = f"{name}-{key_of(inputs)[:16]}"
-    tag = builder.tag(context.target_name, image.key)
-    wheel = _Compile(context, name, file, recipe, trees, inputs["local"], tag, work)
-    uid, gid = builder.user()
-    commands = shown(
-        recipe,
-        tag,
-        context.store.root / "compile" / work,
-        context.store.root / "ccache",
-        f"{uid}:{gid}",
-    )
-    return Item(
-        "wheels",
-        f"wheel {name}",
-        inputs,
-        CompiledWheelResult,
-        wheel.make,
-        needs=(
-            *(item for tree in trees.values() for item in tree.items),
-            *fetched,
-            image,
-        ),
-        valid=holds_wheel,
-        download=(file,),
-        commands=tuple(commands),
-    )
+    gib = CXX_GIB if arch is None else NVCC_GIB
+    # one a store: the second build of `verify`, in an empty store, compiles everything again
+    namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
+    script = recipe.script(width(context.jobs, gib, KEEP_GIB), namespace)
 
+    def make(folder: Path, results: Results) -> CompiledWheelResult:
+        from sparkforge.build.compile import assembling
 
-@dataclass(frozen=True)
-class _Compile:
-    """The inputs of a compiled wheel."""
-
-    context: Context
-    name: str
-    """The upstream."""
-    release: ReleaseFile
-    recipe: Recipe
-    trees: Mapping[str, Tree]
-    local: str
-    """Local version, after the +."""
-    tag: str
-    """Of the builder image."""
-    work: str
-    """Name of its folder in the store."""
-
-    def make(self, folder: Path, results: Results) -> CompiledWheelResult:
-        """Compile the patched tree, and write the wheel."""
-        from sparkforge.build.compile import assembling, running
-
-        context, name, recipe, trees = self.context, self.name, self.recipe, self.trees
-        decision = recipe.decision
         engine = engine_of(context)
-        wheel = release_wheel(context, name, self.release)
-        own = trees[name].layer(context, results).patched
-        place = running.Place(
-            engine,
-            self.tag,
-            context.store.cache_path("compile") / self.work,
-            context.store.cache_path("ccache"),
-        )
-        what = ", ".join(native.file for native in decision.compiled) or (
-            "all native files" if decision.everything else "no native file"
-        )
-        log.info(f"{name}: the patched tree {own.tree[:12]}, and {what}; {recipe.jobs} at once")
-        made = running.run(recipe, _sources(context, name, trees, results, decision), place)
-        # with everything compiled, carried upstreams were read by the build itself
-        layers = [] if decision.everything else series_of(context, name)
-        carried = [trees[layer].layer(context, results) for layer in layers if layer != name]
-        request = request_of(context, name, wheel, self.local)
-        done = assembling.assemble(request, recipe, made, own, carried, folder)
-        running.finished(place)
+        builder = results.of(image).tag
+        if not engine.has_image(builder):  # it must not be looked up in a public registry
+            raise CompileError(f"the engine has no image {builder}", "add --force builder")
+        wheel = release_wheel(context, name, file)
+        layers = {layer: tree.layer(context, results) for layer, tree in trees.items()}
+        what = ", ".join(native.file for native in compiled) or "no native file"
+        log.info(f"{name}: the patched tree {layers[name].patched.tree[:12]}, and {what}")
+        with context.store.temporary("compile") as work:
+            (work / "out").mkdir()
+            _unpack(context, recipe.upstream, layers, work / "sources")
+            for key, item in fetched.items():
+                _extract(results.artefact(item), work / "sources" / "externals" / key)
+            (work / "sources" / "compile.sh").write_text(script)
+            _run(context, engine, builder, name, work)
+            made = assembling.built(work / "out", NATIVE, compiled)
+            request = request_of(context, name, wheel, inputs["local"])
+            carried = [layers[layer] for layer in series_of(context, name) if layer != name]
+            done = assembling.assemble(request, made, layers[name], carried, folder, upstream)
         released = sum(native.origin == "release" for native in done.natives.values())
         log.info(
             f"native files: {len(done.natives) - released} compiled, {released} from the release"
@@ -183,30 +130,73 @@ class _Compile:
         result = seal(done.wheel)
         return CompiledWheelResult(**vars(result), natives=done.natives, differs=done.differs)
 
+    return Item(
+        "wheels",
+        f"wheel {name}",
+        inputs,
+        CompiledWheelResult,
+        make,
+        needs=(
+            *(item for tree in trees.values() for item in tree.items),
+            *fetched.values(),
+            image,
+        ),
+        valid=holds_wheel,
+        download=(file,),
+        commands=tuple(script.splitlines()),
+    )
 
-def _sources(
-    context: Context, name: str, trees: Mapping[str, Tree], results: Results, decision: Decision
-) -> Sources:
-    """Return the sources to unpack for the compile."""
-    from sparkforge.build.compile.running import Sources
 
-    upstream = context.pins.upstream(name)
-    own = trees[name].layer(context, results).patched
-    supplement: tuple[tuple[str, str], ...] = ()
-    if own.source.provider == "git" and upstream.compile.supplement:
+def _unpack(
+    context: Context, upstream: Upstream, layers: Mapping[str, Layer], folder: Path
+) -> None:
+    """Write the patched tree, and those of carried upstreams, as the Dockerfile reads them.
+
+    Args:
+        layers: of the upstream, which is the first, and of those that its wheel carries.
+    """
+    for name in ("out", "cmake", "tmp"):  # the compiling user owns what is copied
+        (folder / name).mkdir(parents=True)
+    (name, own), *carried = layers.items()
+    source = own.patched.source
+    git.unpack(source.repo, own.patched.commit, [], folder / "tree")
+    if source.provider == "git" and upstream.compile.supplement:
         whole = sources.release(context.store, name, upstream, context.access)
-        supplement = tuple((whole.commit, path) for path in upstream.compile.supplement)
-    if not decision.fetches:
-        return Sources(own.source.repo, own.commit, supplement)
-    fetched = {
-        key: externals.ensure(context.store, f"{name}/{key}", pin, context.access)
-        for key, pin in upstream.externals.items()
-    }
-    carried = {}
-    for layer in context.target.wheels[name].carries:
-        pin_of = context.pins.upstream(layer)
-        if pin_of.compile.redirect is not None:
-            tree = trees[layer].layer(context, results).patched
-            folder = pin_of.paths[0].repo.rstrip("/")
-            carried[layer] = (tree.source.repo, f"{tree.commit}:{folder}")
-    return Sources(own.source.repo, own.commit, supplement, fetched, carried)
+        git.unpack(source.repo, whole.commit, upstream.compile.supplement, folder / "tree")
+    for layer, tree in carried:
+        pin = context.pins.upstream(layer)
+        if pin.compile.redirect is not None:
+            where = f"{tree.patched.commit}:{pin.paths[0].repo.rstrip('/')}"
+            git.unpack(tree.patched.source.repo, where, [], folder / "externals" / layer)
+
+
+def _extract(external: Artefact[ExternalResult], folder: Path) -> None:
+    archive = external.path / ARCHIVE
+    undamaged(archive, external.result.sha256, "fetches it again")
+    folder.mkdir(parents=True)
+    call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", folder)
+
+
+def _run(context: Context, engine: Engine, builder: str, name: str, work: Path) -> None:
+    """Compile ``sources`` of a folder into its ``out``.
+
+    Raises:
+        CompileError: it does not compile.
+    """
+    build = buildx.ImageBuild(
+        context.root / "Dockerfile",
+        context.root,
+        engine.context,
+        # quoted: a comma in the path would begin another field
+        ("--output", f'type=local,"dest={work / "out"}"'),
+        stage="compiled",
+        platform=context.platform,
+        arguments={"BASE": builder},
+        contexts={"sources": work / "sources"},
+        options=("--no-cache-filter=compile",),  # the store keeps what is compiled
+    )
+    try:
+        call(*build.command(), stream=True, guarded=True)
+    except CommandError as error:
+        msg = f"{name} does not compile:\n{error}"
+        raise CompileError(msg, "see the compiler's output above") from error

@@ -6,8 +6,7 @@ import fcntl
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from sparkforge.build import executor, publish
 from sparkforge.build.context import Context
@@ -88,23 +87,10 @@ def run(options: Options) -> int:
         f"{counted(len(result.modules), 'module')} for {context.target_name}, {size}, in"
         f" {time.monotonic() - start:.0f} s"
     )
-    log.info(
-        f"{counted(result.units, 'unit')}: {result.cpu_seconds} s of CPU in all, at most"
-        f" {result.peak_mib / 1024:.1f} GiB in one compiler"
-    )
-    path = (folder / result.file).relative_to(project.root)
-    log.info(str(path))
-    log.document(document(result, path))
+    path = str((folder / result.file).relative_to(project.root))
+    log.info(path)
+    log.document({**asdict(result), "file": path})
     return 0
-
-
-def document(result: PackResult, path: Path) -> dict[str, Any]:
-    """Return the answer of --json.
-
-    Args:
-        path: of the wheel, below the checkout.
-    """
-    return {**asdict(result), "file": str(path)}
 
 
 def _context(project: Project, options: Options) -> Context:
@@ -119,9 +105,6 @@ def _list(chosen: Sequence[Module]) -> int:
     log.document({module.name: asdict(module) for module in chosen})
     for module in chosen:
         log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
-        for evidence in module.evidence:
-            call = " ".join(evidence.text.split())
-            log.info(f"    {evidence.upstream} {evidence.path}: {call}")
     return 0
 
 

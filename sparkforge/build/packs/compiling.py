@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
-from threading import Event, Lock
+from threading import Event
 
 from sparkforge.build.jobs import KEEP_GIB, width
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.toolchain import Host
-from sparkforge.build.packs.units import GENERATED, Described, Unit, contents, cost
+from sparkforge.build.packs.units import GENERATED, Described, Unit, contents
 from sparkforge.core.errors import CommandError, CompileError
 from sparkforge.core.hashing import intact, key_of, sha256_file
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.core.parallel import in_parallel
-from sparkforge.sources.sizes import duration
 from sparkforge.store.artefact import Artefact, T
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
-_GATE = Path(__file__).parents[1] / "compile/gate.py"
-_ROOT = Path(__file__).parents[3]
 _STAGE = "packs"
-_SMALL_GIB = 0.5
 _SHOWN_LINES = 20
+_LARGE = re.compile(r"gemm_grouped/")
+# GiB that one compiler takes at most; nvcc 13.0.88 on x86-64 (docs/build.md)
+LARGEST_GIB, OTHER_GIB = 8.0, 2.0
 # messages of g++ and nvcc when the kernel has killed their child processes
 _KILLED = re.compile(r"Killed signal|died due to signal 9")
 
 
 @dataclass(frozen=True)
 class ObjectResult:
-    """An object, and the cost of its compile.
-
-    Attributes:
-        peak_mib: of its largest process.
-    """
+    """An object."""
 
     sha256: str
-    cpu_seconds: float
-    peak_mib: int
 
 
 @dataclass(frozen=True)
@@ -73,72 +63,54 @@ class Request:
     """Compilers at once; None: as many as fit in memory."""
 
 
-class _Progress:
-    """Counts finished units, and estimates the time that the others take."""
-
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self._lock, self._begun = Lock(), time.monotonic()
-        self._count, self._done = len(units), 0
-        self._left, self._spent = sum(cost(unit).seconds for unit in units), 0.0
-
-    def finished(self, unit: Unit, took: ObjectResult) -> None:
-        with self._lock:
-            self._done += 1
-            self._left -= cost(unit).seconds
-            self._spent += cost(unit).seconds
-            seconds = (time.monotonic() - self._begun) * self._left / self._spent
-            left = f", about {duration(seconds)} left" if self._done < self._count else ""
-            log.info(
-                f"{self._done}/{self._count} {unit.source.removeprefix(GENERATED)}:"
-                f" {took.cpu_seconds:.0f} s of CPU, {took.peak_mib / 1024:.1f} GiB{left}"
-            )
+def memory_gib(unit: Unit) -> float:
+    """Return the memory that compiling a unit takes at most, GiB."""
+    return LARGEST_GIB if _LARGE.search(unit.source) else OTHER_GIB
 
 
 def compile_units(
     request: Request, modules: Sequence[Described]
 ) -> dict[Unit, Artefact[ObjectResult]]:
-    """Compile the units that the store lacks, those that take longest first.
+    """Compile the units that the store lacks, those that take much memory first.
 
     Raises:
         CompileError: a compiler refuses a source.
     """
     every = list(dict.fromkeys(unit for module in modules for unit in module.units))
-    inputs = {unit: _inputs(request, unit) for unit in every}
-    found = {unit: request.store.find(_STAGE, inputs[unit], ObjectResult) for unit in every}
-    damaged = {unit for unit, made in found.items() if made is not None and not _whole(made)}
-    found |= dict.fromkeys(damaged)
-    missing = [unit for unit in every if found[unit] is None]
-    todo = sorted(missing, key=lambda unit: -cost(unit).seconds)
+    found, damaged = {}, set()
+    for unit in every:
+        made = request.store.find(_STAGE, _inputs(request, unit), ObjectResult)
+        if made is not None and intact(made.path / recipe.OBJECT, made.result.sha256):
+            found[unit] = made
+        elif made is not None:
+            log.warning(f"{made.path}: damaged in the store: compiling it again")
+            damaged.add(unit)
+    missing = [unit for unit in every if unit not in found]
     of = f"{counted(len(every), 'unit')} of {counted(len(modules), 'module')}"
-    log.info(f"{of}, {len(todo)} to compile")
-    progress = _Progress(todo)
+    log.info(f"{of}, {len(missing)} to compile")
     (request.tree / "objects").mkdir(exist_ok=True)
 
     def compiled(unit: Unit, stopping: Event) -> Artefact[ObjectResult]:
-        made = request.store.build(
+        return request.store.build(
             _STAGE,
-            inputs[unit],
+            _inputs(request, unit),
             ObjectResult,
             lambda folder: _compile(request, unit, folder),
             again=unit in damaged,
         )
-        progress.finished(unit, made.result)
-        return made
 
-    if todo:
-        at_once = width(request.jobs, _SMALL_GIB, KEEP_GIB)
-        for unit, made in zip(
-            todo, in_parallel(compiled, todo, min(at_once, len(todo))), strict=True
-        ):
-            found[unit] = made
-    result = {}
+    for gib in (LARGEST_GIB, OTHER_GIB):
+        todo = [unit for unit in missing if memory_gib(unit) == gib]
+        if todo:
+            at_once = min(width(request.jobs, gib, KEEP_GIB), len(todo))
+            for unit, made in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
+                found[unit] = made
+                name = unit.source.removeprefix(GENERATED)
+                log.progress(name, len(found), len(every), "units")
     for module in modules:
         for unit in module.units:
-            artefact = found[unit]
-            assert artefact is not None
-            _remember(request, artefact, module.name, unit.source)
-            result[unit] = artefact
-    return result
+            _remember(request, found[unit], module.name, unit.source)
+    return found
 
 
 def _remember(request: Request, made: Artefact[T], module: str, source: str = "") -> None:
@@ -150,15 +122,6 @@ def _remember(request: Request, made: Artefact[T], module: str, source: str = ""
     # both names together are too long for a file name
     name = {"architecture": request.architecture, "module": module, "source": source}
     request.store.remember(_STAGE, key_of(name)[:32], made)
-
-
-def _whole(made: Artefact[ObjectResult]) -> bool:
-    """Return whether an object is as it was compiled."""
-    path = made.path / recipe.OBJECT
-    if intact(path, made.result.sha256):
-        return True
-    log.warning(f"{path}: damaged in the store: compiling it again")
-    return False
 
 
 def _inputs(request: Request, unit: Unit) -> dict[str, object]:
@@ -175,34 +138,17 @@ def _inputs(request: Request, unit: Unit) -> dict[str, object]:
 
 def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
     """Write ``unit.o`` into a folder."""
-    notes = folder / "took"
-    done = recipe.compile_unit(
-        request.tree,
-        request.host,
-        unit,
-        key_of(_inputs(request, unit))[:16],
-        folder,
-        before=(sys.executable, "-IS", _GATE),
-        env={
-            "SPARKFORGE_SLOTS": str(request.tree / "slots"),
-            "SPARKFORGE_JOBS": str(os.cpu_count() or 1),
-            "SPARKFORGE_JOB_MIB": str(int(cost(unit).gib * 1024)),
-            "SPARKFORGE_RESERVE_MIB": str(int(KEEP_GIB * 1024)),
-            "SPARKFORGE_NOTES": str(notes),
-            "SPARKFORGE_ROOT": str(_ROOT),
-        },
-    )
+    name = key_of(_inputs(request, unit))[:16]
+    done = recipe.compile_unit(request.tree, request.host, unit, name, folder)
     if done.returncode:
         text = (done.stderr or done.stdout).decode(errors="replace")
-        said = "\n".join(f"    {line}" for line in text.splitlines()[-_SHOWN_LINES:])
-        msg = f"{unit.source}: cannot be compiled (exit code {done.returncode}):\n{said}"
+        shown = "\n".join(f"    {line}" for line in text.splitlines()[-_SHOWN_LINES:])
+        msg = f"{unit.source}: cannot be compiled (exit code {done.returncode}):\n{shown}"
         remedy = "fix the source, or the patch that changed it"
-        if _KILLED.search(text) or done.returncode == 128 + SIGKILL:
-            remedy = f"free memory (this source takes up to {cost(unit).gib} GiB), or use --jobs 1"
+        if _KILLED.search(text) or done.returncode in (-SIGKILL, 128 + SIGKILL):
+            remedy = f"free memory (it takes up to {memory_gib(unit):.0f} GiB), or use --jobs 1"
         raise CompileError(msg, remedy)
-    peak, seconds, *_ = notes.read_text().split("\t")
-    notes.unlink()
-    return ObjectResult(sha256_file(folder / recipe.OBJECT), float(seconds), int(peak))
+    return ObjectResult(sha256_file(folder / recipe.OBJECT))
 
 
 def link(

@@ -1,10 +1,10 @@
 """Ask FlashInfer's own code for the sources of modules. Run as a script, apart from sparkforge.
 
-usage: describe.py TREE REQUEST.json       (writes TREE/generated and prints one JSON document)
+usage: describe.py TREE REQUEST.json [torch]   (writes TREE/generated, prints one JSON document)
 
 The tree is FlashInfer's patched source; generated sources are written below it. Of FlashInfer only
 ``flashinfer.jit`` is imported. torch and tvm_ffi, of which that needs nothing but names, are
-stand-ins, unless SPARKFORGE_INSTALLED_TORCH is set: a test compares both. Paths in the result are
+stand-ins without the word ``torch``: a test compares both. Paths in the result are
 relative to the tree, so the result does not depend on its place.
 """
 
@@ -129,10 +129,14 @@ def _described(tree: Path, generator: str, arguments: dict[str, Any]) -> dict[st
     }
 
 
-def main(tree: Path, request: Path) -> None:
-    """Print the modules of a request."""
+def main(tree: Path, request: Path, *, installed: bool) -> None:
+    """Print the modules of a request.
+
+    Args:
+        installed: use the installed torch and tvm_ffi.
+    """
     asked = json.loads(request.read_text(encoding="utf-8"))
-    if not os.environ.get("SPARKFORGE_INSTALLED_TORCH"):
+    if not installed:
         _stand_ins()
     _prepare(tree, asked["arch"])
     modules = [
@@ -142,4 +146,4 @@ def main(tree: Path, request: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]))
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]), installed="torch" in sys.argv[3:])

@@ -1,11 +1,10 @@
-"""The modules that FlashInfer compiles on SM 12.x for gpt-oss, and the calls of vLLM for them.
+"""The modules that FlashInfer compiles on SM 12.x for gpt-oss.
 
-Read in vLLM 0.33.0 with our series and in FlashInfer 0.7.2.post1 with ours.
-``tests/patches/test_packs.py`` checks each piece of evidence against those sources, and makes
-FlashInfer's own calls for a simulated 12.0 and 12.1, with tensors of gpt-oss's shapes: 64 query and
-8 KV heads, or half of each with two ranks. The ratio is 8 in both cases, so one list serves one and
-two ranks. ``exact``, ``balanced`` and ``fast`` differ in dense layers, which Marlin and the decode
-kernels compute, so it serves all three.
+``tests/patches/test_packs.py`` checks the list against vLLM and FlashInfer with our series: the
+calls that lead to each module, those that lead to no other, and FlashInfer's own choice for a
+simulated 12.0 and 12.1. gpt-oss has 64 query and 8 KV heads, or half of each with two ranks. The
+ratio is 8 in both cases, so one list serves one and two ranks. ``exact``, ``balanced`` and ``fast``
+differ in dense layers, which Marlin and the decode kernels compute, so it serves all three.
 """
 
 from __future__ import annotations
@@ -18,18 +17,6 @@ from sparkforge.core.errors import PinsError, UsageError
 
 Set = Literal["default", "all"]
 SETS: tuple[Set, ...] = ("default", "all")
-_ATTENTION = "vllm/v1/attention/backends/flashinfer.py"
-_SAMPLER = "vllm/v1/sample/ops/topk_topp_sampler.py"
-_MOE = "vllm/model_executor/layers/fused_moe"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A text that the patched source of an upstream contains."""
-
-    upstream: str
-    path: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -42,33 +29,15 @@ class Module:
         arguments: of that function; ``torch.X`` stands for a data type, ``variants.X`` for a source
             text of FlashInfer's.
         needs: option of ``vllm serve`` that leads to it; "": the profiles' defaults do.
-        evidence: the calls that lead to it.
     """
 
     name: str
     generator: str
     arguments: Mapping[str, object]
-    needs: str
-    evidence: tuple[Evidence, ...]
+    needs: str = ""
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A module that FlashInfer has and gpt-oss does not load on SM 12.x.
-
-    Attributes:
-        name: FlashInfer's own.
-        call: text by which vLLM's code calls it.
-        callers: the files of vLLM with that text, all of them.
-        why: reason that they do not call it here.
-        gates: the lines that say so.
-    """
-
-    name: str
-    call: str
-    callers: tuple[str, ...]
-    why: str
-    gates: tuple[Evidence, ...]
+_DTYPES = {"bf16": "torch.bfloat16", "e4m3": "torch.float8_e4m3fn"}
 
 
 def _sink(*, window: bool, kv: str = "bf16", needs: str = "") -> Module:
@@ -102,18 +71,7 @@ def _sink(*, window: bool, kv: str = "bf16", needs: str = "") -> Module:
             "module_surface": "full",
         },
         needs,
-        (
-            Evidence(
-                "vllm", _ATTENTION, "self._prefill_wrapper = BatchAttentionWithAttentionSinkW"
-            ),
-            Evidence(
-                "flashinfer", "flashinfer/attention/_core.py", "batch_prefill_attention_sink_"
-            ),
-        ),
     )
-
-
-_DTYPES = {"bf16": "torch.bfloat16", "e4m3": "torch.float8_e4m3fn"}
 
 
 def _xqa(*, window: bool, page: int = 16, kv: str = "bf16", needs: str = "") -> Module:
@@ -134,11 +92,6 @@ def _xqa(*, window: bool, page: int = 16, kv: str = "bf16", needs: str = "") -> 
             "use_ragged_q": False,
         },
         needs,
-        (
-            Evidence("vllm", _ATTENTION, "flashinfer_xqa_batch_decode_with_kv_cache("),
-            Evidence("flashinfer", "flashinfer/decode.py", "    xqa(\n        query_new,"),
-            Evidence("flashinfer", "flashinfer/xqa.py", "spec = gen_xqa_module("),
-        ),
     )
 
 
@@ -146,18 +99,7 @@ _CUTLASS = "--moe-backend flashinfer_cutlass"
 _FP8 = "--kv-cache-dtype fp8"
 
 MODULES: tuple[Module, ...] = (
-    Module(
-        "sampling",
-        "sampling:gen_sampling_module",
-        {},
-        "",
-        (
-            Evidence("vllm", _SAMPLER, "flashinfer.sampling.top_p_sampling_from_probs("),
-            Evidence("vllm", _SAMPLER, "flashinfer.sampling.top_k_sampling_from_probs("),
-            Evidence("vllm", _SAMPLER, "flashinfer.sampling.top_k_top_p_sampling_from_logits("),
-            Evidence("flashinfer", "flashinfer/sampling.py", "module = gen_sampling_module()"),
-        ),
-    ),
+    Module("sampling", "sampling:gen_sampling_module", {}),
     _sink(window=True),
     _sink(window=False),
     _xqa(window=True),
@@ -169,136 +111,15 @@ MODULES: tuple[Module, ...] = (
     ),
     *(_sink(window=window, kv="e4m3", needs=_FP8) for window in (True, False)),
     *(_xqa(window=window, kv="e4m3", needs=_FP8) for window in (True, False)),
+    # named so on every device
     Module(
-        "mxfp8_quantization_sm100",  # named so on every device
+        "mxfp8_quantization_sm100",
         "fp8_quantization:gen_mxfp8_quantization_sm100_module",
         {},
         _CUTLASS,
-        (
-            Evidence("vllm", f"{_MOE}/utils.py", "return mxfp8_e4m3_quantize("),
-            Evidence(
-                "vllm", "vllm/utils/flashinfer.py", "import mxfp8_quantize as mxfp8_quantize_"
-            ),
-            Evidence(
-                "flashinfer",
-                "flashinfer/quantization/fp8_quantization.py",
-                "module = gen_mxfp8_quantization_sm100_module().build_and_load()",
-            ),
-        ),
     ),
-    Module(
-        "fused_moe_120",
-        "fused_moe:gen_cutlass_fused_moe_sm120_module",
-        {},
-        _CUTLASS,
-        (
-            Evidence(
-                "vllm",
-                f"{_MOE}/experts/flashinfer_cutlass_moe.py",
-                "_ = flashinfer_cutlass_fused_moe(",
-            ),
-            Evidence(
-                "flashinfer",
-                "flashinfer/fused_moe/core.py",
-                "module = gen_cutlass_fused_moe_sm120_module(use_fast_build).build_and_load()",
-            ),
-        ),
-    ),
+    Module("fused_moe_120", "fused_moe:gen_cutlass_fused_moe_sm120_module", {}, _CUTLASS),
 )
-
-_GPT_OSS = "vllm/model_executor/models/gpt_oss.py"
-_ROPE = "vllm/model_executor/layers/rotary_embedding"
-_LAYERS = "vllm/model_executor/layers"
-_DEVICES = "vllm/distributed/device_communicators"
-
-LEFT_OUT: tuple[LeftOut, ...] = (
-    LeftOut(
-        "rope",
-        "from flashinfer.rope import",
-        (f"{_ROPE}/common.py",),
-        "vLLM has turned it off for all but DeepSeek's scaling",
-        (
-            Evidence(
-                "vllm",
-                f"{_ROPE}/base.py",
-                'if not hasattr(self, "use_flashinfer"):\n            self.use_flashinfer = False',
-            ),
-            Evidence("vllm", _GPT_OSS, '"rope_type": "yarn"'),
-        ),
-    ),
-    LeftOut(
-        "norm",
-        "from flashinfer.norm import",
-        (
-            "vllm/models/minimax_m3/nvidia/model.py",
-            "vllm/models/muse_spark/common/ops/fused_rmsnorm.py",
-            "vllm/models/muse_spark/nvidia/model.py",
-            "vllm/models/qwen4_exp/nvidia/indexer_qsa.py",
-        ),
-        "these models have norms of their own; gpt-oss has vLLM's",
-        (Evidence("vllm", _GPT_OSS, "layers.layernorm import RMSNorm"),),
-    ),
-    LeftOut(
-        "page",
-        "append_paged_kv_cache",
-        (_ATTENTION,),
-        "vLLM writes its cache itself, but one in NVFP4",
-        (
-            Evidence(
-                "vllm",
-                _ATTENTION,
-                "if self.nvfp4_fa2:\n                data, scales, kv_layout = _nvfp4_kv_views(",
-            ),
-        ),
-    ),
-    LeftOut(
-        "topk",
-        "from flashinfer import top_k\n",
-        (f"{_LAYERS}/logits_processor.py",),
-        "drafting models ask for the k best tokens; a sampler's top-k is in sampling",
-        (Evidence("vllm", f"{_LAYERS}/logits_processor.py", "def get_top_k_tokens("),),
-    ),
-    LeftOut(
-        "topk",
-        "from flashinfer.topk import",
-        (f"{_LAYERS}/indexer_topk.py",),
-        "for sparse attention, if asked for by name",
-        (
-            Evidence(
-                "vllm",
-                f"{_LAYERS}/indexer_topk.py",
-                "deep_select/flashinfer/torch are opt-in only",
-            ),
-        ),
-    ),
-    LeftOut(
-        "cascade",
-        "MultiLevelCascadeAttentionWrapper(",
-        (),
-        "vLLM has no cascade attention with FlashInfer any more",
-        (),
-    ),
-    LeftOut(
-        "trtllm_comm",
-        "create_allreduce_fusion_workspace(",
-        (f"{_DEVICES}/flashinfer_all_reduce.py",),
-        "two ranks: both of its users want a size limit for the device, and 12.x has none",
-        (
-            Evidence(
-                "vllm",
-                f"{_DEVICES}/flashinfer_all_reduce.py",
-                "if not default_max_size_mb:\n",
-            ),
-            Evidence(
-                "vllm",
-                "vllm/config/vllm.py",
-                "current_platform.is_device_capability_family(100)\n"
-                "            or current_platform.is_device_capability(90)",
-            ),
-        ),
-    ),
-)
-"""Without modules for other formats (``mxfp8_gemm_cutlass_sm120``: checkpoints in MXFP8)."""
 
 
 def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:

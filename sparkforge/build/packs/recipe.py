@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
@@ -102,21 +102,12 @@ def stubs(compiler: Host, folder: Path) -> None:
 
 
 def compile_unit(
-    tree: Path,
-    host: Host,
-    unit: Unit,
-    name: str,
-    folder: Path,
-    *,
-    before: Sequence[str | Path],
-    env: Mapping[str, str],
+    tree: Path, host: Host, unit: Unit, name: str, folder: Path
 ) -> CompletedProcess[bytes]:
-    """Compile a unit to ``OBJECT`` in a folder; returns the end of the compiler, good or not.
+    """Compile a unit to ``OBJECT`` in a folder; returns the compiler's end, good or not.
 
     Args:
         name: of the unit, the same wherever it is compiled.
-        before: the command that runs the compiler.
-        env: variables for it.
     """
     # relative: -objtemp puts nvcc's own files beside it, and some of their names stay in the object
     out = f"objects/{name}.o"
@@ -124,8 +115,7 @@ def compile_unit(
     if unit.source.endswith(".cu"):
         program = ["cuda/bin/nvcc", *_NVCC, "-ccbin", host.program]
     words = (*program, "-c", unit.source, *unit.flags, "-o", out)
-    variables = {**env, **_FLAGS_OF_OTHERS}
-    done = call(*before, *words, cwd=tree, env=variables, check=False, guarded=True)
+    done = call(*words, cwd=tree, env=_FLAGS_OF_OTHERS, check=False, guarded=True)
     if done.returncode == 0:
         (tree / out).rename(folder / OBJECT)
     return done

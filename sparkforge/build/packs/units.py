@@ -1,9 +1,8 @@
-"""Modules → units to compile, with the memory and time of each."""
+"""Modules → units to compile."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,37 +41,6 @@ class Described:
     link: tuple[str, ...]
     device_link: bool
     units: tuple[Unit, ...]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Upper limits for compiling matching sources: GiB of memory, and CPU seconds."""
-
-    pattern: str
-    gib: float
-    seconds: float
-
-
-# nvcc 13.0.88 on x86-64 (docs/packs.md, docs/proofs.md); the first that matches counts
-COSTS = (
-    Cost(r"gemm_grouped/120/", 8.0, 171),  # 7.7 measured
-    Cost(r"gemm_grouped/80/", 6.0, 153),
-    Cost(r"moe_gemm_kernels_(\w+_uint4|fp8_fp8)", 1.8, 443),
-    Cost(r"moe_gemm_kernels_", 1.3, 150),
-    Cost(r"cutlass_fused_moe_instantiation", 1.8, 246),
-    Cost(r"fused_moe_binding", 0.8, 80),
-    Cost(r"/batch_prefill\w*\.cu$", 0.6, 12),
-    Cost(r"csrc/sampling\.cu$", 1.1, 90),
-    Cost(r"csrc/renorm\.cu$", 1.1, 37),
-    Cost(r"csrc/(xqa/|flashinfer_\w*binding)", 0.5, 8),
-    Cost(r"\.cpp$", 0.5, 5),
-    Cost(r"", 2.0, 30),
-)
-
-
-def cost(unit: Unit) -> Cost:
-    """Return the measured cost of compiling a unit."""
-    return next(kind for kind in COSTS if re.search(kind.pattern, unit.source))
 
 
 def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Described, ...]:

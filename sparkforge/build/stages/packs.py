@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,112 +38,82 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
     if arch is None or tree is None or UPSTREAM not in context.target.wheels:
         msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
         raise UsageError(msg, "choose spark or rtx")
+    source = tree
     host = toolchain.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
     nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
-    version = f"{upstream.version}+{context.target.wheels[UPSTREAM].local}"
-    pack = _Pack(
-        context,
-        tree,
-        modules,
-        family=f"{arch}f",
-        nvcc=nvcc,
-        compiler=sha256_file(nvcc.lock),
-        version=f"{version}.{context.pins.release.counter}",
-    )
+    compiler = sha256_file(nvcc.lock)
+    family = f"{arch}f"
+    local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
+    version = f"{upstream.version}+{local}"
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
         "series": context.series_of(UPSTREAM).sha256,
         "modules": [module.name for module in modules],
-        "architecture": pack.family,
+        "architecture": family,
         "platform": context.platform,
-        "compiler": pack.compiler,
+        "compiler": compiler,
         "host": toolchain.MISSING if host is None else host.identity,
-        "version": pack.version,
+        "version": version,
         "epoch": context.epoch,
         "code": code_of(__name__),
     }
-    return Item(
-        STAGE,
-        LABEL,
-        inputs,
-        PackResult,
-        pack.make,
-        needs=tree.items,
-        valid=holds_wheel,
-        fetches=lambda: nvcc.fetches(context),
-    )
 
-
-@dataclass(frozen=True)
-class _Pack:
-    """The inputs of a pack."""
-
-    context: Context
-    tree: Tree
-    modules: Sequence[Module]
-    family: str
-    """The architecture, as nvcc names its family: ``12.1f``."""
-    nvcc: LockedCompiler
-    compiler: str
-    """sha256 of the lock of ``nvcc``."""
-    version: str
-
-    def make(self, folder: Path, results: Results) -> PackResult:
-        """Compile the modules, and write their wheel."""
+    def make(folder: Path, results: Results) -> PackResult:
         from sparkforge.build.packs import compiling, recipe, toolchain, units, wheel
 
-        context = self.context
         host = toolchain.host(context.platform)
-        patched = self.tree.layer(context, results).patched
+        patched = source.layer(context, results).patched
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
-            self.nvcc.fill(context, work / WHEELS)
+            nvcc.fill(context, work / WHEELS)
             recipe.fill(repo, commit, work / WHEELS, host, work / "tree")
             ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
             request = compiling.Request(
                 context.store,
                 work / "tree",
                 dict(zip(recipe.READ, ids, strict=True)),
-                self.family,
-                self.compiler,
+                family,
+                compiler,
                 host,
                 context.jobs,
             )
-            described = units.describe(work / "tree", self.family, self.modules)
+            described = units.describe(work / "tree", family, modules)
             objects = compiling.compile_units(request, described)
-            made = [compiling.link(request, module, objects) for module in described]
+            libraries = {
+                module.name: compiling.link(request, module, objects) for module in described
+            }
         entries = [
             wheel.Entry(
                 module.name,
-                library.result.sha256,
-                library.result.size,
+                libraries[module.name].result.sha256,
+                libraries[module.name].result.size,
                 len(module.units),
-                pinned.needs,
+                listed.needs,
             )
-            for pinned, module, library in zip(self.modules, described, made, strict=True)
+            for listed, module in zip(modules, described, strict=True)
         ]
         pack = wheel.Pack(
-            self.version,
-            f"sm{self.family.replace('.', '')}",
+            version,
+            f"sm{family.replace('.', '')}",
             context.platform,
             commit,
-            f"nvcc {self.nvcc.version()}",
+            f"nvcc {nvcc.version()}",
             host.identity,
             tuple(entries),
         )
-        libraries = {
-            module.name: library.path / f"{module.name}.so"
-            for module, library in zip(described, made, strict=True)
-        }
-        path = wheel.write(pack, libraries, context.epoch, folder)
-        units_of = {unit: objects[unit].result for module in described for unit in module.units}
-        return PackResult(
-            path.name,
-            sha256_file(path),
-            pack.version,
-            {entry.name: entry.sha256 for entry in entries},
-            units=len(units_of),
-            cpu_seconds=round(sum(result.cpu_seconds for result in units_of.values())),
-            peak_mib=max(result.peak_mib for result in units_of.values()),
-        )
+        files = {name: library.path / f"{name}.so" for name, library in libraries.items()}
+        path = wheel.write(pack, files, context.epoch, folder)
+        hashes = {entry.name: entry.sha256 for entry in entries}
+        return PackResult(path.name, sha256_file(path), version, hashes, units=len(objects))
+
+    return Item(
+        STAGE,
+        LABEL,
+        inputs,
+        PackResult,
+        make,
+        needs=source.items,
+        valid=holds_wheel,
+        fetches=lambda: nvcc.fetches(context),
+    )

@@ -91,7 +91,7 @@ CHECKS: Mapping[str, Check] = {
             "compiler": (
                 "g++ --version, for a target whose build compiles FlashInfer's modules",
                 "fail: missing",
-                "it compiles their host code (docs/packs.md)",
+                "it compiles their host code (docs/build.md)",
             ),
             "proxies": (
                 "proxy variables, SSL_CERT_FILE",

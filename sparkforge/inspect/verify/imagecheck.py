@@ -132,8 +132,8 @@ def _as_made(context: Context, note: ImageNote) -> Context:
     """Return the same build with the image's kind of wheels (overlaid or compiled) and its pack."""
     stated = str(note.image["labels"].get(image.PACK_LABEL, ""))
     context = replace(context, pack=tuple(filter(None, stated.split(image.PACK_JOINT))))
-    native = [inputs["native"] for inputs in note.wheels.values() if "native" in inputs]
-    return replace(context, wheels="compile", native=native[0]) if native else context
+    compiled = any("builder" in inputs for inputs in note.wheels.values())
+    return replace(context, wheels="compile") if compiled else context
 
 
 def _base(context: Context, stated: str) -> BaseImage:
@@ -286,7 +286,7 @@ def _in_store(context: Context, note: ImageNote) -> Iterator[tuple[str, Artefact
     """Yield an image's wheels in the store, by their references in the bill."""
     for name in context.target.wheels:
         inputs = note.wheels.get(name, {})
-        kind = CompiledWheelResult if "native" in inputs else WheelResult
+        kind = CompiledWheelResult if "builder" in inputs else WheelResult
         if (wheel := context.store.find("wheels", inputs, kind)) is not None:
             yield f"own-{name}", wheel
     if note.plugin is not None:

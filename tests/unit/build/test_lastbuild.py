@@ -27,10 +27,10 @@ def test_what_is_written_is_read(context: Context) -> None:
     assert lastbuild.read(context.root, "spark") == VariantOptions(base="here:1", source="release")
     assert lastbuild.read(context.root, "cpu") == VariantOptions()
     git = context.target.model_copy(update={"source": SourcePlan(provider="git")})
-    compiled = replace(context, wheels="compile", native="all", target=git)
+    compiled = replace(context, wheels="compile", target=git)
     lastbuild.write(compiled, image=False, engine="none")
     assert lastbuild.read(context.root, "spark") == VariantOptions(
-        engine="none", wheels="compile", native="all", source="git"
+        engine="none", wheels="compile", source="git"
     )
 
 

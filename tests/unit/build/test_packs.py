@@ -21,8 +21,7 @@ import pytest
 
 from sparkforge.build.graph import graph_of, tree_of
 from sparkforge.build.item import Results
-from sparkforge.build.packs import command, compiling, modules, recipe, toolchain, units, wheel
-from sparkforge.build.results import PackResult
+from sparkforge.build.packs import compiling, modules, recipe, toolchain, units, wheel
 from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageError
@@ -47,7 +46,7 @@ PACK = wheel.Pack(
 # -- the list ----------------------------------------------------------------------------------
 
 
-def test_the_default_set_is_what_needs_no_option() -> None:
+def test_default_set_needs_no_option() -> None:
     default = modules.chosen("default")
     assert len(default) == 5
     assert not [one for one in default if one.needs]
@@ -56,7 +55,7 @@ def test_the_default_set_is_what_needs_no_option() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_one_list_serves_both_models() -> None:
+def test_both_models_have_the_shapes_of_the_list() -> None:
     """The modules' names have the head size, and the query heads of a KV head."""
     assert set(SHAPES) == {"gpt-oss-120b", "gpt-oss-20b"}
     for shape in SHAPES.values():
@@ -77,7 +76,7 @@ def test_modules_are_chosen_by_name() -> None:
     assert "sampling" in error.value.remedy
 
 
-def test_a_target_names_sets_options_or_modules() -> None:
+def test_pack_takes_sets_options_and_names() -> None:
     assert modules.pinned(["default"], "key") == modules.chosen("default")
     assert modules.pinned(["sampling", "default"], "key") == modules.chosen("default")
     names = [one.name for one in modules.pinned(["fused_moe_120", "sampling"], "key")]
@@ -89,36 +88,26 @@ def test_a_target_names_sets_options_or_modules() -> None:
         modules.pinned(["default", "nothing"], "key")
 
 
-def test_the_dearest_unit_counts_most() -> None:
-    def gib(source: str) -> float:
-        return units.cost(units.Unit(source, ())).gib
-
+def test_largest_units_count_most() -> None:
     moe = "generated/cutlass_instantiations/120/gemm_grouped/120/x.generated.cu"
-    assert gib(moe) == 8.0 == max(one.gib for one in units.COSTS)
-    assert gib("csrc/xqa/mha.cu") < gib("csrc/sampling.cu") < gib("csrc/unknown.cu") < gib(moe)
+    assert compiling.memory_gib(units.Unit(moe, ())) == compiling.LARGEST_GIB
+    assert compiling.memory_gib(units.Unit("csrc/sampling.cu", ())) < compiling.LARGEST_GIB
 
 
-def test_a_target_without_a_gpu_has_no_pack() -> None:
+def test_target_without_gpu_has_no_pack() -> None:
     context = context_of("cpu")
     with pytest.raises(UsageError, match="target cpu has no GPU"):
         packs.packs_item(context, tree_of(context, "flashinfer"), modules.chosen("default"))
 
 
-def test_modules_are_listed_for_targets_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["packs", "--target", "spark", "--list"]) == 0
     assert "sampling" in capsys.readouterr().out
     assert main(["packs", "--target", "none", "--list"]) == UsageError.exit_code
     assert "sampling" not in capsys.readouterr().out
 
 
-def test_the_answer_names_the_wheel_by_its_path() -> None:
-    result = PackResult("x.whl", "5" * 64, "1.0", {"one": "1" * 64}, 2, 30, 400)
-    answer = command.document(result, Path("dist/rtx/packs/x.whl"))
-    assert answer["file"] == "dist/rtx/packs/x.whl"
-    assert (answer["version"], answer["units"]) == ("1.0", 2)
-
-
-def test_the_stand_in_for_cublas_brings_what_the_real_header_does(tmp_path: Path) -> None:
+def test_cublas_stub_declares_sqrtf(tmp_path: Path) -> None:
     """FlashInfer's C++ sources call sqrtf after it; g++ 13 declares that for no other reason."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler here")
@@ -132,7 +121,7 @@ def test_the_stand_in_for_cublas_brings_what_the_real_header_does(tmp_path: Path
 # -- the compilers -----------------------------------------------------------------------------
 
 
-def test_a_missing_cross_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cross_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MachineError) as error:
@@ -144,7 +133,7 @@ def test_a_missing_cross_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert error.value.remedy == "sudo apt-get install g++"
 
 
-def test_without_a_compiler_a_pack_is_planned_and_not_made(
+def test_pack_without_compiler_is_planned_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     here = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -164,7 +153,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
 
 
 @needs_compiler
-def test_newer_libraries_than_the_image_has_are_refused(
+def test_newer_libc_than_the_image_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, library = tmp_path / "a.cc", tmp_path / "a.so"
@@ -177,7 +166,7 @@ def test_newer_libraries_than_the_image_has_are_refused(
 
 
 @needs_compiler
-def test_the_host_compiler_is_identified_by_its_c_library() -> None:
+def test_host_compiler_names_its_libc() -> None:
     target = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[platform.machine()]
     found = toolchain.host(target)  # type: ignore[arg-type]
     assert found.program == "g++"
@@ -185,7 +174,7 @@ def test_the_host_compiler_is_identified_by_its_c_library() -> None:
 
 
 @needs_compiler
-def test_an_object_that_nothing_newer_uses_is_superseded(store: Store, tmp_path: Path) -> None:
+def test_unused_object_is_superseded(store: Store, tmp_path: Path) -> None:
     host = toolchain.Host("g++", "this one")
     source = tmp_path / "a.cpp"
     described = [
@@ -217,7 +206,7 @@ def test_an_object_that_nothing_newer_uses_is_superseded(store: Store, tmp_path:
         ("kill -9 $$", "free memory"),
     ],
 )
-def test_a_compiler_that_was_killed_needs_memory(
+def test_killed_compiler_hints_at_memory(
     store: Store, tmp_path: Path, does: str, remedy: str
 ) -> None:
     fake = tmp_path / "g++"
@@ -244,7 +233,7 @@ compiling.compile_units(request, [units.Described("one", (), False, (units.Unit(
 """
 
 
-def test_compilers_end_with_their_driver_even_after_kill_9(tmp_path: Path) -> None:
+def test_compilers_end_after_kill_9_of_driver(tmp_path: Path) -> None:
     fake, note = tmp_path / "g++", tmp_path / "pids"
     # in silence, with a child of its own that has the memory
     fake.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! >{note}.new; mv {note}.new {note}\nwait\n")
@@ -260,7 +249,7 @@ def test_compilers_end_with_their_driver_even_after_kill_9(tmp_path: Path) -> No
 
 
 @needs_compiler
-def test_variables_of_the_user_are_in_no_library(
+def test_user_variables_change_no_library(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_RUN_PATH", "/of/the/user")
@@ -289,7 +278,7 @@ def written(folder: Path, pack: wheel.Pack = PACK) -> Path:
     return wheel.write(pack, libraries, 1_795_219_200, folder)
 
 
-def test_the_wheel_is_complete_and_the_same_each_time(tmp_path: Path) -> None:
+def test_pack_wheel_is_complete_and_reproducible(tmp_path: Path) -> None:
     path = written(tmp_path / "a")
     assert path.name == "flashinfer_jit_cache-0.7.0.post1+spark.1-py3-none-linux_aarch64.whl"
     assert path.read_bytes() == written(tmp_path / "b").read_bytes()
@@ -309,7 +298,7 @@ def test_the_wheel_is_complete_and_the_same_each_time(tmp_path: Path) -> None:
     assert list(members)[-1] == f"{info}/WHEEL"
 
 
-def test_the_package_says_what_flashinfer_asks(tmp_path: Path) -> None:
+def test_pack_package_has_flashinfers_interface(tmp_path: Path) -> None:
     path = written(tmp_path / "a", replace(PACK, platform="linux/amd64"))
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")

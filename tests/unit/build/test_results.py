@@ -56,7 +56,7 @@ SMOKE: dict[str, Any] = {
 }
 EACH = [
     SourceResult("git", "a" * 40, "b" * 40, "here"),
-    ExternalResult("a" * 40, "external-1.git", {"sub": "b" * 40}),
+    ExternalResult("a" * 40, "b" * 64),
     SeriesResult("a" * 40, "b" * 40, "c" * 40, {"x.py": "0001-x.patch"}),
     KernelsResult({"sm_90a.cubin": "0" * 64}),
     BuilderResult("sha256:1", "x:1", ("debian libc6 2 amd64",)),
@@ -75,7 +75,7 @@ EACH = [
     SmokeResult(**SMOKE),
     SmokeResult(**SMOKE, release=ReleaseProof("compared", "Error", "amx", 0.01)),
     PluginResult("x.whl", "0" * 64, "1", {"own/sm_90a.cubin": "0" * 64}),
-    PackResult("x.whl", "0" * 64, "1+a.1", {"sampling": "1" * 64}, 3, 141, 969),
+    PackResult("x.whl", "0" * 64, "1+a.1", {"sampling": "1" * 64}, 3),
 ]
 
 

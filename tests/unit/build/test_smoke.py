@@ -150,7 +150,7 @@ def right_answers() -> tuple[Answer, ...]:
 # -- the patched server ------------------------------------------------------------
 
 
-def test_a_server_that_keeps_its_promises_passes() -> None:
+def test_right_server_passes() -> None:
     behaviour = Behaviour()
     report = smoke.exercise(starting(behaviour), TIMEOUT_S)
     assert report.tokens == 24
@@ -162,22 +162,22 @@ def test_a_server_that_keeps_its_promises_passes() -> None:
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"models": ("other",)}, "/v1/models lists"),
+        ({"models": ("other",)}, "models"),
         ({"status": 500}, "a prompt of 1 token: 500"),
         ({"one_token_first_kills": True}, "a prompt of 1 token: 500"),
-        ({"drift": 1}, "two completions at temperature 0 differ"),
-        ({"completion_tokens": 23}, "requested 24 tokens"),
-        ({"prompt_tokens": 3}, "usage says"),
-        ({"stream_shift": 1}, "the streamed completion differs"),
-        ({"stream_total": 1}, "streamed usage"),
+        ({"drift": 1}, "a second completion"),
+        ({"completion_tokens": 23}, "usage"),
+        ({"prompt_tokens": 3}, "usage"),
+        ({"stream_shift": 1}, "the streamed completion"),
+        ({"stream_total": 1}, "usage of the streamed"),
         ({"done": False}, "without [DONE]"),
-        ({"lenient": True}, "a bad request"),
+        ({"lenient": True}, "a wrong model"),
         ({"stopped": Stopped(0, 0.1, stragglers=True)}, "left processes running"),
         ({"stopped": Stopped(1, 0.1, stragglers=False)}, "exit code 1 after SIGTERM"),
         ({"ended": 1}, "exited with code 1 before it was ready"),
     ],
 )
-def test_a_broken_promise_is_an_error_that_names_it(wrong: Any, complaint: str) -> None:
+def test_wrong_answer_fails(wrong: Any, complaint: str) -> None:
     with pytest.raises(SmokeError) as caught:
         smoke.exercise(starting(replace(Behaviour(), **wrong)), TIMEOUT_S)
     assert complaint in str(caught.value)
@@ -191,13 +191,13 @@ def refusing() -> Behaviour:
     return Behaviour(ended=1, said=f"{TRACEBACK}{smoke.STOCK_ERROR}. weight_key=kMxfp4Static\nbye")
 
 
-def test_a_release_that_refuses_is_a_proof() -> None:
+def test_refusal_of_release_passes() -> None:
     for hidden in (None, starting(refusing())):
         proof = smoke.check_release(starting(refusing()), hidden, right_answers(), TIMEOUT_S)
         assert proof == ReleaseProof("refused", smoke.STOCK_ERROR)
 
 
-def test_a_release_may_die_for_want_of_amx_tiles_where_there_are_some() -> None:
+def test_release_may_die_of_amx_tiles() -> None:
     died = Behaviour(ended=1, said="Worker proc W died unexpectedly (exit code: -4), shutting down")
     proof = smoke.check_release(starting(died), starting(died), right_answers(), TIMEOUT_S)
     assert proof.done == "refused"
@@ -205,19 +205,19 @@ def test_a_release_may_die_for_want_of_amx_tiles_where_there_are_some() -> None:
         smoke.check_release(starting(died), None, right_answers(), TIMEOUT_S)
 
 
-def test_a_release_that_serves_where_it_has_no_backend_is_an_error() -> None:
+def test_release_that_serves_without_backend_fails() -> None:
     with pytest.raises(SmokeError, match="the patch is not needed here"):
         smoke.check_release(starting(Behaviour()), None, right_answers(), TIMEOUT_S)
 
 
-def test_a_release_that_fails_otherwise_is_an_error() -> None:
+def test_other_failure_of_release_fails() -> None:
     broken = Behaviour(ended=1, said=f"{TRACEBACK}ImportError: libgomp")
     with pytest.raises(SmokeError, match=r"(?s)but not with .*ImportError: libgomp") as caught:
         smoke.check_release(starting(broken), None, right_answers(), TIMEOUT_S)
     assert caught.value.exit_code == 10
 
 
-def test_a_release_with_a_backend_of_its_own_is_compared() -> None:
+def test_release_with_own_backend_is_compared() -> None:
     release = Behaviour(logprob=-0.55, one_token_first_kills=True)
     proof = smoke.check_release(starting(release), starting(refusing()), right_answers(), TIMEOUT_S)
     assert proof == ReleaseProof("compared", smoke.STOCK_ERROR, "amx", 0.05)
@@ -225,7 +225,7 @@ def test_a_release_with_a_backend_of_its_own_is_compared() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"shift": 1}, {"logprob": -0.5 - 2 * smoke.TOLERANCE}])
-def test_a_release_that_answers_something_else_is_an_error(wrong: Any) -> None:
+def test_other_answer_of_release_fails(wrong: Any) -> None:
     with pytest.raises(SmokeError, match="the patched server with"):
         smoke.check_release(
             starting(replace(Behaviour(), **wrong)),
@@ -235,7 +235,7 @@ def test_a_release_that_answers_something_else_is_an_error(wrong: Any) -> None:
         )
 
 
-def test_a_release_that_serves_without_amx_too_is_an_error() -> None:
+def test_release_that_serves_without_amx_fails() -> None:
     with pytest.raises(SmokeError, match="with AMX hidden"):
         smoke.check_release(
             starting(Behaviour()), starting(Behaviour()), right_answers(), TIMEOUT_S

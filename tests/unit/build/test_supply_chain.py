@@ -49,8 +49,6 @@ PACK = PackResult(
     *("4" * 64, "1.0+spark.1"),
     modules={"sampling": "5" * 64},
     units=3,
-    cpu_seconds=1,
-    peak_mib=1,
 )
 PLUGIN = PluginResult(
     "vllm_sparkforge-1.0-py3-none-any.whl", "6" * 64, "1.0", {"own/sm_90a.cubin": "7" * 64}

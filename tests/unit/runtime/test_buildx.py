@@ -45,7 +45,7 @@ class Held(Engine):
         return str(self.__dict__["held"])
 
 
-def test_what_buildx_prints_is_read() -> None:
+def test_buildx_inspect_is_parsed() -> None:
     own = buildx.parse("default", OWN)
     assert own.driver == "docker"
     assert own.platforms == {"linux/amd64", "linux/amd64/v2", "linux/arm64"}
@@ -55,14 +55,14 @@ def test_what_buildx_prints_is_read() -> None:
     assert buildx.parse("c", "").platforms == frozenset()
 
 
-def test_a_builder_in_a_container_sees_no_local_base() -> None:
+def test_container_builder_refuses_local_base() -> None:
     other, engine = buildx.parse("b", CONTAINER), Held("linux/amd64")
     with pytest.raises(EngineError, match="reads from registries only"):
         buildx.check(other, engine, "local:base", "linux/amd64")
     buildx.check(other, engine, REFERENCE, "linux/amd64")
 
 
-def test_base_and_builder_must_be_for_the_platform() -> None:
+def test_base_of_other_platform_is_refused() -> None:
     own, engine = buildx.parse("default", OWN), Held("linux/amd64")
     buildx.check(own, engine, "local:base", "linux/amd64")
     buildx.check(own, Held("linux/arm64"), "local:base", "linux/arm64")
@@ -74,7 +74,7 @@ def test_base_and_builder_must_be_for_the_platform() -> None:
     assert "qemu-user-static" in caught.value.remedy
 
 
-def test_the_dev_image_is_baked_in_the_engine_that_holds_its_base(
+def test_dev_image_uses_the_engines_builder(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by the builder that the user chose last: one in a container lacks the target's image."""
@@ -88,7 +88,7 @@ def test_the_dev_image_is_baked_in_the_engine_that_holds_its_base(
     assert words[words.index("--builder") + 1] == "rootless"
 
 
-def test_an_image_build_names_all_that_its_dockerfile_reads(tmp_path: Path) -> None:
+def test_image_build_command(tmp_path: Path) -> None:
     request = buildx.ImageBuild(
         tmp_path / "Dockerfile",
         tmp_path,

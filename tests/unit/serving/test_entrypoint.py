@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.packs import modules, units
+from sparkforge.build.packs import compiling, modules
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.serving import (
@@ -772,7 +772,7 @@ def test_a_card_of_its_own_memory_leaves_the_hosts_to_compilers() -> None:
     assert compilers.jobs(words, reading, unified=False, cpus=20) == 4
     assert compilers.jobs(words, reading, unified=False, cpus=2) == 2
     # the image has nothing of the driver's
-    assert max(one.gib for one in units.COSTS) == compilers.LARGEST_GIB
+    assert compiling.LARGEST_GIB == compilers.LARGEST_GIB
 
 
 @pytest.mark.parametrize("own", ["lots", "0", "-1", "2.5"])

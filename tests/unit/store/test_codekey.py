@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.compile.externalitem import external_item
+from sparkforge.build.compile.externals import external_item
 from sparkforge.build.context import Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Item
@@ -85,14 +85,8 @@ COMPILED_WITH = {
 }
 # read as files by the module of a kind, or one that it imports
 BESIDE = {
-    "compiled": {"build/compile/gate.py"},
     "kernels": {"build/nvrtc.py"},
-    "pack": {
-        "build/compile/gate.py",
-        "build/packs/describe.py",
-        "build/packs/shim.py",
-        *COMPILED_WITH,
-    },
+    "pack": {"build/packs/describe.py", "build/packs/shim.py", *COMPILED_WITH},
     "modules of a pack": COMPILED_WITH,
     "smoke": {"runtime/isamask/sitecustomize.py"},
 }
@@ -134,7 +128,6 @@ def test_each_kind_holds_what_decides_its_bytes_and_nothing_of_later_stages() ->
     assert {"core/git.py", "pins/pins.py", "build/stages/wheels.py", "wheels/overlay.py"} <= files[
         "wheels"
     ]
-    assert "build/compile/gate.py" in files["compiled"]  # copied into a container, not imported
     for kind in ("wheels", "compiled"):
         assert not files[kind] & {"build/image.py", "build/smoke.py", "serving/steps.py"}, kind
     assert "build/smoke.py" not in files["image"]
