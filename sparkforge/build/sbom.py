@@ -56,6 +56,8 @@ from sparkforge.sources.wheelhouse import read_lock
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
 
+FILE = "sparkforge:file"
+"""Property with the file name of a wheel."""
 PLUGIN, PACK = "own-plugin", "own-pack"
 """References of the wheels of our plugin, and of FlashInfer's modules."""
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
@@ -327,7 +329,7 @@ def _wheel(file: str, sha256: str, ref: str = "") -> Component:
         bom_ref=ref or f"wheel-{name}",
         purl=PackageURL("pypi", None, name, str(version)),
         hashes=[_sha256(sha256)],
-        properties=[Property(name="sparkforge:file", value=file)],
+        properties=[Property(name=FILE, value=file)],
     )
 
 
