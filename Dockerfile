@@ -88,7 +88,7 @@ ARG SYSTEM_PACKAGES=""
 ARG SOURCE_DATE_EPOCH
 SHELL ["/bin/sh", "-euc"]
 # libnuma1, libstdc++6: what vLLM's and torch's extensions link to and no wheel brings. ca-certificates: for
-# the model's download. tini: see the end. haproxy: the front door (docs/security.md)
+# the model's download. tini: see the end. haproxy: the front door (docs/trust.md)
 # .pyc checked by date would all be stale once the exporter rewrites the dates.
 # SC2086: the packages are words of a list.
 # hadolint ignore=SC2086

@@ -105,25 +105,21 @@ def sums(files: Mapping[str, str]) -> bytes:
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items())).encode()
 
 
-def problems(folder: Path) -> list[str]:
-    """Compare the files of a folder with its receipt and SHA256SUMS; one line for each problem."""
-    built = load(folder / NAME)
+def problems(folder: Path, built: Receipt | None = None) -> list[str]:
+    """Compare a folder's files with its receipt and SHA256SUMS; one line for each problem.
+
+    Args:
+        built: its receipt; None reads it.
+    """
+    built = built or load(folder / NAME)
     if built is None:
         return [f"{NAME}: missing or invalid"]
-    found = (
-        []
-        if intact(folder / SUMS, _sha256(sums(built.files)))
-        else [f"{SUMS}: differs from {NAME}"]
-    )
-    return found + [
+    listed = hashlib.sha256(sums(built.files)).hexdigest()
+    return [
         f"{name}: missing, or differs from {NAME}"
-        for name, sha256 in built.files.items()
+        for name, sha256 in {SUMS: listed, **built.files}.items()
         if "/" in name or not intact(folder / name, sha256)
     ]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def of(context: Context, results: Results, seconds: float) -> Receipt:

@@ -9,9 +9,7 @@ from sparkforge.core.errors import CommandError, EngineError, UsageError
 from sparkforge.core.run import call
 
 # the first part is a registry by docker's rules: it has a dot, a port, or is localhost
-_NAME = re.compile(
-    r"(localhost|[\w-]*[.:][\w.:-]*)(/[a-z0-9][a-z0-9._-]*)+"
-)
+_NAME = re.compile(r"(localhost|[\w-]*[.:][\w.:-]*)(/[a-z0-9][a-z0-9._-]*)+")
 _REMEDY = "check name and network; docker login REGISTRY; then run this again: it continues"
 
 

@@ -194,13 +194,13 @@ def test_it_ends_behind_the_stage(own: Project) -> None:
     assert named == {SOURCE, "own/csrc/more.cuh", LOCK, *(n for n in FILES if n.endswith(".py"))}
 
 
-def test_bill_and_provenance_name_it(own: Project) -> None:
+def test_sbom_and_provenance_name_it(own: Project) -> None:
     receipt = own.build()
     dist = own.root / "dist" / "tiny"
     parts = json.loads((dist / "sbom.cdx.json").read_text())["components"]
     assert {part["bom-ref"] for part in parts} == {"own-demo", "own-plugin"}
-    (bill,) = (part for part in parts if part["name"] == "demo-own")
-    said = {one["name"]: one["value"] for one in bill["properties"]}
+    (part,) = (part for part in parts if part["name"] == "demo-own")
+    said = {one["name"]: one["value"] for one in part["properties"]}
     for name, sha256 in item(receipt, "plugin")["outputs"]["kernels"].items():
         assert said[f"sparkforge:kernels:{name}"] == f"compiled {sha256}"
     provenance = json.loads((dist / "provenance.intoto.json").read_text())

@@ -214,12 +214,11 @@ def bake(project: Project) -> Baked:
 def test_an_image_of_this_checkout_matches(baked: Baked, monkeypatch: pytest.MonkeyPatch) -> None:
     assert baked.problems() == ""
     monkeypatch.setattr(engine, "connect", baked.engine)
-    options: Any = SimpleNamespace(target=None)
     paths = ProjectOptions(pins=baked.project.root / "pins.yaml", store=baked.project.store)
     opened = Opened.open(paths)
-    assert command._image(options, "tiny:1", None, opened) == 0
+    assert command._image("tiny:1", None, opened) == 0
     baked.files[f"{SITE}/demo/mod.py"] = b"evil"
-    assert command._image(options, "tiny:1", None, opened) == VerifyError.exit_code
+    assert command._image("tiny:1", None, opened) == VerifyError.exit_code
 
 
 def test_changed_patches_and_pins_are_named(baked: Baked) -> None:

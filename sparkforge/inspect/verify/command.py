@@ -25,7 +25,7 @@ from sparkforge.build.options import (
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
 from sparkforge.core.command import Entry, argument, option
-from sparkforge.core.errors import UsageError, VerifyError
+from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.programs import have
@@ -55,9 +55,9 @@ class Options:
     """Options of ``verify``."""
 
     image: str | None = argument(
-        "check that this checkout builds this image: a receipt.json or a name that the engine"
-        " knows; REGISTRY/NAME@sha256:…: pull it, with --key or --identity check its signature"
-        " first; with these also the folder of a release (default: rebuild --target and compare)",
+        "image to compare with this checkout: a receipt.json, a name that the engine knows, or"
+        " REGISTRY/NAME@sha256:…; with --key or --identity its signature is checked first; with"
+        " these also the folder of a release",
         default=None,
         nargs="?",
     )
@@ -75,28 +75,21 @@ class Options:
 def run(options: Options) -> int:
     """Build a target a second time, or check an image; VerifyError if something differs."""
     signed = signing.required(options.trust)
-    if options.image is None and (options.target is None or signed):
-        msg = "nothing to verify"
-        raise UsageError(msg, "give an image, or a target to rebuild: --target NAME")
+    if (options.image is None) == (options.target is None) or (signed and options.target):
+        raise UsageError("give an image, or --target NAME without --key", "build.py verify --help")
     if options.image is None:
         return _build_again(options, str(options.target), Project.open(options.project))
-    named = Path(options.image)
-    published = None if named.exists() else registry.reference(options.image)
+    published = registry.reference(options.image)
     if signed and published is None:
-        folder = named if named.is_dir() else named.parent
-        files = signing.check_folder(folder, options.trust)
-        log.info(f"signed: {len(files)} files of {folder}")
-        if named.is_dir():
-            log.document({"signed": files})
-            return 0
-        if named.name != receipt.NAME:
-            msg = f"{named}: signatures are next to a receipt.json, or in a registry"
-            raise UsageError(msg, "give the receipt.json, or REGISTRY/NAME@sha256:…")
-    elif signed:
+        files = signing.check_folder(Path(options.image), options.trust)
+        log.info(f"signed: {len(files)} files of {options.image}")
+        log.document({"signed": files})
+        return 0
+    if signed:
         signing.check_image(options.image, options.trust)
     elif published is not None:
         log.warning("the signature is not checked: give --key, or --identity and --issuer")
-    return _image(options, options.image, published, Project.open(options.project))
+    return _image(options.image, published, Project.open(options.project))
 
 
 # -- a target ----------------------------------------------------------------------------
@@ -241,9 +234,7 @@ def _diffoscope(first: Path, second: Path) -> None:
 # -- an image ----------------------------------------------------------------------------
 
 
-def _image(
-    options: Options, named: str, published: registry.Reference | None, project: Project
-) -> int:
+def _image(named: str, published: registry.Reference | None, project: Project) -> int:
     """Print an image's contents, and compare it with this checkout."""
     from sparkforge.inspect.verify import imagecheck
     from sparkforge.runtime import engine
@@ -259,11 +250,12 @@ def _image(
     if published is not None and not holder.has_image(named):
         registry.pull(published)
     found = imagecheck.find(holder, named)
-    target = project.pins.target(found.target)
-    if options.target not in (None, found.target):
-        msg = f"{named}: is of target {found.target}"
-        raise UsageError(msg, f"omit --target {options.target}")
-    context = Context.of(project, found.target, imagecheck.platform_of(found, target))
+    platforms = project.pins.target(found.target).platforms
+    image_platform = next((one for one in platforms if one == found.platform), None)
+    if image_platform is None:
+        msg = f"{named}: is for {found.platform}, but its target is not"
+        raise ImageError(msg, f"the target's platforms: {', '.join(platforms)}")
+    context = Context.of(project, found.target, image_platform)
     checked, problems = imagecheck.check(imagecheck.with_files(holder, found), context)
     if promised is not None and promised not in found.digests:
         problems.insert(0, f"the receipt says {promised}, the engine has {found.digests[0]}")

@@ -23,8 +23,6 @@ from sparkforge.core.errors import CompileError, EngineError, ImageError, PinsEr
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
 from sparkforge.inspect.verify.installed import File, Records, as_written
-from sparkforge.pins.pins import Target
-from sparkforge.pins.types import Platform
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
@@ -35,7 +33,7 @@ class Image:
     """An image in the engine.
 
     Attributes:
-        digests: of its manifest; the last one is its id.
+        digests: of its manifest; the last one is its id in the engine.
         files: by path without leading slash; {} before ``with_files``.
     """
 
@@ -82,7 +80,7 @@ def find(engine: Engine, name: str) -> Image:
 
 def with_files(engine: Engine, found: Image) -> Image:
     """Return an image with its files, from a container that is never started."""
-    container = engine.client.containers.create(found.name)
+    container = engine.client.containers.create(found.digests[-1])
     try:
         stream = _Stream(cast("Iterator[bytes]", container.export()))
         with tarfile.open(fileobj=cast("Any", stream), mode="r|") as archive:
@@ -127,19 +125,6 @@ def _place(name: str) -> str:
 
 
 # -- checks ------------------------------------------------------------------------------
-
-
-def platform_of(found: Image, target: Target) -> Platform:
-    """Return an image's platform as one of the target's.
-
-    Raises:
-        ImageError: the target has no such platform.
-    """
-    for allowed in target.platforms:
-        if allowed == found.platform:
-            return allowed
-    msg = f"{found.name}: is for {found.platform}, but its target is not"
-    raise ImageError(msg, f"the target's platforms: {', '.join(target.platforms)}")
 
 
 def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:

@@ -145,7 +145,7 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
     """
     if not (folder / receipt.NAME).is_file():
         msg = f"{folder}: has no {receipt.NAME}"
-        raise UsageError(msg, "give a folder that build.py release made")
+        raise UsageError(msg, "give the folder of a release, or REGISTRY/NAME@sha256:…")
     problems = []
     with _trusted(trust) as how:
         for name in SIGNED:
