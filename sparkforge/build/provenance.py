@@ -108,7 +108,8 @@ def _upstreams(context: Context, build: Build) -> Iterator[dict[str, Any]]:
 
 def _inputs(context: Context, build: Build) -> dict[str, str]:
     """Return the sources of our plugin's wheel and the locks of compilers: sha256 by name."""
-    graph, plugin, found = build.graph, context.pins.plugin, {}
+    graph, plugin = build.graph, context.pins.plugin
+    found: dict[str, str] = {}
     if graph.kernels is not None and graph.plugin is not None:
         found |= {**graph.kernels.inputs["sources"], **graph.plugin.inputs["package"]}
     locks = {*([] if plugin is None else [plugin.requirements])}

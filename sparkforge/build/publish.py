@@ -111,10 +111,11 @@ def _publish_files(
     files = {wheel.name: sha256 for wheel, sha256 in wheels.items()}
     graph, results, image = build.graph, build.results, image_of(build)
     house, plugin, pack = (
-        None if (step := results.step(item)) is None else step.artefact
-        for item in (graph.wheelhouse, graph.plugin, graph.pack)
+        results.step(graph.wheelhouse),
+        results.step(graph.plugin),
+        results.step(graph.pack),
     )
-    third_party = None if house is None else house.path / WHEELS
+    third_party = None if house is None else house.artefact.path / WHEELS
     document = sbom.document(
         context,
         # a build that ended behind the plugin's wheel has no others
@@ -123,8 +124,8 @@ def _publish_files(
             for name, item in graph.wheels.items()
             if (step := results.step(item)) is not None
         },
-        None if plugin is None else plugin.result,
-        None if pack is None else pack.result,
+        None if plugin is None else plugin.artefact.result,
+        None if pack is None else pack.artefact.result,
         third_party=third_party,
         base=context.base if image is not None else None,
         system=[sbom.SystemPackage(*line.split(" ")) for line in image.system] if image else (),

@@ -143,32 +143,25 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
         UsageError: it is no folder of a release.
         VerifyError: a signature is missing or is another's, or a file is not the signed one.
     """
-    if not (folder / receipt.NAME).is_file():
-        msg = f"{folder}: has no {receipt.NAME}"
+    built = receipt.load(folder / receipt.NAME)
+    if built is None:
+        msg = f"{folder}: has no valid {receipt.NAME}"
         raise UsageError(msg, "give the folder of a release, or REGISTRY/NAME@sha256:…")
-    problems = []
+    files = {*SIGNED, *built.files}
+    known = {*files, *(name + SUFFIX for name in SIGNED)}
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    problems = receipt.problems(folder, built)  # whose hashes are signed themselves
+    problems += [f"{name}: not signed" for name in sorted(there - known)]
     with _trusted(trust) as how:
         for name in SIGNED:
-            bundle = folder / (name + SUFFIX)
-            if not bundle.is_file():
-                problems.append(f"{name}: not signed: there is no {bundle.name}")
-                continue
             try:
+                bundle = folder / (name + SUFFIX)
                 _cosign("verify-blob", *how, *_bundle_format(), "--bundle", bundle, folder / name)
             except VerifyError as error:
                 problems.append(f"{name}: {error.what}")
-    if not problems:  # the hashes are signed themselves
-        problems = receipt.problems(folder)
-        built = receipt.load(folder / receipt.NAME)
-        signed = {*SIGNED, *(name + SUFFIX for name in SIGNED), *(built.files if built else ())}
-        problems += [
-            f"{path.relative_to(folder)}: not signed"
-            for path in sorted(folder.rglob("*"))
-            if not path.is_dir() and str(path.relative_to(folder)) not in signed
-        ]
     if problems:
         raise VerifyError(f"{folder}: not verified:\n" + "\n".join(problems), _UNTRUSTED)
-    return sorted(name for name in signed if not name.endswith(SUFFIX))
+    return sorted(files)
 
 
 def check_image(image: str, trust: Trust) -> None:
@@ -179,10 +172,9 @@ def check_image(image: str, trust: Trust) -> None:
     """
     with _trusted(trust) as how:
         _cosign("verify", *how, image)
-        log.info(f"signed: {image}")
         for kind in _ATTACHED:
             _cosign("verify-attestation", *how, "--type", kind, image)
-    log.info("attached: SBOM and provenance, by the same signer")
+    log.info(f"signed: {image}, its SBOM and its provenance")
 
 
 @contextmanager
