@@ -88,7 +88,7 @@ ARG SYSTEM_PACKAGES=""
 ARG SOURCE_DATE_EPOCH
 SHELL ["/bin/sh", "-euc"]
 # libnuma1, libstdc++6: what vLLM's and torch's extensions link to and no wheel brings. ca-certificates: for
-# the model's download. tini: see the end. haproxy: the front door (docs/security.md)
+# the model's download. tini: see the end. haproxy: the front door (docs/trust.md)
 # .pyc checked by date would all be stale once the exporter rewrites the dates.
 # SC2086: the packages are words of a list.
 # hadolint ignore=SC2086
@@ -135,8 +135,8 @@ EOS
 
 # check: are the declared requirements of all that is installed met? uv also holds the platform that a wheel
 # notes inside against the machine's, and NVIDIA's nvidia-cusparselt-cu13 for arm64 notes one that no
-# installer knows (manylinux2014_sbsa). What it notes decides nothing: the file's name has been held against
-# the platform when it was installed, and `build.py verify` reads the machine out of every program.
+# installer knows (manylinux2014_sbsa). What it notes decides nothing: the file's name has been compared with
+# the platform when it was installed.
 COPY --chmod=0555 <<'EOS' /tools/check
 #!/bin/sh
 set -u

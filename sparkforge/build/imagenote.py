@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkforge.build.context import PLUGIN
-from sparkforge.build.packs.names import LABEL
 from sparkforge.core import plain, typed
-from sparkforge.core.hashing import key_of
 
 Inputs = Mapping[str, Any]
 NAME = "inputs.json"
@@ -52,23 +50,6 @@ class ImageNote:
             # of the machine that compiled it
             **({} if self.pack is None else {"pack": _without(self.pack, "host")}),
         }
-
-    def other_keys(self) -> list[str]:
-        """Return the parts that are missing, or not those that image and wheels name by key."""
-        named = {
-            **self.image["wheels"],
-            "wheelhouse": self.image["wheelhouse"],
-            "preflight checkpoint": self.image["preflight"],
-        }
-        parts = {
-            **{f"wheel {name}": inputs for name, inputs in self.wheels.items()},
-            "wheelhouse": self.wheelhouse,
-            **({} if self.plugin is None else {PLUGIN: self.plugin}),
-            **({} if self.pack is None else {LABEL: self.pack}),
-            "preflight checkpoint": self.trial,
-        }
-        found = {what: key_of(inputs) for what, inputs in parts.items()}
-        return [what for what in named | found if named.get(what) != found.get(what)]
 
     def dumps(self) -> bytes:
         """Return the text of the file."""

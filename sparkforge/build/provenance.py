@@ -1,12 +1,12 @@
 """The provenance of a build: a SLSA v1 predicate in an in-toto statement.
 
-A statement is not signed when it is made: ``build.py sign`` does that (docs/supply-chain.md). It
+A statement is not signed when it is made: ``build.py release`` does that (docs/trust.md). It
 holds no time of day: data of the run is in the receipt, under ``run``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -47,27 +47,22 @@ def statement(
         external["wheels"] = context.wheels
     if context.pack:
         external["pack"] = list(context.pack)
+    dependencies = [
+        *_checkout(context.root),
+        *_upstreams(context, build),
+        *(_named(name, sha256) for name, sha256 in _inputs(context, build).items()),
+        *_externals(context, build),
+        *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
+    ]
     if product is not None:
         virtual = isinstance(product.artefact.result, EnvironmentResult)
         external["bakes"] = "environment" if virtual else "image"
         if context.base is not None:
             external["base"] = context.base.reference
-    dependencies = [
-        *_checkout(context.root),
-        *_upstreams(context, build),
-        *_plugin(build),
-        *_compilers(context, build),
-        *_builders(context, build),
-        *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
-    ]
-    if product is not None and context.base is not None:
-        digest = context.base.digest.removeprefix("sha256:")
-        dependencies.append({"name": "base image", "digest": {"sha256": digest}})
+            dependencies.append(_named("base image", context.base.digest.removeprefix("sha256:")))
     return {
         "_type": STATEMENT,
-        "subject": [
-            {"name": name, "digest": {"sha256": value}} for name, value in sorted(subjects.items())
-        ],
+        "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
@@ -89,102 +84,73 @@ def _checkout(root: Path) -> list[dict[str, Any]]:
     if not commit:
         return []  # an unpacked archive: pins, series and recipe are named by their hashes
     changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
-    return [
-        {
-            "name": "sparkforge",
-            "digest": {"gitCommit": commit},
-            "annotations": {"clean": not changed},
-        }
-    ]
+    clean = {"clean": not changed}
+    return [{"name": "sparkforge", "digest": {"gitCommit": commit}, "annotations": clean}]
 
 
-def _upstreams(context: Context, build: Build) -> list[dict[str, Any]]:
+def _upstreams(context: Context, build: Build) -> Iterator[dict[str, Any]]:
+    """Yield the release wheels, the sources and the patches of our wheels."""
     graph, results = build.graph, build.results
-    result: list[dict[str, Any]] = []
     for wheel, plan in context.target.wheels.items():
         if results.step(graph.wheels[wheel]) is None:
             continue  # the build ended behind the plugin's
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
-        result.append(_file(release.file, release.sha256))
+        yield _file(release.file, release.sha256)
         for name in context.layers(wheel):
-            upstream = context.upstream(name)
             series = results.step(graph.series.get(name))
             if series is not None:
-                tree = {"patchedTree": series.artefact.result.tree}
                 provider = results.of(graph.sources[name]).provider
-                result.append(_source(name, provider, upstream, tree))
-            result += [
-                {"name": f"patches/{name}/{patch.name}", "digest": {"sha256": patch.sha256}}
-                for patch in context.series_of(name).patches
-            ]
-    return result
+                tree = series.artefact.result.tree
+                yield _source(name, provider, context.upstream(name), tree)
+            for patch in context.series_of(name).patches:
+                yield _named(f"patches/{name}/{patch.name}", patch.sha256)
 
 
-def _plugin(build: Build) -> list[dict[str, Any]]:
-    """Return the files of the checkout that our plugin's wheel is made from."""
-    if build.graph.kernels is None or build.graph.plugin is None:
-        return []
-    files = {**build.graph.kernels.inputs["sources"], **build.graph.plugin.inputs["package"]}
-    return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in files.items()]
+def _inputs(context: Context, build: Build) -> dict[str, str]:
+    """Return the sources of our plugin's wheel and the locks of compilers: sha256 by name."""
+    graph, plugin = build.graph, context.pins.plugin
+    found: dict[str, str] = {}
+    if graph.kernels is not None and graph.plugin is not None:
+        found |= {**graph.kernels.inputs["sources"], **graph.plugin.inputs["package"]}
+    locks = {*([] if plugin is None else [plugin.requirements])}
+    locks |= {*([] if graph.pack is None else [LOCK])}
+    if context.wheels == "compile":
+        locks.add(context.target.builder[context.platform])
+    return found | {lock: sha256_file(context.root / lock) for lock in sorted(locks)}
 
 
-def _compilers(context: Context, build: Build) -> list[dict[str, Any]]:
-    """Return the locks of the compilers of the machine code in wheels."""
-    plugin = context.pins.plugin
-    locks = sorted(
-        (set() if plugin is None else {plugin.requirements})
-        | (set() if build.graph.pack is None else {LOCK})
-    )
-    return [
-        {"name": lock, "digest": {"sha256": sha256_file(context.root / lock)}} for lock in locks
-    ]
-
-
-def _builders(context: Context, build: Build) -> list[dict[str, Any]]:
-    """Return the builder images of compiled wheels, and the external sources of their builds."""
-    if context.wheels != "compile":
-        return []
-    lock = context.target.builder[context.platform]
-    result: list[dict[str, Any]] = [
-        {"name": lock, "digest": {"sha256": sha256_file(context.root / lock)}}
-    ]
-    for name, item in build.graph.externals.items():
+def _externals(context: Context, build: Build) -> Iterator[dict[str, Any]]:
+    """Yield the repositories that the builds of compiled wheels read."""
+    for name, item in build.graph.externals.items() if context.wheels == "compile" else ():
         external = build.results.of(item)
         upstream, _, key = name.partition("/")
-        url = context.pins.upstream(upstream).externals[key].git
-        result.append(
-            {
-                "name": name,
-                "uri": f"git+{url}",
-                "digest": {"gitCommit": external.commit},
-            }
-        )
-    return result
-
-
-def _source(
-    name: str, provider: Provider, upstream: Upstream, notes: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the source that was read: the commit, or the release file instead of it."""
-    if provider == "git" or upstream.source_file is None:
-        return {
+        yield {
             "name": name,
-            "uri": f"git+{upstream.git}@refs/tags/{upstream.tag}",
-            "digest": {"gitCommit": upstream.commit},
-            "annotations": dict(notes),
+            "uri": f"git+{context.pins.upstream(upstream).externals[key].git}",
+            "digest": {"gitCommit": external.commit},
         }
+
+
+def _source(name: str, provider: Provider, upstream: Upstream, tree: str) -> dict[str, Any]:
+    """Return the source that was read: the commit, or the release file instead of it."""
+    notes = {"patchedTree": tree}
+    uri = f"git+{upstream.git}@refs/tags/{upstream.tag}"
+    if provider == "git" or upstream.source_file is None:
+        digest = {"gitCommit": upstream.commit}
+        return {"name": name, "uri": uri, "digest": digest, "annotations": notes}
     file = upstream.files[upstream.source_file]
     if upstream.commit is None:
-        origin = {"standsFor": f"git+{upstream.git}@refs/tags/{upstream.tag}", "commit": UNKNOWN}
+        notes |= {"standsFor": uri, "commit": UNKNOWN}
     else:
-        origin = {"standsFor": f"git+{upstream.git}@{upstream.commit}"}
-    return {**_file(file.file, file.sha256), "annotations": {**origin, **notes}}
+        notes["standsFor"] = f"git+{upstream.git}@{upstream.commit}"
+    return {**_file(file.file, file.sha256), "annotations": notes}
 
 
 def _file(name: str, sha256: str) -> dict[str, Any]:
     """Return a file of the package index, without the address that this machine used."""
-    return {
-        "name": name,
-        "uri": f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}",
-        "digest": {"sha256": sha256},
-    }
+    uri = f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}"
+    return {**_named(name, sha256), "uri": uri}
+
+
+def _named(name: str, sha256: str) -> dict[str, Any]:
+    return {"name": name, "digest": {"sha256": sha256}}

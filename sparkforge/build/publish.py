@@ -1,5 +1,5 @@
-"""The results of a build for the user: dist/TARGET/ with wheels, bill of materials, provenance,
-checksums and receipt, and .env.
+"""The results of a build for the user: dist/TARGET/ with wheels, SBOM, provenance, checksums and
+receipt, and .env.
 
 dist/ has links to the store and copies of it; deleting it loses nothing.
 """
@@ -12,15 +12,15 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sparkforge.build import composing, receipt
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.executor import Build
 from sparkforge.build.item import Results, wheel_path
-from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Receipt
+from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
 from sparkforge.core.disk import disk_errors, flocked, read_json, write_file
@@ -30,20 +30,9 @@ from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 from sparkforge.store.codekey import code_of
 
-# result of the unpatched release in the smoke test, by ``ReleaseProof.done`` and ``hidden``
-_RELEASE = {
-    ("refused", ""): "unpatched, it rejects the same checkpoint on this CPU",
-    ("refused", "amx"): "unpatched, it rejects the same checkpoint with AMX hidden",
-    (
-        "compared",
-        "amx",
-    ): "unpatched, it serves the same checkpoint on its own backend (AMX), with the"
-    " same answers, and rejects it with AMX hidden",
-}
-
 
 def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Receipt]:
-    """Put wheels, bill of materials, provenance, SHA256SUMS and receipt.json into dist/<target>/.
+    """Put wheels, SBOM, provenance, SHA256SUMS and receipt.json into dist/<target>/.
 
     Untouched where it already holds the result of the same items.
 
@@ -63,11 +52,8 @@ def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Recei
     from filelock import FileLock  # not needed by a build in which nothing changed
 
     with disk_errors(folder), FileLock(folder / ".lock"):
-        for old in folder.glob(f"*{SUFFIX}"):
-            old.unlink()  # a signature of the earlier files
-        files: dict[str, str] = {}
-        if wheels:  # a run that stopped before has nothing to say about them
-            files = _publish_wheels(context, folder, build, wheels)
+        # without wheels the run has nothing to say about files
+        files = _publish_files(context, folder, build, wheels) if wheels else {}
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         built = replace(built, files=files)
         text = json.dumps(typed.as_json(built), indent=2, sort_keys=True) + "\n"
@@ -86,28 +72,16 @@ def _standing(context: Context, build: Build, built: Receipt) -> Receipt | None:
     before = receipt.load(folder / receipt.NAME)
     if before is None or before.items != built.items:
         return None
-    return before if _complete(folder, before.files, _wheels(build)) else None
+    wheels = _wheels(build)
+    names = {*(wheel.name for wheel in wheels), SBOM, PROVENANCE}
+    sound = names == set(before.files) and not receipt.problems(folder, before)
+    return before if sound or not wheels else None
 
 
 def reads_damage(build: Build) -> bool:
-    """Return whether the third-party wheels, of which a bill has the hashes, are damaged."""
+    """Return whether the third-party wheels, of which an SBOM has the hashes, are damaged."""
     house = build.results.step(build.graph.wheelhouse)
     return house is not None and not house.made_now and not house.item.sound(house.artefact)
-
-
-def _complete(folder: Path, files: Mapping[str, str], wheels: Collection[Path]) -> bool:
-    """Return whether a folder has all files of its receipt, undamaged."""
-    if not wheels:
-        return True
-    names = {*(wheel.name for wheel in wheels), SBOM, PROVENANCE}
-    sums = folder / SUMS
-    return (
-        names == set(files)
-        and sums.is_file()
-        and sums.read_bytes() == _sums(files)
-        # a wheel that is a link to the store was read just now
-        and all(intact(folder / name, sha256) for name, sha256 in files.items())
-    )
 
 
 def _wheels(build: Build) -> dict[Path, str]:
@@ -124,24 +98,25 @@ def image_of(build: Build) -> ImageResult | None:
     return result if isinstance(result, ImageResult) else None
 
 
-def _publish_wheels(
+def _publish_files(
     context: Context, folder: Path, build: Build, wheels: Mapping[Path, str]
 ) -> dict[str, str]:
-    """Publish wheels, their bill and provenance; returns the sha256 of each file by its name."""
+    """Publish wheels, SBOM and provenance; returns the sha256 of each file by its name."""
     from sparkforge.build import provenance, sbom  # not needed by a build in which nothing changed
 
     for old in folder.glob("*.whl"):
         old.unlink()
-    files = {}
-    for wheel, sha256 in wheels.items():
+    for wheel in wheels:
         link(wheel, folder / wheel.name)
-        files[wheel.name] = sha256
-    graph, results = build.graph, build.results
-    house = results.step(graph.wheelhouse)
-    third_party = house.artefact.path / WHEELS if house is not None else None
-    image = image_of(build)
-    system = image.system if image is not None else ()
-    bill = sbom.document(
+    files = {wheel.name: sha256 for wheel, sha256 in wheels.items()}
+    graph, results, image = build.graph, build.results, image_of(build)
+    house, plugin, pack = (
+        results.step(graph.wheelhouse),
+        results.step(graph.plugin),
+        results.step(graph.pack),
+    )
+    third_party = None if house is None else house.artefact.path / WHEELS
+    document = sbom.document(
         context,
         # a build that ended behind the plugin's wheel has no others
         {
@@ -149,28 +124,23 @@ def _publish_wheels(
             for name, item in graph.wheels.items()
             if (step := results.step(item)) is not None
         },
-        None if (plugin := results.step(graph.plugin)) is None else plugin.artefact.result,
-        None if (packed := results.step(graph.pack)) is None else packed.artefact.result,
+        None if plugin is None else plugin.artefact.result,
+        None if pack is None else pack.artefact.result,
         third_party=third_party,
         base=context.base if image is not None else None,
-        system=[sbom.SystemPackage(*package.split(" ")) for package in system],
+        system=[sbom.SystemPackage(*line.split(" ")) for line in image.system] if image else (),
     )
-    files[SBOM] = _write(folder / SBOM, bill)
+    files[SBOM] = _write(folder / SBOM, document)
     subjects = dict(files)
     if image is not None:
         name = f"{image.tag}@{context.platform}"
         subjects[name] = (image.digest or image.image_id).removeprefix("sha256:")
-    statement = provenance.statement(
-        context, build, subjects, third_party.glob("*.whl") if third_party is not None else ()
-    )
+    others = third_party.glob("*.whl") if third_party is not None else ()
+    statement = provenance.statement(context, build, subjects, others)
     text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
     files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
-    _write(folder / SUMS, _sums(files))
+    _write(folder / SUMS, receipt.sums(files))
     return files
-
-
-def _sums(files: Mapping[str, str]) -> bytes:
-    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items())).encode()
 
 
 def _write(path: Path, data: bytes) -> str:
@@ -178,6 +148,17 @@ def _write(path: Path, data: bytes) -> str:
     write_file(path, data)
     path.chmod(0o644)
     return hashlib.sha256(data).hexdigest()
+
+
+def link(source: Path, target: Path) -> None:
+    """Link a file, or copy it to another file system."""
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)
+
+
+# -- checkpoints -------------------------------------------------------------------------
 
 
 def tiny_model(folder: Path) -> Path:
@@ -191,14 +172,6 @@ def tiny_model(folder: Path) -> Path:
     return made(folder / "tiny-model", make, "sparkforge.checkpoints.tiny")
 
 
-@dataclass(frozen=True)
-class _Checkpoint:
-    """The note next to a checkpoint: the code that made it, and its files."""
-
-    code: str
-    files: Mapping[str, str]
-
-
 def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
     """Return a checkpoint's folder; one process at a time.
 
@@ -207,50 +180,30 @@ def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
     Args:
         module: whose code makes it; "": that of ``make``.
     """
-    note = model.with_name(f".{model.name}.json")
-    code = code_of(module or make.__module__)
-    if not _is_made(model, note, code):
-        with disk_errors(model.parent):
-            model.parent.mkdir(parents=True, exist_ok=True)
-            with flocked(model.parent, fcntl.LOCK_EX):
-                for left in model.parent.glob(f".{model.name}.????????"):  # of a killed process
-                    shutil.rmtree(left)
-                if not _is_made(model, note, code):
-                    _make(model, make)
-                    files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
-                    text = json.dumps(asdict(_Checkpoint(code, files)), indent=1)
-                    write_file(note, f"{text}\n".encode())
+    note, code = model.with_name(f".{model.name}.json"), code_of(module or make.__module__)
+    with disk_errors(model.parent):
+        model.parent.mkdir(parents=True, exist_ok=True)
+        with flocked(model.parent, fcntl.LOCK_EX):
+            if not _is_made(model, note, code):
+                shutil.rmtree(model, ignore_errors=True)
+                make(model)
+                files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
+                write_file(note, json.dumps({"code": code, "files": files}, indent=1).encode())
     return model
 
 
 def _is_made(model: Path, note: Path, code: str) -> bool:
-    of = typed.load(_Checkpoint, read_json(note))
+    of = read_json(note) or {}
+    files = of.get("files")
     return (
-        of is not None
-        and of.code == code
-        and all(intact(model / name, sha256) for name, sha256 in of.files.items())
+        model.is_dir()
+        and of.get("code") == code
+        and isinstance(files, dict)
+        and all(intact(model / name, sha256) for name, sha256 in files.items())
     )
 
 
-def _make(model: Path, make: Callable[[Path], object]) -> None:
-    old = model.with_name(f".{model.name}.replaced")
-    if model.exists():
-        model.rename(old)
-    try:
-        make(model)
-    except OSError:  # another version, which takes no lock, may be faster
-        if not model.is_dir():
-            raise
-    if old.exists():
-        shutil.rmtree(old)
-
-
-def link(source: Path, target: Path) -> None:
-    """Link a file, or copy it to another file system."""
-    try:
-        target.hardlink_to(source)
-    except OSError:  # another file system
-        shutil.copyfile(source, target)
+# -- Compose and the end of a build ------------------------------------------------------
 
 
 def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
@@ -282,7 +235,7 @@ def summary(context: Context, build: Build, folder: Path, seconds: float) -> Non
     """Print the results, the time of each stage, and the next command."""
     results = build.results
     made = sum(step.made_now for step in results)
-    log.heading(f"done in {seconds:.1f} s: {made} built, {len(results) - made} up to date")
+    log.heading(f"done in {seconds:.1f} s: {made} built, {len(results) - made} cached")
     for wheel in _wheels(build):
         log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
     if (image := image_of(build)) is not None:
@@ -294,12 +247,13 @@ def summary(context: Context, build: Build, folder: Path, seconds: float) -> Non
             f" {report.completion_s} s, stopped in {report.stop_s} s"
         )
         if report.release is not None:
-            log.info(f"release  {_RELEASE[report.release.done, report.release.hidden]}")
+            hidden = " with AMX hidden" if report.release.hidden else ""
+            same = "gives the same answers, and " if report.release.done == "compared" else ""
+            log.info(f"release  unpatched, it {same}rejects the same checkpoint{hidden}")
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
     if made:
         log.info(f"time     {', '.join(times(results))}")
-    served = results.step(build.graph.product) is not None
-    log.info(f"next     {next_step(context, served=served)}")
+    log.info(f"next     {next_step(context, served=results.step(build.graph.product) is not None)}")
 
 
 def times(results: Results) -> list[str]:

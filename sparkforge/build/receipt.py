@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
 from sparkforge.core.disk import read_json
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.hashing import intact, sha256_file
 
 if TYPE_CHECKING:
     from sparkforge.build.context import Context
@@ -25,8 +26,6 @@ NAME = "receipt.json"
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.intoto.json"
 SUMS = "SHA256SUMS"
-RELEASE = "release.json"
-"""In a release's folder, not in dist/TARGET: the version, the commit and all of its files."""
 SUFFIX = ".sigstore.json"
 """Suffix of a file's name: cosign's bundle with its signature."""
 
@@ -99,6 +98,28 @@ class Receipt:
 def load(path: Path) -> Receipt | None:
     """Read a receipt; None if it is missing or invalid: the user may have edited the file."""
     return typed.load(Receipt, read_json(path), exact=False)
+
+
+def sums(files: Mapping[str, str]) -> bytes:
+    """Return the text of SHA256SUMS."""
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items())).encode()
+
+
+def problems(folder: Path, built: Receipt | None = None) -> list[str]:
+    """Compare a folder's files with its receipt and SHA256SUMS; one line for each problem.
+
+    Args:
+        built: its receipt; None reads it.
+    """
+    built = built or load(folder / NAME)
+    if built is None:
+        return [f"{NAME}: missing or invalid"]
+    listed = hashlib.sha256(sums(built.files)).hexdigest()
+    return [
+        f"{name}: missing, or differs from {NAME}"
+        for name, sha256 in {SUMS: listed, **built.files}.items()
+        if "/" in name or not intact(folder / name, sha256)
+    ]
 
 
 def of(context: Context, results: Results, seconds: float) -> Receipt:

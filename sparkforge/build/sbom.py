@@ -1,4 +1,4 @@
-"""The bill of materials of a build, in CycloneDX 1.6 JSON.
+"""The SBOM of a build, in CycloneDX 1.6 JSON.
 
 Each of our wheels carries its pedigree: the release wheel and the upstream commit that it descends
 from, and every patch in full. The same inputs give the same bytes on every machine: the time is
@@ -8,7 +8,7 @@ the release's, the serial number is made from the content, and lists are sorted.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.parser import BytesHeaderParser
@@ -50,12 +50,15 @@ from sparkforge.core.errors import WheelError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import UNKNOWN
+from sparkforge.series import patchfile
 from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
 
+FILE = "sparkforge:file"
+"""Property with the file name of a wheel."""
 PLUGIN, PACK = "own-plugin", "own-pack"
 """References of the wheels of our plugin, and of FlashInfer's modules."""
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
@@ -81,6 +84,29 @@ def system(engine: Engine, image_id: str) -> list[str]:
     ]
 
 
+def dpkg_packages(status: str, os_release: str) -> list[SystemPackage]:
+    """Return the packages that ``/var/lib/dpkg/status`` lists as installed.
+
+    Args:
+        os_release: text of ``/etc/os-release``, which names the distribution.
+    """
+    lines = (line.partition("=") for line in os_release.splitlines())
+    distribution = {key: value.strip("\"'") for key, _, value in lines}.get("ID", "linux")
+    result = []
+    for paragraph in status.split("\n\n"):
+        fields = dict(
+            line.split(": ", 1)
+            for line in paragraph.splitlines()
+            if ": " in line and not line.startswith(" ")
+        )
+        if fields.get("Status", "").endswith(" installed"):
+            name, version, architecture = (
+                fields[key] for key in ("Package", "Version", "Architecture")
+            )
+            result.append(SystemPackage(distribution, name, version, architecture))
+    return sorted(result, key=lambda package: (package.name, package.architecture))
+
+
 def document(
     context: Context,
     wheels: Mapping[str, WheelResult],
@@ -91,7 +117,7 @@ def document(
     base: BaseImage | None = None,
     system: Sequence[SystemPackage] = (),
 ) -> bytes:
-    """Return the bill of materials of a build, as the bytes of its file.
+    """Return the SBOM of a build, as the bytes of its file.
 
     Args:
         plugin: for vLLM, with our kernels; None: there is none.
@@ -105,9 +131,14 @@ def document(
     """
     parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
     if plugin is not None:
-        parts.append(_plugin(plugin))
+        code = {f"kernels:{file}": f"compiled {sha}" for file, sha in plugin.kernels.items()}
+        parts.append(_wheel(plugin.file, plugin.sha256, PLUGIN, code))
     if pack is not None:
-        parts.append(_pack(context, pack))
+        code = {f"module:{name}": f"compiled {sha}" for name, sha in pack.modules.items()}
+        part = _wheel(pack.file, pack.sha256, PACK, code)
+        source, patches = context.pins.upstream(UPSTREAM), context.series_of(UPSTREAM)
+        part.pedigree = _pedigree("pack", source, patches)
+        parts.append(part)
     if third_party is not None:
         wanted = {item.name for item in read_lock(context.lock)}  # other tools stay out
         parts += [
@@ -118,186 +149,78 @@ def document(
     if base is not None:
         parts.append(_base(context, base.digest))
     parts += [_system(package) for package in system]
-    root = Component(
-        type=ComponentType.CONTAINER if base is not None else ComponentType.APPLICATION,
-        name=f"sparkforge-{context.target_name}",
-        version=context.release,
-        bom_ref=f"sparkforge-{context.target_name}",
-        description=context.target.summary,
-        properties=[Property(name="sparkforge:platform", value=context.platform)],
+    name = f"sparkforge-{context.target_name}"
+    root = _part(name, context.release, name, {"platform": context.platform})
+    root.type = ComponentType.APPLICATION if base is None else ComponentType.CONTAINER
+    root.description = context.target.summary
+    tool = _part("sparkforge", __version__, "tool-sparkforge")
+    tool.type = ComponentType.APPLICATION
+    metadata = BomMetaData(
+        component=root,
+        timestamp=datetime.fromtimestamp(context.epoch, UTC),
+        tools=ToolRepository(components=[tool]),
     )
-    tool = Component(
-        type=ComponentType.APPLICATION,
-        name="sparkforge",
-        version=__version__,
-        bom_ref="tool-sparkforge",
-    )
-    moment = datetime.fromtimestamp(context.epoch, UTC)
-    bom = Bom(
-        components=parts,
-        metadata=BomMetaData(
-            component=root, timestamp=moment, tools=ToolRepository(components=[tool])
-        ),
-        serial_number=uuid.UUID(int=0),
-    )
+    bom = Bom(components=parts, metadata=metadata, serial_number=uuid.UUID(int=0))
     bom.register_dependency(root, parts)
     for part in parts:
         bom.register_dependency(part, part.components)
-    content = JsonV1Dot6(bom).output_as_string(indent=1)
-    bom.serial_number = uuid.uuid5(_NAMESPACE, content)
+    bom.serial_number = uuid.uuid5(_NAMESPACE, JsonV1Dot6(bom).output_as_string(indent=1))
     return (JsonV1Dot6(bom).output_as_string(indent=1) + "\n").encode()
 
 
-def dpkg_packages(status: str, os_release: str) -> list[SystemPackage]:
-    """Return the packages that ``/var/lib/dpkg/status`` lists as installed.
-
-    Args:
-        os_release: text of ``/etc/os-release``, which names the distribution.
-    """
-    lines = (line.partition("=") for line in os_release.splitlines())
-    system = {key: value.strip("\"'") for key, _, value in lines}.get("ID", "linux")
-    result = []
-    for paragraph in status.split("\n\n"):
-        fields = dict(
-            line.split(": ", 1)
-            for line in paragraph.splitlines()
-            if ": " in line and not line.startswith(" ")
-        )
-        if fields.get("Status", "").endswith(" installed"):
-            result.append(
-                SystemPackage(system, fields["Package"], fields["Version"], fields["Architecture"])
-            )
-    return sorted(result, key=lambda package: (package.name, package.architecture))
-
-
-# -- our wheels -------------------------------------------------------------------
-
-
 def _own(context: Context, name: str, wheel: WheelResult) -> Component:
+    """Return a wheel of ours, which descends from the release wheel and the patched source."""
     upstream = context.pins.upstream(name)
     plan = context.target.wheels[name]
     release = upstream.files[plan.files[context.platform]]
-    own = _wheel(wheel.file, wheel.sha256, f"own-{name}")
-    own.properties = [*own.properties, *_how_made(wheel)]
-    if release.natives is not None:
-        older = Property(name="sparkforge:natives", value=release.natives.release)
-        own.properties = [*own.properties, older]
+    facts = {} if release.natives is None else {"natives": release.natives.release}
+    if isinstance(wheel, CompiledWheelResult):
+        facts["wheel"] = "compiled"
+        for file, native in wheel.natives.items():
+            facts[f"native:{file}"] = f"{native.origin} {native.sha256}"
+    own = _wheel(wheel.file, wheel.sha256, f"own-{name}", facts)
     ancestor = _wheel(release.file, release.sha256, f"release-{name}")
-    own.pedigree = _pedigree(name, upstream, context.series_of(name), [ancestor])
-    own.components = [
-        _carried(name, carried, context.pins.upstream(carried), context.series_of(carried))
-        for carried in plan.carries
-    ]
+    own.pedigree = _pedigree(name, upstream, context.series_of(name), ancestor)
+    for carried in plan.carries:  # packages that are part of this wheel
+        source = context.pins.upstream(carried)
+        part = _part(carried, source.version, f"own-{name}-{carried}")
+        part.purl = _source_purl(source)
+        part.pedigree = _pedigree(f"{name}-{carried}", source, context.series_of(carried))
+        own.components.add(part)
     return own
-
-
-def _plugin(plugin: PluginResult) -> Component:
-    own = _wheel(plugin.file, plugin.sha256, PLUGIN)
-    own.properties = [
-        *own.properties,
-        *(
-            Property(name=f"sparkforge:kernels:{file}", value=f"compiled {sha256}")
-            for file, sha256 in plugin.kernels.items()
-        ),
-    ]
-    return own
-
-
-def _pack(context: Context, pack: PackResult) -> Component:
-    """Return the wheel of FlashInfer's modules, which descends from its patched source."""
-    own = _wheel(pack.file, pack.sha256, PACK)
-    own.properties = [
-        *own.properties,
-        *(
-            Property(name=f"sparkforge:module:{name}", value=f"compiled {sha256}")
-            for name, sha256 in pack.modules.items()
-        ),
-    ]
-    upstream, patches = context.pins.upstream(UPSTREAM), context.series_of(UPSTREAM)
-    own.pedigree = _pedigree("pack", upstream, patches, [])
-    return own
-
-
-def _how_made(wheel: WheelResult) -> list[Property]:
-    """Return the properties of a compiled wheel's native files."""
-    if not isinstance(wheel, CompiledWheelResult):
-        return []
-    return [
-        Property(name="sparkforge:wheel", value="compiled"),
-        *(
-            Property(name=f"sparkforge:native:{file}", value=f"{native.origin} {native.sha256}")
-            for file, native in wheel.natives.items()
-        ),
-    ]
-
-
-def _carried(wheel: str, name: str, upstream: Upstream, patches: Series) -> Component:
-    """Return a package that is part of another's wheel."""
-    return Component(
-        type=ComponentType.LIBRARY,
-        name=name,
-        version=upstream.version,
-        bom_ref=f"own-{wheel}-{name}",
-        purl=_source_purl(upstream),
-        pedigree=_pedigree(f"{wheel}-{name}", upstream, patches, []),
-    )
 
 
 def _pedigree(
-    ref: str, upstream: Upstream, patches: Series, ancestors: Iterable[Component]
+    reference: str, upstream: Upstream, patches: Series, *ancestors: Component
 ) -> Pedigree:
-    source = Component(
-        type=ComponentType.LIBRARY,
-        name=_repository(upstream)[1],
-        version=upstream.tag,
-        bom_ref=f"source-{ref}",
-        purl=_source_purl(upstream),
-        external_references=[
-            ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(upstream.git))
-        ],
-        properties=[
-            # the library sorts patches; this property has the order in which they apply
-            *(
-                Property(
-                    name=f"sparkforge:patch:{number:03}",
-                    value=f"{patch.name} sha256:"
-                    f"{patch.sha256} {patch.trailers.get('Risk', '')}".rstrip(),
-                )
-                for number, patch in enumerate(patches.patches, 1)
-            ),
-            *(
-                Property(name=f"sparkforge:patched-tree:{kind}", value=record.tree)
-                for kind, record in upstream.patched.items()
-            ),
-            Property(name="sparkforge:series", value=f"sha256:{patches.sha256}"),
-            *([] if upstream.commit else [Property(name="sparkforge:commit", value=UNKNOWN)]),
-        ],
-    )
+    # the library sorts patches; these properties have the order in which they apply
+    facts = {
+        f"patch:{number:03}": f"{one.name} sha256:{one.sha256}"
+        for number, one in enumerate(patches.patches, 1)
+    }
+    facts |= {f"patched-tree:{kind}": record.tree for kind, record in upstream.patched.items()}
+    facts["series"] = f"sha256:{patches.sha256}"
+    if not upstream.commit:
+        facts["commit"] = UNKNOWN
+    source = _part(_repository(upstream)[1], upstream.tag, f"source-{reference}", facts)
+    source.purl = _source_purl(upstream)
+    source.external_references = [
+        ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(upstream.git))
+    ]
+    url = f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}"
     return Pedigree(
         ancestors=[*ancestors, source],
-        commits=[]
-        if upstream.commit is None
-        else [
-            Commit(
-                uid=upstream.commit,
-                url=XsUri(f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}"),
-            )
-        ],
-        patches=[
-            Patch(
-                type=PatchClassification.BACKPORT
-                if patch.trailers.get("Upstream-Status", "").startswith("Backport")
-                else PatchClassification.UNOFFICIAL,
-                diff=Diff(
-                    text=AttachedText(
-                        content=patch.path.read_text(encoding="utf-8"), content_type="text/x-diff"
-                    )
-                ),
-            )
-            for patch in patches.patches
-        ],
+        commits=[Commit(uid=upstream.commit, url=XsUri(url))] if upstream.commit else [],
+        patches=[_patch(patch) for patch in patches.patches],
         notes=f"{len(patches.patches)} patch(es) on {upstream.tag}",
     )
+
+
+def _patch(patch: patchfile.Patch) -> Patch:
+    backport = patch.trailers.get("Upstream-Status", "").startswith("Backport")
+    kind = PatchClassification.BACKPORT if backport else PatchClassification.UNOFFICIAL
+    text = AttachedText(content=patch.path.read_text(encoding="utf-8"), content_type="text/x-diff")
+    return Patch(type=kind, diff=Diff(text=text))
 
 
 def _repository(upstream: Upstream) -> tuple[str, str]:
@@ -315,19 +238,29 @@ def _source_purl(upstream: Upstream) -> PackageURL:
     return PackageURL("generic", owner or None, name, upstream.version, where, subpath)
 
 
-# -- what is not ours -----------------------------------------------------------------
-
-
-def _wheel(file: str, sha256: str, ref: str = "") -> Component:
+def _wheel(
+    file: str, sha256: str, reference: str = "", facts: Mapping[str, str] | None = None
+) -> Component:
     name, version, _, _ = parse_wheel_filename(file)
+    part = _part(name, str(version), reference or f"wheel-{name}", {"file": file, **(facts or {})})
+    part.purl = PackageURL("pypi", None, name, str(version))
+    part.hashes = [_sha256(sha256)]
+    return part
+
+
+def _part(
+    name: str, version: str, reference: str, facts: Mapping[str, str] | None = None
+) -> Component:
+    """Return a component with properties of ours."""
+    properties = [
+        Property(name=f"sparkforge:{key}", value=value) for key, value in (facts or {}).items()
+    ]
     return Component(
         type=ComponentType.LIBRARY,
         name=name,
-        version=str(version),
-        bom_ref=ref or f"wheel-{name}",
-        purl=PackageURL("pypi", None, name, str(version)),
-        hashes=[_sha256(sha256)],
-        properties=[Property(name="sparkforge:file", value=file)],
+        version=version,
+        bom_ref=reference,
+        properties=properties,
     )
 
 
@@ -360,27 +293,18 @@ def _base(context: Context, digest: str) -> Component:
     repository = pinned.repository if pinned is not None and known else None
     name = repository.rpartition("/")[2] if repository else "base-image"
     where = {"repository_url": repository} if repository else None
-    return Component(
-        type=ComponentType.CONTAINER,
-        name=repository or name,
-        version=digest,
-        bom_ref="base",
-        purl=PackageURL("oci", None, name, digest, where),
-        hashes=[_sha256(digest.removeprefix("sha256:"))],
-    )
+    part = _part(repository or name, digest, "base")
+    part.type = ComponentType.CONTAINER
+    part.purl = PackageURL("oci", None, name, digest, where)
+    part.hashes = [_sha256(digest.removeprefix("sha256:"))]
+    return part
 
 
 def _system(package: SystemPackage) -> Component:
-    purl = PackageURL(
-        "deb", package.distribution, package.name, package.version, {"arch": package.architecture}
-    )
-    return Component(
-        type=ComponentType.LIBRARY,
-        name=package.name,
-        version=package.version,
-        bom_ref=f"deb-{package.name}-{package.architecture}",
-        purl=purl,
-    )
+    part = _part(package.name, package.version, f"deb-{package.name}-{package.architecture}")
+    where = {"arch": package.architecture}
+    part.purl = PackageURL("deb", package.distribution, package.name, package.version, where)
+    return part
 
 
 def _sha256(value: str) -> HashType:

@@ -51,8 +51,7 @@ _MODULES: Mapping[str, str] = {
     "ablate": "maintain.ablate.command",
     "proofs": "inspect.proofs.command",
     "report": "inspect.report.command",
-    "sign": "inspect.verify.signing",
-    "release": "cli.release",
+    "release": "release.command",
     "version": "cli.version",
     "exit-codes": "cli.version",
 }

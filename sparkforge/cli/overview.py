@@ -38,7 +38,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "ablate": "check that tests notice a missing patch; find the patch that breaks something",
         "proofs": "compile, disassemble and check the GPU kernels",
         "report": "write one HTML page about the last build and its checks",
-        "sign": "sign a build's receipt, checksums, SBOM and provenance with cosign",
     },
 }
 """Every command by purpose, with its description."""

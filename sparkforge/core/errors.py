@@ -129,12 +129,10 @@ class RebaseStopped(SparkforgeError):
 
 class VerifyError(SparkforgeError):
     exit_code = 20
-    meaning = "Two builds differ, or an image was not built from this checkout."
-
-
-class SignError(SparkforgeError):
-    exit_code = 21
-    meaning = "cosign is missing, or fails to sign or to verify."
+    meaning = (
+        "Two builds differ, an image was not built from this checkout, a signature is missing or"
+        " wrong, or a build is not ready for a release."
+    )
 
 
 class WatchNews(SparkforgeError):
@@ -170,16 +168,6 @@ class BenchError(SparkforgeError):
 class RegressionError(SparkforgeError):
     exit_code = 28
     meaning = "bench compare: the second result is slower than the first."
-
-
-class ReleaseError(SparkforgeError):
-    exit_code = 29
-    meaning = "release: the checkout or the build is not ready to be released."
-
-
-class RegistryError(SparkforgeError):
-    exit_code = 30
-    meaning = "A registry of images cannot be reached, denies access, or lacks the image."
 
 
 INTERRUPTED_EXIT_CODE = 130

@@ -127,7 +127,7 @@ class Upstream(Model):
 
     @property
     def commit_or_unknown(self) -> str:
-        """The commit as receipt, bill of materials, provenance and labels name it."""
+        """The commit as receipt, SBOM, provenance and labels name it."""
         return self.commit or UNKNOWN
 
 

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from sparkforge.core import plain
 
 UNKNOWN = "unknown"
-"""An unknown commit in receipt, bill of materials, provenance and labels."""
+"""An unknown commit in receipt, SBOM, provenance and labels."""
 REMEDIES: dict[str, str] = {}
 """Hints for a wrong value, by the pattern that it does not match."""
 

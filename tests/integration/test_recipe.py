@@ -6,14 +6,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sparkforge.build.image import VENV
 from sparkforge.inspect.verify import installed
-from sparkforge.inspect.verify.ociarchive import Entry
+from sparkforge.inspect.verify.installed import File
 from sparkforge.runtime.interpreter import uv_program
-from sparkforge.store.store import Store
 from tests.support import ROOT, make_wheel, sha256
 
 BIN, PYTHON = f"{sys.base_prefix}/bin", "{}.{}".format(*sys.version_info)
@@ -101,10 +102,10 @@ def test_verify_knows_every_file_of_an_environment(tmp_path: Path) -> None:
         name = f"{VENV}/{path.relative_to(tmp_path / 'venv')}"
         if path.is_symlink():
             target = str(path.readlink()).replace(BIN, "/usr/bin")
-            found[name] = Entry(f"link to {target}", "", 0)
+            found[name] = File(f"link to {target}")
         elif path.is_file():
             data = path.read_bytes().replace(f"home = {BIN}".encode(), b"home = /usr/bin")
-            found[name] = Entry(sha256(data), "", len(data), data)
-    report = installed.Report("", "", "", "")
-    installed.check(report, found, PYTHON, [], Store(tmp_path / "store"), "fetch it")
-    assert report.problems == []
+            found[name] = File(sha256(data), data)
+    context: Any = SimpleNamespace(target=SimpleNamespace(python=PYTHON))
+    records = installed.records(found, installed.site_of(PYTHON))
+    assert installed.check(found, records, context)[1] == []

@@ -33,8 +33,8 @@ def test_a_build_says_that_the_commit_is_unknown(project: Project) -> None:
     (one,) = (item for item in inputs if item["name"] == "demo-1.0.tar.gz")
     assert one["annotations"]["commit"] == "unknown"
     assert one["annotations"]["standsFor"].endswith("demo.git@refs/tags/v1.0")
-    bill = json.loads((folder / "sbom.cdx.json").read_text())
-    (wheel,) = (part for part in bill["components"] if part["name"] == "demo")
+    sbom = json.loads((folder / "sbom.cdx.json").read_text())
+    (wheel,) = (part for part in sbom["components"] if part["name"] == "demo")
     assert "commits" not in wheel["pedigree"]
     said = [item for part in wheel["pedigree"]["ancestors"] for item in part.get("properties", [])]
     assert {"name": "sparkforge:commit", "value": "unknown"} in said

@@ -67,14 +67,14 @@ def test_another_wheelhouse_unpacks_only_what_is_new(project: Project, lock: Any
 def test_a_damaged_third_party_wheel_is_in_no_bill(project: Project, lock: Any) -> None:
     lock("first")
     project.build(until="image")
-    bill = project.wheel.parent / "sbom.cdx.json"
-    before = bill.read_bytes()
+    sbom = project.wheel.parent / "sbom.cdx.json"
+    before = sbom.read_bytes()
     for path in project.store.glob("artefacts/wheelhouse/*/wheels/first-1.0-*.whl"):
         path.chmod(0o644)
         path.write_bytes(path.read_bytes().replace(b"first", b"fjrst"))
-    bill.unlink()
+    sbom.unlink()
     project.build(until="image")
-    assert bill.read_bytes() == before
+    assert sbom.read_bytes() == before
 
 
 def test_a_damaged_environment_is_made_again(project: Project, lock: Any) -> None:

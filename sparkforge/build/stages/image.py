@@ -120,8 +120,8 @@ def image_item(
         wheels = {name: results.of(item) for name, item in parts.wheels.items()}
         plugin = None if parts.plugin is None else results.of(parts.plugin)
         pack = None if parts.pack is None else results.of(parts.pack)
-        bill = sbom.document(context, wheels, plugin, pack, third_party=third_party, base=base)
-        share = {SBOM: bill, imagenote.NAME: note.dumps()}
+        document = sbom.document(context, wheels, plugin, pack, third_party=third_party, base=base)
+        share = {SBOM: document, imagenote.NAME: note.dumps()}
         if context.profile:
             text = json.dumps(context.profile, indent=2, sort_keys=True)
             share["profile.json"] = f"{text}\n".encode()
@@ -129,7 +129,7 @@ def image_item(
         labels = {
             **inputs["labels"],
             image.KEY_LABEL: key_of(inputs),
-            image.SBOM_LABEL: hashlib.sha256(bill).hexdigest(),
+            image.SBOM_LABEL: hashlib.sha256(document).hexdigest(),
         }
         ours = wheels_of(parts.own, results)
         return image.Contents(ours, third_party, share, labels)

@@ -27,7 +27,7 @@ class _Component(Part):
     version: str = ""
 
 
-class _Bill(Part):
+class _Sbom(Part):
     components: tuple[_Component, ...]
 
 
@@ -92,7 +92,7 @@ class Gathered:
     steps: Sequence[Step]
     files: Sequence[File]
     kinds: Mapping[str, int]
-    """Components of the bill by their type."""
+    """Components of the SBOM by their type."""
     components: Sequence[tuple[str, str]]
     changes: Sequence[Change]
     kernels: Mapping[str, int]
@@ -117,7 +117,7 @@ def gather(here: Checkout, target: str, all_series: Sequence[Series]) -> Gathere
     root, pins = here.root, here.pins
     folder = root / "dist" / target
     built = read(folder / receipt.NAME, Receipt, f"build.py --target {target}")
-    bill = read(folder / receipt.SBOM, _Bill, f"build.py --target {target}")
+    sbom = read(folder / receipt.SBOM, _Sbom, f"build.py --target {target}")
     proofs_path = root / "dist" / "proofs" / "report.json"
     recorded = kernelwork.load()
     return Gathered(
@@ -127,8 +127,8 @@ def gather(here: Checkout, target: str, all_series: Sequence[Series]) -> Gathere
         same_pins=built.pins_sha256 == sha256_file(here.pins_path),
         steps=_steps(built),
         files=[_file(folder, name, digest) for name, digest in sorted(built.files.items())],
-        kinds=Counter(part.type for part in bill.components),
-        components=[(part.name, part.version) for part in bill.components],
+        kinds=Counter(part.type for part in sbom.components),
+        components=[(part.name, part.version) for part in sbom.components],
         changes=[
             Change(
                 series.upstream,

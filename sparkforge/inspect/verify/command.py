@@ -1,18 +1,15 @@
-"""`build.py verify`: compare with a second, cold build byte by byte, and name the differences.
-
-With an image's name: show its contents, and compare them with this checkout.
-"""
+"""`build.py verify`: compare with a second, cold build, or compare an image with this checkout."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 from sparkforge.build import executor, receipt, setup
 from sparkforge.build.context import Context
@@ -33,14 +30,11 @@ from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.programs import have
 from sparkforge.core.run import call
-from sparkforge.inspect.verify import bytediff, cosign, signing
-from sparkforge.inspect.verify.bytediff import Difference
-from sparkforge.pins import pins
-from sparkforge.pins.types import MACHINES, Platform
-from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
-
-if TYPE_CHECKING:
-    from sparkforge.runtime.registry import Reference
+from sparkforge.inspect.verify import signing
+from sparkforge.pins.pins import Pins
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import registry
+from sparkforge.sources.project import Project, ProjectOptions
 
 # files of the checkout that a build reads, beside the plugin's folder
 _INPUTS = (
@@ -61,10 +55,9 @@ class Options:
     """Options of ``verify``."""
 
     image: str | None = argument(
-        "check that this checkout builds this image: an archive, a receipt.json or a name"
-        " that the engine knows; REGISTRY/NAME@sha256:…: pull it, with --key or --identity"
-        " check its signature and what is attached; with these also a folder of published files"
-        " (default: rebuild --target and compare)",
+        "image to compare with this checkout: a receipt.json, a name that the engine knows, or"
+        " REGISTRY/NAME@sha256:…; with --key or --identity its signature is checked first; with"
+        " these also the folder of a release",
         default=None,
         nargs="?",
     )
@@ -72,7 +65,7 @@ class Options:
     until: str = option(
         "compare up to this stage (default: image)", default="image", choices=("wheels", "image")
     )
-    trust: cosign.Trust
+    trust: signing.Trust
     project: ProjectOptions
     output: OutputOptions
     variant: VariantOptions = as_last()
@@ -80,44 +73,30 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Build a target a second time, or check an image; 20 if something differs."""
-    required = cosign.required(options.trust)
-    named = _published(options.image)
-    if named is None and required and _signatures(options):
+    """Build a target a second time, or check an image; VerifyError if something differs."""
+    signed = signing.required(options.trust)
+    if (options.image is None) == (options.target is None) or (signed and options.target):
+        raise UsageError("give an image, or --target NAME without --key", "build.py verify --help")
+    if options.image is None:
+        return _build_again(options, str(options.target), Project.open(options.project))
+    published = registry.reference(options.image)
+    if signed and published is None:
+        files = signing.check_folder(Path(options.image), options.trust)
+        log.info(f"signed: {len(files)} files of {options.image}")
+        log.document({"signed": files})
         return 0
-    project = Project.open(options.project)
-    if options.image is not None:
-        return _image(options, options.image, project, named)
-    if options.target is None:
-        raise UsageError(
-            "nothing to verify", "give an image, or a target to rebuild: --target NAME"
-        )
-    return _build_again(options, options.target, project)
+    if signed:
+        signing.check_image(options.image, options.trust)
+    elif published is not None:
+        log.warning("the signature is not checked: give --key, or --identity and --issuer")
+    return _image(options.image, published, Project.open(options.project))
 
 
-def _signatures(options: Options) -> bool:
-    """Check the signatures of the named subject; return whether there is nothing else to check."""
-    named = Path(options.image) if options.image is not None else None
-    if named is None and options.target is None:
-        raise UsageError(
-            "nothing to verify", "give a folder of published files, an image, or --target"
-        )
-    folder = recover_checkout(options.project.pins).parent / "dist" / str(options.target)
-    if named is not None and (named.is_dir() or named.name == receipt.NAME):
-        folder = named if named.is_dir() else named.parent
-    elif named is not None:
-        msg = f"{named}: signatures are next to a receipt.json, or next to an image in its registry"
-        raise UsageError(msg, "give the receipt.json, or REPOSITORY@sha256:…")
-    files = signing.check_folder(folder, options.trust)
-    log.info(f"signed: {len(files)} files of {folder}")
-    if named is None or not named.is_dir():
-        return False
-    log.document({"signed": sorted(set(files))})
-    return True
+# -- a target ----------------------------------------------------------------------------
 
 
 def _build_again(options: Options, name: str, project: Project) -> int:
-    """Build a target a second time, cold, and compare it with the store."""
+    """Build a target a second time, cold, and compare it with dist/ and the store."""
     target = project.pins.target(name)
     variant = setup.last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
@@ -140,23 +119,16 @@ def _build_again(options: Options, name: str, project: Project) -> int:
             second = executor.build(again, until)
         finally:
             os.umask(before)
-        document, found = _compare(context, first, second)
-    return _say(context.target_name, document, found)
-
-
-def _say(
-    name: str, document: Sequence[Mapping[str, str]], differences: Sequence[Difference]
-) -> int:
-    found = {"results": document, "differences": [asdict(difference) for difference in differences]}
-    log.document({"target": name, "same": not differences, **found})
-    if differences:
-        msg = f"two builds of {name} differ:\n{_shortened([*map(str, differences)])}"
+        results, found = _compare(context, first, second)
+    log.document({"target": name, "same": not found, "results": results, "differences": found})
+    if found:
+        msg = f"two builds of {name} differ:\n{_shortened(found)}"
         remedy = (
             "make the step that wrote these bytes reproducible; if the first result is old or"
             f" damaged: build.py build --target {name} --force wheels --force image"
         )
         return log.failure(VerifyError(msg, remedy))
-    for result in document:
+    for result in results:
         log.info(f"the same: {result['name']}  {result['second']}")
     return 0
 
@@ -166,7 +138,7 @@ def _shortened(lines: Sequence[str]) -> str:
     return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
 
 
-def inputs(of: pins.Pins) -> tuple[str, ...]:
+def inputs(of: Pins) -> tuple[str, ...]:
     """Return the files and folders of a checkout that a build reads."""
     return (*_INPUTS, *(() if of.plugin is None else (of.plugin.folder.rstrip("/"),)))
 
@@ -196,123 +168,120 @@ def _cold(context: Context) -> Iterator[Context]:
 
 def _compare(
     context: Context, first: Build, second: Build
-) -> tuple[list[dict[str, str]], list[Difference]]:
-    """Return each result with both hashes, and the differences."""
-    document = []
-    differences: list[Difference] = []
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return each result with both hashes, and one line for each difference.
+
+    The first of two wheels is the one in dist/, where there is one.
+    """
+    dist = context.root / "dist" / context.target_name
+    results = []
+    found = receipt.problems(dist) if (dist / receipt.NAME).is_file() else []
+    found = [f"{dist}: {problem}" for problem in found]
     for item, rebuilt in zip(first.graph.own, second.graph.own, strict=True):
-        first_wheel = wheel_path(first.results.artefact(item))
-        second_wheel = wheel_path(second.results.artefact(rebuilt))
+        new = wheel_path(second.results.artefact(rebuilt))
+        old = dist / new.name
+        old = old if old.is_file() else wheel_path(first.results.artefact(item))
         # read again: the record in the store is not enough here
-        hashes = f"sha256:{sha256_file(first_wheel)}", f"sha256:{sha256_file(second_wheel)}"
-        document.append({"name": second_wheel.name, "first": hashes[0], "second": hashes[1]})
-        if hashes[0] != hashes[1] or first_wheel.name != second_wheel.name:
-            differences += bytediff.wheels(first_wheel, second_wheel)
-            _diffoscope(first_wheel, second_wheel)
-    old, new = (build.results.step(build.graph.product) for build in (first, second))
-    if old is None or new is None:
-        return document, differences
-    image, again = old.artefact.result, new.artefact.result
+        hashes = f"sha256:{sha256_file(old)}", f"sha256:{sha256_file(new)}"
+        results.append({"name": new.name, "first": hashes[0], "second": hashes[1]})
+        if hashes[0] != hashes[1] or old.name != new.name:
+            found += _members(old, new)
+            _diffoscope(old, new)
+    steps = [build.results.step(build.graph.product) for build in (first, second)]
+    image, again = (step and step.artefact.result for step in steps)
     if isinstance(image, ImageResult) and isinstance(again, ImageArchiveResult):
         digests = str(image.digest), str(again.digest)
-        document.append({"name": image.tag, "first": digests[0], "second": digests[1]})
+        results.append({"name": image.tag, "first": digests[0], "second": digests[1]})
         if digests[0] != digests[1]:
-            differences += _image_differences(
-                context, image.image_id, new.artefact.path / again.archive
-            )
-    return document, differences
+            found.append(f"{image.tag}: digest {digests[0]} → {digests[1]}")
+            if have("diffoscope") and steps[1] is not None:
+                with context.store.temporary("image") as work:
+                    call("docker", "save", "--output", work / "image.tar", "--", image.image_id)
+                    _diffoscope(work / "image.tar", steps[1].artefact.path / again.archive)
+    return results, found
 
 
-def _image_differences(context: Context, image_id: str, second: Path) -> list[Difference]:
-    from sparkforge.inspect.verify import ociarchive, reading
-
-    with reading.archive(image_id, context.store) as (first, _):
-        found = ociarchive.compare(first, second)
-        _diffoscope(first, second)
-    return found
+def _members(first: Path, second: Path) -> list[str]:
+    """Return the members in which two wheels differ; if there are none, the wheels."""
+    facts: list[dict[str, object]] = []
+    try:
+        for wheel in (first, second):
+            with ZipFile(wheel) as archive:
+                facts.append(
+                    {
+                        one.filename: (one.CRC, one.file_size, one.date_time, one.external_attr)
+                        for one in archive.infolist()
+                    }
+                )
+    except BadZipFile as error:
+        return [f"{first}: {error}"]
+    old, new = facts
+    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    same = f"{first}: the same members in another archive, or damaged"
+    return [f"{second.name}: {name} differs" for name in names] or [same]
 
 
 def _diffoscope(first: Path, second: Path) -> None:
     """Show diffoscope's report of a difference, if it is installed."""
     if not have("diffoscope"):
+        log.info("install diffoscope to see the bytes that differ")
         return
     report = call("diffoscope", "--text", "-", first, second, check=False).stdout
     for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
         log.info(line)
 
 
-# -- a single image ---------------------------------------------------------------------
+# -- an image ----------------------------------------------------------------------------
 
 
-def _published(text: str | None) -> Reference | None:
-    """Return the named image in a registry (REGISTRY/NAME@sha256:…), or None."""
-    if text is None or Path(text).exists() or "/" not in text:
-        return None
-    from sparkforge.runtime import registry
-
-    return registry.reference(text)
-
-
-def _image(options: Options, named: str, project: Project, there: Reference | None) -> int:
-    """Print an image's contents, and compare it with this checkout.
-
-    Args:
-        there: the image in a registry, if it is one.
-    """
-    from sparkforge.build import image
-    from sparkforge.inspect.verify import imagecheck, published, reading
+def _image(named: str, published: registry.Reference | None, project: Project) -> int:
+    """Print an image's contents, and compare it with this checkout."""
+    from sparkforge.inspect.verify import imagecheck
     from sparkforge.runtime import engine
 
-    attached, same_manifest = None, True
-    if there is not None:
-        if cosign.required(options.trust):
-            attached = published.attached(there, options.trust)
-        else:
-            log.warning("the signature is not checked: give --key, or --identity and --issuer")
-        holder = engine.connect()
-        published.fetch(holder, there)
-        same_manifest = holder.containerd_store
-    store = project.store
-    store.sweep()
-    with reading.archive(named, store) as (path, promised):
-        found = reading.read(path)
-    name = found.labels[image.TARGET_LABEL]
-    if options.target not in (None, name):
-        raise UsageError(f"{named}: is of target {name}", f"omit --target {options.target}")
-    target = project.pins.target(name)
-    context = Context.of(project, name, _platform(found.platform, target))
-    report = imagecheck.check(found, context, promised)
-    if there is not None:
-        report.problems += published.compare(there, found, attached, same_manifest=same_manifest)
-    log.document({**asdict(report), "matches": not report.problems})
-    log.heading(f"{report.target} {report.version}, {context.platform}, {report.digest}")
-    log.info(f"base {report.base}")
-    for upstream, labels in report.contents.items():
-        tree = next((labels[key] for key in sorted(labels) if key.startswith("tree.")), "")
-        log.info(
-            f"{upstream} {labels.get('tag', '')}  commit {labels.get('commit', '')[:12]}  series"
-            f" {labels.get('series', '')[:12]}  tree {tree[:12]}"
-        )
-    log.info("checked: " + ", ".join(f"{count} {what}" for what, count in report.checked.items()))
-    if report.problems:
-        msg = f"{named}: differs from what this checkout builds:\n{_shortened(report.problems)}"
+    promised = None
+    if Path(named).is_file():
+        built = receipt.load(Path(named))
+        if built is None or built.image is None:
+            msg = f"{named}: not the receipt of an image build"
+            raise UsageError(msg, "give the receipt.json of an image build, or the image")
+        named, promised = built.image.image_id, built.image.digest
+    holder = engine.connect()
+    if published is not None and not holder.has_image(named):
+        registry.pull(published)
+    found = imagecheck.find(holder, named)
+    platforms = project.pins.target(found.target).platforms
+    image_platform = next((one for one in platforms if one == found.platform), None)
+    if image_platform is None:
+        msg = f"{named}: is for {found.platform}, but its target is not"
+        raise ImageError(msg, f"the target's platforms: {', '.join(platforms)}")
+    context = Context.of(project, found.target, image_platform)
+    checked, problems = imagecheck.check(imagecheck.with_files(holder, found), context)
+    if promised is not None and promised not in found.digests:
+        problems.insert(0, f"the receipt says {promised}, the engine has {found.digests[0]}")
+    labels = {name: text for name, text in sorted(found.labels.items()) if name.startswith("org.")}
+    log.document(
+        {
+            "digest": promised or found.digests[0],
+            "target": found.target,
+            "labels": labels,
+            "checked": checked,
+            "problems": problems,
+            "matches": not problems,
+        }
+    )
+    log.heading(f"{found.target}, {context.platform}, {found.digests[0]}")
+    for name, text in labels.items():
+        log.info(f"{name}  {text}")
+    log.info("checked: " + ", ".join(f"{count} {what}" for what, count in checked.items()))
+    if problems:
+        msg = f"{named}: differs from what this checkout builds:\n{_shortened(problems)}"
         remedy = "check out the commit that it was built from, or rebuild it"
         return log.failure(VerifyError(msg, remedy))
     log.info("it matches this checkout")
-    if there is not None:
-        log.info(
-            f"next     build.py rollback --target {name} {there}   # Compose uses it from then"
-        )
+    if published is not None:
+        log.info(f"next     build.py rollback --target {found.target} {published}")
     return 0
-
-
-def _platform(stated: str, target: pins.Target) -> Platform:
-    """Return an image's platform as one of the target's."""
-    for allowed in target.platforms:
-        if allowed == stated:
-            return allowed
-    msg = f"the image is for {stated}, but its target is not"
-    raise ImageError(msg, f"the target's platforms: {', '.join(target.platforms)}")
 
 
 COMMANDS = (Entry("verify", Options, run),)

@@ -1,131 +1,173 @@
-"""`build.py verify IMAGE`: compare an image's contents with this checkout.
+"""`build.py verify IMAGE`: compare an image's labels and files with this checkout.
 
-It reads the image's bytes, runs nothing of it, and uses no registry. It also compares our wheels if
-the store has them.
+The files come from ``docker export``: the engine unpacks the layers and checks their digests.
+Nothing of the image runs.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import re
+import json
+import posixpath
+import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import NamedTuple
-from zipfile import ZipFile
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
-from sparkforge.build import graph, image, imagenote, sbom
+from sparkforge.build import graph, image, imagenote
 from sparkforge.build.context import Context
 from sparkforge.build.imagenote import ImageNote
-from sparkforge.build.packs.names import STAGE
 from sparkforge.build.receipt import SBOM, differences
-from sparkforge.build.results import (
-    CompiledWheelResult,
-    OwnWheel,
-    PackResult,
-    PluginResult,
-    WheelResult,
-)
-from sparkforge.core import git, plain
-from sparkforge.core.errors import CompileError, EngineError, PinsError, UsageError
+from sparkforge.build.sbom import FILE
+from sparkforge.core.errors import CompileError, EngineError, ImageError, PinsError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
-from sparkforge.inspect.verify.installed import Report
-from sparkforge.inspect.verify.reading import Reading
-from sparkforge.pins.pathmap import member_of
-from sparkforge.runtime.engine import BaseImage
+from sparkforge.inspect.verify.installed import File, Records, as_written
+from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
-from sparkforge.store.artefact import Artefact
-
-_PROFILE = "profile.json"
 
 
-def _site(context: Context) -> str:
-    return installed.site_of(context.target.python)
+@dataclass(frozen=True)
+class Image:
+    """An image in the engine.
+
+    Attributes:
+        digests: of its manifest; the last one is its id in the engine.
+        files: by path without leading slash; {} before ``with_files``.
+    """
+
+    name: str
+    digests: tuple[str, ...]
+    platform: str
+    labels: Mapping[str, str]
+    files: Mapping[str, File] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        """The target of pins.yaml."""
+        return self.labels[image.TARGET_LABEL]
+
+    def share(self, name: str) -> bytes | None:
+        """Return a file of the image's share folder; None if it is missing."""
+        return self.files.get(f"{image.SHARE}/{name}", File("")).data
 
 
-def check(reading: Reading, context: Context, promised: str | None = None) -> Report:
+# -- reading -----------------------------------------------------------------------------
+
+
+def find(engine: Engine, name: str) -> Image:
+    """Return an image of sparkforge without its files.
+
+    Raises:
+        ImageError: the engine lacks it, or sparkforge did not build it.
+    """
+    from docker.errors import APIError
+
+    try:
+        attrs = engine.client.images.get(name).attrs
+    except APIError as error:
+        msg = f"{name}: no such image in the engine: {error.explanation or error}"
+        raise ImageError(msg, "give a receipt.json, or a name from build.py images") from None
+    labels = (attrs.get("Config") or {}).get("Labels") or {}
+    if image.TARGET_LABEL not in labels:
+        msg = f"{name}: not built by sparkforge: no label {image.TARGET_LABEL}"
+        raise ImageError(msg, "give an image that build.py built")
+    digests = [one.partition("@")[2] for one in attrs.get("RepoDigests") or ()]
+    platform = f"{attrs['Os']}/{attrs['Architecture']}"
+    return Image(name, (*dict.fromkeys(digests), str(attrs["Id"])), platform, labels)
+
+
+def with_files(engine: Engine, found: Image) -> Image:
+    """Return an image with its files, from a container that is never started."""
+    container = engine.client.containers.create(found.digests[-1])
+    try:
+        stream = _Stream(cast("Iterator[bytes]", container.export()))
+        with tarfile.open(fileobj=cast("Any", stream), mode="r|") as archive:
+            return replace(found, files=files_of(archive))
+    except tarfile.TarError as error:
+        raise ImageError(f"{found.name}: docker export failed: {error}", "run it again") from None
+    finally:
+        container.remove(v=True)
+
+
+class _Stream:
+    """The pieces of an export as a file; tarfile takes pieces of any size."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def read(self, _size: int = -1) -> bytes:
+        return next(self._pieces, b"")
+
+
+def files_of(archive: tarfile.TarFile) -> dict[str, File]:
+    """Return the files of an exported file system; RECORDs and our documents with their bytes."""
+    result: dict[str, File] = {}
+    for member in archive:
+        name = _place(member.name)
+        if member.isreg():
+            stream: Any = archive.extractfile(member)
+            if name.startswith(f"{image.SHARE}/") or name.endswith("/RECORD"):
+                data = stream.read()
+                result[name] = File(hashlib.sha256(data).hexdigest(), data)
+            else:
+                result[name] = File(hashlib.file_digest(stream, "sha256").hexdigest())
+        elif member.islnk():
+            result[name] = result.get(_place(member.linkname), File("link"))
+        elif not member.isdir():
+            result[name] = File(f"link to {member.linkname}")
+    return result
+
+
+def _place(name: str) -> str:
+    return posixpath.normpath(f"/{name}").lstrip("/")
+
+
+# -- checks ------------------------------------------------------------------------------
+
+
+def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
     """Compare an image with itself and with the checkout.
 
-    Args:
-        promised: digest in a receipt.
+    Returns:
+        The number of comparisons by their kind, and one line for each difference.
+
+    Raises:
+        VerifyError: a document in the image is not in the form that a build writes.
     """
-    labels = reading.labels
-    base = labels.get("org.opencontainers.image.base.digest", "")
-    report = Report(
-        reading.digest,
-        labels[image.TARGET_LABEL],
-        labels.get("org.opencontainers.image.version", ""),
-        base,
-        _contents(labels),
-    )
-    if promised is not None and promised != reading.digest:
-        report.problems.append(f"the receipt says {promised}")
-    if f"{labels.get(SITE_PACKAGES_LABEL)}/" != f"/{_site(context)}":
-        report.problems.append(f"label {SITE_PACKAGES_LABEL}: must be /{_site(context)}")
-    _check_notes(report, reading, context)
-    installed.check(
-        report,
-        reading.files,
-        context.target.python,
-        read_lock(context.lock),
-        context.store,
-        f"build.py --target {report.target} --until wheelhouse",
-    )
-    _check_own(report, reading, context)
-    _check_machine(report, reading)
-    _check_absent(report, reading, context)
-    _check_patched(report, reading, context)
-    _check_bill(report, reading, context)
-    _check_wheels(report, reading, context)
-    return report
+    site = installed.site_of(context.target.python)
+    records = installed.records(found.files, site)
+    count, problems = installed.check(found.files, records, context)
+    if f"{found.labels.get(SITE_PACKAGES_LABEL)}/" != f"/{site}":
+        problems.append(f"label {SITE_PACKAGES_LABEL}: must be /{site}")
+    problems += _notes(found, context)
+    problems += _programs(found, context)
+    problems += _sbom(found, context, records)
+    wheels, differing = _wheels(found, context, records)
+    counts = {"installed files": count, "wheels in dist": wheels}
+    return counts, problems + differing
 
 
-def _contents(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for label, value in sorted(labels.items()):
-        match = re.fullmatch(r"org\.sparkforge\.([a-z0-9-]+)\.([a-z.]+)", label)
-        if match:
-            found.setdefault(match[1], {})[match[2]] = value
-    return found
-
-
-# -- the image's own notes, against each other and against the checkout -----------------------
-
-
-def _check_notes(report: Report, reading: Reading, context: Context) -> None:
-    theirs = _note(reading)
-    if theirs is None:
-        report.problems.append(f"{imagenote.NAME}: not in the image")
+def _notes(found: Image, context: Context) -> Iterator[str]:
+    """Compare the image's list of its inputs with its labels and with the checkout's inputs."""
+    text = found.share(imagenote.NAME)
+    if text is None:
+        yield f"{imagenote.NAME}: not in the image"
         return
-    if key_of(theirs.image) != reading.labels.get(image.KEY_LABEL):
-        report.problems.append(f"label {image.KEY_LABEL}: does not match {imagenote.NAME}")
-    report.problems += [
-        f"{imagenote.NAME}: {what}: its key differs" for what in theirs.other_keys()
-    ]
-    for name, value in theirs.image["labels"].items():
-        if reading.labels.get(name) != value:
-            report.problems.append(f"label {name}: differs from {imagenote.NAME}")
+    with as_written(imagenote.NAME):
+        theirs = imagenote.loads(text)
+        stated = {**theirs.image["labels"], image.KEY_LABEL: key_of(theirs.image)}
+        as_made = _as_made(context, theirs)
+    for name, value in stated.items():
+        if found.labels.get(name) != value:
+            yield f"label {name}: differs from {imagenote.NAME}"
     try:
-        ours = graph.note_of(_as_made(context, theirs), _base(context, report.base))
+        ours = graph.note_of(as_made, _base(context, found))
     except (CompileError, EngineError, PinsError, UsageError) as error:
-        msg = f"{imagenote.NAME}: the wheels were built in an unknown way"
-        report.problems.append(f"{msg}: {error.what}")
-        return
-    old, new = theirs.comparable(), ours.comparable()
-    for what in sorted(old.keys() | new.keys()):
-        found = differences(old.get(what, {}), new.get(what, {}))
-        report.problems += [f"{what}: {text}" for text in found]
-    report.checked["inputs"] = len(old)
-
-
-def _note(reading: Reading) -> ImageNote | None:
-    """Return the image's own list of inputs; None if it has none."""
-    text = reading.share(imagenote.NAME)
-    with installed.as_we_write(imagenote.NAME):
-        return None if text is None else imagenote.loads(text)
+        yield f"{imagenote.NAME}: the wheels were built in an unknown way: {error.what}"
+    else:
+        yield from differences(theirs.comparable(), ours.comparable())
 
 
 def _as_made(context: Context, note: ImageNote) -> Context:
@@ -136,204 +178,82 @@ def _as_made(context: Context, note: ImageNote) -> Context:
     return replace(context, wheels="compile") if compiled else context
 
 
-def _base(context: Context, stated: str) -> BaseImage:
+def _base(context: Context, found: Image) -> BaseImage:
     """Return this checkout's pinned base; without a pin, the image's."""
     if context.target.base is None:
+        stated = found.labels.get("org.opencontainers.image.base.digest", "")
         return BaseImage(stated, stated)
     pinned = context.pins.images[context.target.base]
     digest = pinned.digest(context.platform)
     return BaseImage(f"{pinned.repository}@{digest}", digest)
 
 
-def _check_own(report: Report, reading: Reading, context: Context) -> None:
+def _programs(found: Image, context: Context) -> Iterator[str]:
     """Compare our programs and the profile in the image with the checkout's."""
-    wanted = {}
-    for name in image.RECIPE[1:]:
-        path = f"{image.PROGRAMS}/{name.removeprefix('scripts/')}"
-        wanted[path] = sha256_file(context.root / name)
-    there = {
-        path: entry.sha256
-        for path, entry in reading.files.items()
-        if path.startswith(f"{image.PROGRAMS}/")
+    folder = f"{image.PROGRAMS}/"
+    wanted = {
+        folder + name.removeprefix("scripts/"): sha256_file(context.root / name)
+        for name in image.RECIPE
+        if name != "Dockerfile"
     }
+    there = {path: one.sha256 for path, one in found.files.items() if path.startswith(folder)}
     for path in sorted(there.keys() | wanted.keys()):
         if there.get(path) != wanted.get(path):
-            how = "gone" if path not in there else "differs from the checkout"
-            report.problems.append(f"{path}: {how}")
-    profile = reading.share(_PROFILE)
-    with installed.as_we_write(_PROFILE):
-        if (None if profile is None else plain.json_of(profile)) != (context.profile or None):
-            report.problems.append(f"{_PROFILE}: differs from the profile of {report.target}")
-    report.checked["programs of ours"] = len(wanted)
+            yield f"{path}: missing, or differs from the checkout"
+    text = found.share("profile.json")
+    with as_written("profile.json"):
+        profile = None if text is None else json.loads(text)
+    if profile != (context.profile or None):
+        yield f"profile.json: differs from the profile of {found.target}"
 
 
-# -- installed files --------------------------------------------------------------------------
-
-
-# ELF's numbers of processors: x86, 32-bit Arm, x86-64, 64-bit Arm. GPUs have others, and pass.
-_PROCESSORS = {3: "x86", 40: "arm", 62: "amd64", 183: "arm64"}
-# Names in GNU's triplets. A package may have another platform's libraries for linking, in a folder
-# with that name: nvidia-cutlass-dsl's for amd64 has stubs/aarch64-unknown-linux-gnu/.
-_IN_TRIPLETS = {"x86": "i686", "arm": "arm", "amd64": "x86_64", "arm64": "aarch64"}
-
-
-def _check_machine(report: Report, reading: Reading) -> None:
-    """Find programs and libraries for another processor than the image's."""
-    wanted = reading.platform.rpartition("/")[2]
-    count = aside = 0
-    for path, entry in reading.files.items():
-        if entry.machine in _PROCESSORS:
-            count += 1
-            found = _PROCESSORS[entry.machine]
-            if found == wanted:
-                continue
-            folders = path.split("/")[:-1] if path.startswith(f"{image.VENV}/") else []
-            if any(folder.startswith(f"{_IN_TRIPLETS[found]}-") for folder in folders):
-                aside += 1
-            else:
-                report.problems.append(f"{path}: for {found}, not {wanted}")
-    report.checked["programs and libraries"] = count
-    if aside:
-        report.checked["of them in folders for another machine"] = aside
-
-
-# on the server's PATH, and in FlashInfer's further places for nvcc
-_ON_PATH = re.compile(r"(?:opt/sparkforge/venv/|usr/(?:local/(?:cuda[^/]*/)?)?)?s?bin/([^/]+)")
-
-
-def _check_absent(report: Report, reading: Reading, context: Context) -> None:
-    """Find programs, or links with their names, that the target excludes."""
-    absent = context.target.absent
-    if not absent:
-        return
-    for path in sorted(reading.files):
-        match = _ON_PATH.fullmatch(path)
-        if match is not None and match[1] in absent:
-            report.problems.append(f"{path}: a program that targets.{report.target} excludes")
-    report.checked["excluded programs"] = len(absent)
-
-
-def _check_patched(report: Report, reading: Reading, context: Context) -> None:
-    """Compare each patched file with its blob of the checkout's last patch."""
-    site = _site(context)
-    wanted: dict[str, tuple[str, str]] = {}
-    for wheel in context.target.wheels:
-        for layer in context.layers(wheel):
-            rules = context.pins.upstream(layer).paths
-            for patch in context.series_of(layer).patches:
-                for entry in patch.entries:
-                    member = member_of(rules, entry.path)
-                    if member is not None and entry.new_blob is not None:
-                        wanted[site + member] = (entry.new_blob, patch.name)
-    report.checked["patched files"] = len(wanted)
-    for path, (blob, patch_name) in sorted(wanted.items()):
-        found = reading.files.get(path)
-        if blob == git.ABSENT:
-            if found is not None:
-                report.problems.append(f"{path}: exists, but {patch_name} removes it")
-        elif found is None:
-            report.problems.append(f"{path}: missing in the image, but {patch_name} changes it")
-        elif found.git_blob != blob:
-            report.problems.append(f"{path}: differs from the result of {patch_name}")
-
-
-# -- bill of materials and wheels -----------------------------------------------------------------
-
-
-class _Part(NamedTuple):
-    """A component of the bill: its reference, name, and sha256 if it has one."""
-
-    ref: str
-    name: str
-    sha256: str
-
-
-def _parts(bill: bytes) -> list[_Part]:
-    """Return the components of a bill."""
-    with installed.as_we_write(SBOM):
+def _sbom_wheels(found: Image) -> list[tuple[str, str, str, str]]:
+    """Return reference, name, file and sha256 of each wheel in the image's SBOM."""
+    text = found.share(SBOM) or b'{"components": []}'
+    with as_written(SBOM):
         return [
-            _Part(
-                str(component["bom-ref"]),
-                str(component["name"]),
-                str(component["hashes"][0]["content"]) if "hashes" in component else "",
+            (
+                part["bom-ref"],
+                part["name"],
+                next(one["value"] for one in part["properties"] if one["name"] == FILE),
+                part["hashes"][0]["content"],
             )
-            for component in plain.json_of(bill)["components"]
+            for part in json.loads(text)["components"]
+            if part["bom-ref"].startswith(("wheel-", "own-"))
         ]
 
 
-def _check_bill(report: Report, reading: Reading, context: Context) -> None:
-    bill = reading.share(SBOM)
-    if bill is None:
-        report.problems.append(f"{SBOM}: not in the image")
-        return
-    if hashlib.sha256(bill).hexdigest() != reading.labels.get(image.SBOM_LABEL):
-        report.problems.append(f"{SBOM}: differs from the label {image.SBOM_LABEL}")
+def _sbom(found: Image, context: Context, records: Records) -> Iterator[str]:
+    """Compare the SBOM with its label, the lock and the installed packages."""
+    text = found.share(SBOM) or b""
+    if hashlib.sha256(text).hexdigest() != found.labels.get(image.SBOM_LABEL):
+        yield f"{SBOM}: missing, or differs from the label {image.SBOM_LABEL}"
     locked = {item.name: item.sha256s for item in read_lock(context.lock)}
-    there = {
-        installed.name_of(folder) for folder, _ in installed.records(reading.files, _site(context))
-    }
-    parts = _parts(bill)
-    billed = {part.name for part in parts if part.ref.startswith(("wheel-", "own-"))}
-    for part in parts:
-        if part.ref.startswith("wheel-") and part.sha256 not in locked.get(part.name, frozenset()):
-            report.problems.append(f"{SBOM}: {part.name}: no such wheel in {context.lock.name}")
-    report.problems += [f"{SBOM}: {name}: not installed" for name in sorted(billed - there)]
-    report.problems += [f"{name}: installed, not in {SBOM}" for name in sorted(there - billed)]
-    report.checked["components"] = len(parts)
+    wheels = _sbom_wheels(found)
+    for reference, name, _, sha256 in wheels:
+        if reference.startswith("wheel-") and sha256 not in locked.get(name, ()):
+            yield f"{SBOM}: {name}: no such wheel in {context.lock.name}"
+    named = {name for _, name, _, _ in wheels}
+    there = {installed.name_of(folder) for folder in records}
+    for name in sorted(named ^ there):
+        yield f"{name}: not installed" if name in named else f"{name}: not in {SBOM}"
 
 
-def _in_store(context: Context, note: ImageNote) -> Iterator[tuple[str, Artefact[OwnWheel]]]:
-    """Yield an image's wheels in the store, by their references in the bill."""
-    for name in context.target.wheels:
-        inputs = note.wheels.get(name, {})
-        kind = CompiledWheelResult if "builder" in inputs else WheelResult
-        if (wheel := context.store.find("wheels", inputs, kind)) is not None:
-            yield f"own-{name}", wheel
-    if note.plugin is not None:
-        plugin = context.store.find("kernels", note.plugin, PluginResult)
-        if plugin is not None:
-            yield sbom.PLUGIN, plugin
-    if note.pack is not None:
-        pack = context.store.find(STAGE, note.pack, PackResult)
-        if pack is not None:
-            yield sbom.PACK, pack
+def _wheels(found: Image, context: Context, records: Records) -> tuple[int, list[str]]:
+    """Compare our installed wheels with dist/; those of another release have other names.
 
-
-def _check_wheels(report: Report, reading: Reading, context: Context) -> None:
-    """Compare installed files of our wheels with the wheels, if the store has them."""
-    bill = reading.share(SBOM)
-    note = _note(reading)
-    if bill is None or note is None:
-        return
-    hashes = {part.ref: part.sha256 for part in _parts(bill)}
-    site = _site(context)
-    rows = dict(installed.records(reading.files, site))
-    compared = 0
-    for reference, made in _in_store(context, note):
-        compared += 1
-        if made.result.sha256 != hashes.get(reference):
-            report.problems.append(
-                f"{made.result.file}: differs from the wheel of the same inputs in the store"
-            )
-            continue
-        with ZipFile(made.path / made.result.file) as wheel:
-            record = next(n for n in wheel.namelist() if n.endswith(".dist-info/RECORD"))
-            text = wheel.read(record).decode()
-        there = dict(rows.get(record.rpartition("/")[0], []))
-        members = {
-            installed.joined(site, row[0]): installed.hex_of(row[1])
-            for row in csv.reader(io.StringIO(text))
-            if row and ".data/" not in row[0]
-        }
-        report.problems += [
-            f"{path}: differs from the wheel in the store"
-            for path, sha256 in members.items()
-            if sha256 and there.get(path) != sha256
-        ]
-        # files added by the installation: notes of the installer, byte code, programs
-        report.problems += [
-            f"{path}: not in the wheel in the store"
-            for path in sorted(there.keys() - members.keys())
-            if path.startswith(site) and ".dist-info/" not in path and not installed.byte_code(path)
-        ]
-    report.checked["wheels in the store"] = compared
+    Returns:
+        The number of compared wheels, and one line for each difference.
+    """
+    site, folder = installed.site_of(context.target.python), context.root / "dist" / found.target
+    there = [
+        (folder / file, sha256)
+        for _, _, file, sha256 in _sbom_wheels(found)
+        if "/" not in file and (folder / file).is_file()
+    ]
+    problems = [
+        line
+        for path, sha256 in there
+        for line in installed.against_wheel(path, sha256, records, site)
+    ]
+    return len(there), problems

@@ -1,47 +1,43 @@
-"""The installed files of an image, checked by the RECORDs of their distributions."""
+"""The installed files of an image, checked by the RECORDs of their distributions and by wheels."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import hashlib
-import io
+import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import ZipFile
 
+from sparkforge.build.context import Context
 from sparkforge.build.image import VENV
 from sparkforge.core.errors import VerifyError
-from sparkforge.inspect.verify.ociarchive import Entry
-from sparkforge.sources.wheelhouse import Locked
-from sparkforge.store.store import Store
+from sparkforge.core.hashing import sha256_file
+from sparkforge.sources.wheelhouse import read_lock
+
+Records = Mapping[str, Mapping[str, str]]
+"""Paths with their sha256 ("" if not stated) by distribution: its .dist-info folder."""
 
 
-@dataclass
-class Report:
-    """Result of the checks of an image."""
+class File(NamedTuple):
+    """A file of an image.
 
-    digest: str
-    target: str
-    version: str
-    base: str
-    contents: dict[str, dict[str, str]] = field(default_factory=dict)
-    checked: dict[str, int] = field(default_factory=dict)
-    """Number of comparisons, by kind."""
-    problems: list[str] = field(default_factory=list)
-    """One line for each."""
+    Attributes:
+        sha256: of a link ``link to`` and its target, which is the hash of no file.
+        data: its bytes, if they were kept.
+    """
+
+    sha256: str
+    data: bytes | None = None
 
 
 @contextmanager
-def as_we_write(what: str) -> Iterator[None]:
-    """Turn errors about unexpected contents of an image into one error.
-
-    Raises:
-        VerifyError: the block found unexpected contents.
-    """
+def as_written(what: str) -> Iterator[None]:
+    """Turn errors about the contents of a document in an image into one VerifyError."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as error:
@@ -49,57 +45,9 @@ def as_we_write(what: str) -> Iterator[None]:
         raise VerifyError(msg, "build the image again") from None
 
 
-def records(files: Mapping[str, Entry], site: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield each installed distribution's folder with its (path, sha256 in hex or '').
-
-    Args:
-        files: an image's files by their path without a leading slash.
-        site: its folder of packages, with a slash at the end.
-
-    Raises:
-        VerifyError: a RECORD is invalid.
-    """
-    for name, entry in files.items():
-        below = name.removeprefix(site)
-        # one level down: vendored packages (in setuptools) are files, not installed
-        if entry.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
-            with as_we_write(name):
-                lines = csv.reader(io.StringIO(entry.data.decode()))
-                rows = [(joined(site, row[0]), hex_of(row[1])) for row in lines if row]
-            yield below.rpartition("/")[0], rows
-
-
-def joined(site: str, path: str) -> str:
-    """Return a RECORD's path below the root; those of scripts have ../ in them."""
-    parts = [] if path.startswith("/") else site.strip("/").split("/")
-    for part in path.strip("/").split("/"):
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
-
-
-def hex_of(stated: str) -> str:
-    """Return a RECORD's SHA-256 in hex, or ''."""
-    kind, _, value = stated.partition("=")
-    if kind != "sha256":
-        return ""
-    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
-
-
 def site_of(python: str) -> str:
-    """Return the folder of packages of our images, without leading and with trailing slash.
-
-    Args:
-        python: the target's version, as in 3.11.
-    """
+    """Return the folder of packages in our images for a Python such as 3.11, with a last slash."""
     return f"{VENV}/lib/python{python}/site-packages/"
-
-
-def byte_code(path: str) -> bool:
-    """Return whether Python uses a file with its source only, which is checked."""
-    return re.search(r"/__pycache__/[^/]+\.pyc$", path) is not None
 
 
 def name_of(folder: str) -> str:
@@ -108,61 +56,78 @@ def name_of(folder: str) -> str:
     return re.sub(r"[-_.]+", "-", stem).lower()
 
 
-def check(
-    report: Report,
-    files: Mapping[str, Entry],
-    python: str,
-    locked: Sequence[Locked],
-    store: Store,
-    fetch: str,
-) -> None:
+def records(files: Mapping[str, File], site: str) -> Records:
+    """Return the RECORDs of the distributions in a folder of packages."""
+    result = {}
+    for name, file in files.items():
+        below = name.removeprefix(site)
+        # one level down: vendored packages (in setuptools) are files, not installed
+        if file.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
+            with as_written(name):
+                result[below.rpartition("/")[0]] = _rows(file.data, site)
+    return result
+
+
+def _rows(record: bytes, site: str) -> dict[str, str]:
+    """Return the paths of a RECORD below the root, with their sha256 in hex."""
+    rows = [row for row in csv.reader(record.decode().splitlines()) if row]
+    return {posixpath.normpath(f"/{site}/{row[0]}").lstrip("/"): _hex(row[1]) for row in rows}
+
+
+def _hex(stated: str) -> str:
+    kind, _, value = stated.partition("=")
+    if kind != "sha256":
+        return ""
+    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+
+
+def _byte_code(path: str) -> bool:
+    """Return whether Python uses a file with its source only, which is checked."""
+    return re.search(r"/__pycache__/[^/]+\.pyc$", path) is not None
+
+
+def check(files: Mapping[str, File], of: Records, context: Context) -> tuple[int, list[str]]:
     """Compare every file of the environment with the RECORDs, or if it differs with the wheel.
 
-    Args:
-        files: as for ``records``.
-        python: as for ``site_of``.
-        locked: the lock of the wheels, which the store may have.
-        fetch: the command that downloads them, for the message.
+    Returns:
+        The number of compared files, and one line for each problem.
     """
-    site = site_of(python)
+    site = site_of(context.target.python)
     stated: dict[str, dict[str, str]] = {}
-    for folder, rows in records(files, site):
-        for path, sha256 in rows:
+    for folder, rows in of.items():
+        for path, sha256 in rows.items():
             stated.setdefault(path, {})[folder] = sha256
-    count = astray = 0
+    count, problems = 0, []
     for path, hashes in stated.items():
-        # a wheel's byte code is compiled again, with the hash of its source; a RECORD
-        # has no hash of itself, and may lack others of its own folder
-        if byte_code(path) or (not all(hashes.values()) and ".dist-info/" in path):
+        # a wheel's byte code is compiled again, with the hash of its source; a RECORD has no hash
+        # of itself, and may lack others of its own folder
+        if _byte_code(path) or (not all(hashes.values()) and ".dist-info/" in path):
             continue
         count += 1
-        folder, entry = next(iter(hashes)), files.get(path)
-        if entry is None:
-            report.problems.append(f"{path}: missing, but {folder}/RECORD lists it")
+        folder, file = next(iter(hashes)), files.get(path)
+        if file is None:
+            problems.append(f"{path}: missing, but {folder}/RECORD lists it")
         # two packages may have it; the later one's stays
-        elif entry.sha256 not in hashes.values():
-            true = _in_the_wheel(locked, store, folder, path.removeprefix(site))
-            if true == entry.sha256:
-                astray += 1
-                continue
-            report.problems.append(
-                f"{path}: differs from {folder}/RECORD"
-                + ("" if true else f"; to compare with the wheel: {fetch}")
-            )
-    own = _of_the_venv(python)
-    report.problems += [
-        f"{path}: differs from what the recipe writes"
+        elif file.sha256 not in hashes.values():
+            true = _in_the_wheel(context, folder, path.removeprefix(site))
+            if true != file.sha256:
+                hint = f"build.py --target {context.target_name} --until wheelhouse"
+                more = "" if true else f"; to compare with the wheel: {hint}"
+                problems.append(f"{path}: differs from {folder}/RECORD{more}")
+    own = _of_the_venv(context.target.python)
+    problems += [
+        f"{path}: differs from what the Dockerfile writes"
         for path, sha256 in own.items()
         if path not in files or files[path].sha256 != sha256
     ]
     for path in files:
         if site.startswith(f"{path}/"):
-            report.problems.append(f"{path}: must be a folder, of the environment")
-        elif path.startswith(f"{VENV}/") and not (path in stated or path in own or byte_code(path)):
-            report.problems.append(f"{path}: in no distribution's RECORD")
-    report.checked["installed files"] = count
-    if astray:
-        report.checked["of them match a wheel whose RECORD is wrong"] = astray
+            problems.append(f"{path}: must be a folder, of the environment")
+        elif path.startswith(f"{VENV}/") and not (
+            path in stated or path in own or _byte_code(path)
+        ):
+            problems.append(f"{path}: in no distribution's RECORD")
+    return count, problems
 
 
 def _of_the_venv(python: str) -> dict[str, str]:
@@ -173,23 +138,39 @@ def _of_the_venv(python: str) -> dict[str, str]:
     return {**found, f"{VENV}/lib64": "link to lib", f"{VENV}/pyvenv.cfg": settings.hexdigest()}
 
 
-def _in_the_wheel(locked: Sequence[Locked], store: Store, folder: str, member: str) -> str | None:
+def _in_the_wheel(context: Context, folder: str, member: str) -> str | None:
     """Return the sha256 of a file in the locked wheel; None: not in the store.
 
     Some wheels have another wheel's RECORD (PyNvVideoCodec 2.0.4 for arm64). Their installed files
     are correct anyway, as the wheel's hash in the lock proves.
     """
-    hashes = (sha256 for item in locked if item.name == name_of(folder) for sha256 in item.sha256s)
-    for sha256 in hashes:
-        for wheel in _downloads(store, sha256):
-            with ZipFile(wheel) as opened:
-                # for another platform or Python if it has no such file
-                if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
-                    return hashlib.sha256(opened.read(member)).hexdigest()
+    for item in read_lock(context.lock):
+        for sha256 in item.sha256s if item.name == name_of(folder) else ():
+            downloads = context.store.download_path(sha256, "")
+            for wheel in sorted(downloads.iterdir()) if downloads.is_dir() else ():
+                if context.store.verified(sha256, wheel.name):
+                    with ZipFile(wheel) as opened:
+                        # for another platform or Python if it has no such file
+                        if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
+                            return hashlib.sha256(opened.read(member)).hexdigest()
     return None
 
 
-def _downloads(store: Store, sha256: str) -> list[Path]:
-    folder = store.download_path(sha256, "")
-    there = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in there if store.verified(sha256, path.name)]
+def against_wheel(wheel: Path, sha256: str, of: Records, site: str) -> list[str]:
+    """Compare an installed wheel of ours with the wheel; one line for each problem.
+
+    Args:
+        sha256: of the wheel that the image states.
+    """
+    if sha256_file(wheel) != sha256:
+        return [f"{wheel.name}: differs from the wheel in {wheel.parent}"]
+    with ZipFile(wheel) as opened:
+        record = next(n for n in opened.namelist() if n.endswith(".dist-info/RECORD"))
+        rows = _rows(opened.read(record), site)
+    there = of.get(record.rpartition("/")[0], {})
+    return [
+        f"{name}: differs from the wheel in {wheel.parent}"
+        for name, stated in rows.items()
+        # installers move the members of .data/, and compile byte code again
+        if stated and ".data/" not in name and not _byte_code(name) and there.get(name) != stated
+    ]

@@ -1,197 +1,218 @@
-"""`build.py sign`: cosign signs the files in dist/TARGET; `verify --key` checks them."""
+"""Signatures by cosign: of the files of a release, and of an image with its SBOM and provenance.
+
+cosign does all the cryptography. It gets keys by reference (a file, or a name in a key service) and
+passwords through its own variable. Neither is read here, so neither can appear in output.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sparkforge.build import receipt
-from sparkforge.build.options import OutputOptions
-from sparkforge.build.receipt import PROVENANCE, RELEASE, SBOM, SUFFIX, SUMS, Receipt
-from sparkforge.core.command import Entry, needed, option
-from sparkforge.core.disk import read_json
-from sparkforge.core.errors import SignError, UsageError, VerifyError
-from sparkforge.core.hashing import sha256_file
+from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS
+from sparkforge.core.command import option, switch
+from sparkforge.core.errors import CommandError, UsageError, VerifyError
 from sparkforge.core.log import log
-from sparkforge.inspect.verify import cosign
-from sparkforge.sources.project import checkout, pins_option
+from sparkforge.core.run import call
 
-SIGNED = (receipt.NAME, SUMS, SBOM, PROVENANCE, RELEASE)
-"""The signed files; SHA256SUMS covers the wheels, a release.json the rest of its folder."""
-_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
+SIGNED = (receipt.NAME, SUMS, SBOM, PROVENANCE)
+"""The signed files; the receipt has the hashes of all others."""
+_ATTACHED = ("cyclonedx", "slsaprovenance1")
+"""cosign's names of what is attached to an image: its SBOM and its provenance."""
+# a key needs no root of trust; without this cosign would download one
+_NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
+_UNTRUSTED = "get it from a trusted source, or build it: build.py"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of ``sign``."""
+@dataclass(frozen=True)
+class Trust:
+    """The accepted signer: a public key, or an identity with its issuer."""
 
-    target: str = needed("target whose newest build to sign", metavar="NAME")
-    signer: cosign.Signer
-    image: str | None = option(
-        "also sign the image in the registry that it was pushed to", metavar="REPOSITORY@sha256:…"
+    key: str | None = option("require signatures by this public key", metavar="FILE")
+    identity: str | None = option(
+        "require keyless signatures by this identity (e-mail or URI)", metavar="WHO"
     )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    issuer: str | None = option("OIDC issuer of --identity", metavar="URL")
 
 
-# -- signing ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Signer:
+    """The signer; without a key, an identity."""
+
+    key: str | None = option(
+        "private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD",
+        metavar="FILE",
+    )
+    no_log: bool = switch("make no entry in the public transparency log; needs no network")
 
 
-def run(options: Options) -> int:
-    """Sign the files of a target's newest build, and the image if it was pushed."""
-    here = checkout(options.pins)
-    target = here.pins.target(options.target)
-    folder = here.root / "dist" / options.target
-    if not (folder / receipt.NAME).is_file():
-        msg = f"{folder / receipt.NAME}: does not exist: nothing to sign"
-        raise SignError(msg, f"build it first: python3 build.py --target {options.target}")
-    cosign.check_signer(options.signer)
-    image = _image(options.image, folder) if options.image else None
-    signed = sign_folder(folder, options.signer, f"build.py --target {options.target}")
-    if image is not None:
-        cosign.sign_image(image, folder, options.signer)
-    log.info(f"{target.summary}: {len(signed)} files{', 1 image' if image else ''} signed")
-    log.document({"signed": signed, "image": image})
-    return 0
+def required(trust: Trust) -> bool:
+    """Return whether signatures are required.
+
+    Raises:
+        UsageError: the options conflict, or the key does not exist.
+    """
+    if trust.key is not None and (trust.identity or trust.issuer):
+        raise UsageError("--key and --identity conflict", "give only one")
+    if trust.key is None and bool(trust.identity) != bool(trust.issuer):
+        msg = "--identity and --issuer need each other"
+        raise UsageError(msg, "give both: --identity me@example.org --issuer https://…")
+    check_key(trust.key)
+    return trust.key is not None or trust.identity is not None
 
 
-def sign_folder(folder: Path, signer: cosign.Signer, again: str) -> list[str]:
-    """Sign the files of a folder, each into a bundle beside it; return their names.
+def check_key(key: str | None) -> None:
+    """Refuse a missing file, or a key in place of its name; ``env://…``, ``pkcs11:…`` are names.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if key is not None and "-----BEGIN" in key:
+        msg = "--key: is the key itself; others can read command lines"
+        raise UsageError(msg, "give a file, or env://VARIABLE")
+    if key is not None and ":" not in key and not Path(key).is_file():
+        msg = f"--key {key}: no such file"
+        raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
+
+
+# -- signing -----------------------------------------------------------------------------
+
+
+def sign_folder(folder: Path, signer: Signer) -> list[str]:
+    """Sign the files of a build, each into a bundle beside it; return their names.
+
+    Raises:
+        VerifyError: cosign fails.
+    """
+    for name in SIGNED:
+        bundle = folder / (name + SUFFIX)
+        how = [*_signer(signer), *_bundle_format()]
+        _cosign("sign-blob", *how, "--bundle", bundle, folder / name)
+        log.info(f"signed  {bundle.name}")
+    return list(SIGNED)
+
+
+def sign_image(image: str, folder: Path, signer: Signer) -> None:
+    """Sign an image in its registry, and attach SBOM and provenance as signed statements.
 
     Args:
-        again: command that writes the folder again, for the hint.
+        image: REGISTRY/NAME@sha256:….
+        folder: with the SBOM and the provenance.
 
     Raises:
-        SignError: a file differs from the build, or cosign is missing or fails.
+        VerifyError: cosign fails.
     """
-    problems = sums(folder)
-    if problems:
-        msg = f"{folder}: differs from the build:\n" + "\n".join(problems)
-        raise SignError(msg, f"build it again: python3 {again}")
-    signed = [name for name in SIGNED if (folder / name).is_file()]
-    for name in signed:
-        sign_file(folder / name, signer)
-    return signed
+    how = _signer(signer)
+    _cosign("sign", *how, image)
+    log.info(f"signed  {image}")
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        predicate = Path(work) / "predicate.json"
+        statement = json.loads((folder / PROVENANCE).read_text())
+        predicate.write_text(json.dumps(statement["predicate"]))
+        for kind, path in zip(_ATTACHED, (folder / SBOM, predicate), strict=True):
+            # --replace: a repeated push leaves one statement of each kind
+            _cosign("attest", *how, "--replace", "--type", kind, "--predicate", path, image)
+            log.info(f"attested  {kind} of {image}")
 
 
-def sign_file(path: Path, signer: cosign.Signer) -> None:
-    """Sign a file, into a bundle beside it.
-
-    Raises:
-        SignError: cosign is missing or fails.
-    """
-    cosign.need()
-    how = (*cosign.signing_words(signer), *cosign.bundle_format())
-    # written beside its place, so that a failure leaves no wrong signature
-    fresh = path.with_name(f".{path.name}{SUFFIX}.new")
-    cosign.run("sign-blob", *how, "--bundle", fresh, path)
-    fresh.rename(path.with_name(path.name + SUFFIX))
-    log.info(f"signed  {path.name}{SUFFIX}")
+def _signer(signer: Signer) -> list[str]:
+    words = ["--yes", *(["--key", signer.key] if signer.key else [])]
+    if signer.no_log:
+        words.append("--tlog-upload=false")
+        if _cosign_3():  # it refuses the one without the other
+            words.append("--use-signing-config=false")
+    return words
 
 
-def _image(named: str, folder: Path) -> str:
-    """Return a reference, after checking that it is the receipt's image.
-
-    Raises:
-        UsageError: it has no digest, or another version wrote the receipt.
-        SignError: it has another digest than the receipt.
-    """
-    match = _DIGEST.search(named)
-    if match is None:
-        msg = f"--image {named}: a tag can change"
-        raise UsageError(msg, "use the reference that docker push prints: REPOSITORY@sha256:…")
-    built = _receipt(folder).image
-    digest = None if built is None else built.digest
-    if match[1] != digest:
-        recorded = digest or "no image digest"
-        msg = f"--image {named}: is not the built image; the receipt has {recorded}"
-        raise SignError(msg, "push that image and give its digest")
-    return named
+# -- checking ----------------------------------------------------------------------------
 
 
-# -- checking --------------------------------------------------------------------------
-
-
-def check_folder(folder: Path, trust: cosign.Trust) -> list[str]:
-    """Check the signatures in a folder, and its files against the signed hashes.
+def check_folder(folder: Path, trust: Trust) -> list[str]:
+    """Check the signatures in a folder, and its files against the signed receipt.
 
     Returns:
         The names of all signed files.
 
     Raises:
+        UsageError: it is no folder of a release.
         VerifyError: a signature is missing or is another's, or a file is not the signed one.
-        SignError: cosign is missing.
     """
-    problems = []
-    names = [name for name in SIGNED if (folder / name).exists()]
-    if receipt.NAME not in names:
-        raise UsageError(
-            f"{folder}: has no {receipt.NAME}", "give a folder that build.py published"
-        )
-    cosign.need()
-    for name in names:
-        bundle = folder / (name + SUFFIX)
-        if not bundle.is_file():
-            problems.append(f"{name}: not signed: there is no {bundle.name}")
-        elif why := cosign.refused("verify-blob", trust, "--bundle", bundle, folder / name):
-            problems.append(f"{name}: {why}")
-    problems = problems or sums(folder)  # the list of files is signed itself
+    built = receipt.load(folder / receipt.NAME)
+    if built is None:
+        msg = f"{folder}: has no valid {receipt.NAME}"
+        raise UsageError(msg, "give the folder of a release, or REGISTRY/NAME@sha256:…")
+    files = {*SIGNED, *built.files}
+    known = {*files, *(name + SUFFIX for name in SIGNED)}
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    problems = receipt.problems(folder, built)  # whose hashes are signed themselves
+    problems += [f"{name}: not signed" for name in sorted(there - known)]
+    with _trusted(trust) as how:
+        for name in SIGNED:
+            try:
+                bundle = folder / (name + SUFFIX)
+                _cosign("verify-blob", *how, *_bundle_format(), "--bundle", bundle, folder / name)
+            except VerifyError as error:
+                problems.append(f"{name}: {error.what}")
     if problems:
-        msg = f"{folder}: not verified:\n" + "\n".join(problems)
-        raise VerifyError(msg, "get the files from a trusted source, or build them: build.py")
-    return sorted({*names, *_sums(folder), *_released(folder)})
+        raise VerifyError(f"{folder}: not verified:\n" + "\n".join(problems), _UNTRUSTED)
+    return sorted(files)
 
 
-def sums(folder: Path) -> list[str]:
-    """Compare the files of a folder with SHA256SUMS and the receipt; one line for each problem."""
-    listed, problems = _sums(folder), []
-    if listed != _receipt(folder).files:
-        problems.append(f"{SUMS} and {receipt.NAME} do not list the same files and hashes")
-    for where, files in ((SUMS, listed), (RELEASE, _released(folder))):
-        for name, sha256 in files.items():
-            path = folder / name
-            if not path.is_file():
-                problems.append(f"{name}: missing, but {where} lists it")
-            elif sha256_file(path) != sha256:
-                problems.append(f"{name}: differs from {where}")
-    known = {*listed}
-    problems += [
-        f"{path.name}: not in {SUMS}"
-        for path in sorted(folder.glob("*.whl"))
-        if path.name not in known
-    ]
-    return problems
+def check_image(image: str, trust: Trust) -> None:
+    """Check the signature of an image in its registry, and of the attached SBOM and provenance.
+
+    Raises:
+        VerifyError: a signature is missing, or is another's.
+    """
+    with _trusted(trust) as how:
+        _cosign("verify", *how, image)
+        for kind in _ATTACHED:
+            _cosign("verify-attestation", *how, "--type", kind, image)
+    log.info(f"signed: {image}, its SBOM and its provenance")
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file in SHA256SUMS, without those of other folders."""
-    path = folder / SUMS
-    found = {}
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        sha256, _, name = line.partition("  ")
-        if "/" in name or not re.fullmatch(r"[0-9a-f]{64}", sha256) or not name:
-            raise VerifyError(f"{path}: {line[:80]!r} is not a valid line", "get the file again")
-        found[name] = sha256
-    return found
+@contextmanager
+def _trusted(trust: Trust) -> Iterator[list[str]]:
+    """Yield cosign's options for the accepted signer.
+
+    A key's signature is valid with or without a log. An identity's certificate is valid for
+    minutes, and only the log proves that the signature is from that time, so the log is required.
+    """
+    if trust.key is None:
+        who, issuer = str(trust.identity), str(trust.issuer)
+        yield ["--certificate-identity", who, "--certificate-oidc-issuer", issuer]
+        return
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        root = Path(work) / "trusted_root.json"
+        root.write_text(_NO_ROOT)
+        yield ["--key", trust.key, "--insecure-ignore-tlog", "--trusted-root", str(root)]
 
 
-def _released(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file in a release.json, {} without one."""
-    path = folder / RELEASE
-    if not path.is_file():
-        return {}
-    listed = (read_json(path) or {}).get("files")
-    if not isinstance(listed, dict) or any("/" in name for name in listed):
-        raise VerifyError(f"{path}: is not the record of a release", "get the file again")
-    return {str(name): str(sha256) for name, sha256 in listed.items()}
+# -- cosign ------------------------------------------------------------------------------
 
 
-def _receipt(folder: Path) -> Receipt:
-    found = receipt.load(folder / receipt.NAME)
-    if found is None:
-        raise VerifyError(f"{folder / receipt.NAME}: is not a receipt", "get the file again")
-    return found
+def _cosign_3() -> bool:
+    """Return whether this is cosign 3 or newer: Debian's builds do not report their version."""
+    return b"--use-signing-config" in call("cosign", "sign-blob", "--help", check=False).stdout
 
 
-COMMANDS = (Entry("sign", Options, run),)
+def _bundle_format() -> list[str]:
+    """Return the option with which cosign 2 uses cosign 3's format."""
+    return [] if _cosign_3() else ["--new-bundle-format"]
+
+
+def _cosign(*words: str | os.PathLike[str]) -> None:
+    """Run cosign; VerifyError with its output if it fails."""
+    signs = words[0] in ("sign", "sign-blob", "attest")
+    try:
+        # without a key cosign asks the user to open a page, and waits
+        call("cosign", *words, stream=signs and "--key" not in words)
+    except CommandError as error:
+        remedy = "see cosign's output; a key needs its password in COSIGN_PASSWORD"
+        raise VerifyError(f"cosign: {error.what}", remedy if signs else _UNTRUSTED) from None

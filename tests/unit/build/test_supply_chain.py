@@ -1,4 +1,4 @@
-"""Bill of materials and provenance of the real pins: valid by their formats' own definitions."""
+"""SBOM and provenance of the real pins: valid by their formats' own definitions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def context(target: str = "spark") -> Context:
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
-def test_a_target_fetches_no_wheel_of_another_platform_as_a_source(target: str) -> None:
+def test_no_wheel_of_another_platform_is_fetched(target: str) -> None:
     here = context(target)
     todo = {item.label: item for item in graph_of(here).until("wheels")}
     installed = {file for item in todo.values() if item.stage == "wheels" for file in item.download}
@@ -77,7 +77,7 @@ def test_a_target_fetches_no_wheel_of_another_platform_as_a_source(target: str) 
     assert executor.total(steps).known == files + compiler
 
 
-def bill(**more: Any) -> Any:
+def of_spark(**more: Any) -> Any:
     return json.loads(sbom.document(context(), SPARK_WHEELS, **more))
 
 
@@ -89,7 +89,7 @@ def properties(one: Any) -> dict[str, str]:
     return {item["name"]: item["value"] for item in one["properties"]}
 
 
-def test_the_bill_is_valid_cyclonedx() -> None:
+def test_sbom_is_valid_cyclonedx() -> None:
     text = sbom.document(context(), SPARK_WHEELS, base=BASE, system=SYSTEM).decode()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     # the validator does refuse
@@ -97,7 +97,7 @@ def test_the_bill_is_valid_cyclonedx() -> None:
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(broken) is not None
 
 
-def test_the_bill_has_plugin_and_pack_with_their_machine_code() -> None:
+def test_sbom_has_plugin_and_pack() -> None:
     text = sbom.document(context(), SPARK_WHEELS, PLUGIN, PACK, base=BASE)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.decode()) is None
     own = component(json.loads(text), sbom.PACK)
@@ -109,12 +109,12 @@ def test_the_bill_has_plugin_and_pack_with_their_machine_code() -> None:
     own = component(json.loads(text), sbom.PLUGIN)
     assert (own["name"], own["version"]) == ("vllm-sparkforge", "1.0")
     assert properties(own)["sparkforge:kernels:own/sm_90a.cubin"] == f"compiled {'7' * 64}"
-    assert not {sbom.PACK, sbom.PLUGIN} & {one["bom-ref"] for one in bill()["components"]}
+    assert not {sbom.PACK, sbom.PLUGIN} & {one["bom-ref"] for one in of_spark()["components"]}
 
 
 @pytest.mark.parametrize("upstream", ["vllm", "flashinfer", "triton"])
-def test_every_patch_stands_whole_and_in_order_in_its_components_pedigree(upstream: str) -> None:
-    own = component(bill(), f"own-{upstream}")
+def test_pedigree_has_every_patch_in_order(upstream: str) -> None:
+    own = component(of_spark(), f"own-{upstream}")
     patches = context().series_of(upstream).patches
     assert patches
     texts = [patch["diff"]["text"]["content"] for patch in own["pedigree"]["patches"]]
@@ -139,14 +139,14 @@ def test_every_patch_stands_whole_and_in_order_in_its_components_pedigree(upstre
     assert release["hashes"][0]["content"] == pinned.files[plan.files["linux/arm64"]].sha256
 
 
-def test_what_a_wheel_carries_is_listed_in_it_with_its_own_patches() -> None:
-    (carried,) = component(bill(), "own-vllm")["components"]
+def test_a_carried_package_has_its_patches() -> None:
+    (carried,) = component(of_spark(), "own-vllm")["components"]
     assert carried["name"] == "triton-kernels"
     assert len(carried["pedigree"]["patches"]) == len(context().series_of("triton-kernels").patches)
     assert carried["purl"].endswith("#python/triton_kernels")
 
 
-def test_the_bill_is_the_same_whatever_the_order_of_hashes() -> None:
+def test_sbom_is_reproducible() -> None:
     code = (
         "import sys; from tests.unit.build.test_supply_chain import *;"
         "sys.stdout.buffer.write(sbom.document(context(), SPARK_WHEELS, base=BASE, system=SYSTEM))"
@@ -157,28 +157,26 @@ def test_the_bill_is_the_same_whatever_the_order_of_hashes() -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, check=True
     )
     assert done.stdout == sbom.document(context(), SPARK_WHEELS, base=BASE, system=SYSTEM)
-    assert json.loads(done.stdout)["serialNumber"] != bill()["serialNumber"]
+    assert json.loads(done.stdout)["serialNumber"] != of_spark()["serialNumber"]
 
 
-def test_third_party_wheels_are_listed_with_their_hash_and_licence_but_no_tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_third_party_wheels_have_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = tmp_path / "house"
     inside = make_wheel(house, "anyio", "9.0", {"anyio/__init__.py": b""})
     make_wheel(house, "uv", "1.0", {"uv/__init__.py": b""})
     lock = tmp_path / "lock.txt"
     lock.write_text(f"anyio==9.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setattr(Context, "lock", lock)
-    found = bill(third_party=house)
+    found = of_spark(third_party=house)
     wheels = [one for one in found["components"] if one["bom-ref"].startswith("wheel-")]
     assert [one["purl"] for one in wheels] == ["pkg:pypi/anyio@9.0"]
     assert wheels[0]["hashes"][0]["content"] == sha256(inside.read_bytes())
     inside.write_bytes(b"no zip")
     with pytest.raises(WheelError, match=r"anyio-9\.0"):
-        bill(third_party=house)
+        of_spark(third_party=house)
 
 
-def test_the_distributions_packages_come_from_its_own_database() -> None:
+def test_system_packages() -> None:
     status = (
         "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.36-9\n"
         "Description: libraries\n Version: 1 of a line that is not a field\n\n"
@@ -190,11 +188,11 @@ def test_the_distributions_packages_come_from_its_own_database() -> None:
         SystemPackage("debian", "adduser", "3.134", "all"),
         SystemPackage("debian", "libc6", "2.36-9", "amd64"),
     ]
-    purls = [one.get("purl") for one in bill(system=found)["components"]]
+    purls = [one.get("purl") for one in of_spark(system=found)["components"]]
     assert "pkg:deb/debian/libc6@2.36-9?arch=amd64" in purls
 
 
-def test_labels_name_commits_trees_and_series_and_nothing_of_this_machine() -> None:
+def test_labels() -> None:
     labels = image.labels(context(), BASE)
     pinned = context().pins.upstream("triton-kernels")
     assert labels["org.sparkforge.triton-kernels.commit"] == pinned.commit
@@ -206,7 +204,7 @@ def test_labels_name_commits_trees_and_series_and_nothing_of_this_machine() -> N
     assert not any(str(ROOT) in value for value in labels.values())
 
 
-def test_the_build_context_holds_what_the_recipe_copies_and_no_more() -> None:
+def test_build_context_is_the_recipe() -> None:
     kept = [
         line[1:]
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -230,7 +228,7 @@ def built(provider: Provider = "release") -> Build:
     return Build(graph, Results(steps))
 
 
-def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
+def test_provenance_is_valid_slsa(
     tmp_path: Path,
 ) -> None:
     wheel = make_wheel(tmp_path, "anyio", "9.0", {"anyio/__init__.py": b""})
@@ -266,7 +264,7 @@ def test_the_provenance_is_a_valid_slsa_statement_that_names_all_that_went_in(
             assert names[f"patches/{upstream}/{patch.name}"]["digest"]["sha256"] == patch.sha256
 
 
-def test_a_source_from_git_is_named_by_its_commit(tmp_path: Path) -> None:
+def test_a_git_source_is_a_commit(tmp_path: Path) -> None:
     here = context()
     known = here.pins.upstream("vllm").model_copy(update={"commit": "e" * 40})
     upstreams = {**here.pins.upstreams, "vllm": known}
@@ -279,7 +277,7 @@ def test_a_source_from_git_is_named_by_its_commit(tmp_path: Path) -> None:
     assert context().pins.upstream("vllm").files["sdist"].file not in {x["name"] for x in found}
 
 
-def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> None:
+def test_provenance_names_the_checkouts_commit(tmp_path: Path) -> None:
     def names(root: Path) -> list[Any]:
         made = provenance._checkout(root)
         return [(one["digest"]["gitCommit"], one["annotations"]["clean"]) for one in made]
@@ -303,6 +301,6 @@ def test_the_checkouts_commit_is_named_only_where_it_is_one(tmp_path: Path) -> N
     assert names(tmp_path / "below") == []  # another project's repository around it
 
 
-def test_a_second_build_gets_all_that_an_image_is_made_from() -> None:
+def test_verify_copies_all_inputs() -> None:
     for name in (*image.RECIPE, ".dockerignore"):
         assert any(Path(name).is_relative_to(one) for one in command.inputs(context().pins)), name

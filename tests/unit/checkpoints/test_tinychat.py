@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.build import publish
-from sparkforge.checkpoints import chat, tiny
+from sparkforge.checkpoints import chat
 from sparkforge.checkpoints.chat import Rule
 
 
@@ -36,21 +35,3 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not o200k_base: it has no token b'"):
         chat.make_chat_gpt_oss(tmp_path / "model", [b"a", b"b"])
     assert not (tmp_path / "model").exists()
-
-
-def test_two_commands_that_want_the_tiny_checkpoint_at_once_both_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tmp_path / "tiny-model"
-    make = tiny.make_tiny_gpt_oss
-
-    def slow(dest: Path) -> None:
-        make(dest)  # the other command, meanwhile
-        make(dest)
-
-    monkeypatch.setattr(tiny, "make_tiny_gpt_oss", slow)
-    assert publish.tiny_model(tmp_path) == model
-    assert (model / "model.safetensors").is_file()
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        publish.tiny_model(tmp_path / "file")

@@ -1,0 +1,159 @@
+"""`release` and `verify --key`, with a program in cosign's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparkforge.core.errors import MachineError, UsageError, VerifyError
+from sparkforge.inspect.verify.signing import SIGNED
+from tests.project import Project
+
+CHANGELOG = "# Changelog\n\n## 1.0-spark.3 (2026-11-23)\n\n* A change.\n"
+KEY = "cosign.pub"
+RELEASE = ("release", "--target", "tiny")
+# signs with the hash of a file, and accepts nothing else
+COSIGN = """\
+#!/bin/sh
+command=$1
+[ "$2" != --help ] || exit 0
+while [ $# -gt 1 ]; do
+    [ "$1" != --bundle ] || bundle=$2
+    shift
+done
+found=$(sha256sum <"$1")
+case $command in
+sign-blob) echo "$found" >"$bundle" ;;
+verify-blob) [ "$found" = "$(cat "$bundle")" ] || { echo "wrong signature" >&2; exit 1; } ;;
+esac
+"""
+
+
+def commit(project: Project, message: str = "x") -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", message]):
+        subprocess.run(["git", *identity, *words], cwd=project.root, check=True)
+
+
+@pytest.fixture
+def committed(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The small project as a clean checkout, built at its commit, with a cosign on the PATH."""
+    program = tmp_path / "programs" / "cosign"
+    program.parent.mkdir()
+    program.write_text(COSIGN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    (project.root.parent / KEY).write_text("a key\n")
+    (project.root / "CHANGELOG.md").write_text(CHANGELOG)
+    (project.root / ".gitignore").write_text("dist/\n.sparkforge/\n.env\n")
+    commit(project)
+    project.build()
+    return project
+
+
+def folder_of(project: Project) -> Path:
+    return project.root / "dist" / "releases" / "1.0-spark.3" / "tiny"
+
+
+def refused(project: Project, *words: str) -> str:
+    return project.run(*RELEASE, *words, code=VerifyError.exit_code)[1]
+
+
+def test_a_release_is_signed_and_verified(committed: Project) -> None:
+    out, _ = committed.run(*RELEASE, "--key", KEY, "--no-log", "--json")
+    folder = folder_of(committed)
+    assert json.loads(out)["folder"] == str(folder)
+    names = {committed.wheel.name, *SIGNED, *(f"{name}.sigstore.json" for name in SIGNED)}
+    assert {path.name for path in folder.iterdir()} == names
+    out, _ = committed.run("verify", str(folder), "--key", KEY, "--json")
+    assert set(json.loads(out)["signed"]) == {committed.wheel.name, *SIGNED}
+    committed.run(*RELEASE)  # without a key
+    _, err = committed.run("verify", str(folder), "--key", KEY, code=VerifyError.exit_code)
+    assert "receipt.json: " in err
+
+
+@pytest.mark.parametrize("name", [*SIGNED, "demo-1.0+spark.3-py3-none-any.whl", "more.tar.gz"])
+def test_a_changed_or_added_file_is_not_verified(committed: Project, name: str) -> None:
+    committed.run(*RELEASE, "--key", KEY)
+    path = folder_of(committed) / name
+    data = path.read_bytes() if path.is_file() else b""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data + b" ")
+    _, err = committed.run("verify", str(path.parent), "--key", KEY, code=VerifyError.exit_code)
+    assert f"{name}: " in err
+
+
+def test_a_dry_run_writes_nothing(committed: Project) -> None:
+    before = sorted(committed.root.rglob("*"))
+    committed.run(*RELEASE, "--dry-run", "--key", KEY)
+    assert sorted(committed.root.rglob("*")) == before
+
+
+def test_an_unfinished_checkout_is_not_released(committed: Project) -> None:
+    left = committed.root / "left.txt"
+    left.write_text("")
+    assert "not committed" in refused(committed)
+    left.unlink()
+    (committed.root / "CHANGELOG.md").write_text(CHANGELOG.replace("2026-11-23", "unreleased"))
+    commit(committed)
+    assert "CHANGELOG.md" in refused(committed)
+    (committed.root / "CHANGELOG.md").write_text(CHANGELOG)
+    commit(committed, "not an input of the build")
+    committed.run(*RELEASE)
+    subprocess.run(["git", "tag", "v1.0-spark.3", "HEAD~1"], cwd=committed.root, check=True)
+    assert "tag v1.0-spark.3" in refused(committed)
+
+
+def test_a_build_of_other_inputs_is_not_released(committed: Project) -> None:
+    (committed.root / "Dockerfile").write_text("# another\n")
+    assert "not committed" in refused(committed)
+    commit(committed)
+    assert "whose inputs differ" in refused(committed)
+    committed.edit_pins("a small target", "another small target")
+    commit(committed)
+    assert "pins.yaml has changed" in refused(committed)
+
+
+def test_a_damaged_or_missing_build_is_not_released(committed: Project) -> None:
+    dist = committed.root / "dist" / "tiny"
+    (dist / "sbom.cdx.json").write_text("{}")
+    assert "sbom.cdx.json: " in refused(committed)
+    (dist / "receipt.json").write_text('{"items": 3}')
+    assert "no build of tiny" in refused(committed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*RELEASE, "--push", "127.0.0.1:9/xy"),
+        (*RELEASE, "--no-log"),
+        (*RELEASE, "--keyless", "--key", KEY),
+        (*RELEASE, "--key", "none.key"),
+        (*RELEASE, "--key", "-----BEGIN KEY-----\nx"),
+        (*RELEASE, "--keyless", "--push", "https://127.0.0.1:9/xy"),
+        ("verify", ".", "--identity", "me"),
+        ("verify", ".", "--key", KEY, "--issuer", "u"),
+        ("verify", "--key", KEY),
+        ("verify", ".", "--key", KEY),
+    ],
+)
+def test_conflicting_options(committed: Project, words: tuple[str, ...]) -> None:
+    committed.run(*words, code=UsageError.exit_code)
+
+
+def test_an_image_is_needed_to_push(committed: Project) -> None:
+    assert "no image" in refused(committed, "--keyless", "--push", "127.0.0.1:9/xy")
+
+
+def test_a_missing_cosign_is_an_error(committed: Project, tmp_path: Path) -> None:
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for place in os.environ["PATH"].split(":"):
+        if (Path(place) / "git").exists():
+            (folder / "git").symlink_to(Path(place) / "git")
+            break
+    committed.run(*RELEASE, "--keyless", code=MachineError.exit_code, PATH=str(folder))
