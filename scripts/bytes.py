@@ -65,7 +65,7 @@ def _lines(archive: tarfile.TarFile) -> Iterator[str]:
     for member in archive:
         if member.name.startswith(_ENVIRONMENT) and not member.name.startswith(_OURS):
             file = archive.extractfile(member) if member.isfile() else None
-            content = hashlib.file_digest(file, "sha256").hexdigest() if file else member.linkname
+            content = hashlib.sha256(file.read()).hexdigest() if file else member.linkname
             yield f"{member.name} {member.mode:o} {content}\n"
 
 
