@@ -103,8 +103,3 @@ def test_every_page_is_linked_from_the_readme_or_a_page_that_is() -> None:
                     seen.add(found)
                     waiting.append(found)
     assert [page for page in PAGES if page.startswith("docs/") and page not in seen] == []
-
-
-def test_the_readme_counts_the_patches() -> None:
-    (count,) = re.findall(r"(\d+) \[patches\]", (ROOT / "README.md").read_text())
-    assert int(count) == len(list((ROOT / "patches").glob("*/*.patch")))
