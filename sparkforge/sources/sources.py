@@ -20,13 +20,12 @@ from typing import Any
 
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, PinsError
-from sparkforge.core.hashing import key_of
+from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.pathmap import PathRule, origin_of
 from sparkforge.pins.pins import Provider, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources.download import fetch
-from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
 RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
@@ -172,7 +171,7 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
     # of a wheel, the commit also depends on its files' paths in the repository
     places = f"-{key_of(_places(upstream))[:16]}" if file.file.endswith(".whl") else ""
     # a change of how archives become commits needs a new name: old stores keep the old commits
-    ref = f"refs/release/{code_of(__name__)}/{file.sha256}{places}"
+    ref = f"refs/release/{code_digest(Path(__file__), Path(git.__file__))}/{file.sha256}{places}"
     commit = git.ref_commit(repo, ref)
     if commit is None:
         with store.lock(f"git-{name}"):

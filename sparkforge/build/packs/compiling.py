@@ -22,7 +22,6 @@ from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.sources.sizes import duration
 from sparkforge.store.artefact import Artefact, T
-from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
 _GATE = Path(__file__).parents[1] / "compile/gate.py"
@@ -169,7 +168,7 @@ def _inputs(request: Request, unit: Unit) -> dict[str, object]:
         "tree": dict(request.sources),
         "compiler": request.compiler,
         "host": request.host.identity,
-        "code": code_of(recipe.__name__),
+        "code": recipe.digest(),
     }
 
 
@@ -219,7 +218,7 @@ def link(
         "objects": [part.key for part in parts],
         "link": list(module.link),
         "host": request.host.identity,
-        "code": code_of(recipe.__name__),
+        "code": recipe.digest(),
     }
 
     def make(folder: Path) -> LibraryResult:
