@@ -24,7 +24,11 @@ def code_of(module: str) -> str:
         module: its full name. Of a module outside of the build, its folder counts as well.
     """
     folder = module.split(".")[1:-1]
-    return _digest(*_BUILD) if not folder or folder[0] in _BUILD else _digest(*_BUILD, "/".join(folder))
+    return (
+        _digest(*_BUILD)
+        if not folder or folder[0] in _BUILD
+        else _digest(*_BUILD, "/".join(folder))
+    )
 
 
 @cache

@@ -190,7 +190,7 @@ def test_a_wrong_hash_is_refused_and_nothing_stays(tmp_path: Path) -> None:
     lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
     child = start(checkout)
     _, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 13
+    assert child.returncode == 8
     assert "could not be set up" in err
     assert "hint: " in err
     assert "Traceback" not in err
@@ -222,7 +222,7 @@ def test_a_checkout_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (checkout / ".venv.lock").mkdir()  # as unwritable as a read-only file system, for root too
     child = start(checkout)
     _, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 13
+    assert child.returncode == 8
     assert "write access" in err
     assert "Traceback" not in err
 
@@ -238,5 +238,5 @@ def test_an_old_python_is_told_what_is_needed(made: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, made / "build.py"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 13
+    assert done.returncode == 8
     assert done.stderr == ("error: Python 3.10.4 is too old\n  hint: use Python 3.11 or newer\n")

@@ -292,7 +292,7 @@ def test_pins_that_are_wrong_stop_the_build(project: Project) -> None:
 
 def test_a_missing_git_stops_the_build(project: Project, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    _, err = project.run(*BUILD, code=13, PATH=str(tmp_path / "bin"))
+    _, err = project.run(*BUILD, code=8, PATH=str(tmp_path / "bin"))
     assert "git: not installed on this machine" in err
 
 

@@ -33,20 +33,20 @@ def no_cosign(tmp_path: Path) -> str:
 def test_without_cosign_one_clear_error(project: Project, no_cosign: str) -> None:
     project.build()
     folder = project.root / "dist" / "tiny"
-    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=21, PATH=no_cosign)
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=9, PATH=no_cosign)
     assert "apt-get install cosign" in err
     for name in ("receipt.json", "SHA256SUMS", "sbom.cdx.json", "provenance.intoto.json"):
         (folder / f"{name}.sigstore.json").write_text("{}")
-    _, err = project.run("verify", str(folder), "--key", KEY, code=21, PATH=no_cosign)
+    _, err = project.run("verify", str(folder), "--key", KEY, code=9, PATH=no_cosign)
     assert "apt-get install cosign" in err
 
 
 def test_nothing_is_signed_that_was_not_built(project: Project) -> None:
-    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=21)
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=9)
     assert "nothing to sign" in err
     project.build()
     (project.root / "dist" / "tiny" / "SHA256SUMS").write_text("")
-    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=21)
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, code=9)
     assert "do not list the same files" in err
 
 
@@ -64,7 +64,7 @@ def test_a_receipt_of_another_shape_is_none(project: Project, text: str) -> None
     (project.root / "dist" / "tiny" / "receipt.json").write_text(text)
     project.run("explain", "--target", "tiny")  # means what was built last, where that is known
     image = f"r/x@sha256:{'0' * 64}"
-    _, err = project.run("sign", "--target", "tiny", "--key", KEY, "--image", image, code=20)
+    _, err = project.run("sign", "--target", "tiny", "--key", KEY, "--image", image, code=9)
     assert "is not a receipt" in err
     receipt = project.build()
     assert receipt["items"]

@@ -55,7 +55,7 @@ def test_variables_are_added_to_the_present_ones(monkeypatch: pytest.MonkeyPatch
 def test_a_missing_program_says_what_to_install() -> None:
     with pytest.raises(MachineError, match=r"no-such-program: not installed[\s\S]*PATH") as caught:
         call("no-such-program", "x")
-    assert caught.value.exit_code == 13
+    assert caught.value.exit_code == 8
 
 
 def test_a_missing_git_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,7 +328,7 @@ def test_a_failed_check_is_one_line_with_a_hint_and_a_code(
 ) -> None:
     with serving("writes no JSON") as fake:
         compose(project, fake)
-        assert accept(project, "--long-prompt", "500") == 26
+        assert accept(project, "--long-prompt", "500") == 10
     said = capsys.readouterr()
     (row,) = (line for line in said.out.splitlines() if "structured output  fail" in line)
     assert row.endswith("expected JSON, got 21 degrees")
@@ -361,7 +361,7 @@ def test_bad_input_is_one_error(
 
 def test_a_key_that_is_missing_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as fake:
-        assert accept(project, "--url", fake.url) == 26
+        assert accept(project, "--url", fake.url) == 10
     error = capsys.readouterr().err
     assert "401" in error
     assert "SPARKFORGE_API_KEY_FILE" in error
@@ -374,7 +374,7 @@ def test_no_password_or_key_is_printed(
     (project / "key").write_text("first\nhunter2\n")
     monkeypatch.setenv("SPARKFORGE_API_KEY_FILE", str(project / "key"))
     with serving() as fake:
-        assert accept(project, "--url", fake.url, "--json") == 26
+        assert accept(project, "--url", fake.url, "--json") == 10
     seen = capsys.readouterr()
     assert "hunter2" not in seen.out + seen.err
     assert "401" in seen.err
