@@ -245,6 +245,7 @@ def test_a_dry_run_sweeps_nothing_and_a_build_only_its_own(project: Project) -> 
     )
     for folder in (ours, others):
         folder.mkdir()
+    ours.with_name(f"{ours.name}.lock").touch()
     project.run(*BUILD, "--dry-run")
     assert ours.exists()
     project.build()

@@ -108,7 +108,7 @@ def test_a_checkpoint_is_made_once_and_what_a_killed_process_left_is_removed(
         found = list(pool.map(lambda _: publish.made(tmp_path / "model", make), range(4)))
     assert found == [tmp_path / "model"] * 4
     assert made == [tmp_path / "model"]
-    assert {path.name for path in tmp_path.iterdir()} == {"model", ".model.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model", ".model.json", ".model.lock"}
 
 
 def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
@@ -134,4 +134,5 @@ def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
     assert not remade()
     code.change("checkpoints/tensors.py")
     assert remade()
-    assert {one.name for one in (tmp_path / "dist").iterdir()} == {"tiny-model", ".tiny-model.json"}
+    visible = {one.name for one in (tmp_path / "dist").iterdir() if one.suffix != ".lock"}
+    assert visible == {"tiny-model", ".tiny-model.json"}
