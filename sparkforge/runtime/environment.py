@@ -15,8 +15,7 @@ from pathlib import Path
 
 from sparkforge.core.errors import CommandError, ImageError
 from sparkforge.core.log import log
-from sparkforge.core.programs import have
-from sparkforge.core.run import call
+from sparkforge.core.run import call, have
 from sparkforge.runtime import envfiles
 from sparkforge.runtime.interpreter import uv_program
 

@@ -23,8 +23,7 @@ from sparkforge.core import plain
 from sparkforge.core.command import option, switch
 from sparkforge.core.errors import SignError, SparkforgeError, StoreError, UsageError, VerifyError
 from sparkforge.core.log import log
-from sparkforge.core.programs import failure, have
-from sparkforge.core.run import call
+from sparkforge.core.run import call, failure, have
 from sparkforge.runtime import registry
 
 BILL, HISTORY = "cyclonedx", "slsaprovenance1"

@@ -11,7 +11,7 @@ import pytest
 from sparkforge.core import run
 from sparkforge.core.errors import CommandError, MachineError, StoreError
 from sparkforge.core.log import log
-from sparkforge.core.run import background, call, piped
+from sparkforge.core.run import background, call
 from tests.support import alive, finished, python, wait_for
 
 # a child that starts a child of its own, writes both ids and stays
@@ -118,18 +118,6 @@ def test_redrawn_progress_of_a_child_is_thinned_out_without_a_terminal(
     assert result.stdout == b"done\n"
 
 
-def test_a_child_that_falls_silent_is_told_to_be_at_work(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "_SILENCE_S", 0.05)
-    monkeypatch.setattr(log, "_progress_at", 0.0)
-    result = call("sh", "-c", "echo one; echo; sleep 0.5; echo two", stream=True)
-    first, middle, last = capsys.readouterr().out.splitlines()
-    assert (first, last) == ("  | one", "  | two")
-    assert "still running" in middle
-    assert result.stdout == b"one\n\ntwo\n"
-
-
 def test_a_streamed_failure_has_its_words_in_the_error() -> None:
     with pytest.raises(CommandError, match="last words"):
         call("sh", "-c", "echo last words; exit 1", stream=True)
@@ -180,89 +168,10 @@ while not os.path.exists(sys.argv[1]):
     wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_a_second_interrupt_while_a_server_stops_still_ends_it(tmp_path: Path) -> None:
-    code = """
-import signal, sys, threading, os, time
-from pathlib import Path
-from sparkforge.core.run import background
-sink, stubborn = Path(sys.argv[1]), sys.argv[2]
-def press():
-    while sink.read_bytes() != b"1\\n":
-        time.sleep(0.01)
-    for _ in range(2):
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
-try:
-    with background(sys.executable, "-c", stubborn, output=sink, grace_s=60) as child:
-        threading.Thread(target=press, daemon=True).start()
-        time.sleep(60)
-except KeyboardInterrupt:
-    print(child.returncode)
-"""
-    assert finished(python(code, tmp_path / "log", STUBBORN)).strip() == "-9"
-
-
-def test_a_fed_program_that_dies_early_says_why() -> None:
-    with (
-        pytest.raises(CommandError, match=r"exit code 4[\s\S]*had enough"),
-        piped("sh", "-c", "echo had enough; exit 4") as child,
-    ):
-        assert child.stdin is not None
-        for _ in range(100):
-            child.stdin.write(b"x" * 10_000)
-
-
-def test_a_program_that_ends_before_its_input_is_closed_is_one_error() -> None:
-    with (
-        pytest.raises(CommandError, match="had enough"),
-        piped("sh", "-c", "echo had enough; exit 4") as child,
-    ):
-        child.wait()
-        assert child.stdin is not None
-        child.stdin.write(b"a little, which is sent when it is closed")
-        child.stdin.close()
-
-
-def test_an_error_while_feeding_a_program_is_the_error_that_is_seen() -> None:
-    with pytest.raises(ValueError, match="mine"), piped("cat") as child:
-        assert child.stdin is not None
-        child.stdin.write(b"still in the buffer")
-        raise ValueError("mine")
-
-
 def test_an_ended_group_is_told_from_a_living_one(tmp_path: Path) -> None:
     with background("sleep", "60", output=tmp_path / "log") as child:
         assert run.group_alive(child.pid, wait_s=0)
     assert not run.group_alive(child.pid)
-
-
-def test_sigkill_of_sparkforge_closes_the_pipes_of_its_children(tmp_path: Path) -> None:
-    # a child that reports progress ends by itself when nobody reads it any more
-    note = tmp_path / "note"
-    code = """
-import sys
-from sparkforge.core.run import call
-call("sh", "-c", f"echo $$ > {sys.argv[1]}; while sleep 0.01; do echo tick; done", stream=True)
-"""
-    parent = python(code, note)
-    wait_for(lambda: note.exists() and note.read_text().endswith("\n"))
-    parent.kill()
-    parent.communicate()
-    wait_for(lambda: not alive(int(note.read_text())))
-
-
-def test_a_time_limit_holds_after_sigkill_of_sparkforge(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    code = """
-import sys
-from sparkforge.core.run import call
-call(sys.executable, "-c", sys.argv[1], sys.argv[2], timeout=3600)
-"""
-    parent = python(code, FAMILY.replace("60", "600"), note)
-    pids = family(note)
-    parent.kill()
-    parent.communicate()
-    wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_replacing_the_process_keeps_its_id() -> None:
