@@ -60,12 +60,12 @@ def call(
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
     command = resolve(args)
-    data = stdin if isinstance(stdin, bytes) else None
+    data, source = (stdin, subprocess.PIPE) if isinstance(stdin, bytes) else (None, stdin)
     with _child(
         command,
         cwd=cwd,
         env=env,
-        stdin=subprocess.PIPE if data is not None else stdin or subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if source is None else source,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if stream else subprocess.PIPE,
         guarded=guarded,

@@ -385,10 +385,10 @@ def test_no_more_than_the_pinned_size_is_taken(project: Project) -> None:
     page = project.server.pages[path]
     project.server.pages[path] = Page(b"x" * 5_000_000, length=False)
     _, err = project.run(*BUILD, code=5)
-    assert f"but {len(page.body)} are pinned" in err
+    assert f"but {len(page.body)} are recorded" in err
     assert list((project.store / "partial").iterdir()) == []
     project.server.pages[path] = page
     project.edit_pins(f"size: {len(page.body)}", f"size: {len(page.body) + 1}")
     _, err = project.run(*BUILD, code=5)
-    assert f"has {len(page.body)} bytes, but {len(page.body) + 1} are pinned" in err
+    assert f"has {len(page.body)} bytes, but {len(page.body) + 1} are recorded" in err
     assert sha256(page.body)[:4]

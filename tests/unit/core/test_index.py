@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from sparkforge.core import index
 from sparkforge.core.errors import FetchError
 from sparkforge.core.index import Index, PipSettings, first_wheel, pip_settings
-from tests.support import Page, Server, add_project, make_wheel, sha256
+from tests.support import Page, Server, add_project, make_wheel
 
 _pip_config = index.pip_config
 
@@ -220,8 +219,36 @@ def test_a_pylock_without_a_fitting_wheel_says_so() -> None:
         first_wheel('lock-version = "1.0"\n', "torch==2.0", "3.12", "x86_64")
 
 
-def test_the_finder_reads_hashes_from_the_page(web: Server) -> None:
-    add_project(web, "demo", {"demo-1.0.tar.gz": b"one"})
-    (link,) = Index().links("demo")
-    assert sha256(b"one") in str(link.normalized)
-    assert sys.executable
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_an_index_that_refuses_is_named(web: Server, status: int) -> None:
+    web.add("/simple/demo/", Page(b"", statuses=[status]))
+    with pytest.raises(FetchError, match=rf"demo: cannot read the package index.*{status}") as e:
+        Index().url_of("demo", "demo-1.0.tar.gz")
+    assert e.value.exit_code == 4
+
+
+def test_a_file_gets_the_password_of_its_index(
+    web: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = web.url("/simple").replace("//", "//me:hush@")
+    monkeypatch.setenv("PIP_INDEX_URL", secret)
+    pip_settings.cache_clear()
+    files = {
+        "demo-1.0.tar.gz": web.url("/f/demo-1.0.tar.gz"),
+        "demo-2.0.tar.gz": "http://127.0.0.2:1/demo-2.0.tar.gz",
+    }
+    links = "".join(f'<a href="{url}">{name}</a>' for name, url in files.items())
+    web.add("/simple/demo/", Page(links.encode()))
+    ours = web.url("/f/demo-1.0.tar.gz").replace("//", "//me:hush@")
+    assert Index().url_of("demo", "demo-1.0.tar.gz") == ours
+    assert "hush" not in Index().url_of("demo", "demo-2.0.tar.gz")
+
+
+def test_a_malformed_index_url_is_one_error_without_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:hunter2/x@127.0.0.1:1/simple/")
+    pip_settings.cache_clear()
+    with pytest.raises(FetchError) as caught:
+        Index().links("demo")
+    assert "hunter2" not in str(caught.value)
