@@ -123,19 +123,6 @@ def test_a_warm_start_touches_neither_the_network_nor_the_environment(
     assert server.requests == []
 
 
-def test_a_module_in_the_users_folder_does_not_stand_in(made: Path, tmp_path: Path) -> None:
-    for name in ("tiny", "json", "sparkforge"):
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
-    told = run(made, cwd=tmp_path, PYTHONPATH=str(tmp_path / "elsewhere"))
-    assert told["tiny"].startswith(str(made))
-
-
-def test_the_process_becomes_the_command(made: Path) -> None:
-    child = start(made)
-    out, _ = child.communicate(timeout=PATIENCE_S)
-    assert json.loads(out)["pid"] == child.pid
-
-
 def test_the_exit_code_is_the_commands(made: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "copy"
     shutil.copytree(made, checkout, symlinks=True)
@@ -214,17 +201,6 @@ def test_a_start_that_was_ended_leaves_nothing_that_counts(
     assert "setting up" in told["err"]
     assert not list(checkout.glob(".venv.new-*"))
     assert not alive(child.pid)
-
-
-def test_a_checkout_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    new_checkout(checkout)
-    (checkout / ".venv.lock").mkdir()  # as unwritable as a read-only file system, for root too
-    child = start(checkout)
-    _, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 8
-    assert "write access" in err
-    assert "Traceback" not in err
 
 
 def test_an_old_python_is_told_what_is_needed(made: Path) -> None:

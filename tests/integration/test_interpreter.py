@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.cli.main import main
-from sparkforge.core.errors import FetchError, ImageError, IntegrityError
+from sparkforge.core.errors import FetchError, IntegrityError
 from sparkforge.core.run import call
 from sparkforge.runtime import interpreter
 from sparkforge.store.store import INTERPRETERS, Store
@@ -150,31 +149,3 @@ def test_offline_it_is_an_error_with_a_way_out(store: Store, server: Server) -> 
     assert "run once without --offline" in refusal.value.remedy
     assert "--base" in refusal.value.remedy
     assert not (store.root / INTERPRETERS).exists()
-
-
-def test_no_network_is_told_with_uvs_own_reason(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", "http://127.0.0.1:9/none")
-    with pytest.raises(FetchError, match=r"(?s)cannot download one:.*refused"):
-        interpreter.ensure(store, "3.11", offline=False)
-
-
-def test_one_that_does_not_run_here_is_told(
-    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offer(server, monkeypatch, archive(runs=False))
-    with pytest.raises((ImageError, FetchError)):
-        interpreter.ensure(store, VERSION, offline=False)
-
-
-def test_a_plan_names_the_interpreter_and_makes_no_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tmp_path / "new store"
-    words = ["--target", "cpu", "--engine", "none", "--dry-run", "--json", "--store", str(place)]
-    assert main(words) == 0
-    document = json.loads(capsys.readouterr().out)
-    if document["until"] == "smoke":  # else this machine is of another platform
-        assert "Python 3.11 by uv" in document["fetches"]["unknown"]
-    assert not place.exists()

@@ -299,7 +299,7 @@ def test_a_missing_git_stops_the_build(project: Project, tmp_path: Path) -> None
 def test_a_store_on_a_file_stops_the_build(project: Project) -> None:
     project.store.write_text("")
     _, err = project.run(*BUILD, code=11)
-    assert "is not a folder" in err
+    assert "so the store cannot be created in it" in err
 
 
 @pytest.fixture

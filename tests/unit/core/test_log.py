@@ -13,7 +13,7 @@ import pytest
 
 from sparkforge.core import errors
 from sparkforge.core import log as log_module
-from sparkforge.core.log import Log, counted, human_bytes
+from sparkforge.core.log import Log, human_bytes
 from sparkforge.serving.access import IN_URL
 from tests.support import ROOT
 
@@ -82,32 +82,10 @@ def test_no_color_switches_colour_off_on_a_terminal() -> None:
     assert not re.search(r"\033\[[0-9;]*m", shown)
 
 
-def test_an_empty_no_color_means_nothing() -> None:
-    assert "\033[1;34m" in on_terminal(SHOW, NO_COLOR="")
-
-
-def test_a_dumb_terminal_is_treated_as_a_pipe() -> None:
-    shown = on_terminal(SHOW, TERM="dumb")
-    assert "\033" not in shown
-    assert "\r" not in shown.replace("\r\n", "\n")
-
-
-def test_errors_in_a_file_carry_no_colour_though_stdout_is_a_terminal(tmp_path: Path) -> None:
-    code = f"import sys; sys.stderr = open({str(tmp_path / 'err')!r}, 'w')\n{SHOW}"
-    assert "\033[1;34m" in on_terminal(code)
-    assert (tmp_path / "err").read_text() == "error: wrong\n"
-
-
 def test_a_locale_without_our_signs_is_no_error() -> None:
     done = in_pipe(SHOW, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert b"? work" in done.stdout
-
-
-def test_a_name_that_is_no_text_is_no_error() -> None:
-    code = "from sparkforge.core.log import log\nlog.configure(to_stderr=False, verbose=False)\n"
-    done = in_pipe(code + "log.info('a' + chr(0xdcff) + 'b')")
-    assert (done.returncode, done.stdout) == (0, b"  a?b\n")
 
 
 def test_a_reader_that_goes_away_does_not_end_the_work(tmp_path: Path) -> None:
@@ -192,15 +170,6 @@ def test_no_name_forges_a_line(
     assert said.count("##[") == name.count("##[")  # in GitHub's own form of the warning
 
 
-def test_an_error_closes_the_open_group(
-    log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    with log.step("work"):
-        log.error("wrong")
-    assert capsys.readouterr().out.count("::endgroup::") == 1
-
-
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,12 +186,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
         "  bytes: 2.0 KiB",
         "  waiting: 3s",
     ]
-
-
-def test_a_table_is_as_wide_as_its_cells(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
-    log.table([("a", "bb"), ("ccc", "d")])
-    log.table([])
-    assert capsys.readouterr().out == "  a    bb\n  ccc  d\n"
 
 
 @pytest.mark.parametrize(
@@ -278,11 +241,6 @@ def test_sizes_are_in_binary_units(size: int, text: str) -> None:
     assert human_bytes(size) == text
 
 
-def test_a_noun_has_its_number() -> None:
-    assert [counted(number, "unit") for number in range(3)] == ["0 units", "1 unit", "2 units"]
-    assert [counted(number, "patch", "patches") for number in (1, 2)] == ["1 patch", "2 patches"]
-
-
 # -- errors ------------------------------------------------------------------------
 
 
@@ -292,8 +250,3 @@ def test_exit_codes_are_distinct_and_few() -> None:
     assert len(codes) <= 14
     kinds = errors.SparkforgeError.__subclasses__()
     assert {0, 1, errors.INTERRUPTED_EXIT_CODE, *(kind.exit_code for kind in kinds)} == set(codes)
-
-
-def test_an_error_says_what_and_gives_a_hint() -> None:
-    assert str(errors.FetchError("gone", "look")) == "gone\n  hint: look"
-    assert str(errors.FetchError("gone")) == "gone"

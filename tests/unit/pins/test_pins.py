@@ -319,21 +319,8 @@ def test_a_text_value_is_the_text_as_written(tmp_path: Path, word: str) -> None:
     assert loaded.target("here").summary == word
 
 
-def test_arguments_may_be_bare_numbers(tmp_path: Path) -> None:
-    loaded = load(tmp_path, changed('serve: [--port, "1"]', "serve: [--port, 8000, 0.8]"))
-    assert loaded.target("here").serve == ("--port", "8000", "0.8")
-
-
 def test_a_missing_file_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(PinsError, match=r"no such file[\s\S]*--pins"):
-        pins.load(tmp_path / "pins.yaml")
-
-
-def test_a_folder_or_binary_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PinsError, match="make it readable"):
-        pins.load(tmp_path)
-    (tmp_path / "pins.yaml").write_bytes(b"a: \xff\xfe\n")
-    with pytest.raises(PinsError, match="make it readable UTF-8"):
         pins.load(tmp_path / "pins.yaml")
 
 

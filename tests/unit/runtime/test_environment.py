@@ -75,31 +75,6 @@ def test_byte_code_of_the_same_files_is_shared(tmp_path: Path) -> None:
     assert found == {"shared.cpython-311.pyc": "first", "kept.cpython-311.pyc": "second"}
 
 
-def test_byte_code_that_cannot_be_linked_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another user's, where the kernel protects links, or a file that has just gone."""
-    first, second = (tmp_path / name / "venv/lib/python/demo" for name in ("first", "second"))
-    for folder in (first, second):
-        folder.mkdir(parents=True)
-    for name in ("a", "b"):
-        (first / f"{name}.py").write_text("x = 1\n")
-        (second / f"{name}.py").hardlink_to(first / f"{name}.py")
-    (first / "__pycache__").mkdir()
-    for name in ("a", "b"):
-        (first / "__pycache__" / f"{name}.cpython-311.pyc").write_text(name)
-    link = Path.hardlink_to
-
-    def refused(self: Path, target: Path) -> None:
-        if self.name.startswith("a."):
-            raise PermissionError(1, "Operation not permitted")
-        link(self, target)
-
-    monkeypatch.setattr(Path, "hardlink_to", refused)
-    environment.share_byte_code(tmp_path / "first", tmp_path / "second")
-    assert [path.name for path in (second / "__pycache__").iterdir()] == ["b.cpython-311.pyc"]
-
-
 # -- damage ------------------------------------------------------------------------------------
 
 

@@ -92,14 +92,6 @@ def test_a_body_of_unknown_length_is_held_against_its_hash(store: Store, server:
     assert get(store, url).read_bytes() == DATA
 
 
-def test_all_bytes_here_already_need_no_body(store: Store, server: Server) -> None:
-    url = server.add("/f", Page(DATA))
-    store.write_json(store.root / "x", 1)  # makes the folders
-    store.partial_path(SHA).write_bytes(DATA)
-    assert get(store, url).read_bytes() == DATA
-    assert server.ranges("/f") == [f"bytes={len(DATA)}-"]
-
-
 def test_a_part_that_does_not_fit_is_forgotten_and_all_of_it_fetched(
     store: Store, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,11 +174,6 @@ def test_a_file_address_is_copied(store: Store, tmp_path: Path, folder: str) -> 
     source.write_bytes(DATA)
     assert get(store, source.as_uri() + f"#sha256={SHA}").read_bytes() == DATA
     assert source.read_bytes() == DATA
-
-
-def test_a_file_address_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match=r"gone\.whl does not exist"):
-        get(store, (tmp_path / "gone.whl").as_uri())
 
 
 def test_offline_asks_nobody(store: Store, server: Server) -> None:

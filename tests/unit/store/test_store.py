@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -59,12 +58,6 @@ def test_an_artefact_is_made_once_and_found_again(store: Store) -> None:
     assert Store(store.root).find("wheels", INPUTS, Made) == made
 
 
-def test_other_inputs_or_another_stage_are_another_artefact(store: Store) -> None:
-    one = store.build("wheels", INPUTS, Made, put)
-    assert store.build("wheels", {**INPUTS, "a": 2}, Made, put).path != one.path
-    assert store.build("image", INPUTS, Made, put).path != one.path
-
-
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
 def test_a_failed_make_leaves_nothing(store: Store, error: BaseException) -> None:
     def fail(folder: Path) -> Made:
@@ -76,13 +69,6 @@ def test_a_failed_make_leaves_nothing(store: Store, error: BaseException) -> Non
     assert store.find("wheels", INPUTS, Made) is None
     assert list((store.root / "tmp").iterdir()) == []
     assert store.build("wheels", INPUTS, Made, put).result == Made("file")
-
-
-def test_a_result_that_is_no_json_leaves_nothing(store: Store) -> None:
-    with pytest.raises(ValueError, match="object"):
-        store.build("wheels", INPUTS, Made, lambda folder: Made(object()))
-    assert list((store.root / "tmp").iterdir()) == []
-    assert not (store.root / "artefacts" / "wheels").exists()
 
 
 @pytest.mark.parametrize("left", ["", '{"stage": "whe'])
@@ -160,22 +146,6 @@ def test_remember_and_last(store: Store) -> None:
     assert [p.name for p in (store.root / "last" / "cpu").iterdir()] == [
         "wheel vllm (unpatched).json"
     ]
-
-
-def test_a_note_cut_off_by_a_power_failure_counts_as_none(store: Store) -> None:
-    store.remember("cpu", "image", store.build("image", INPUTS, Made, put))
-    (store.root / "last" / "cpu" / "image.json").write_text('{"key"')
-    assert store.last("cpu", "image") is None
-
-
-def test_a_note_that_says_the_same_is_not_written_again(store: Store) -> None:
-    path = store.root / "note.json"
-    store.write_json(path, {"a": 1})
-    os.utime(path, (1, 1))
-    store.write_json(path, {"a": 1})
-    assert path.stat().st_mtime == 1
-    store.write_json(path, {"a": 2})
-    assert json.loads(path.read_text()) == {"a": 2}
 
 
 # -- downloads ------------------------------------------------------------------
@@ -271,14 +241,6 @@ def test_what_others_have_in_a_folder_that_is_named_as_the_store_stays(
             act()
     assert kept.read_text() == "precious"
     assert [one.name for one in tmp_path.iterdir()] == [name]
-
-
-def test_downloads_may_be_brought_before_the_store_is_made(store: Store) -> None:
-    kept = store.download_path(sha256(b""), "x")
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(b"")
-    assert store.build("wheels", INPUTS, Made, put).path.is_dir()
-    assert store.verified(sha256(b""), "x")
 
 
 # -- refusals ------------------------------------------------------------------------
