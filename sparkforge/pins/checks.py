@@ -133,6 +133,10 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
             yield from _locked((*here, "requirements", platform), lock, root)
     for built_for, lock in target.builder.items():
         yield from _locked((*here, "builder", built_for), lock, root)
+    for i, word in enumerate(target.serve):
+        if word.partition("=")[0] in ("--api-key", "--hf-token", "--host"):
+            what = f"{word.partition('=')[0]} does not belong in a committed file"
+            yield (*here, "serve", i), what, "remove it (docs/serving.md)"
     for name in target.wheels:
         yield from _wheel((*here, "wheels", name), name, target, pins)
 

@@ -211,6 +211,8 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("requirements: lock.txt", "requirements: locc.txt", "plugin.requirements"),
         ("version: 1.2.3", "version: null", "upstreams.demo.version"),
         ("version: 1.2.3", "version: [1, 2]", "upstreams.demo.version"),
+        ('[--port, "1"]', "[--api-key, k]", "targets.here.serve[0]"),
+        ('[--port, "1"]', "[--host=0.0.0.0]", "targets.here.serve[0]"),
         ("demo-1.2.3.tar.gz", "demo-1.2.4.tar.gz", "upstreams.demo.files.sdist.file"),
         ("project: demo,", "project: other,", "upstreams.demo.files.sdist.file"),
         ("demo-1.2.3-py3", "demo-1.2.4-py3", "upstreams.demo.files.wheel.file"),

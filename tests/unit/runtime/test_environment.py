@@ -193,12 +193,3 @@ def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None
     (path,) = venv.glob("lib/*/site-packages/third.py")
     assert path.read_bytes() == b"here = 'ours'\n"
     assert envfiles.damaged(tmp_path / "made") == []
-
-
-def test_an_installation_needs_no_folder_for_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In /tmp a killed uv would leave them."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    assert (again(tmp_path) / "third.py").is_file()
-    assert not (tmp_path / "missing").exists()
