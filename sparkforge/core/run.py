@@ -162,6 +162,7 @@ def replace_process(*args: str | os.PathLike[str]) -> None:
     """Replace this process with another program."""
     command = resolve(args)
     log.detail("+ exec " + shlex.join(command))
+    log.end_progress()
     os.execv(command[0], command)
 
 

@@ -90,7 +90,17 @@ def test_a_second_build_starts_and_imports_no_more_than_it_needs(project: Projec
     assert all(" cat-file " in line for line in started)
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert {"sparkforge.build.executor", "sparkforge.sources.wheelhouse", "yaml"} <= imported
-    slow = {"docker", "git", "jinja2", "requests", "urllib3", "unearth", "numpy", "filelock"}
+    slow = {
+        "docker",
+        "git",
+        "jinja2",
+        "requests",
+        "urllib3",
+        "unearth",
+        "numpy",
+        "filelock",
+        "rich",
+    }
     assert not imported & {*slow, "packaging.markers", "cyclonedx", "zstandard", "uv"}
 
 

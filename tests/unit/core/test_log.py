@@ -64,7 +64,8 @@ def in_pipe(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
 def test_a_terminal_gets_colour_and_redrawn_progress() -> None:
     shown = on_terminal(SHOW)
     assert "\033[1;34mwork\033[0m" in shown
-    assert re.search(r"\r\033\[K  file: \d+ B of 100 B +\d+%", shown)
+    assert re.search(r"  file .*\d+ B of 100 B", shown)
+    assert shown.count("\033[?25l") == shown.count("\033[?25h")  # the cursor is back
     assert "\033[31;1merror: \033[0mwrong" in shown
 
 
