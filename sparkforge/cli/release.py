@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import RELEASE
 from sparkforge.cli import docs
-from sparkforge.core import generated, git
+from sparkforge.core import git
+from sparkforge.core import pages
 from sparkforge.core.command import Entry, grouped, needed, option, switch
 from sparkforge.core.errors import RegistryError, ReleaseError, UsageError
 from sparkforge.core.log import log
@@ -104,13 +105,13 @@ def _signs(options: Options) -> bool:
 def _candidate(here: Checkout, target: str) -> Candidate:
     from sparkforge.inspect.report import command as report
 
-    def pages() -> None:
-        generated.settle(docs.pages_of(here), generated.COMMAND, check=True)
+    def current() -> None:
+        pages.settle(docs.pages_of(here), pages.COMMAND, check=True)
 
     def page() -> str:
         return report.page_of(here, target)
 
-    return Candidate(here.root, here.pins_path, here.pins, target, pages, page)
+    return Candidate(here.root, here.pins_path, here.pins, target, current, page)
 
 
 def _reference(name: str, candidate: Candidate) -> Reference:

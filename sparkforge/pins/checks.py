@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.pins.architectures import loads
+from sparkforge.pins.contracts import loads
 from sparkforge.pins.yamlfile import Document, Where, dotted
 
 if TYPE_CHECKING:
