@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import RELEASE
 from sparkforge.cli import docs
-from sparkforge.core import git
-from sparkforge.core import pages
+from sparkforge.core import git, pages
 from sparkforge.core.command import Entry, grouped, needed, option, switch
 from sparkforge.core.errors import RegistryError, ReleaseError, UsageError
 from sparkforge.core.log import log
