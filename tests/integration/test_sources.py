@@ -112,7 +112,7 @@ def test_wheels_of_two_platforms_give_one_commit(world: World) -> None:
 
 
 @pytest.mark.parametrize("annotated", [False, True])
-def test_a_tagged_commit_is_fetched_alone(world: World, annotated: bool) -> None:
+def test_tagged_commit_is_fetched_alone(world: World, annotated: bool) -> None:
     repo = Repo(world.folder / "demo")
     repo.commit({"old": b"history\n"})
     commit = repo.commit(dict(FILES))
@@ -125,7 +125,7 @@ def test_a_tagged_commit_is_fetched_alone(world: World, annotated: bool) -> None
     assert git.git(source.repo, "rev-list", "--count", commit) == "1"
 
 
-def test_a_moved_tag_is_refused(world: World) -> None:
+def test_moved_tag_is_refused(world: World) -> None:
     repo = Repo(world.folder / "demo")
     pinned = repo.commit(dict(FILES))
     moved = repo.commit({"more": b"more\n"})
@@ -136,7 +136,7 @@ def test_a_moved_tag_is_refused(world: World) -> None:
     assert "before changing pins.yaml" in e.value.remedy
 
 
-def test_a_tag_that_is_not_there_is_refused(world: World) -> None:
+def test_missing_tag_is_refused(world: World) -> None:
     repo = Repo(world.folder / "demo")
     commit = repo.commit(dict(FILES))
     repo("tag", "v1.0.1")
@@ -144,7 +144,7 @@ def test_a_tag_that_is_not_there_is_refused(world: World) -> None:
         sources.ensure(world.store, "demo", upstream(commit), GIT, world.access(demo=repo.path))
 
 
-def test_a_mirror_that_looks_like_an_option_is_no_option(world: World) -> None:
+def test_mirror_is_never_an_option_of_git(world: World) -> None:
     mark = world.folder / "mark"
     mirror = f"--upload-pack=touch {mark};"
     with pytest.raises(FetchError):
@@ -152,7 +152,7 @@ def test_a_mirror_that_looks_like_an_option_is_no_option(world: World) -> None:
     assert not mark.exists()
 
 
-def test_a_mirror_path_is_used_offline_and_an_address_is_not(world: World) -> None:
+def test_mirror_path_works_offline(world: World) -> None:
     repo = Repo(world.folder / "demo")
     commit = repo.commit(dict(FILES))
     repo("tag", "v1.0")
@@ -170,7 +170,7 @@ def test_a_mirror_path_is_used_offline_and_an_address_is_not(world: World) -> No
     assert source.commit == commit
 
 
-def test_a_named_mirror_wins_over_the_release_file(world: World) -> None:
+def test_mirror_overrides_release_file(world: World) -> None:
     repo = Repo(world.folder / "demo")
     commit = repo.commit(dict(FILES))
     repo("tag", "v1.0")
@@ -181,7 +181,7 @@ def test_a_named_mirror_wins_over_the_release_file(world: World) -> None:
     assert source.provider == "git"
 
 
-def test_the_fallback_is_taken_only_where_pins_allow_it_and_said_aloud(
+def test_fallback_needs_permission_and_warns(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = make_sdist(world.links(), "demo", "1.0", FILES)
@@ -196,7 +196,7 @@ def test_the_fallback_is_taken_only_where_pins_allow_it_and_said_aloud(
     assert "using the release file instead of git" in out
 
 
-def test_a_moved_tag_never_falls_back(world: World) -> None:
+def test_moved_tag_does_not_fall_back(world: World) -> None:
     repo = Repo(world.folder / "demo")
     pinned = repo.commit(dict(FILES))
     repo.commit({"more": b"more\n"})
@@ -207,7 +207,7 @@ def test_a_moved_tag_never_falls_back(world: World) -> None:
         sources.ensure(world.store, "demo", plain, EITHER, world.access())
 
 
-def test_the_users_protocol_and_hooks_change_nothing(world: World) -> None:
+def test_user_settings_of_git_change_nothing(world: World) -> None:
     repo = Repo(world.folder / "demo")
     commit = repo.commit(dict(FILES))
     repo.commit({"more": b"more\n"})
@@ -232,7 +232,7 @@ def test_the_users_protocol_and_hooks_change_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("left", ["shallow.lock", "packed-refs.lock", "refs/pins/v1.0/x.lock"])
-def test_locks_of_a_killed_git_do_not_stop_the_next_fetch(world: World, left: str) -> None:
+def test_locks_of_killed_git_are_removed(world: World, left: str) -> None:
     repo = Repo(world.folder / "demo")
     commit = repo.commit(dict(FILES))
     repo("tag", "v1.0")
@@ -255,7 +255,7 @@ def test_locks_of_a_killed_git_do_not_stop_the_next_fetch(world: World, left: st
 # -- release files -------------------------------------------------------------------
 
 
-def test_an_sdist_becomes_the_same_commit_twice_and_in_another_store(world: World) -> None:
+def test_sdist_import_is_reproducible(world: World) -> None:
     file = make_sdist(world.folder, "demo", "1.0", FILES)
     first = world.release(file)
     assert world.release(file) == first
@@ -267,7 +267,7 @@ def test_an_sdist_becomes_the_same_commit_twice_and_in_another_store(world: Worl
     assert listing(first) == {"README": "100644", "demo/__init__.py": "100644"}
 
 
-def test_of_a_wheel_the_python_files_become_a_commit_at_their_places(world: World) -> None:
+def test_wheel_import_maps_paths(world: World) -> None:
     files = {
         "demo/run.py": b"#!/bin/sh\n",
         "demo/plugins/a/b.py": b"x = 1\n",
@@ -281,7 +281,7 @@ def test_of_a_wheel_the_python_files_become_a_commit_at_their_places(world: Worl
     assert listing(first) == {"plugins/a/b.py": "100644", "src/demo/run.py": "100755"}
 
 
-def test_modes_links_and_odd_names_are_kept(world: World) -> None:
+def test_import_keeps_modes_links_and_names(world: World) -> None:
     names = [
         "with space",
         'quo"te',
@@ -335,7 +335,7 @@ def test_modes_links_and_odd_names_are_kept(world: World) -> None:
         "demo-1.0//../../evil",
     ],
 )
-def test_a_member_that_would_leave_the_tree_is_refused(world: World, name: str) -> None:
+def test_sdist_member_outside_the_tree_is_refused(world: World, name: str) -> None:
     members = [tar_member("demo-1.0/good", b"good"), tar_member(name, b"evil")]
     with pytest.raises(IntegrityError, match="is outside the tree") as caught:
         world.release(make_tar(world.folder / "demo-1.0.tar.gz", members))
@@ -343,7 +343,7 @@ def test_a_member_that_would_leave_the_tree_is_refused(world: World, name: str) 
     assert git.git(world.store.git_path("demo"), "for-each-ref") == ""
 
 
-def test_a_wheel_member_that_would_leave_the_tree_is_refused(world: World) -> None:
+def test_wheel_member_outside_the_tree_is_refused(world: World) -> None:
     file = make_wheel(world.folder, files={"../evil": b"x"})
     with pytest.raises(IntegrityError, match="is outside the tree"):
         world.release(file)
@@ -390,9 +390,7 @@ def damage(file: Path, how: str) -> None:
         ("wheel", "packed oddly"),
     ],
 )
-def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
-    world: World, kind: str, how: str
-) -> None:
+def test_damaged_archive_is_refused(world: World, kind: str, how: str) -> None:
     files: Mapping[str, bytes] = {**FILES, "demo/data.py": os.urandom(50_000)}
     make = make_sdist if kind == "sdist" else make_wheel
     file = make(world.folder, "demo", "1.0", files)
@@ -404,7 +402,7 @@ def test_a_damaged_archive_is_refused_and_the_right_one_works_after_it(
     assert world.release(file).commit
 
 
-def test_a_wheel_with_a_wrong_checksum_inside_is_refused(world: World) -> None:
+def test_wheel_with_wrong_crc_is_refused(world: World) -> None:
     file = make_wheel(world.folder, files={"demo/x.py": b"content" * 9}, stored=["demo/x.py"])
     file.write_bytes(file.read_bytes().replace(b"content" * 9, b"c0ntent" + b"content" * 8))
     with pytest.raises(IntegrityError, match="not a readable archive"):
@@ -412,7 +410,7 @@ def test_a_wheel_with_a_wrong_checksum_inside_is_refused(world: World) -> None:
     assert zipfile.is_zipfile(file)
 
 
-def test_a_killed_import_leaves_no_ref_and_the_next_run_succeeds(world: World) -> None:
+def test_killed_import_leaves_no_ref(world: World) -> None:
     file = make_sdist(world.folder, "demo", "1.0", {**FILES, "big": os.urandom(200_000)})
     original = sources._sdist_files
 

@@ -37,18 +37,18 @@ def family(note: Path) -> list[int]:
     return [int(word) for word in note.read_text().split()]
 
 
-def test_output_and_exit_code_come_back() -> None:
+def test_output_and_exit_code_are_returned() -> None:
     result = call("sh", "-c", "echo out; echo err >&2; exit 3", check=False)
     assert (result.returncode, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
 
 
-def test_a_missing_program_says_what_to_install() -> None:
+def test_missing_program_has_an_install_hint() -> None:
     with pytest.raises(MachineError, match=r"no-such-program: not installed[\s\S]*PATH") as caught:
         call("no-such-program", "x")
     assert caught.value.exit_code == 8
 
 
-def test_a_failure_shows_the_command_and_the_end_of_what_it_said() -> None:
+def test_failure_shows_command_and_output() -> None:
     with pytest.raises(CommandError) as caught:
         call("sh", "-c", "seq 1 100; echo 'last words' >&2; exit 7")
     text = str(caught.value)
@@ -59,13 +59,13 @@ def test_a_failure_shows_the_command_and_the_end_of_what_it_said() -> None:
     assert "\n    61\n" not in text
 
 
-def test_a_full_disk_in_a_child_is_told_as_such() -> None:
+def test_full_disk_of_a_child_is_a_store_error() -> None:
     with pytest.raises(StoreError, match="the disk is full") as caught:
         call("sh", "-c", "head -c 100000 /dev/zero | cat > /dev/full", env={"LC_ALL": "C"})
     assert caught.value.exit_code == 11
 
 
-def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_timeout_ends_the_process_group(tmp_path: Path) -> None:
     note = tmp_path / "note"
     with pytest.raises(CommandError, match="did not finish within 1 s"):
         call(sys.executable, "-c", FAMILY, note, timeout=1)
@@ -73,7 +73,7 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_commands_are_echoed_only_when_asked_for(
+def test_verbose_prints_commands(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call("echo", "one two")
@@ -84,13 +84,13 @@ def test_commands_are_echoed_only_when_asked_for(
     assert "echo 'one two'" in said
 
 
-def test_a_streamed_command_shows_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_streamed_output_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     result = call("sh", "-c", "echo one; echo two >&2; printf three", stream=True)
     assert capsys.readouterr().out == "  | one\n  | two\n  | three\n"
     assert result.stdout == b"one\ntwo\nthree"
 
 
-def test_what_a_finished_child_left_behind_is_ended(tmp_path: Path) -> None:
+def test_background_processes_of_a_child_end(tmp_path: Path) -> None:
     note = tmp_path / "note"
     call("sh", "-c", f"sleep 60 >/dev/null 2>&1 & echo $! > {note}")
     pid = int(note.read_text())
@@ -98,7 +98,7 @@ def test_what_a_finished_child_left_behind_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
-def test_an_error_ends_a_server_and_all_it_started(tmp_path: Path, error: BaseException) -> None:
+def test_error_ends_server_and_children(tmp_path: Path, error: BaseException) -> None:
     note = tmp_path / "note"
     with (
         pytest.raises(type(error)),
@@ -110,9 +110,7 @@ def test_an_error_ends_a_server_and_all_it_started(tmp_path: Path, error: BaseEx
     wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_a_server_that_ignores_sigterm_is_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stubborn_server_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sink = tmp_path / "log"
     with background(sys.executable, "-c", STUBBORN, output=sink, grace_s=0.2) as child:
         wait_for(lambda: sink.read_bytes() == b"1\n")
@@ -120,7 +118,7 @@ def test_a_server_that_ignores_sigterm_is_killed(
     assert "did not stop within 0 s: killed" in capsys.readouterr().out
 
 
-def test_an_ended_group_is_told_from_a_living_one(tmp_path: Path) -> None:
+def test_group_alive_sees_the_end(tmp_path: Path) -> None:
     with background("sleep", "60", output=tmp_path / "log") as child:
         assert run.group_alive(child.pid, wait_s=0)
     assert not run.group_alive(child.pid)

@@ -34,7 +34,7 @@ def lock(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_lock_is_read(tmp_path: Path) -> None:
+def test_lock_is_read(tmp_path: Path) -> None:
     path = lock(
         tmp_path,
         f"""\
@@ -74,19 +74,19 @@ marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
         ("a==1 \\", 1),
     ],
 )
-def test_a_line_without_version_or_hash_is_refused(tmp_path: Path, text: str, line: int) -> None:
+def test_unhashed_line_is_refused(tmp_path: Path, text: str, line: int) -> None:
     with pytest.raises(PinsError, match=rf"lock\.txt:{line}: .* is not NAME==VERSION") as caught:
         read_lock(lock(tmp_path, text))
     assert caught.value.exit_code == 3
 
 
-def test_a_broken_marker_is_an_error_of_the_lock(tmp_path: Path) -> None:
+def test_broken_marker_is_refused(tmp_path: Path) -> None:
     text = f"ok==1 --hash=sha256:{HASH}\nx==1 ; python_version ~ '3' --hash=sha256:{HASH}\n"
     with pytest.raises(PinsError, match=r"lock\.txt:2: "):
         read_lock(lock(tmp_path, text))
 
 
-def test_a_file_with_bytes_that_are_not_locked_is_damaged(tmp_path: Path) -> None:
+def test_unlocked_bytes_are_damage(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     good, bad, other = (make_wheel(folder, name) for name in ("Some_Thing", "damaged", "unknown"))
     lines = "".join(
@@ -104,7 +104,7 @@ def test_a_file_with_bytes_that_are_not_locked_is_damaged(tmp_path: Path) -> Non
 # -- tags -------------------------------------------------------------------------------
 
 
-def test_tags_are_those_of_the_target_not_of_this_interpreter() -> None:
+def test_tags_are_those_of_the_target() -> None:
     tags = platform_tags("3.12", "linux/arm64")
     assert tags[0] == Tag("cp312", "cp312", "manylinux_2_39_aarch64")
     assert Tag("cp312", "abi3", "manylinux_2_28_aarch64") in tags
@@ -153,7 +153,7 @@ def wheel(folder: Path, name: str, tag: str) -> tuple[str, bytes]:
     return path.name, path.read_bytes()
 
 
-def test_the_best_fitting_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) -> None:
+def test_best_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) -> None:
     tags = [
         "py3-none-any",
         "cp311-cp311-manylinux_2_17_x86_64",
@@ -176,7 +176,7 @@ def test_the_best_fitting_locked_file_is_taken(store: Store, web: Server, tmp_pa
     assert filled(store, wanted(tmp_path, only_any)) == [f"demo-1.0-{tags[0]}.whl"]
 
 
-def test_what_the_store_has_needs_no_index(store: Store, web: Server, tmp_path: Path) -> None:
+def test_stored_wheels_need_no_index(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
@@ -188,9 +188,7 @@ def test_what_the_store_has_needs_no_index(store: Store, web: Server, tmp_path: 
     assert len(web.requests) == asked
 
 
-def test_a_file_whose_hash_is_not_locked_is_not_taken(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_unlocked_hash_is_not_downloaded(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     with pytest.raises(FetchError, match=r"has no file that is locked in lock\.txt") as caught:
@@ -199,16 +197,14 @@ def test_a_file_whose_hash_is_not_locked_is_not_taken(
     assert not any(path.startswith("/files") for path, _ in web.requests)
 
 
-def test_no_fitting_file_is_told_with_python_and_platform(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_missing_wheel_names_python_and_platform(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "cp312-cp312-manylinux_2_17_x86_64")
     add_project(web, "demo", {name: data})
     with pytest.raises(FetchError, match=r"fits Python 3\.11 on linux/amd64"):
         filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}"))
 
 
-def test_lines_for_other_machines_are_left_out(store: Store, web: Server, tmp_path: Path) -> None:
+def test_markers_select_lines(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     text = (
@@ -220,9 +216,7 @@ def test_lines_for_other_machines_are_left_out(store: Store, web: Server, tmp_pa
     assert filled(store, wanted(tmp_path, text)) == [name]
 
 
-def test_a_tool_that_the_lock_holds_too_is_there_once(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_tool_in_lock_is_fetched_once(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     tool = Locked("demo", "1.0", frozenset({sha256(data)}))
@@ -230,7 +224,7 @@ def test_a_tool_that_the_lock_holds_too_is_there_once(
     assert filled(store, want) == [name]
 
 
-def test_no_more_than_the_recorded_size_is_taken(store: Store, web: Server, tmp_path: Path) -> None:
+def test_recorded_size_limits_download(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
@@ -239,7 +233,7 @@ def test_no_more_than_the_recorded_size_is_taken(store: Store, web: Server, tmp_
         fill(store, want, Index(), Path("uv"), offline=False, into=house, known=known)
 
 
-def test_a_failure_does_not_wait_for_the_other_downloads(
+def test_failure_cancels_other_downloads(
     store: Store, web: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_CHUNK", 1000)
@@ -254,7 +248,7 @@ def test_a_failure_does_not_wait_for_the_other_downloads(
     assert time.monotonic() - start < PATIENCE_S  # the slow file takes 800 s
 
 
-def test_an_index_without_hashes_in_a_folder_is_hashed_here(
+def test_files_of_find_links_are_hashed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, data = wheel(tmp_path / "links", "demo", "py3-none-any")

@@ -35,7 +35,7 @@ def never(folder: Path) -> Made:
     raise AssertionError("must not be made again")
 
 
-def test_a_store_leaves_no_trace_until_something_is_written(tmp_path: Path) -> None:
+def test_reading_creates_no_store(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     assert store.find("wheels", INPUTS, Made) is None
     assert store.last("cpu", "wheel") is None
@@ -43,13 +43,13 @@ def test_a_store_leaves_no_trace_until_something_is_written(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_store_marks_itself_as_a_cache(store: Store) -> None:
+def test_store_has_a_cache_tag(store: Store) -> None:
     store.build("wheels", INPUTS, Made, put)
     tag = (store.root / "CACHEDIR.TAG").read_text()
     assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
 
 
-def test_an_artefact_is_made_once_and_found_again(store: Store) -> None:
+def test_artefact_is_built_once(store: Store) -> None:
     made = store.build("wheels", INPUTS, Made, put)
     found = store.build("wheels", {"b": ["x"], "a": 1}, Made, never)
     assert found == made
@@ -59,7 +59,7 @@ def test_an_artefact_is_made_once_and_found_again(store: Store) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
-def test_a_failed_make_leaves_nothing(store: Store, error: BaseException) -> None:
+def test_failed_build_leaves_nothing(store: Store, error: BaseException) -> None:
     def fail(folder: Path) -> Made:
         put(folder)
         raise error
@@ -72,14 +72,14 @@ def test_a_failed_make_leaves_nothing(store: Store, error: BaseException) -> Non
 
 
 @pytest.mark.parametrize("left", ["", '{"stage": "whe'])
-def test_an_artefact_cut_off_by_a_power_failure_is_made_again(store: Store, left: str) -> None:
+def test_truncated_record_is_rebuilt(store: Store, left: str) -> None:
     made = store.build("wheels", INPUTS, Made, put)
     (made.path / "artefact.json").write_text(left)
     assert store.find("wheels", INPUTS, Made) is None
     assert store.build("wheels", INPUTS, Made, put).result == Made("file")
 
 
-def test_making_again_keeps_the_old_one_until_the_new_one_stands(store: Store) -> None:
+def test_rebuild_keeps_old_artefact_until_done(store: Store) -> None:
     made = store.build("wheels", INPUTS, Made, put)
 
     def fail(folder: Path) -> Made:
@@ -133,7 +133,7 @@ with Store(pathlib.Path(sys.argv[1])).temporary("theirs") as path:
     assert (store.sweep(), path.exists()) == (1, False)
 
 
-def test_remember_and_last(store: Store) -> None:
+def test_last_artefact_is_remembered(store: Store) -> None:
     assert store.last("cpu", "wheel vllm (unpatched)") is None
     made = store.build("wheels", INPUTS, Made, put)
     store.remember("cpu", "wheel vllm (unpatched)", made)
@@ -151,7 +151,7 @@ def test_remember_and_last(store: Store) -> None:
 # -- downloads ------------------------------------------------------------------
 
 
-def test_an_accepted_download_is_read_only_under_its_name(store: Store) -> None:
+def test_accepted_download_is_read_only(store: Store) -> None:
     store.build("wheels", INPUTS, Made, put)
     partial = store.partial_path(sha256(b"data"))
     partial.write_bytes(b"data")
@@ -161,7 +161,7 @@ def test_an_accepted_download_is_read_only_under_its_name(store: Store) -> None:
     assert not partial.exists()
 
 
-def test_a_download_with_another_hash_leaves_nothing(store: Store) -> None:
+def test_wrong_hash_leaves_nothing(store: Store) -> None:
     store.build("wheels", INPUTS, Made, put)
     partial = store.partial_path(sha256(b"data"))
     partial.write_bytes(b"atad")
@@ -175,7 +175,7 @@ def test_a_download_with_another_hash_leaves_nothing(store: Store) -> None:
 # -- cleaning ---------------------------------------------------------------------
 
 
-def test_clean_takes_artefacts_and_leaves_downloads(store: Store) -> None:
+def test_clean_keeps_downloads(store: Store) -> None:
     made = store.build("wheels", INPUTS, Made, put)
     kept = store.download_path(sha256(b""), "x")
     kept.parent.mkdir()
@@ -188,7 +188,7 @@ def test_clean_takes_artefacts_and_leaves_downloads(store: Store) -> None:
     assert store.build("wheels", INPUTS, Made, put).path.is_dir()
 
 
-def test_clean_superseded_keeps_what_a_newest_build_uses(store: Store) -> None:
+def test_clean_superseded_keeps_newest(store: Store) -> None:
     old = store.build("wheels", {"n": 1}, Made, put)
     store.remember("cpu", "wheel", old)
     new = store.build("wheels", {"n": 2}, Made, put)
@@ -198,7 +198,7 @@ def test_clean_superseded_keeps_what_a_newest_build_uses(store: Store) -> None:
     assert new.path.is_dir()
 
 
-def test_clean_leaves_and_waits_for_other_builds(store: Store) -> None:
+def test_clean_waits_for_builds(store: Store) -> None:
     other = Store(store.root)
     with other.temporary("series") as work:
         store.clean(everything=True)
@@ -216,7 +216,7 @@ def test_clean_leaves_and_waits_for_other_builds(store: Store) -> None:
     assert cleaned.wait(PATIENCE_S)
 
 
-def test_a_download_whose_folder_is_gone_is_an_error_of_the_store(store: Store) -> None:
+def test_removed_store_is_a_store_error(store: Store) -> None:
     store.build("wheels", INPUTS, Made, put)
     store.clean(everything=True)
     with pytest.raises(StoreError), disk_errors(store.partial_path("0" * 64)):
@@ -224,9 +224,7 @@ def test_a_download_whose_folder_is_gone_is_an_error_of_the_store(store: Store) 
 
 
 @pytest.mark.parametrize("name", ["git", "tmp", "artefacts", "downloads"])
-def test_what_others_have_in_a_folder_that_is_named_as_the_store_stays(
-    tmp_path: Path, name: str
-) -> None:
+def test_foreign_folder_is_refused(tmp_path: Path, name: str) -> None:
     kept = tmp_path / name / "mine" / "file"
     kept.parent.mkdir(parents=True)
     kept.write_text("precious")
@@ -246,7 +244,7 @@ def test_what_others_have_in_a_folder_that_is_named_as_the_store_stays(
 # -- refusals ------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+def test_full_disk_is_a_store_error(tmp_path: Path) -> None:
     with (
         pytest.raises(StoreError, match=r"the disk is full[\s\S]*--store DIR") as caught,
         disk_errors(tmp_path / "not" / "there"),
@@ -256,13 +254,13 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "below"])
-def test_a_store_on_a_file_is_refused(tmp_path: Path, below: str) -> None:
+def test_file_as_store_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot be created in it[\s\S]*--store DIR"):
         Store(tmp_path / "file" / below).build("wheels", INPUTS, Made, put)
 
 
-def test_the_code_digest_follows_names_and_contents(tmp_path: Path) -> None:
+def test_code_digest_depends_on_names_and_contents(tmp_path: Path) -> None:
     one, two = tmp_path / "one.py", tmp_path / "two.py"
     one.write_text("1")
     two.write_text("2")
