@@ -208,7 +208,9 @@ class Log:
                 self._bar = _new_bar()
                 self._bar.add_task(what, total=total, amount=amount)
                 self._bar.start()
-            task = self._bar.task_ids[0]
+            (task,) = self._bar.task_ids
+            if self._bar.tasks[0].description.partition(" (")[0] != what.partition(" (")[0]:
+                self._bar.reset(task)  # other work: its own remaining time
             self._bar.update(task, total=total, completed=done, description=what, amount=amount)
             if total is not None and done >= total:
                 self.end_progress()
