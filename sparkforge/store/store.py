@@ -27,7 +27,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +134,17 @@ class Store:
 
         self._prepare()
         path = self.root / "tmp" / f"sparkforge-{hint}-{secrets.token_hex(4)}"
-        lock = path.with_name(f"{path.name}.lock")
-        with disk_errors(self.root), FileLock(lock):
-            path.mkdir(mode=0o755)
+        lock = FileLock(path.with_name(f"{path.name}.lock"))
+        with disk_errors(self.root):
+            lock.acquire()
+            path.mkdir()
             path.chmod(0o755)  # whatever the umask
-            try:
-                yield path
-            finally:
-                shutil.rmtree(path, ignore_errors=True)
-                lock.unlink(missing_ok=True)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
     def sweep(self) -> int:
         """Remove folders of killed runs under tmp; returns their number."""
@@ -150,13 +152,10 @@ class Store:
         for lock in (self.root / "tmp").glob("sparkforge-*.lock") if self._marked() else ():
             from filelock import FileLock, Timeout
 
-            try:
-                with FileLock(lock, timeout=0):
-                    _remove_abandoned(lock.with_suffix(""))
-                    lock.unlink(missing_ok=True)
-                    gone += 1
-            except Timeout:
-                continue  # at work
+            with suppress(Timeout), FileLock(lock, timeout=0):  # else it is at work
+                _remove_abandoned(lock.with_suffix(""))
+                lock.unlink(missing_ok=True)
+                gone += 1
         return gone
 
     def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
