@@ -114,27 +114,47 @@ class Glimpse:
     """Exit code; None: it is missing, could not start, or did not end in time."""
     out: str = ""
     err: str = ""
-    """``out``, ``err``: its output as text."""
+    """``out``, ``err``: its output as text, cut at the limit."""
     problem: str = ""
     """Reason for a missing exit code, or ""."""
 
 
 def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
-    """Run a program that may be missing, broken or hang; its failures are values.
+    """Run a program that may be missing, hang or flood; its failures are values.
 
     Args:
-        limit: bytes of each stream that are returned.
+        limit: bytes of each stream; a program that writes more is ended.
     """
     if not have(args[0]):
         return Glimpse(None, problem=f"{args[0]} is not on the PATH")
+    kept, problem, pipe = (bytearray(), bytearray()), "", subprocess.PIPE
+
+    def read(stream: IO[bytes], sink: bytearray) -> None:
+        with stream:
+            sink += stream.read(limit)  # more output meets a closed pipe
+
     try:
-        done = call(*args, env={"LC_ALL": "C"}, check=False, timeout=timeout_s)
+        with _child(
+            resolve(args), cwd=None, env={"LC_ALL": "C"}, stdout=pipe, stderr=pipe, grace_s=0
+        ) as child:
+            streams, child.stdout, child.stderr = (child.stdout, child.stderr), None, None
+            pairs = zip(streams, kept, strict=True)
+            threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
+            for thread in threads:
+                thread.start()
+            try:
+                child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                problem = f"{args[0]} did not finish within {timeout_s:.0f} s"
+            stop(child, grace_s=0)
     except MachineError as error:
         return Glimpse(None, problem=error.what)
-    except CommandError:
-        return Glimpse(None, problem=f"{args[0]} did not finish within {timeout_s:.0f} s")
-    out, err = (data[:limit].decode(errors="replace") for data in (done.stdout, done.stderr))
-    return Glimpse(done.returncode, out, err)
+    for thread in threads:
+        thread.join(1)
+    if max(map(len, kept)) >= limit:
+        problem = f"{args[0]} writes endless output"
+    out, err = (bytes(data).decode(errors="replace") for data in kept)
+    return Glimpse(None if problem else child.returncode, out, err, problem)
 
 
 @contextmanager

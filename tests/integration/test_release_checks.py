@@ -149,7 +149,7 @@ WORDS = (
     (("--no-log",), 2, "add --key"),
     (("--key", "none.key"), 2, "no such file"),
     (("--keyless", "--push", "https://127.0.0.1:9/xy"), 2, "without a scheme"),
-    (("--keyless", "--push", "127.0.0.1:9/xy"), 29, "the last build of tiny has no image"),
+    (("--keyless", "--push", "127.0.0.1:9/xy"), 9, "the last build of tiny has no image"),
 )
 
 

@@ -341,11 +341,11 @@ def test_a_failed_check_is_one_line_with_a_hint_and_a_code(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--url", "http://127.0.0.1:9"], 26, "nothing answers at http://127.0.0.1:9/v1"),
+        (["--url", "http://127.0.0.1:9"], 10, "nothing answers at http://127.0.0.1:9/v1"),
         (["--url", "ftp://127.0.0.1"], 2, "is not the URL of a server"),
         (["--url", "http://127.0.0.1:99999"], 2, "is not the URL of a server"),
         (["--url", "http://127.0.0.1:9/?v1"], 2, "is not the URL of a server"),
-        (["--url", "http://a..b"], 26, "http://a..b/v1/models"),
+        (["--url", "http://a..b"], 10, "http://a..b/v1/models"),
         (["--log", "missing"], 2, "--log missing: no such file"),
         (["--target", "none"], 2, "none"),
     ],
