@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 STAMP = "sparkforge.stamp"
-MACHINE_ERROR = 13  # sparkforge.errors.MachineError; nothing of the package is importable yet
+MACHINE_ERROR = 8  # sparkforge.errors.MachineError; nothing of the package is importable yet
 INTERRUPTED = 130
 
 

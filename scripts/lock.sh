@@ -35,8 +35,12 @@ lock() { # lock INPUT OUTPUT OPTION...
   fresh=$(mktemp)
   # uv keeps the versions of the file that it writes to, where they fit
   [[ ! -e requirements/$output ]] || cp "requirements/$output" "$fresh"
-  "$uv" pip compile --quiet --generate-hashes --no-header --output-file "$fresh" \
-    "${upgrade[@]}" "$@" "requirements/$input" >/dev/null
+  local said
+  if ! said=$("$uv" pip compile --generate-hashes --no-header --output-file "$fresh" \
+    "${upgrade[@]}" "$@" "requirements/$input" 2>&1 >/dev/null) || [[ $said == *' is yanked'* ]]; then
+    printf '%s\n%s: not locked\n' "$said" "$output" >&2
+    exit 1
+  fi
   { printf '%s\n' "$header"; cat "$fresh"; } >"requirements/$output"
   rm "$fresh"
   printf '%s: %s packages\n' "$output" "$(grep -c '^[a-z].*==' "requirements/$output")"

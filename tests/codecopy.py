@@ -28,8 +28,7 @@ class CodeCopy:
 
     def read_again(self) -> None:
         """Forget what this process has read."""
-        for cached in (codekey.closure, codekey._files, codekey._needs, codekey._digest):
-            cached.cache_clear()
+        codekey._digest.cache_clear()
 
 
 @contextmanager

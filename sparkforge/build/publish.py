@@ -6,7 +6,6 @@ dist/ has links to the store and copies of it; deleting it loses nothing.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from sparkforge.build.item import Results, wheel_path
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
-from sparkforge.core.disk import disk_errors, flocked, read_json, write_file
+from sparkforge.core.disk import disk_errors, read_json, write_file
 from sparkforge.core.hashing import intact, sha256_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
@@ -181,14 +180,17 @@ def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
         module: whose code makes it; "": that of ``make``.
     """
     note, code = model.with_name(f".{model.name}.json"), code_of(module or make.__module__)
-    with disk_errors(model.parent):
-        model.parent.mkdir(parents=True, exist_ok=True)
-        with flocked(model.parent, fcntl.LOCK_EX):
-            if not _is_made(model, note, code):
-                shutil.rmtree(model, ignore_errors=True)
-                make(model)
-                files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
-                write_file(note, json.dumps({"code": code, "files": files}, indent=1).encode())
+    if not _is_made(model, note, code):
+        from filelock import FileLock
+
+        with disk_errors(model.parent):
+            model.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(model.with_name(f".{model.name}.lock")):
+                if not _is_made(model, note, code):
+                    shutil.rmtree(model, ignore_errors=True)
+                    make(model)
+                    files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
+                    write_file(note, json.dumps({"code": code, "files": files}, indent=1).encode())
     return model
 
 

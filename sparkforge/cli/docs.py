@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build.options import OutputOptions, chosen_series
-from sparkforge.core import generated
+from sparkforge.core import pages
 from sparkforge.core.command import Entry, switch
 from sparkforge.core.log import log
 from sparkforge.sources.project import Checkout, checkout, pins_option
@@ -26,9 +26,9 @@ class Options:
 
 def _docs(options: Options) -> int:
     """Write the pages, or compare them with the files."""
-    pages = pages_of(checkout(options.pins))
-    changed = generated.settle(pages, generated.COMMAND, check=options.check)
-    for page in pages:
+    wanted = pages_of(checkout(options.pins))
+    changed = pages.settle(wanted, pages.COMMAND, check=options.check)
+    for page in wanted:
         log.info(f"{page}: {'written' if page in changed else 'up to date'}")
     log.document({"written": [str(page) for page in changed]})
     return 0
@@ -59,20 +59,18 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         kernelwork.check(recorded, root, all_pins.plugin)
     return {
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
-        folder / "roofline.md": generated.between(
-            folder / "roofline.md", rooflinetable.markdown(case)
-        ),
+        folder / "roofline.md": pages.between(folder / "roofline.md", rooflinetable.markdown(case)),
         folder / "roofline.svg": rooflinepicture.svg(case),
         folder / "published.svg": rooflinepicture.published(case),
-        folder / "h200.md": generated.between(folder / "h200.md", h200.markdown(speeds)),
+        folder / "h200.md": pages.between(folder / "h200.md", h200.markdown(speeds)),
         folder / "h200.svg": by_batch,
         folder / "h200-steps.svg": by_step,
-        folder / "decode-kernels.md": generated.between(
+        folder / "decode-kernels.md": pages.between(
             folder / "decode-kernels.md", kerneltable.markdown(recorded)
         ),
         folder / "status.md": claims.page(folder / "status.md"),
-        folder / "accept.md": generated.between(folder / "accept.md", accept.markdown()),
-        folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
+        folder / "accept.md": pages.between(folder / "accept.md", accept.markdown()),
+        folder / "doctor.md": pages.between(folder / "doctor.md", doctor.markdown()),
     }
 
 

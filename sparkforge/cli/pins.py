@@ -95,8 +95,6 @@ def _record(options: RecordOptions) -> int:
 
 def _resolve(options: ResolveOptions) -> int:
     """Write the commits that pins.yaml leaves out; check those of upstreams that are named."""
-    from sparkforge.sources import resolving
-
     project = Project.open(options.project)
     path, loaded = project.pins_path, project.pins
     for name in options.upstream:
@@ -107,7 +105,7 @@ def _resolve(options: ResolveOptions) -> int:
     found: dict[str, Any] = {}
     for name in chosen:
         upstream = loaded.upstreams[name]
-        resolved = resolving.resolve(project.store, name, upstream, project.access)
+        resolved = sources.resolve(project.store, name, upstream, project.access)
         if upstream.commit is None:
             with project.locked():
                 text = path.read_bytes().decode()

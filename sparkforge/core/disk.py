@@ -1,11 +1,11 @@
-"""Atomic writes, locked folders, and errors of the disk."""
+"""Atomic writes, and errors of the disk."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +16,15 @@ from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.core.log import human_bytes
 
 _FULL = 64 << 10  # with fewer bytes free a failed write counts as a full disk
+_ROOM = (
+    "free space (build.py clean deletes build results), or put the store on"
+    " a larger disk with --store DIR or SPARKFORGE_STORE; the next run continues from here"
+)
 
 
 @contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into one clear error."""
+    """Turn the operating system's refusals to write into one StoreError."""
     try:
         yield
     except OSError as error:
@@ -29,6 +33,9 @@ def disk_errors(where: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             msg = f"{error.filename or where}: {error.strerror}"
             raise StoreError(msg, "give the user write access, or choose --store DIR") from error
+        if error.errno == errno.ENOENT and not where.parent.exists():
+            msg = f"{where.parent}: was removed meanwhile, for example by build.py clean"
+            raise StoreError(msg, "run the command again") from error
         raise
     except SparkforgeError as error:
         # programs that we run report a full disk in their own messages
@@ -47,22 +54,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically, even if the power fails."""
-    fresh = path.with_name(f".{path.name}.new")
+    """Replace a file atomically, even if the power fails; its mode stays."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _taken_over(fresh) as handle:
-            try:
-                os.truncate(handle, 0)
-                with os.fdopen(os.dup(handle), "ab") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(handle)
-                fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-                fresh.rename(path)
-            except BaseException:
-                fresh.unlink(missing_ok=True)
-                raise
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        fresh = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(handle)
+            fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+            fresh.rename(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
 
 
 def sync(path: Path) -> None:
@@ -74,60 +80,13 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-@contextmanager
-def _taken_over(path: Path) -> Iterator[int]:
-    """Open a file for one writer at a time; reuse the file of a killed process.
-
-    With a name for each writer, a killed one would leave its file for ever.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    while True:
-        handle = os.open(path, flags, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            # while this process waited, the writer may have given the file its final name
-            if _is_named(handle, path):
-                yield handle
-                return
-        finally:
-            os.close(handle)
-
-
-def _is_named(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def flocked(folder: Path, how: int) -> Iterator[bool]:
-    """Lock a folder; returns False if it is missing, or locked by another process (LOCK_NB)."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(handle, how)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
-
-
 def _disk_full(where: Path, more: str = "") -> StoreError:
-    remedy = (
-        "free space (build.py clean deletes build results), or put the store on"
-        " a larger disk with --store DIR or SPARKFORGE_STORE; the next run continues from here"
-    )
-    return StoreError(f"{where}: the disk is full ({human_bytes(free(where))} free){more}", remedy)
+    what = f"{where}: the disk is full ({human_bytes(free(where))} free){more}"
+    return StoreError(what, _ROOM)
 
 
 def free(where: Path) -> int:
+    """Return the free bytes of the file system of a path, which need not exist."""
     while not where.exists():
         where = where.parent
     return shutil.disk_usage(where).free

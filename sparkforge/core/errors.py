@@ -42,12 +42,12 @@ class UsageError(SparkforgeError):
 
 class PinsError(SparkforgeError):
     exit_code = 3
-    meaning = "pins.yaml, or a file that it names, is invalid."
+    meaning = "pins.yaml or another file of the checkout is invalid or out of date."
 
 
 class FetchError(SparkforgeError):
     exit_code = 4
-    meaning = "An input is not available: no network, offline, not in the index, wrong mirror."
+    meaning = "An input is not available: no network, offline, not in the index or registry."
 
 
 class IntegrityError(SparkforgeError):
@@ -57,27 +57,27 @@ class IntegrityError(SparkforgeError):
 
 class SeriesError(SparkforgeError):
     exit_code = 6
-    meaning = "A patch is malformed, does not apply exactly, or is missing from its series."
+    meaning = "A patch is malformed, does not apply exactly, or needs work for a newer release."
 
 
-class WheelError(SparkforgeError):
+class BuildError(SparkforgeError):
     exit_code = 7
-    meaning = "A wheel cannot be built from these inputs."
+    meaning = "A wheel, an image or a virtual environment cannot be built."
 
 
-class EngineError(SparkforgeError):
+class MachineError(SparkforgeError):
     exit_code = 8
-    meaning = "The container engine is missing, too old, or reports an error."
+    meaning = "The machine lacks a program or a container engine, or the port is in use."
 
 
-class ImageError(SparkforgeError):
+class CheckError(SparkforgeError):
     exit_code = 9
-    meaning = "The image or the virtual environment could not be built."
+    meaning = "A check failed: doctor, verify, sign, release, ablate, quality, compare, watch."
 
 
-class SmokeError(SparkforgeError):
+class ServerError(SparkforgeError):
     exit_code = 10
-    meaning = "The build fails its smoke test."
+    meaning = "A server fails its smoke test, accept or bench, or does not answer."
 
 
 class StoreError(SparkforgeError):
@@ -90,85 +90,34 @@ class CommandError(SparkforgeError):
     meaning = "A program that sparkforge runs failed unexpectedly."
 
 
-class MachineError(SparkforgeError):
-    exit_code = 13
-    meaning = "The machine lacks a program that sparkforge needs (Python, git)."
+class RebaseStopped(SeriesError):
+    """A rebase waits for a conflict to be resolved."""
 
 
-class StaleError(SparkforgeError):
-    exit_code = 14
-    meaning = "A generated file of the checkout is out of date."
+class SignError(CheckError):
+    """cosign is missing, or fails to sign or to verify."""
 
 
-class QualityError(SparkforgeError):
-    exit_code = 15
-    meaning = "A measurement is beyond its limit."
-
-
-class AblationError(SparkforgeError):
-    exit_code = 16
-    meaning = "A test passes without its patch, or no patch makes a difference."
-
-
-class ProofError(SparkforgeError):
-    exit_code = 17
-    meaning = "The machine code differs from what a proof requires."
-
-
-class DoctorError(SparkforgeError):
-    exit_code = 18
-    meaning = "This machine cannot build or serve the target; see the findings."
-
-
-class RebaseStopped(SparkforgeError):
-    exit_code = 19
-    meaning = (
-        "A patch does not apply to the new release, or a move to it fails; resolve it by hand."
-    )
-
-
-class VerifyError(SparkforgeError):
-    exit_code = 20
-    meaning = (
-        "Two builds differ, an image was not built from this checkout, a signature is missing or"
-        " wrong, or a build is not ready for a release."
-    )
-
-
-class WatchNews(SparkforgeError):
-    exit_code = 22
-    meaning = "watch: an upstream has a newer release, and every series applies to it."
-
-
-class WatchConflict(SparkforgeError):
-    exit_code = 24
-    meaning = "watch: an upstream has a newer release, and a patch needs work."
-
-
-class CompileError(SparkforgeError):
-    exit_code = 23
-    meaning = "A wheel cannot be compiled, or its compile failed."
-
-
-class PortError(SparkforgeError):
-    exit_code = 25
-    meaning = "The server's port is in use."
-
-
-class AcceptError(SparkforgeError):
-    exit_code = 26
-    meaning = "A running server fails a check of accept, or does not answer."
-
-
-class BenchError(SparkforgeError):
-    exit_code = 27
-    meaning = "bench: no server answers as expected, or a result cannot be read or compared."
-
-
-class RegressionError(SparkforgeError):
-    exit_code = 28
-    meaning = "bench compare: the second result is slower than the first."
-
+# former names of the merged classes
+StaleError = PinsError
+RegistryError = FetchError
+WatchConflict = SeriesError
+WheelError = BuildError
+ImageError = BuildError
+CompileError = BuildError
+EngineError = MachineError
+PortError = MachineError
+AblationError = CheckError
+DoctorError = CheckError
+ProofError = CheckError
+QualityError = CheckError
+RegressionError = CheckError
+ReleaseError = CheckError
+VerifyError = CheckError
+WatchNews = CheckError
+AcceptError = ServerError
+BenchError = ServerError
+SmokeError = ServerError
 
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""

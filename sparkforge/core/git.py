@@ -18,7 +18,7 @@ from pathlib import Path
 from sparkforge.core.disk import disk_errors, sync
 from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.core.gitsafe import clean_env, explained, isolated
-from sparkforge.core.run import call, piped
+from sparkforge.core.run import call
 
 ABSENT = "0" * 40
 """A diff's blob of a missing file."""
@@ -189,11 +189,8 @@ def import_tree(
     The commit depends on the arguments alone: the same on every machine, at any time.
     """
     stamp = f"{author} {epoch} +0000"
-    words = ("git", "-C", repo, "fast-import", "--quiet", "--done")
-    with explained(repo), piped(*words, env=clean_env()) as child:
-        assert child.stdin is not None
-        out = child.stdin
-        text = message.encode()
+    text = message.encode()
+    with explained(repo), tempfile.TemporaryFile(dir=repo.parent) as out:
         out.write(
             f"commit {ref}\nauthor {stamp}\ncommitter {stamp}\ndata {len(text)}\n".encode()
             + text
@@ -205,8 +202,9 @@ def import_tree(
             out.write(head.encode(errors="surrogateescape"))  # names need not be UTF-8
             out.write(file.data + b"\n")
         out.write(b"done\n")
-        out.close()
-        child.stdin = None  # communicate() must not write to the closed pipe
+        out.flush()
+        out.seek(0)
+        call("git", "-C", repo, "fast-import", "--quiet", "--done", stdin=out, env=clean_env())
     commit = ref_commit(repo, ref)
     assert commit is not None
     return commit

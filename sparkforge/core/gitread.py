@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from sparkforge.core import gitsafe
 from sparkforge.core.errors import CommandError
 from sparkforge.core.log import log
-from sparkforge.core.programs import resolve
+from sparkforge.core.run import resolve
 
 if TYPE_CHECKING:
     from git import Git

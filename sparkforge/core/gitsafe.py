@@ -16,8 +16,7 @@ from pathlib import Path
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CommandError, StoreError
-from sparkforge.core.programs import failure
-from sparkforge.core.run import call
+from sparkforge.core.run import call, failure
 
 COMMITTER = "sparkforge"
 COMMITTER_EMAIL = "sparkforge@localhost"

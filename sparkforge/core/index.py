@@ -11,14 +11,14 @@ import ast
 import logging
 import os
 import sys
+import threading
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from sparkforge.core.errors import CommandError, FetchError
 from sparkforge.core.log import log
@@ -27,6 +27,8 @@ from sparkforge.core.run import call
 if TYPE_CHECKING:
     from unearth import PackageFinder
     from unearth.link import Link
+
+_CHECK = "check network, proxy and pip's configuration (pip config list)"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,18 @@ class PipSettings:
     no_index: bool
     cert: str | None
     proxy: str | None
+
+    @property
+    def indexes(self) -> list[str]:
+        """All index URLs; FetchError for one that is no URL (its text may have a password)."""
+        found = [url for url in (self.index_url, *self.extra_index_urls) if url]
+        for at, url in enumerate(found, 1):
+            try:
+                _ = urlsplit(url).port
+            except ValueError:
+                msg = f"index URL {at} of pip's configuration has an invalid host or port"
+                raise FetchError(msg, "fix it; encode special characters of a password") from None
+        return found
 
 
 @cache
@@ -92,62 +106,73 @@ class Index:
         from unearth import PackageFinder
 
         settings = pip_settings()
-        if settings.cert and "SSL_CERT_FILE" not in os.environ:
-            os.environ["SSL_CERT_FILE"] = settings.cert
-        if settings.cert and "REQUESTS_CA_BUNDLE" not in os.environ:
-            os.environ["REQUESTS_CA_BUNDLE"] = settings.cert  # the download itself
-        for name in ("http_proxy", "https_proxy") if settings.proxy else ():
-            if name not in os.environ and name.upper() not in os.environ:
-                os.environ[name] = str(settings.proxy)
-        indexes = [url for url in (settings.index_url, *settings.extra_index_urls) if url]
+        wanted = {"SSL_CERT_FILE": settings.cert, "REQUESTS_CA_BUNDLE": settings.cert}
+        wanted |= {"http_proxy": settings.proxy, "https_proxy": settings.proxy}
+        for name, value in wanted.items():
+            if value and name not in os.environ and name.upper() not in os.environ:
+                os.environ[name] = value  # for the downloads, too
         finder = PackageFinder(
-            index_urls=[] if settings.no_index else indexes,
+            index_urls=[] if settings.no_index else settings.indexes,
             find_links=settings.find_links,
             trusted_hosts=settings.trusted_hosts,
             ignore_compatibility=True,  # an amd64 machine needs arm64 wheels, too
         )
         if settings.index_url is None and not settings.no_index:
             finder.add_index_url(_default_index())
+        auth: Any = finder.session.auth  # type: ignore[attr-defined]
+        auth.prompting = False  # 401 is an answer, not a question to the terminal
         return finder
 
-    def links(self, project: str) -> list[Link]:
+    def links(self, project: str, *, all_answer: bool = False) -> list[Link]:
         """Return all files of a project that the index lists.
 
+        Args:
+            all_answer: refuse an index that gives no answer, even if another one has files. 404 is
+                an answer: that index does not have the project.
+
         Raises:
-            FetchError: the index cannot be read.
+            FetchError: no index can be read; the message has the answer of each.
         """
-        try:
-            packages = self._finder.find_all_packages(project, allow_yanked=True)
-            return [package.link for package in packages]
-        except Exception as error:  # httpx's, unearth's and parser errors share no base class
-            msg = f"{project}: cannot read the package index: {type(error).__name__}: {error}"
-            remedy = "check network, proxy and pip's configuration (pip config list)"
-            raise FetchError(msg, remedy) from error
+        finder = self._finder
+        with _Warnings() as warnings:
+            try:
+                found = finder.find_all_packages(project, allow_yanked=True)
+            except Exception as error:  # httpx's, unearth's and parser errors share no base class
+                msg = f"{project}: cannot read the package index: {type(error).__name__}: {error}"
+                raise FetchError(msg, _CHECK) from error
+        refused = [text for text in warnings.texts if "Client Error(404)" not in text]
+        links = [package.link for package in found]
+        if refused and (all_answer or not links):
+            msg = f"{project}: cannot read the package index: {'; '.join(refused)}"
+            raise FetchError(msg, _CHECK)
+        return links
 
     def all_links(self, project: str) -> list[Link]:
-        """Like ``links``, but an index without an answer is an error, not an empty list.
-
-        If one of several indexes is down, the others may still have a file, but the newest version
-        is unknown. 404 is an answer: that index does not have the project.
-        """
-        with _unearth_warnings() as warnings:
-            found = self.links(project)
-        if refused := [text for text in warnings if "Client Error(404)" not in text]:
-            msg = f"{project}: cannot read the package index: {'; '.join(refused)}"
-            raise FetchError(msg, "retry later, or check pip's configuration (pip config list)")
-        return found
+        """Like ``links``, where every index has to answer: the newest version is in any."""
+        return self.links(project, all_answer=True)
 
     def url_of(self, project: str, file: str) -> str:
         """Return the address of a file by its name; FetchError if no index lists it."""
         for link in self.links(project):
             if link.filename == file:
-                return str(link.normalized)
+                return address_of(link)
         msg = f"{file}: the package index of pip's configuration has no such file"
         remedy = (
             "configure pip with an index or mirror that has it (pip config set"
             " global.extra-index-url …, or PIP_FIND_LINKS=a folder with the file)"
         )
         raise FetchError(msg, remedy)
+
+
+def address_of(link: Link) -> str:
+    """Return a file's address, with the user and password of an index URL of the same host."""
+    url = str(link.normalized)
+    parts = urlsplit(url)
+    for known in map(urlsplit, pip_settings().indexes):
+        user, at, host = known.netloc.rpartition("@")
+        if at and (known.scheme, host) == (parts.scheme, parts.netloc):
+            return urlunsplit(parts._replace(netloc=f"{user}@{host}"))
+    return url
 
 
 def sha256_of(link: Link) -> str | None:
@@ -157,21 +182,25 @@ def sha256_of(link: Link) -> str | None:
     return link.hash if link.hash_name == "sha256" else None
 
 
-@contextmanager
-def _unearth_warnings() -> Iterator[list[str]]:
-    """Collect unearth's warnings, for example about unusable answers."""
-    heard: list[str] = []
+class _Warnings(logging.Handler):
+    """Collects unearth's warnings of this thread, for example about unusable answers."""
 
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            heard.append(record.getMessage())
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        self._thread = threading.get_ident()
+        self._logger = logging.getLogger("unearth.collector")
 
-    logger, ear = logging.getLogger("unearth.collector"), Ear(logging.WARNING)
-    logger.addHandler(ear)
-    try:
-        yield heard
-    finally:
-        logger.removeHandler(ear)
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self.texts.append(record.getMessage())
+
+    def __enter__(self) -> _Warnings:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
 
 
 @cache

@@ -1,27 +1,31 @@
 """The only module that prints.
 
 One ``log`` object for the whole program: stages with timings, progress of long work, notes
-and warnings. Text goes to stderr with ``--json``, else to stdout. Colour and redrawn progress
-lines are for terminals only; CI systems get foldable groups instead.
+and warnings. Text goes to stderr with ``--json``, else to stdout. Colour and the progress bar, by
+rich on stderr, are for terminals only; CI systems get foldable groups instead.
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 
-_PROGRESS_EVERY_S = 0.1
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 _PROGRESS_EVERY_S_PLAIN = 15.0  # without a terminal each report is a new line
 _WIDTH = 78
 # until ``configure`` sets the exact pattern: it hides too much rather than too little
@@ -40,7 +44,8 @@ class Log:
         self._in_url = _IN_URL
         self._started = time.monotonic()
         self._progress_at = 0.0
-        self._progress_open = False
+        self._bar: Progress | None = None
+        self._bar_lock = threading.RLock()
         self._group_open = False
 
     def configure(
@@ -65,10 +70,6 @@ class Log:
     def stream(self) -> IO[str]:
         return sys.stderr if self._to_stderr else sys.stdout
 
-    @property
-    def tty(self) -> bool:
-        return _is_terminal(self.stream)
-
     def _paint(self, code: str, text: str, stream: IO[str] | None = None) -> str:
         # https://no-color.org: any non-empty value switches colour off
         if not _is_terminal(stream or self.stream) or os.environ.get("NO_COLOR"):
@@ -80,9 +81,8 @@ class Log:
         return self._paint(code, text)
 
     def _line(self, text: str = "") -> None:
-        clear = "\r\033[K" if self._progress_open else ""
-        self._progress_open = False
-        _write(self.stream, f"{clear}{_tame(self._masked(text))}\n")
+        self.end_progress()
+        _write(self.stream, f"{_tame(self._masked(text))}\n")
 
     # -- messages -----------------------------------------------------------
 
@@ -103,8 +103,7 @@ class Log:
 
     def error(self, text: str, hint: str = "") -> None:
         # errors always go to stderr
-        if self._progress_open:
-            self._line()
+        self.end_progress()
         self.end_group()
         head = self._paint("31;1", "error: ", sys.stderr)
         parts = (plain.escaped(self._masked(part), keep="\n\t") for part in (text, hint) if part)
@@ -117,6 +116,7 @@ class Log:
 
     def traceback(self) -> None:
         """Print the current exception with its traceback to stderr."""
+        self.end_progress()
         _write(sys.stderr, self._masked(traceback.format_exc()))
 
     def heading(self, text: str) -> None:
@@ -138,6 +138,7 @@ class Log:
 
     def json(self, value: Any) -> None:
         """Write one JSON document to stdout."""
+        self.end_progress()
         self.answered = True
         _write(sys.stdout, json.dumps(_clean(value, self._masked), indent=2, sort_keys=True) + "\n")
 
@@ -151,11 +152,9 @@ class Log:
 
     def raw_progress(self, text: str) -> None:
         """Print a line that the child overwrites; without a terminal only now and then."""
-        if self._too_early():
-            return
-        if self.tty:
-            self._redraw(self._paint("2", "  | ") + text)
-        else:
+        if _is_terminal(sys.stderr):
+            self._show(text, 0, None, "")
+        elif not self._too_early():
             self.raw(text)
 
     # -- steps and progress -------------------------------------------------
@@ -194,16 +193,34 @@ class Log:
             unit: "B" prints binary sizes, "s" seconds, else a count.
             note: at the end of the line.
         """
-        finished = total is not None and done >= total
-        if self._too_early() and not (finished and self._progress_open):
-            return
         amount = _amount(done, unit) + (f" of {_amount(total, unit)}" if total else "")
-        share = f" {100 * done / total:3.0f}%" if total else ""
-        line = f"  {what}: {amount}{share}{f'  {note}' if note else ''}"
-        if self.tty:
-            self._redraw(line)
-        else:
-            self._line(line)
+        if _is_terminal(sys.stderr):
+            self._show(what, done, total, f"{amount}  {note}".rstrip())
+        elif not self._too_early():
+            share = f" {100 * done / total:3.0f}%" if total else ""
+            self._line(f"  {what}: {amount}{share}{f'  {note}' if note else ''}")
+
+    def _show(self, what: str, done: float, total: float | None, amount: str) -> None:
+        """Draw the progress bar; another line removes it."""
+        what, amount = _tame(self._masked(what)), _tame(self._masked(amount))
+        with self._bar_lock:
+            if self._bar is None:
+                self._bar = _new_bar()
+                self._bar.add_task(what, total=total, amount=amount)
+                self._bar.start()
+            (task,) = self._bar.task_ids
+            if self._bar.tasks[0].description.partition(" (")[0] != what.partition(" (")[0]:
+                self._bar.reset(task)  # other work: its own remaining time
+            self._bar.update(task, total=total, completed=done, description=what, amount=amount)
+            if total is not None and done >= total:
+                self.end_progress()
+
+    def end_progress(self) -> None:
+        """Remove the progress bar."""
+        with self._bar_lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
 
     def _masked(self, text: str) -> str:
         """Return a text without users and passwords of addresses and PINs of PKCS#11 keys."""
@@ -211,15 +228,26 @@ class Log:
 
     def _too_early(self) -> bool:
         now = time.monotonic()
-        wait = _PROGRESS_EVERY_S if self.tty else _PROGRESS_EVERY_S_PLAIN
-        if now - self._progress_at < wait:
+        if now - self._progress_at < _PROGRESS_EVERY_S_PLAIN:
             return True
         self._progress_at = now
         return False
 
-    def _redraw(self, text: str) -> None:
-        _write(self.stream, f"\r\033[K{_tame(self._masked(text))}")
-        self._progress_open = True
+
+def _new_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("  {task.description}", markup=False),
+        BarColumn(20),
+        TextColumn("{task.fields[amount]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
 
 def _is_terminal(stream: IO[str]) -> bool:
@@ -293,3 +321,4 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 log = Log()
+atexit.register(log.end_progress)  # it hides the cursor

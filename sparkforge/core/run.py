@@ -7,9 +7,9 @@ server or compiler stays.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -18,23 +18,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sparkforge.core.errors import CommandError
+from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
 from sparkforge.core.log import log
-from sparkforge.core.programs import failure, merged, resolve, unusable
 
-_SILENCE_S = 60.0  # without output, before the program may seem to hang
+_TAIL_LINES = 40
+_INSTALL_HINTS = {
+    "git": "install git 2.34 or newer with the system's package manager",
+    "docker": "install Docker Engine, or build without one: --engine none",
+    "nvcc": "install NVIDIA's CUDA 13.0 toolkit (nvcc, crt, cudart headers), its bin on the PATH",
+}
 
 
 def call(
     *args: str | os.PathLike[str],
     cwd: Path | None = None,
     env: Mapping[str, str | None] | None = None,
-    stdin: bytes | None = None,
+    stdin: bytes | IO[bytes] | None = None,
     stream: bool | Callable[[str], None] = False,
     check: bool = True,
     timeout: float | None = None,
@@ -43,28 +47,28 @@ def call(
     """Run a program to its end and return its output.
 
     Args:
-        args: program and arguments; echoed with ``--verbose``.
+        args: program and arguments; printed with ``--verbose``.
         env: variables added to the present environment; None as a value removes one.
-        stdin: bytes for its standard input; empty by default.
+        stdin: bytes or a file for its standard input; empty by default.
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
         timeout: seconds; None: no limit.
-        guarded: end it also after a kill -9 of this process, for programs that run for seconds. A
-            program with a time limit is always guarded: nothing else would end it then.
+        guarded: end it also after a kill -9 of this process, for programs that run for seconds.
 
     Raises:
         MachineError: the program is missing.
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
     command = resolve(args)
+    data, source = (stdin, subprocess.PIPE) if isinstance(stdin, bytes) else (None, stdin)
     with _child(
         command,
         cwd=cwd,
         env=env,
-        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if source is None else source,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if stream else subprocess.PIPE,
-        guarded=guarded or timeout is not None,
+        guarded=guarded,
     ) as child:
         if stream:
             assert child.stdout is not None
@@ -72,7 +76,7 @@ def call(
             child.wait()
         else:
             try:
-                out, err = child.communicate(stdin, timeout=timeout)
+                out, err = child.communicate(data, timeout=timeout)
             except subprocess.TimeoutExpired:
                 msg = f"{shlex.join(command)} did not finish within {timeout:.0f} s"
                 raise CommandError(msg) from None
@@ -86,36 +90,25 @@ def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
     """Show a child's output as it arrives; return its final text, without progress lines."""
     kept = []
     rest = b""
-    while piece := _next(stream):
+    while piece := os.read(stream.fileno(), 1 << 16):
         *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
         for line in lines:
             text = line.decode(errors="replace").rstrip()
             # progress lines of git and others end with \r, and the next one overwrites them
             if line.endswith(b"\r"):
-                if text:
-                    log.raw_progress(text)
-            else:
-                if text:  # empty lines have no use between our marks
-                    show(text)
-                kept.append(line)
+                log.raw_progress(text)
+                continue
+            if text:
+                show(text)
+            kept.append(line)
     if rest:
         show(rest.decode(errors="replace").rstrip())
     return b"".join([*kept, rest])
 
 
-def _next(stream: IO[bytes]) -> bytes:
-    """Wait for more output of a child; without any, log that it is still running."""
-    start = time.monotonic()
-    while not select.select([stream], [], [], _SILENCE_S)[0]:
-        log.raw_progress(
-            f"… still running, no output for {(time.monotonic() - start) / 60:.0f} min"
-        )
-    return os.read(stream.fileno(), 1 << 16)
-
-
 @dataclass(frozen=True)
 class Glimpse:
-    """Output of a program that may be broken, within limits."""
+    """Output of a program that may be missing or hang."""
 
     code: int | None
     """Exit code; None: it is missing, could not start, or did not end in time."""
@@ -127,83 +120,41 @@ class Glimpse:
 
 
 def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
-    """Run a program that may hang, flood or be missing, with strict limits of time and output.
-
-    A process that waits for a dead device ignores even SIGKILL. It is left running, while ``call``
-    would wait for it.
+    """Run a program that may be missing, hang or flood; its failures are values.
 
     Args:
         limit: bytes of each stream; a program that writes more is ended.
     """
-    program = shutil.which(args[0])
-    if program is None:
+    if not have(args[0]):
         return Glimpse(None, problem=f"{args[0]} is not on the PATH")
-    log.detail("+ " + shlex.join(args))
-    try:
-        child = subprocess.Popen(
-            [program, *args[1:]],
-            env=merged({"LC_ALL": "C"}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:  # not a program
-        return Glimpse(None, problem=f"{args[0]} cannot be started: {error.strerror}")
-    kept = [bytearray(), bytearray()]
+    kept, problem, pipe = (bytearray(), bytearray()), "", subprocess.PIPE
 
     def read(stream: IO[bytes], sink: bytearray) -> None:
         with stream:
             sink += stream.read(limit)  # more output meets a closed pipe
 
-    assert child.stdout is not None and child.stderr is not None
-    pairs = zip((child.stdout, child.stderr), kept, strict=True)
-    threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    problem = ""
     try:
-        child.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        problem = f"{args[0]} did not finish within {timeout_s:.0f} s"
-    try:
-        os.killpg(child.pid, signal.SIGKILL)  # with its children
-        child.wait(1)
-    except ProcessLookupError:
-        pass
-    except subprocess.TimeoutExpired:
-        problem += ", and cannot be killed"
+        with _child(
+            resolve(args), cwd=None, env={"LC_ALL": "C"}, stdout=pipe, stderr=pipe, grace_s=0
+        ) as child:
+            streams, child.stdout, child.stderr = (child.stdout, child.stderr), None, None
+            pairs = zip(streams, kept, strict=True)
+            threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
+            for thread in threads:
+                thread.start()
+            try:
+                child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                problem = f"{args[0]} did not finish within {timeout_s:.0f} s"
+            stop(child, grace_s=0)
+    except MachineError as error:
+        return Glimpse(None, problem=error.what)
     for thread in threads:
         thread.join(1)
     if max(map(len, kept)) >= limit:
         problem = f"{args[0]} writes endless output"
     out, err = (bytes(data).decode(errors="replace") for data in kept)
     return Glimpse(None if problem else child.returncode, out, err, problem)
-
-
-@contextmanager
-def piped(
-    *args: str | os.PathLike[str],
-    cwd: Path | None = None,
-    env: Mapping[str, str | None] | None = None,
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program, with a pipe to its standard input.
-
-    Raises:
-        MachineError, CommandError: as ``call``; CommandError at the end of the block.
-    """
-    command = resolve(args)
-    pipe = subprocess.PIPE
-    with _child(command, cwd=cwd, env=env, stdin=pipe, stdout=pipe) as child:
-        try:
-            yield child
-        except BrokenPipeError:
-            # the child has ended early; its output below has the reason
-            if child.stdin is not None and child.stdin.closed:
-                child.stdin = None  # communicate() would flush it
-        out, _ = child.communicate()
-    if child.returncode:
-        raise failure(subprocess.CompletedProcess(command, child.returncode, out, b""))
 
 
 @contextmanager
@@ -228,10 +179,16 @@ def background(
 
 
 def replace_process(*args: str | os.PathLike[str]) -> None:
-    """Replace this process with another program, so that signals reach ``serve``'s server."""
+    """Replace this process with another program."""
     command = resolve(args)
     log.detail("+ exec " + shlex.join(command))
+    log.end_progress()
     os.execv(command[0], command)
+
+
+_living: set[subprocess.Popen[bytes]] = set()
+_starting = threading.Lock()
+"""Held while a child starts, and from the end of the program on: none starts unseen."""
 
 
 @contextmanager
@@ -240,7 +197,7 @@ def _child(
     *,
     cwd: Path | None,
     env: Mapping[str, str | None] | None,
-    stdin: int = subprocess.DEVNULL,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
     stdout: int | IO[bytes],
     stderr: int = subprocess.STDOUT,
     grace_s: float = 5.0,
@@ -248,24 +205,23 @@ def _child(
 ) -> Iterator[subprocess.Popen[bytes]]:
     to = "" if isinstance(stdout, int) else f"  > {stdout.name}"
     log.detail(f"+ {shlex.join(command)}{to}")
-    full_env = merged(env)
-    # its own group, so that its children can be ended with it
+    variables = {**os.environ, **(env or {})}
     try:
         with _starting:
             child = subprocess.Popen(
                 command,
                 cwd=cwd,
-                env=full_env,
+                env={name: value for name, value in variables.items() if value is not None},
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                start_new_session=True,
+                start_new_session=True,  # its own group, so that its children can be ended with it
             )
             _living.add(child)
     except OSError as error:
         if error.filename != command[0]:  # its folder is missing, or no pipe can be opened
             raise
-        raise unusable(command[0], f"cannot be started: {error.strerror}") from error
+        raise _unusable(command[0], f"cannot be started: {error.strerror}") from error
     guardian = _guard(child.pid) if guarded else None
     try:
         yield child
@@ -276,15 +232,8 @@ def _child(
             guardian.communicate(b"x")  # ignores a guardian that has ended
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):  # unsent input of a child that has ended
                     pipe.close()
-                except BrokenPipeError:
-                    pass  # unsent input of a child that has ended
-
-
-_living: set[subprocess.Popen[bytes]] = set()
-_starting = threading.Lock()
-"""Held while a child starts, and from the end of the program on: none starts unseen."""
 
 
 @atexit.register
@@ -307,11 +256,10 @@ def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
                     log.warning(f"process {child.pid} did not stop within {grace_s:.0f} s: killed")
     finally:  # also when a second Ctrl-C ends the wait
         # the rest of the group: its id stays valid while any member lives
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        child.wait()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(5)  # one that waits for a dead device ignores even SIGKILL
 
 
 # Waits for the end of its input. A byte before that: all children have been ended. None: sparkforge
@@ -358,3 +306,40 @@ def group_alive(pid: int, wait_s: float = 60.0) -> bool:
         if time.monotonic() > deadline:
             return True
         time.sleep(0.1)
+
+
+def have(program: str) -> bool:
+    """Return whether a program is on the PATH."""
+    return shutil.which(program) is not None
+
+
+def resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return a command line with the full path of its program; MachineError if it is missing."""
+    command = [os.fspath(arg) for arg in args]
+    program = shutil.which(command[0])
+    if program is None:
+        raise _unusable(command[0], "not installed on this machine")
+    return [program, *command[1:]]
+
+
+def _unusable(program: str, why: str) -> MachineError:
+    name = Path(program).name
+    hint = _INSTALL_HINTS.get(name, f"install {name} and put it on the PATH")
+    return MachineError(f"{name}: {why}", hint)
+
+
+def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
+    """Return a failed command and the end of its output."""
+    lines = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
+    tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+    return f"{shlex.join(result.args)} failed with exit code {result.returncode}\n{tail}"
+
+
+def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
+    """Return the error of a failed command."""
+    text = failure_text(result)
+    # git's fast-import reports it differently
+    if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
+        remedy = "free space, or put the store on a larger disk with --store DIR"
+        return StoreError(f"the disk is full:\n{text}", remedy)
+    return CommandError(text)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.pins.architectures import loads
+from sparkforge.pins.contracts import loads
 from sparkforge.pins.yamlfile import Document, Where, dotted
 
 if TYPE_CHECKING:
     from sparkforge.pins.compiling import Plugin
     from sparkforge.pins.pathmap import PathRule
-    from sparkforge.pins.pins import Pins, Target, Upstream
+    from sparkforge.pins.pins import Pins, ReleaseFile, Target, Upstream
 
 Problem = tuple[Where, str, str]
 """Place, problem and hint."""
@@ -59,8 +60,23 @@ def _upstream(here: Where, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
     elif upstream.source_file is not None and upstream.source_file not in lender.files:
         what = f"{upstream.source_file!r} is not among files"
         yield (*here, "source_file"), what, _one_of(lender.files)
+    for key, file in upstream.files.items():
+        yield from _file((*here, "files", key), file, upstream, pins)
     for i, rule in enumerate(upstream.paths):
         yield from _path((*here, "paths", i), rule, upstream.paths[:i])
+
+
+def _file(here: Where, file: ReleaseFile, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
+    release = upstream.version if file.natives is None else file.natives.release
+    stem = file.file.removesuffix(".tar.gz")
+    project, _, rest = stem.partition("-") if file.is_wheel else stem.rpartition("-")
+    same = re.sub(r"[-_.]+", "-", project).lower() == file.project
+    if not same or rest.partition("-")[0].partition("+")[0] != release:
+        what = f"{file.file!r} is not a file of {file.project} {release}"
+        yield (*here, "file"), what, "give the file of the pinned release"
+    others = (one for other in pins.upstreams.values() for one in other.files.values())
+    if any(one.sha256 == file.sha256 and one.file != file.file for one in others):
+        yield (*here, "sha256"), "another file has this sha256", "give each file its own"
 
 
 def _plugin(here: Where, plugin: Plugin, root: Path) -> Iterator[Problem]:
@@ -117,6 +133,10 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
             yield from _locked((*here, "requirements", platform), lock, root)
     for built_for, lock in target.builder.items():
         yield from _locked((*here, "builder", built_for), lock, root)
+    for i, word in enumerate(target.serve):
+        if word.partition("=")[0] in ("--api-key", "--hf-token", "--host"):
+            what = f"{word.partition('=')[0]} does not belong in a committed file"
+            yield (*here, "serve", i), what, "remove it (docs/serving.md)"
     for name in target.wheels:
         yield from _wheel((*here, "wheels", name), name, target, pins)
 
@@ -154,3 +174,6 @@ def _wheel(here: Where, name: str, target: Target, pins: Pins) -> Iterator[Probl
         elif file not in known:
             what = f"{file!r} is not among the upstream's files"
             yield (*here, "files", platform), what, _one_of(known)
+        elif not known[file].fits(platform):
+            what = f"{known[file].file!r} is no wheel for {platform}"
+            yield (*here, "files", platform), what, "give a wheel of that platform"

@@ -16,6 +16,7 @@ from sparkforge.pins.contracts import Contract, MachineCode
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.profiles import Choice, Profile
 from sparkforge.pins.types import (
+    MACHINES,
     REMEDIES,
     UNKNOWN,
     AbsolutePath,
@@ -50,8 +51,6 @@ _T = TypeVar("_T")
 Provider = Literal["git", "release"]
 """Kind of source: the upstream's commit, or the release file in its place."""
 
-_MOST_PROBLEMS = 50
-
 
 class Natives(Model):
     """An older release, of which a wheel's native files are."""
@@ -70,13 +69,17 @@ class ReleaseFile(Model):
     size: Count
     """Bytes; a dry run adds them up."""
     natives: Natives | None = None
-    """The wheel is of an older release: it gives native files, the pinned source all others."""
+    """The wheel is of an older release and gives native files only."""
 
-    @model_validator(mode="after")
-    def _of_its_release(self) -> ReleaseFile:
-        if self.natives is not None and f"-{self.natives.release}-" not in self.file:
-            raise ValueError(f"is not of the release {self.natives.release}, as natives says")
-        return self
+    @property
+    def is_wheel(self) -> bool:
+        """Whether it is a wheel, and not an sdist."""
+        return self.file.endswith(".whl")
+
+    def fits(self, platform: Platform) -> bool:
+        """Return whether it is a wheel that a platform installs, by its name."""
+        machines = (one for one, other in MACHINES.items() if other == platform)
+        return self.file.endswith(("-any.whl", *(f"_{machine}.whl" for machine in machines)))
 
 
 class External(Model):
@@ -106,8 +109,7 @@ class Upstream(Model):
     version: str
     files: Mapping[Name, ReleaseFile]
     source_file: Name | None = None
-    """The one of ``files`` that replaces the git commit (provider ``release``). Of a wheel: its
-    Python files, each at its path in the repository by ``paths``."""
+    """The one of ``files`` that replaces the git commit; of a wheel its Python files."""
     source_in: Name | None = None
     """Another upstream, the owner of ``source_file``: its wheels carry this one."""
     subdirectory: Place = ""
@@ -123,7 +125,7 @@ class Upstream(Model):
     def from_wheel(self) -> bool:
         """Whether the file that replaces the commit is a wheel."""
         file = self.files.get(self.source_file or "")
-        return file is not None and file.file.endswith(".whl")
+        return file is not None and file.is_wheel
 
     @property
     def commit_or_unknown(self) -> str:
@@ -231,8 +233,7 @@ class Target(Model):
     needs: tuple[Need, ...] = ()
     """Requirements that the end of the image's build checks: ``serving/needs.py``."""
     absent: tuple[FileName, ...] = ()
-    """Programs that the image must not have. With any, the build removes NVIDIA's packages from the
-    base, and packages that only these need."""
+    """Programs that the image must not have; with any, the build removes NVIDIA's packages."""
     builder: Mapping[Platform, FilePath] = Field(default_factory=dict)
     """Per platform, a hash-locked requirements file of the builds of wheels."""
     profile: Name | None = None
@@ -342,10 +343,7 @@ def parse(path: Path, text: str) -> Pins:
         problems += checks.cross_check(pins, document, path.parent)
     if problems or isinstance(pins, ValidationError):
         found = sorted(set(problems))
-        shown = [f"{path.name}:{line}: {text}" for line, text in found[:_MOST_PROBLEMS]]
-        if len(found) > len(shown):
-            shown.append(f"{path.name}: and {len(found) - len(shown)} more problems")
-        raise PinsError("\n".join(shown))
+        raise PinsError("\n".join(f"{path.name}:{line}: {text}" for line, text in found))
     return _lend(pins)
 
 

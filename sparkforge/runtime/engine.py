@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.core.errors import CommandError, EngineError, ImageError, UsageError
-from sparkforge.core.programs import have
-from sparkforge.core.run import call
+from sparkforge.core.run import call, have
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sparkforge.core import generated, git, pages
+from sparkforge.core import git, pages
 from sparkforge.pins.pins import Upstream
 from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import Series
@@ -47,7 +47,7 @@ def page(all_series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str
     """Return docs/patches.md: a table for each upstream, the patches in the order of the series."""
     return pages.render(
         Path(__file__).with_name("patches.md.j2"),
-        command=generated.COMMAND,
+        command=pages.COMMAND,
         total=sum(len(series.patches) for series in all_series),
         all_series=all_series,
         upstreams=upstreams,

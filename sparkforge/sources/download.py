@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,12 @@ _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
 _LONGEST_WAIT_S = 60.0  # also for Retry-After
+_NETWORK = "check the network, proxy and certificates"
+_ORIGIN = (
+    "the index or a proxy served another file than the pinned one: check its origin; if the"
+    " recorded size is wrong, fix it"
+)
+_Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ def fetch(
     locate: Callable[[], str],
     size: int | None = None,
     offline: bool = False,
-    progress: Callable[[int, int | None], None] | None = None,
+    progress: _Progress | None = None,
 ) -> Path:
     """Return the verified file, downloaded if the store lacks it.
 
@@ -53,71 +59,38 @@ def fetch(
         name: of the file in the store.
         sha256: the pinned hash, 64 hex digits.
         locate: returns the URL (http, https or file); called only if needed.
-        size: the pinned number of bytes, or None; a larger download is refused.
+        size: the recorded number of bytes, or None; a larger download is refused.
         offline: use no network.
         progress: called with (bytes so far, total or None); None shows its own line.
 
     Raises:
         FetchError: offline and not in the store, or the network failed repeatedly; the
             partial file stays, and the next run continues it.
-        IntegrityError: the file has another hash or size than pinned.
+        IntegrityError: the file has another hash or size than recorded.
     """
-    final = store.download_path(sha256, name)
+    show = progress or (lambda done, total: log.progress(name, done, total))
     with store.lock(f"download-{sha256[:32]}"):
-        if store.verified(sha256, name):
-            return final
-        if offline:
-            msg = f"{name}: not in the store, and --offline is set"
-            raise FetchError(msg, "run once without --offline on a machine with network")
-        url = locate()
-        partial = store.partial_path(sha256)
-        if urlsplit(url).scheme == "file":
-            _copy(Path(unquote(urlsplit(url).path)), partial, name, size)
-            return _accept(store, partial, sha256, name, size)
-        wanted = _Wanted(url, partial, name, size)
-        show = progress or (lambda done, total: log.progress(name, done, total))
-        resumes = partial.exists()
-        try:
-            _download(wanted, show)
-            return _accept(store, partial, sha256, name, size)
-        except IntegrityError:
-            if not resumes:
-                raise
-            # the partial file may have been the wrong one: once more, from the start
-            log.warning(f"{name}: the partial download does not match: starting over")
-            _download(wanted, show)
-            return _accept(store, partial, sha256, name, size)
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """A download: its source, destination, name, and pinned size, if there is one."""
-
-    url: str
-    partial: Path
-    name: str
-    size: int | None
-
-
-def _accept(store: Store, partial: Path, sha256: str, name: str, size: int | None) -> Path:
-    length = partial.stat().st_size
-    final = store.accept_download(partial, sha256, name)
-    if size is not None and length != size:
-        msg = f"{name}: has {length} bytes, but {size} are pinned; the sha256 matches"
-        raise IntegrityError(msg, "fix its size in pins.yaml")
+        if not store.verified(sha256, name):
+            if offline:
+                msg = f"{name}: not in the store, and --offline is set"
+                raise FetchError(msg, "run once without --offline on a machine with network")
+            partial = store.partial_path(sha256)
+            resumes, url = partial.exists(), locate()
+            try:
+                _download(url, partial, name, size, show)
+                store.accept_download(partial, sha256, name)
+            except IntegrityError:
+                if not resumes:
+                    raise
+                # the partial file may have been the wrong one: once more, from the start
+                log.warning(f"{name}: the partial download does not match: starting over")
+                _download(url, partial, name, size, show)
+                store.accept_download(partial, sha256, name)
+    final = store.download_path(sha256, name)
+    if size is not None and (length := final.stat().st_size) != size:
+        msg = f"{name}: has {length} bytes, but {size} are recorded; the sha256 matches"
+        raise IntegrityError(msg, "fix its recorded size")
     return final
-
-
-def _refuse_longer(wanted: _Wanted, length: int) -> None:
-    """Refuse and remove a file that is longer than pinned."""
-    if wanted.size is not None and length > wanted.size:
-        wanted.partial.unlink(missing_ok=True)
-        msg = f"{wanted.name}: at least {length} bytes, but {wanted.size} are pinned"
-        remedy = (
-            "the index or a proxy served another file than the pinned one: check its origin; if"
-            " the size in pins.yaml is wrong, fix it"
-        )
-        raise IntegrityError(msg, remedy)
 
 
 def size_of(url: str, name: str) -> int:
@@ -129,41 +102,39 @@ def size_of(url: str, name: str) -> int:
     import requests
 
     if urlsplit(url).scheme == "file":
-        path = Path(unquote(urlsplit(url).path))
-        if not path.is_file():
-            raise FetchError(f"{name}: {path} does not exist", "check the index or mirror")
-        return path.stat().st_size
+        return _local(url, name).stat().st_size
     try:
         # not HEAD, which some mirrors refuse; the body is not read
-        with requests.get(
-            url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=_TIMEOUT_S
-        ) as reply:
+        headers = {"Accept-Encoding": "identity"}
+        with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
             reply.raise_for_status()
             return int(reply.headers["Content-Length"])
     except (requests.RequestException, KeyError, ValueError) as error:
         msg = f"{name}: cannot read its size: {type(error).__name__}: {error}"
-        raise FetchError(msg, "check the network, proxy and certificates") from error
+        raise FetchError(msg, _NETWORK) from error
 
 
-def _copy(source: Path, partial: Path, name: str, size: int | None) -> None:
-    if not source.is_file():
-        raise FetchError(f"{name}: {source} does not exist", "check the index or mirror")
-    _refuse_longer(_Wanted("", partial, name, size), source.stat().st_size)
-    with disk_errors(partial):
-        shutil.copyfile(source, partial)
+def _local(url: str, name: str) -> Path:
+    path = Path(unquote(urlsplit(url).path))
+    if not path.is_file():
+        raise FetchError(f"{name}: {path} does not exist", "check the index or mirror")
+    return path
 
 
-_Progress = Callable[[int, int | None], None]
-
-
-def _download(wanted: _Wanted, progress: _Progress) -> None:
+def _download(url: str, partial: Path, name: str, size: int | None, progress: _Progress) -> None:
+    """Complete a partial file; raises as ``fetch``."""
     import requests
 
-    partial, name = wanted.partial, wanted.name
+    if urlsplit(url).scheme == "file":
+        source = _local(url, name)
+        _refuse_longer(partial, name, size, source.stat().st_size)
+        with disk_errors(partial):
+            shutil.copyfile(source, partial)
+        return
     with requests.Session() as session:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                _stream(session, wanted, progress)
+                _stream(session, url, partial, name, size, progress)
                 return
             except requests.RequestException as error:
                 status = error.response.status_code if error.response is not None else None
@@ -172,13 +143,19 @@ def _download(wanted: _Wanted, progress: _Progress) -> None:
                 if attempt == _ATTEMPTS or final_no:
                     have = partial.stat().st_size if partial.exists() else 0
                     msg = f"{name}: download failed after {counted(attempt, 'attempt')}: {error}"
-                    remedy = "check the network, proxy and certificates, then run again"
-                    if have:
-                        remedy += f"; it continues after {human_bytes(have)}"
-                    raise FetchError(msg, remedy) from error
+                    hint = f"{_NETWORK}, then run again"
+                    hint += f"; it continues after {human_bytes(have)}" if have else ""
+                    raise FetchError(msg, hint) from error
                 wait = _wait_s(error.response, attempt)
                 log.warning(f"{name}: {error}; retrying in {wait:.0f} s")
                 time.sleep(wait)
+
+
+def _refuse_longer(partial: Path, name: str, size: int | None, length: int) -> None:
+    """Refuse and remove a file that is longer than recorded."""
+    if size is not None and length > size:
+        partial.unlink(missing_ok=True)
+        raise IntegrityError(f"{name}: at least {length} bytes, but {size} are recorded", _ORIGIN)
 
 
 def _wait_s(response: requests.Response | None, attempt: int) -> float:
@@ -196,49 +173,41 @@ def _wait_s(response: requests.Response | None, attempt: int) -> float:
         return backoff
 
 
-def _stream(session: requests.Session, wanted: _Wanted, progress: _Progress) -> None:
+def _stream(
+    session: requests.Session,
+    url: str,
+    partial: Path,
+    name: str,
+    size: int | None,
+    progress: _Progress,
+) -> None:
     """Request the missing bytes once, and append them."""
     import requests
+    from urllib3.exceptions import HTTPError
 
-    partial, name = wanted.partial, wanted.name
     have = partial.stat().st_size if partial.exists() else 0
     # no transfer compression: to resume, byte positions must be those of the file
-    headers = {"Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    with session.get(wanted.url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
         if have and reply.status_code == requests.codes.requested_range_not_satisfiable:
             return  # all bytes are here (or too many: the hash is checked later)
         reply.raise_for_status()
         resumed = reply.status_code == requests.codes.partial_content
-        if have and not resumed:
-            have = 0  # the server ignored the range: start over
+        done = have if resumed else 0  # else the server ignored the range: start over
         length = reply.headers.get("Content-Length")
-        total = have + int(length) if length else None
-        if have:
-            log.info(f"{name}: continuing at {human_bytes(have)}")
-        if total is not None:
-            _refuse_longer(wanted, total)  # before a byte of it is written
-        done = have
+        total = done + int(length) if length else None
+        if done:
+            log.info(f"{name}: continuing at {human_bytes(done)}")
+        _refuse_longer(partial, name, size, total or 0)  # before a byte of it is written
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
-            for chunk in _as_sent(reply):
-                done += len(chunk)
-                _refuse_longer(wanted, done)
-                file.write(chunk)
-                progress(done, total)
+            try:
+                # iter_content would unpack a gzip encoding, which servers declare for a .tar.gz
+                for chunk in reply.raw.stream(_CHUNK, decode_content=False):
+                    done += len(chunk)
+                    _refuse_longer(partial, name, size, done)
+                    file.write(chunk)
+                    progress(done, total)
+            except HTTPError as error:
+                raise requests.ConnectionError(error) from error
         if total is not None and done < total:
             raise requests.ConnectionError(f"connection closed after {done} of {total} bytes")
-
-
-def _as_sent(reply: requests.Response) -> Iterator[bytes]:
-    """Yield the body's bytes unchanged.
-
-    ``iter_content`` would unpack a gzip encoding, which some servers declare for a .tar.gz.
-    """
-    import requests
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield from reply.raw.stream(_CHUNK, decode_content=False)
-    except HTTPError as error:
-        raise requests.ConnectionError(error) from error

@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkforge.core.errors import FetchError, PinsError
 from sparkforge.core.hashing import sha256_file
-from sparkforge.core.index import Index, torch_link
+from sparkforge.core.index import Index, address_of, sha256_of, torch_link
 from sparkforge.core.parallel import in_parallel
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches, fetch
@@ -96,9 +96,22 @@ def read_lock(path: Path) -> list[Locked]:
             raise PinsError(msg, "update the lock with scripts/lock.sh")
         name = str(canonicalize_name(match["name"]))
         marker = (match["marker"] or "").strip() or None
+        if marker is not None and (wrong := _marker_problem(marker)):
+            msg = f"{path}:{first}: {marker!r} is not a marker: {wrong}"
+            raise PinsError(msg, "update the lock with scripts/lock.sh")
         result.append(Locked(name, match["version"], frozenset(hashes), marker))
         body = ""
     return result
+
+
+def _marker_problem(text: str) -> str:
+    from packaging.markers import InvalidMarker, Marker  # a target's lock has few or none
+
+    try:
+        Marker(text)
+    except InvalidMarker as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def markers(python: str, platform: str) -> dict[str, str]:
@@ -121,7 +134,7 @@ def markers(python: str, platform: str) -> dict[str, str]:
 
 def _applies(item: Locked, python: str, platform: str) -> bool:
     """Return whether a line applies to this Python and platform."""
-    from packaging.markers import Marker  # not needed by a build in which nothing changed
+    from packaging.markers import Marker
 
     return item.marker is None or Marker(item.marker).evaluate(markers(python, platform))
 
@@ -204,27 +217,29 @@ def fill(
             is both locked and suitable for the platform.
     """
     locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
-    rank = _ranked(wanted.python, wanted.platform)
-    files = {
-        item.name: file.size
-        for item in locked
-        if (file := recorded(item, wanted.python, wanted.platform, known or {}))
-    }
-    progress = sizes.Progress("third-party wheels", tuple(item.name for item in locked), files)
+    found = [recorded(item, wanted.python, wanted.platform, known or {}) for item in locked]
+    sized = [file.size for file in found if file is not None]
+    total = sum(sized) if len(sized) == len(locked) else None
+    progress = sizes.Progress("third-party wheels", len(locked), total)
 
     def fetched(item: Locked, stopping: Event) -> Path:
-        path = _fetch_one(
-            store,
-            item,
-            wanted,
-            rank,
-            index,
-            uv,
-            offline=offline,
-            stopping=stopping,
-            progress=progress,
-        )
-        progress.finished(item.name, path.stat().st_size)
+        def arrived(done: int, _: int | None) -> None:
+            if stopping.is_set():
+                raise _Stopped
+            progress.arrived(item.name, done)
+
+        path = _in_store(store, item, _ranked(wanted.python, wanted.platform))
+        if path is None:
+            if offline:
+                msg = f"{item.requirement}: no locked file of it is in the store"
+                remedy = "run once without --offline on a machine with network"
+                raise FetchError(f"{msg}, and --offline is set", remedy)
+            url, name, sha256 = _located(item, wanted, index, uv)
+            size = known[sha256].size if known and sha256 in known else None
+            path = fetch(
+                store, name=name, sha256=sha256, locate=lambda: url, size=size, progress=arrived
+            )
+        progress.arrived(item.name, path.stat().st_size, done=True)
         return path
 
     for path in in_parallel(fetched, locked, _PARALLEL):
@@ -260,52 +275,28 @@ class _Stopped(Exception):
     """Ends a download that is no longer needed: another failed, or Ctrl-C."""
 
 
-def _fetch_one(
-    store: Store,
-    item: Locked,
-    wanted: Wanted,
-    rank: dict[Tag, int],
-    index: Index,
-    uv: Path,
-    *,
-    offline: bool,
-    stopping: Event,
-    progress: sizes.Progress,
-) -> Path:
-    if path := _in_store(store, item, rank):
-        return path
-    if offline:
-        msg = f"{item.requirement}: no locked file of it is in the store, and --offline is set"
-        raise FetchError(msg, "run once without --offline on a machine with network")
-    found = _best_link(item, index.links(item.name), rank)
-    if found is None and item.name == "torch" and wanted.torch_backend is not None:
-        url, sha256 = torch_link(
-            item.requirement, wanted.python, _MACHINE[wanted.platform], wanted.torch_backend, uv
-        )
+def _located(item: Locked, wanted: Wanted, index: Index, uv: Path) -> tuple[str, str, str]:
+    """Return (url, file name, sha256) of the most suitable locked file."""
+    links = index.links(item.name)
+    if found := min(
+        _candidates(item, links, _ranked(wanted.python, wanted.platform)), default=None
+    ):
+        return found[1:]
+    if item.name == "torch" and wanted.torch_backend is not None:
+        machine = _MACHINE[wanted.platform]
+        url, sha256 = torch_link(item.requirement, wanted.python, machine, wanted.torch_backend, uv)
         if sha256 not in item.sha256s:
             msg = f"{item.requirement}: PyTorch's index has sha256 {sha256}, which is not locked"
             raise FetchError(msg, f"compare them, then update the lock: {wanted.lock.name}")
-        name = unquote(urlsplit(url).path.rpartition("/")[2])
-        found = (url, name, sha256)
-    if found is None:
-        msg = (
-            f"{item.requirement}: the package index of pip's configuration has no file that is"
-            f" locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
-        )
-        remedy = (
-            "configure pip with an index or folder that has it (PIP_EXTRA_INDEX_URL,"
-            " PIP_FIND_LINKS)"
-        )
-        raise FetchError(msg, remedy)
-    url, name, sha256 = found
-
-    # one line for all parallel downloads
-    def unseen(done: int, total: int | None) -> None:
-        if stopping.is_set():
-            raise _Stopped
-        progress.arrived(item.name, done, total)
-
-    return fetch(store, name=name, sha256=sha256, locate=lambda: url, progress=unseen)
+        return url, unquote(urlsplit(url).path.rpartition("/")[2]), sha256
+    msg = (
+        f"{item.requirement}: the package index of pip's configuration has no file that is"
+        f" locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
+    )
+    remedy = (
+        "configure pip with an index or folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS)"
+    )
+    raise FetchError(msg, remedy)
 
 
 def _fitness(name: str, item: Locked, rank: dict[Tag, int]) -> int | None:
@@ -342,14 +333,6 @@ def _stored(store: Store, item: Locked, rank: dict[Tag, int]) -> tuple[str, Path
     return sha256, path
 
 
-def _best_link(
-    item: Locked, links: Sequence[Link], rank: dict[Tag, int]
-) -> tuple[str, str, str] | None:
-    """Return (url, file name, sha256) of the most suitable locked file."""
-    fitting = sorted(_candidates(item, links, rank))
-    return fitting[0][1:] if fitting else None
-
-
 def _candidates(
     item: Locked, links: Sequence[Link], rank: dict[Tag, int]
 ) -> Iterator[tuple[int, str, str, str]]:
@@ -357,15 +340,7 @@ def _candidates(
         fitness = _fitness(link.filename, item, rank)
         if fitness is None:
             continue
-        url = str(link.normalized)
-        parts = urlsplit(url)
-        sha256 = parts.fragment.removeprefix("sha256=").partition("&")[0]
-        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            if link.hashes and "sha256" in link.hashes:
-                sha256 = link.hashes["sha256"]  # from a page in JSON
-            elif parts.scheme == "file":
-                sha256 = sha256_file(link.file_path)
-            else:
-                continue  # an index without hashes does not identify the locked file
+        # an index without hashes does not identify the locked file; one in a folder is hashed
+        sha256 = sha256_of(link) or (sha256_file(link.file_path) if link.is_file else None)
         if sha256 in item.sha256s:
-            yield fitness, url.partition("#")[0], link.filename, sha256
+            yield fitness, address_of(link).partition("#")[0], link.filename, sha256

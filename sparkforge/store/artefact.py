@@ -30,18 +30,6 @@ class Artefact(Generic[T_co]):
     """Time that it took."""
 
 
-@dataclass(frozen=True)
-class _Record:
-    """An artefact as ``artefact.json`` has it."""
-
-    stage: str
-    key: str
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-    seconds: float
-    seal: str
-
-
 def record(stage: str, inputs: Mapping[str, Any], result: object, seconds: float) -> dict[str, Any]:
     """Return the record of an artefact as JSON values."""
     values = {
@@ -55,19 +43,15 @@ def record(stage: str, inputs: Mapping[str, Any], result: object, seconds: float
 
 
 def load(kind: type[T], values: Mapping[str, Any] | None, path: Path) -> Artefact[T] | None:
-    """Return the artefact of a record.
-
-    Returns:
-        None where the record is damaged, or its result is not of that type: then another version of
-        sparkforge made it.
-    """
-    found = typed.load(_Record, values)
-    if found is None or found.seal != seal(values or {}):
+    """Return the artefact of a record; None if it is damaged or has a result of another type."""
+    if values is None or values.get("seal") != seal(values):
         return None
-    result = typed.load(kind, found.outputs)
-    if result is None:
-        return None
-    return Artefact(found.stage, found.key, found.inputs, result, path, found.seconds)
+    match values:
+        case {"stage": str(stage), "key": str(key), "inputs": dict(inputs), "outputs": outputs}:
+            result = typed.load(kind, outputs)
+            seconds = float(values.get("seconds", 0))
+            return None if result is None else Artefact(stage, key, inputs, result, path, seconds)
+    return None
 
 
 def seal(values: Mapping[str, Any]) -> str:

@@ -12,9 +12,8 @@ Layout under the root::
     bisect/<key>.json                  results of an interrupted ablate --bisect
     serve/                             files that servers of virtual environments write
     compile/<wheel>-<key>/, ccache/    an unfinished compile; results of compilers, by ccache
-    tmp/                               work in progress; each folder locked by its maker, swept
-                                       when that lock is free
-    locks/                             one file a resource, held with flock: gone with its holder
+    tmp/NAME, NAME.lock                work in progress; swept when its lock is free
+    locks/                             one file a resource; a lock is gone with its holder
 
 Nothing gets its final name before it is complete and checked, so ``kill -9`` at any point
 leaves only files under ``partial`` and ``tmp``.
@@ -22,24 +21,20 @@ leaves only files under ``partial`` and ``tmp``.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
 import re
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core.disk import disk_errors, flocked, read_json, write_file
+from sparkforge.core.disk import disk_errors, read_json, write_file
 from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.core.log import log
-from sparkforge.store import marker
 from sparkforge.store.artefact import Artefact, T, load, record
 
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
@@ -60,9 +55,13 @@ _SHARED = (
     "artefacts/smoke",
 )
 """Stages that a borrowed store shares; of ``smoke`` only the unpatched release is used."""
-_OURS = "sparkforge-"
-"""Before the name of each temporary folder: no other one is removed."""
-_TEMPORARY = re.compile(rf"{_OURS}[\w. -]+-[a-z0-9_]{{8}}")  # as mkdtemp names them
+_TAG = "CACHEDIR.TAG"
+_OURS = "# This folder is sparkforge's store"
+_TAG_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    f"{_OURS}; it can be deleted, the next build fills it again.\n"
+)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Store:
@@ -73,22 +72,39 @@ class Store:
         self._prepared = False
 
     def _prepare(self) -> None:
-        """Create the folders; called before a write, so that a dry run leaves no trace."""
+        """Create the folders; called before a write, so that a dry run leaves no trace.
+
+        Raises:
+            StoreError: the folder has other contents, or cannot be created.
+        """
         if self._prepared:
             return
         with disk_errors(self.root):
-            marker.refuse_others(self.root)
+            self._refuse_others()
             try:
-                marker.mark(self.root)  # before the folders that it explains
+                if not self._marked():
+                    write_file(self.root / _TAG, _TAG_TEXT.encode())  # before what it explains
                 for name in _FOLDERS:
                     (self.root / name).mkdir(parents=True, exist_ok=True)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-                what = "cannot be created" if error.errno == errno.ENOENT else "is not a folder"
-                msg = f"{error.filename}: {what}, so the store cannot be created in it"
+                msg = f"{error.filename}: {error.strerror}, so the store cannot be created in it"
                 raise StoreError(msg, "choose another folder with --store DIR") from error
         self._prepared = True
 
-    # -- locks and temporary folders ---------------------------------------
+    def _marked(self) -> bool:
+        tag = self.root / _TAG
+        return tag.is_file() and _OURS in tag.read_text(errors="replace")
+
+    def _refuse_others(self) -> None:
+        """Refuse a folder with other contents: a store's folders of these names are cleaned.
+
+        Downloads that were copied to a new folder are allowed.
+        """
+        found = next(_foreign(self.root), None)
+        # look for the mark last: another build that makes this store sets it before it fills it
+        if found is not None and not self._marked():
+            msg = f"{self.root}: is not a sparkforge store, and contains {found}"
+            raise StoreError(msg, "give an empty or new folder with --store DIR")
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -114,55 +130,51 @@ class Store:
     @contextmanager
     def temporary(self, hint: str) -> Iterator[Path]:
         """Yield a new folder in the store, so that renames out of it are atomic."""
+        from filelock import FileLock
+
         self._prepare()
-        parent = self.root / "tmp"
-        with disk_errors(self.root), flocked(parent, fcntl.LOCK_SH):
-            path = Path(tempfile.mkdtemp(prefix=f"{_OURS}{hint}-", dir=parent))
-            path.chmod(0o755)
-            # the operating system drops it with this process
-            held = os.open(path, os.O_RDONLY)
-            fcntl.flock(held, fcntl.LOCK_EX)
+        path = self.root / "tmp" / f"sparkforge-{hint}-{secrets.token_hex(4)}"
+        lock = FileLock(path.with_name(f"{path.name}.lock"))
+        with disk_errors(self.root):
+            lock.acquire()
+            path.mkdir()
+            path.chmod(0o755)  # whatever the umask
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
-            os.close(held)
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
     def sweep(self) -> int:
         """Remove folders of killed runs under tmp; returns their number."""
-        parent = self.root / "tmp"
         gone = 0
-        if not marker.marked(self.root):
-            return gone
-        # the exclusive lock: no other process is between making a folder and locking it
-        with disk_errors(self.root), flocked(parent, fcntl.LOCK_EX) as here:
-            ours = (path for path in parent.iterdir() if _TEMPORARY.fullmatch(path.name))
-            for path in ours if here else ():
-                with flocked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as abandoned:
-                    if abandoned:
-                        _remove_abandoned(path)
-                        gone += 1
+        for lock in (self.root / "tmp").glob("sparkforge-*.lock") if self._marked() else ():
+            from filelock import FileLock, Timeout
+
+            with suppress(Timeout), FileLock(lock, timeout=0):  # else it is at work
+                _remove_abandoned(lock.with_suffix(""))
+                lock.unlink(missing_ok=True)
+                gone += 1
         return gone
 
     def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
         """Return a store in a new folder that shares stages which do not depend on a series.
 
+        Its other artefacts and records are removed with the folder.
+
         Args:
             shared: the folders, if fewer.
-
-        Its other artefacts, and its records of the newest ones, are removed with the folder.
         """
         self._prepare()
         with disk_errors(root):
             root.mkdir(parents=True)
-            marker.mark(root)
+            write_file(root / _TAG, _TAG_TEXT.encode())
             for name in shared:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).symlink_to(self.root / name)
         return Store(root)
-
-    # -- places --------------------------------------------------------------
 
     def download_path(self, sha256: str, name: str) -> Path:
         """Return the path of a verified file, present or not; name "": the folder of its hash."""
@@ -237,15 +249,14 @@ class Store:
             final.chmod(0o444)  # not before: the next run must be able to continue a partial file
         return final
 
-    # -- artefacts -----------------------------------------------------------
-
     def find(self, stage: str, inputs: Mapping[str, Any], kind: type[T]) -> Artefact[T] | None:
         """Return the finished artefact for these inputs, or None.
 
         Args:
             kind: type of its result; a record that does not load as it counts as absent.
         """
-        return self._load(self.root / "artefacts" / stage / key_of(inputs)[:32], kind)
+        path = self.root / "artefacts" / stage / key_of(inputs)[:32]
+        return load(kind, read_json(path / "artefact.json"), path)
 
     def build(
         self,
@@ -268,10 +279,10 @@ class Store:
         """
         key = key_of(inputs)
         final = self.root / "artefacts" / stage / key[:32]
-        if not again and (found := self._load(final, kind)):
+        if not again and (found := self.find(stage, inputs, kind)):
             return found
         with self.lock(f"{stage}-{key[:32]}"):
-            if not again and (found := self._load(final, kind)):
+            if not again and (found := self.find(stage, inputs, kind)):
                 return found
             with self.temporary(stage) as work, disk_errors(self.root):
                 start = time.monotonic()
@@ -281,7 +292,7 @@ class Store:
                 if final.exists():  # the old one, or one whose record does not load
                     self._discard(final)
                 work.rename(final)
-        made = self._load(final, kind)
+        made = self.find(stage, inputs, kind)
         assert made is not None
         return made
 
@@ -292,11 +303,6 @@ class Store:
                 path.rename(work / "it")
             except FileNotFoundError:
                 pass  # another build was faster
-
-    def _load(self, path: Path, kind: type[T]) -> Artefact[T] | None:
-        return load(kind, read_json(path / "artefact.json"), path)
-
-    # -- inputs of the last build ------------------------------------
 
     def remember(self, target: str, label: str, artefact: Artefact[Any]) -> None:
         """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
@@ -325,7 +331,6 @@ class Store:
         """
         if not self._there():
             return 0
-        self.sweep()
         names = (*_RESULTS, *_REST) if everything else _RESULTS
         freed = sum(self._remove(self.root / name) for name in names)
         self._prepared = False  # the next write creates the folders again
@@ -334,15 +339,10 @@ class Store:
     def clean_superseded(self) -> int:
         """Remove the artefacts that are not the newest of their name for any target.
 
-        Returns:
-            The bytes freed.
-
-        Raises:
-            StoreError: the folder is no store.
+        Returns and raises as ``clean``.
         """
         if not self._there():
             return 0
-        self.sweep()
         notes = (_note(path) for path in (self.root / "last").rglob("*.json"))
         newest = {note["key"][:32] for note in notes if note is not None}
         doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
@@ -350,9 +350,15 @@ class Store:
         return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
 
     def _there(self) -> bool:
-        """Return whether there is a store; cleaning creates none."""
-        marker.refuse_others(self.root)
-        return marker.marked(self.root)
+        """Return whether there is a store, and wait for the steps of builds that are at work."""
+        self._refuse_others()
+        if not self._marked():
+            return False
+        self.sweep()
+        for lock in (self.root / "locks").glob("*.lock"):
+            with self.lock(lock.stem):
+                pass
+        return True
 
     def _remove(self, folder: Path) -> int:
         """Remove a folder with its contents; returns the bytes freed, 0 if it is missing."""
@@ -363,6 +369,17 @@ class Store:
         freed = sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
         self._discard(folder)
         return freed
+
+
+def _foreign(root: Path) -> Iterator[str]:
+    """Yield what a new store does not have, relative to its root."""
+    for path in root.iterdir() if root.is_dir() else ():
+        if path.name in ("downloads", "partial") and path.is_dir() and not path.is_symlink():
+            inside = (one.name for one in path.iterdir() if not _SHA256.fullmatch(one.name))
+            yield from (f"{path.name}/{name}" for name in inside)
+        # the root of a fresh file system; a store that another build is making
+        elif path.name != "lost+found" and not path.name.startswith(f".{_TAG}"):
+            yield path.name
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -116,7 +116,7 @@ echo done"""
     assert (tmp_path / "compiler").read_text().strip() == "/usr/lib/ccache/g++"
     assert (tmp_path / "main.o").stat().st_uid == os.getuid()
     changed = export(checkout, tree, "--check")
-    assert changed.returncode == 14
+    assert changed.returncode == 3
     assert "added: mark-the-package-as-edited.patch" in changed.stderr
     status = subprocess.run(
         ["git", "-C", tree, "status", "--porcelain", "--ignored"],

@@ -174,20 +174,20 @@ def test_a_release_is_pushed_verified_and_run_by_its_digest(published: Published
     folder = next((small.root / "dist" / "releases").glob("*/rtx"))
     assert "signed: " in published.verify(str(folder))
     (folder / "more.tar.gz").write_bytes(b"")
-    assert "more.tar.gz: not signed" in published.verify(str(folder), code=20)
+    assert "more.tar.gz: not signed" in published.verify(str(folder), code=9)
 
 
 def test_a_wrong_or_missing_signature_is_refused(published: Published, tmp_path: Path) -> None:
     repository = published.name.partition("@")[0]
-    published.verify(key="other/cosign.pub", code=20)
+    published.verify(key="other/cosign.pub", code=9)
     published.verify(f"{repository}:latest", code=2)
     forged = tmp_path / "sbom.json"
     forged.write_text('{"components": []}')
     published.attest("cyclonedx", forged, "other/cosign.key")
-    published.verify(code=20)
+    published.verify(code=9)
     published.cosign("clean", "--force", "--type", "attestation", published.name)
-    published.verify(code=20)
-    published.verify(uploaded(repository, tag="1"), code=20)
+    published.verify(code=9)
+    published.verify(uploaded(repository, tag="1"), code=9)
 
 
 def uploaded(repository: str, tag: str) -> str:
@@ -245,5 +245,5 @@ def test_a_registry_that_denies_or_is_not_there(published: Published, tmp_path: 
     digest = published.name.partition("@")[2]
     with registry_with(tmp_path, auth=access) as (address, _):
         published.small.run("verify", f"{address}/team/x@{digest}", code=8)
-        published.verify(f"{address}/team/x@{digest}", code=20)
+        published.verify(f"{address}/team/x@{digest}", code=9)
     published.small.run("verify", f"{address}/team/x@{digest}", code=8)

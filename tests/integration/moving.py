@@ -17,7 +17,7 @@ from sparkforge.series import series
 from tests.project import Project
 from tests.support import BODY, add_project, make_sdist, make_wheel, sha256
 
-STOPPED = 19
+STOPPED = 6
 OLD, NEW = "1.0", "2.0"
 COMMIT = "c0ffee" * 6 + "c0ff"
 TEST = "tests/test_it.py::test_it"

@@ -76,7 +76,7 @@ def test_prefixes_that_can_not_be_judged(shop: Shop) -> None:
     document, _ = bisect(shop, skips)
     assert document["bisect"]["found"]["patch"] == "step-6.patch"
     skips = f"{value}; case $v in 5|6) exit 125;; esac; [ $v -le 5 ]"
-    document, err = bisect(shop, skips, code=16)
+    document, err = bisect(shop, skips, code=9)
     assert document["bisect"]["found"] is None
     assert [one["patch"] for one in document["bisect"]["candidates"]] == NAMES[3:6]
     assert "one of 3 patches breaks" in err
@@ -84,12 +84,12 @@ def test_prefixes_that_can_not_be_judged(shop: Shop) -> None:
 
 def test_ends_that_do_not_differ(shop: Shop) -> None:
     for command, answer in (("true", "good"), ("false", "bad")):
-        document, _ = bisect(shop, command, code=16)
+        document, _ = bisect(shop, command, code=9)
         what = document["error"]["what"]
         assert f"with no patch it is {answer}, with the whole series {answer}" in what
-    document, _ = bisect(shop, "exit 125", code=16)
+    document, _ = bisect(shop, "exit 125", code=9)
     assert "no patch cannot be judged" in document["error"]["what"]
-    document, _ = bisect(shop, at_most(6), "--good", "all", code=16)
+    document, _ = bisect(shop, at_most(6), "--good", "all", code=9)
     assert "but --good all was given" in document["error"]["what"]
     # nothing of it is remembered: the next run asks anew
     assert not list((shop.project.store / "bisect").iterdir())

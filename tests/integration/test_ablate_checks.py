@@ -66,7 +66,7 @@ def test_whether_the_rest_merges(shop: Shop) -> None:
     (one,) = document["merge"]
     assert one["left_out_too"] == []
     assert list(one["trees"]) == ["demo"]
-    document, _ = ablate(shop, "--merge-only", code=16)  # each in turn
+    document, _ = ablate(shop, "--merge-only", code=9)  # each in turn
     assert [one["left_out_too"] for one in document["merge"]] == [
         ["make-twenty-three.patch"],
         [],
@@ -85,7 +85,7 @@ grep -q 'line_5 = 5' "$SPARKFORGE_TREES/demo/demo/mod.py"
 
 def test_a_command_sees_what_is_left(shop: Shop) -> None:
     look = ("sh", "-c", "grep -q 'line_5 = 5' \"$SPARKFORGE_TREES/demo/demo/mod.py\"")
-    document, _ = ablate(shop, "--", *look, code=16)
+    document, _ = ablate(shop, "--", *look, code=9)
     found = {one["patch"]: one["verdict"] for one in document["ablate"]}
     assert found == {
         "make-twenty-two.patch": "not noticed",
@@ -117,14 +117,14 @@ def test_a_command_gets_the_wheels_that_it_asks_for(shop: Shop) -> None:
 
 def test_a_command_that_can_not_tell_and_one_that_can_not_run(shop: Shop) -> None:
     hesitant = 'test -z "$SPARKFORGE_LEFT_OUT" || exit 125'
-    document, _ = ablate(shop, "make-five-five", "--", "sh", "-c", hesitant, code=16)
+    document, _ = ablate(shop, "make-five-five", "--", "sh", "-c", hesitant, code=9)
     assert document["ablate"][0]["verdict"] == "not run"
-    document, _ = ablate(shop, "make-five-five", "--", "false", code=16)
+    document, _ = ablate(shop, "make-five-five", "--", "false", code=9)
     assert document["ablate"][0]["verdict"] == "fails in any case"
     for words in (("sh", "-c", "kill -9 $$"), ("sh", "-c", "no-such-program-xyz")):
         document, _ = ablate(shop, "make-five-five", "--", *words, code=12)
         assert "which says nothing about a patch" in document["error"]["what"]
-    document, _ = ablate(shop, "make-five-five", "--", "no-such-program-xyz", code=13)
+    document, _ = ablate(shop, "make-five-five", "--", "no-such-program-xyz", code=8)
     assert leftovers(shop.project) == []
 
 

@@ -183,12 +183,12 @@ def test_two_runs_are_compared(
     (tmp_path / "out").rename(tmp_path / "first")
     monkeypatch.setenv("FAKE_SPEED", "30")
     assert bench(tmp_path, *words) == 0
-    assert main(["bench", "compare", str(tmp_path / "first"), str(tmp_path / "out")]) == 28
+    assert main(["bench", "compare", str(tmp_path / "first"), str(tmp_path / "out")]) == 9
 
 
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Return the error of a run that measures nothing."""
-    assert bench(tmp_path, *words) == BenchError.exit_code == 27
+    assert bench(tmp_path, *words) == BenchError.exit_code == 10
     err = capsys.readouterr().err
     assert "hint: " in err
     assert "Traceback" not in err
@@ -254,7 +254,7 @@ def test_a_failed_test_keeps_those_before_it(
 ) -> None:
     monkeypatch.setenv("FAKE_SAYS", says)
     model = tokenizer(tmp_path / "model")
-    assert bench(tmp_path, "--url", serving.url, "--model", str(model)) == 27
+    assert bench(tmp_path, "--url", serving.url, "--model", str(model)) == 10
     assert words in capsys.readouterr().err
     found = result.load(tmp_path / "out")
     assert not found.complete
@@ -279,7 +279,7 @@ def test_an_answer_in_one_piece_is_measured_again(
     calls.unlink()
     monkeypatch.setenv("FAKE_JOINED", "5")
     capsys.readouterr()
-    assert bench(tmp_path, *here, "--out", str(tmp_path / "other")) == 27
+    assert bench(tmp_path, *here, "--out", str(tmp_path / "other")) == 10
     assert "no decode speed after 5 attempts" in capsys.readouterr().err
 
 

@@ -108,9 +108,7 @@ def snapshot(folder: Path) -> Mapping[str, tuple[int, int]]:
     }
 
 
-def test_a_warm_start_touches_neither_the_network_nor_the_environment(
-    made: Path, server: Server
-) -> None:
+def test_warm_start_changes_nothing(made: Path, server: Server) -> None:
     server.add("/simple/tiny/", Page(b""))
     before = snapshot(made)
     told = run(
@@ -123,20 +121,7 @@ def test_a_warm_start_touches_neither_the_network_nor_the_environment(
     assert server.requests == []
 
 
-def test_a_module_in_the_users_folder_does_not_stand_in(made: Path, tmp_path: Path) -> None:
-    for name in ("tiny", "json", "sparkforge"):
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
-    told = run(made, cwd=tmp_path, PYTHONPATH=str(tmp_path / "elsewhere"))
-    assert told["tiny"].startswith(str(made))
-
-
-def test_the_process_becomes_the_command(made: Path) -> None:
-    child = start(made)
-    out, _ = child.communicate(timeout=PATIENCE_S)
-    assert json.loads(out)["pid"] == child.pid
-
-
-def test_the_exit_code_is_the_commands(made: Path, tmp_path: Path) -> None:
+def test_exit_code_is_passed_on(made: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "copy"
     shutil.copytree(made, checkout, symlinks=True)
     (checkout / "tiny.py").write_text("CODE = 7\n")
@@ -147,7 +132,7 @@ def test_the_exit_code_is_the_commands(made: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("harm", ["stamp", "python", "lock", "empty"])
-def test_a_broken_environment_heals(made: Path, tmp_path: Path, harm: str) -> None:
+def test_broken_environment_is_recreated(made: Path, tmp_path: Path, harm: str) -> None:
     checkout = tmp_path / "check out"
     shutil.copytree(made, checkout, symlinks=True)
     shutil.copytree(made.parent / "links", tmp_path / "links")
@@ -173,7 +158,7 @@ def test_a_broken_environment_heals(made: Path, tmp_path: Path, harm: str) -> No
 
 
 @pytest.mark.usefixtures("quick")
-def test_two_first_starts_at_once_set_up_once(tmp_path: Path) -> None:
+def test_parallel_first_starts_set_up_once(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     new_checkout(checkout)
     children = [start(checkout) for _ in range(2)]
@@ -183,14 +168,14 @@ def test_two_first_starts_at_once_set_up_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_wrong_hash_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+def test_wrong_hash_is_refused(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     new_checkout(checkout)
     lock = checkout / "requirements" / "driver.txt"
     lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
     child = start(checkout)
     _, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 13
+    assert child.returncode == 8
     assert "could not be set up" in err
     assert "hint: " in err
     assert "Traceback" not in err
@@ -199,9 +184,7 @@ def test_a_wrong_hash_is_refused_and_nothing_stays(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_a_start_that_was_ended_leaves_nothing_that_counts(
-    tmp_path: Path, number: int, code: int
-) -> None:
+def test_interrupted_setup_is_repeated(tmp_path: Path, number: int, code: int) -> None:
     checkout = tmp_path / "checkout"
     new_checkout(checkout)
     child = start(checkout)
@@ -216,18 +199,7 @@ def test_a_start_that_was_ended_leaves_nothing_that_counts(
     assert not alive(child.pid)
 
 
-def test_a_checkout_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    new_checkout(checkout)
-    (checkout / ".venv.lock").mkdir()  # as unwritable as a read-only file system, for root too
-    child = start(checkout)
-    _, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 13
-    assert "write access" in err
-    assert "Traceback" not in err
-
-
-def test_an_old_python_is_told_what_is_needed(made: Path) -> None:
+def test_old_python_is_refused(made: Path) -> None:
     code = (
         "import sys, runpy\n"
         "sys.version_info = (3, 10, 4)\n"
@@ -238,5 +210,5 @@ def test_an_old_python_is_told_what_is_needed(made: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, made / "build.py"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 13
+    assert done.returncode == 8
     assert done.stderr == ("error: Python 3.10.4 is too old\n  hint: use Python 3.11 or newer\n")

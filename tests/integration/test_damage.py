@@ -54,9 +54,7 @@ def states(receipt: dict[str, dict[str, dict[str, dict[str, str]]]]) -> dict[str
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-def test_a_damaged_wheel_is_made_again_and_published(
-    project: Project, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_wheel_is_rebuilt(project: Project, damage: Callable[[Path], None]) -> None:
     project.build()
     before = project.wheel.read_bytes()
     damage(stored(project, "wheels", "*.whl"))
@@ -76,7 +74,7 @@ def test_a_damaged_wheel_is_made_again_and_published(
     assert stored(project, "wheels", "*.whl").read_bytes() == before
 
 
-def test_a_damaged_checkpoint_of_the_preflight_is_made_again_and_goes_into_no_image(
+def test_damaged_preflight_checkpoint_is_rebuilt(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "make", make_tiny_gpt_oss)  # without the reference: 7 s of CPU
@@ -101,7 +99,7 @@ def test_a_damaged_checkpoint_of_the_preflight_is_made_again_and_goes_into_no_im
 
 
 @pytest.mark.parametrize("name", ["wheel", "sbom.cdx.json", "provenance.intoto.json", "SHA256SUMS"])
-def test_what_is_damaged_in_dist_is_published_again(project: Project, name: str) -> None:
+def test_damaged_dist_is_published_again(project: Project, name: str) -> None:
     project.build()
     path = project.wheel if name == "wheel" else project.wheel.parent / name
     before = path.read_bytes()
@@ -112,7 +110,7 @@ def test_what_is_damaged_in_dist_is_published_again(project: Project, name: str)
     assert path.read_bytes() == before
 
 
-def test_all_that_is_published_can_be_read_by_everybody_whatever_the_umask(
+def test_umask_does_not_change_modes_of_dist(
     project: Project,
 ) -> None:
     old = os.umask(0o077)
@@ -127,7 +125,7 @@ def test_all_that_is_published_can_be_read_by_everybody_whatever_the_umask(
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}', "[1]", "[" * 100_000, "changed"])
-def test_an_artefacts_record_with_another_content_is_none(project: Project, content: str) -> None:
+def test_changed_record_is_rebuilt(project: Project, content: str) -> None:
     first = project.build()
     record = stored(project, "wheels", "artefact.json")
     if content == "changed":
@@ -139,9 +137,7 @@ def test_an_artefacts_record_with_another_content_is_none(project: Project, cont
 
 
 @pytest.mark.parametrize("content", [b"\xb1", b"", b"{}"])
-def test_a_damaged_note_of_the_newest_item_is_written_again(
-    project: Project, content: bytes
-) -> None:
+def test_damaged_note_is_rewritten(project: Project, content: bytes) -> None:
     project.build()
     note = project.store / "last" / "tiny" / "wheel demo.json"
     before = note.read_bytes()
@@ -154,7 +150,7 @@ def test_a_damaged_note_of_the_newest_item_is_written_again(
 # -- git -----------------------------------------------------------------------------------
 
 
-def test_a_damaged_object_of_git_is_noticed_and_fetched_again(project: Project) -> None:
+def test_damaged_git_object_is_fetched_again(project: Project) -> None:
     first = project.build()
     repo = project.store / "git" / "demo.git"
     files = [path for path in (repo / "objects").rglob("*") if path.is_file()]
@@ -169,7 +165,7 @@ def test_a_damaged_object_of_git_is_noticed_and_fetched_again(project: Project) 
             path.write_bytes(before)  # one that nothing needed
 
 
-def test_a_damaged_repository_is_told_where_nothing_makes_it_again(project: Project) -> None:
+def test_damaged_repository_is_an_error_of_other_commands(project: Project) -> None:
     project.build()
     repo = project.store / "git" / "demo.git"
     for path in (repo / "objects").rglob("*"):
@@ -180,7 +176,7 @@ def test_a_damaged_repository_is_told_where_nothing_makes_it_again(project: Proj
     assert "delete that folder: the next run fetches it again" in err
 
 
-def test_what_a_killed_git_left_does_not_stop_the_series_and_is_removed(project: Project) -> None:
+def test_leftovers_of_killed_git_are_removed(project: Project) -> None:
     project.build()
     repo = project.store / "git" / "demo.git"
     (repo / "objects" / "ab").mkdir(exist_ok=True)
@@ -197,7 +193,7 @@ def test_what_a_killed_git_left_does_not_stop_the_series_and_is_removed(project:
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
-def test_a_repository_without_its_head_is_fetched_again(
+def test_repository_without_head_is_fetched_again(
     project: Project, damage: Callable[[Path], None]
 ) -> None:
     first = project.build()
@@ -210,7 +206,7 @@ def test_a_repository_without_its_head_is_fetched_again(
 
 
 @pytest.mark.parametrize("words", [("clean",), ("clean", "--all"), ("clean", "--superseded")])
-def test_clean_makes_no_store(project: Project, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_clean_creates_no_store(project: Project, tmp_path: Path, words: tuple[str, ...]) -> None:
     place = tmp_path / "place"
     project.store = place
     assert "freed 0 B" in project.run(*words)[0]
@@ -221,9 +217,7 @@ def test_clean_makes_no_store(project: Project, tmp_path: Path, words: tuple[str
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "tmp/mywork/a", "git/myrepo/a", "downloads/b/c"])
-def test_a_folder_with_something_in_it_never_becomes_a_store(
-    project: Project, tmp_path: Path, name: str
-) -> None:
+def test_used_folder_is_refused_as_store(project: Project, tmp_path: Path, name: str) -> None:
     kept = tmp_path / "Documents" / name
     kept.parent.mkdir(parents=True)
     kept.write_text("precious")
@@ -238,13 +232,14 @@ def test_a_folder_with_something_in_it_never_becomes_a_store(
     assert kept.read_text() == "precious"
 
 
-def test_a_dry_run_sweeps_nothing_and_a_build_only_its_own(project: Project) -> None:
+def test_build_sweeps_own_temporary_folders(project: Project) -> None:
     project.build()
     ours, others = (
         project.store / "tmp" / name for name in ("sparkforge-series-dead_123", "my-document")
     )
     for folder in (ours, others):
         folder.mkdir()
+    ours.with_name(f"{ours.name}.lock").touch()
     project.run(*BUILD, "--dry-run")
     assert ours.exists()
     project.build()
@@ -274,7 +269,7 @@ def trusting(place: Path, folder: Path) -> str:
     return str(settings)
 
 
-def test_another_users_store_is_refused_unless_git_is_told_to_trust_it(
+def test_foreign_store_is_refused_unless_trusted(
     project: Project, tmp_path: Path, stranger: int
 ) -> None:
     project.build()
@@ -324,7 +319,7 @@ def programs(repo: Path, canary: Path) -> None:
         (hooks / name).chmod(0o755)
 
 
-def test_no_program_that_a_work_tree_names_is_run(project: Project, tmp_path: Path) -> None:
+def test_programs_of_a_work_tree_do_not_run(project: Project, tmp_path: Path) -> None:
     work, canary = tmp_path / "work", tmp_path / "canary"
     canary.mkdir()
     project.run("patches", "apply", "demo", str(work))
@@ -345,9 +340,7 @@ def test_no_program_that_a_work_tree_names_is_run(project: Project, tmp_path: Pa
     assert list(canary.iterdir()) == []
 
 
-def test_another_users_work_tree_is_refused(
-    project: Project, tmp_path: Path, stranger: int
-) -> None:
+def test_foreign_work_tree_is_refused(project: Project, tmp_path: Path, stranger: int) -> None:
     work, canary = tmp_path / "work", tmp_path / "canary"
     canary.mkdir()
     project.run("patches", "apply", "demo", str(work))
@@ -365,7 +358,7 @@ def test_another_users_work_tree_is_refused(
 # -- credentials, sizes ------------------------------------------------------------------------
 
 
-def test_credentials_appear_nowhere(project: Project) -> None:
+def test_credentials_are_not_printed(project: Project) -> None:
     # nothing answers at that address
     mirror = "demo=https://user:hun/ter2@127.0.0.1:9/v.git"
     out, err = project.run(*BUILD, "--mirror", mirror, "--json", "--verbose", code=4)
@@ -379,15 +372,15 @@ def test_credentials_appear_nowhere(project: Project) -> None:
     assert "hunter2" not in out + err
 
 
-def test_no_more_than_the_pinned_size_is_taken(project: Project) -> None:
+def test_download_stops_at_pinned_size(project: Project) -> None:
     path = "/files/demo-1.0-py3-none-any.whl"
     page = project.server.pages[path]
     project.server.pages[path] = Page(b"x" * 5_000_000, length=False)
     _, err = project.run(*BUILD, code=5)
-    assert f"but {len(page.body)} are pinned" in err
+    assert f"but {len(page.body)} are recorded" in err
     assert list((project.store / "partial").iterdir()) == []
     project.server.pages[path] = page
     project.edit_pins(f"size: {len(page.body)}", f"size: {len(page.body) + 1}")
     _, err = project.run(*BUILD, code=5)
-    assert f"has {len(page.body)} bytes, but {len(page.body) + 1} are pinned" in err
+    assert f"has {len(page.body)} bytes, but {len(page.body) + 1} are recorded" in err
     assert sha256(page.body)[:4]

@@ -48,7 +48,7 @@ def test_this_machine_is_fit_for_the_cpu_target(tmp_path: Path) -> None:
 def test_a_machine_without_gpu_is_told_that_it_needs_one(tmp_path: Path) -> None:
     path = program(tmp_path / "bin", "nvidia-smi", "exit 9")
     code, document, err = doctor("--target", OURS, path=path)
-    assert code == 18
+    assert code == 9
     assert document["ok"] is False
     assert states(document)["gpu"] == "fail"
     assert f"error: this machine cannot build or serve target {OURS}" in err
@@ -56,7 +56,7 @@ def test_a_machine_without_gpu_is_told_that_it_needs_one(tmp_path: Path) -> None
 
 def test_another_platform_is_one_fault_and_not_five() -> None:
     code, document, _ = doctor("--target", {"spark": "rtx", "rtx": "spark"}[OURS])
-    assert code == 18
+    assert code == 9
     assert states(document)["architecture"] == "fail"
     assert not {"gpu", "memory", "engine"} & set(states(document))
     assert {"python", "git", "store", "model"} <= set(states(document))
@@ -66,7 +66,7 @@ def test_another_platform_is_one_fault_and_not_five() -> None:
 def test_a_home_of_nobody_is_a_folder_without_the_model(name: str) -> None:
     place = {"SPARKFORGE_HF_CACHE": "", "HF_HUB_CACHE": "", name: "~nobody-of-that-name/hub"}
     code, document, _ = doctor("--target", "spark", **place)
-    assert code == 18
+    assert code == 9
     assert any("~nobody-of-that-name" in one["seen"] for one in document["findings"])
 
 
@@ -96,7 +96,7 @@ def test_a_broken_nvidia_smi_is_a_finding(tmp_path: Path, script: str, fragment:
     path = program(tmp_path / "bin with blanks", "nvidia-smi", script)
     code, document, _ = doctor("--target", OURS, path=path)
     assert time.monotonic() - start < PATIENCE_S
-    assert code == 18
+    assert code == 9
     (gpu,) = (one for one in document["findings"] if one["name"] == "gpu")
     assert (gpu["state"], fragment in gpu["seen"]) == ("fail", True), gpu
 
@@ -106,10 +106,10 @@ def test_what_was_read_elsewhere_can_be_judged_here(tmp_path: Path) -> None:
     file = tmp_path / "read.json"
     token = {"HF_TOKEN": "hf_secret", "SPARKFORGE_X_TOKEN": "secret-too"}
     code, first, _ = doctor("--target", "spark", "--save", str(file), path=path, **token)
-    assert code == 18
+    assert code == 9
     assert "secret" not in file.read_text()
     again, second, _ = doctor("--target", "spark", "--readings", str(file))
-    assert (again, second) == (18, first)
+    assert (again, second) == (9, first)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": 3, "x": 1}', "\x00"])
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_is_refused(tmp_path: Path, word: str) -> None:
 def test_a_store_that_cannot_be_written_stops_the_target(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, document, _ = doctor("--target", "cpu", "--store", str(tmp_path / "file" / "store"))
-    assert code == 18
+    assert code == 9
     assert states(document)["store"] == "fail"
 
 
@@ -181,7 +181,7 @@ def test_a_doctor_that_is_alone_says_so() -> None:
     code, document, _ = doctor(
         "--target", "cpu", "--cluster", "--wait", "1", **side("head", free_port(0) - 2)
     )
-    assert (code, states(document)["peer"]) == (18, "fail")
+    assert (code, states(document)["peer"]) == (9, "fail")
     assert time.monotonic() - start < PATIENCE_S
 
 

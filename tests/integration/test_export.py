@@ -72,7 +72,7 @@ def test_a_long_series_starts_no_more_processes(
 
 def test_a_new_commit_becomes_a_patch_and_the_record_follows(tree: Tree) -> None:
     tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    tree.refused("add-a-module.patch", "--check", code=14)
+    tree.refused("add-a-module.patch", "--check", code=3)
     assert tree.export()["added"] == [NEW]
     assert series_of(tree.project) == [PATCH, NEW]
     tree.run("patches", "check")

@@ -202,9 +202,7 @@ def test_git_and_release_give_the_same_wheel(name: str, tmp_path: Path, store: S
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_repository_that_differs_from_the_release_is_named(
-    name: str, tmp_path: Path, store: Store
-) -> None:
+def test_repository_unlike_release_is_refused(name: str, tmp_path: Path, store: Store) -> None:
     theirs = LINES.replace(b"line_3 = 1", b"line_3 = 3")
     bench = Bench(name, tmp_path, store, repository=theirs)
     blobs = {}
@@ -221,9 +219,7 @@ def test_a_repository_that_differs_from_the_release_is_named(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_wheel_that_differs_from_the_repository_is_named(
-    name: str, tmp_path: Path, store: Store
-) -> None:
+def test_wheel_unlike_repository_is_refused(name: str, tmp_path: Path, store: Store) -> None:
     theirs = LINES.replace(b"line_3 = 1", b"line_3 = 3")
     bench = Bench(name, tmp_path, store, repository=theirs)
     patched = bench.patched("git", bench.series_on(theirs))  # a patch that expects git's tree
@@ -275,7 +271,7 @@ def words(project: Project, capsys: pytest.CaptureFixture[str]) -> Words:
     return Words(project, capsys)
 
 
-def test_the_choice_stands_in_plan_receipt_and_explain(words: Words) -> None:
+def test_provider_is_in_plan_receipt_and_explain(words: Words) -> None:
     words.reach()
     plan = words.build("--source", "git", "--dry-run")
     assert "sources: git\n" in plan
@@ -298,7 +294,7 @@ def test_the_choice_stands_in_plan_receipt_and_explain(words: Words) -> None:
     assert words.project.wheel.read_bytes() == wheel
 
 
-def test_auto_falls_back_and_what_git_gives_later_is_patched_anew(words: Words) -> None:
+def test_auto_falls_back_to_release(words: Words) -> None:
     words.build("--source", "auto")
     assert words.outputs["source demo"]["provider"] == "release"
     wheel = words.project.wheel.read_bytes()
@@ -309,7 +305,7 @@ def test_auto_falls_back_and_what_git_gives_later_is_patched_anew(words: Words) 
     assert words.project.wheel.read_bytes() == wheel
 
 
-def test_git_s_trees_are_recorded_on_request_and_no_build_asks_for_it(words: Words) -> None:
+def test_git_trees_are_recorded_on_request(words: Words) -> None:
     words.reach()
     said = words.build("--source", "git")
     assert "warning" not in said
@@ -321,7 +317,7 @@ def test_git_s_trees_are_recorded_on_request_and_no_build_asks_for_it(words: Wor
     assert "as recorded" in words("patches", "check", "--source", "git")
 
 
-def test_what_git_cannot_give_names_the_way_out_and_nothing_is_taken_instead(words: Words) -> None:
+def test_git_failure_hints_at_release(words: Words) -> None:
     assert "--source release" in words.build("--source", "git", code=4)
     words.reach()
     words.project.repo.commit({"demo/mod.py": b"moved = 1\n"})

@@ -90,7 +90,17 @@ def test_a_second_build_starts_and_imports_no_more_than_it_needs(project: Projec
     assert all(" cat-file " in line for line in started)
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert {"sparkforge.build.executor", "sparkforge.sources.wheelhouse", "yaml"} <= imported
-    slow = {"docker", "git", "jinja2", "requests", "urllib3", "unearth", "numpy", "filelock"}
+    slow = {
+        "docker",
+        "git",
+        "jinja2",
+        "requests",
+        "urllib3",
+        "unearth",
+        "numpy",
+        "filelock",
+        "rich",
+    }
     assert not imported & {*slow, "packaging.markers", "cyclonedx", "zstandard", "uv"}
 
 
@@ -292,14 +302,14 @@ def test_pins_that_are_wrong_stop_the_build(project: Project) -> None:
 
 def test_a_missing_git_stops_the_build(project: Project, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    _, err = project.run(*BUILD, code=13, PATH=str(tmp_path / "bin"))
+    _, err = project.run(*BUILD, code=8, PATH=str(tmp_path / "bin"))
     assert "git: not installed on this machine" in err
 
 
 def test_a_store_on_a_file_stops_the_build(project: Project) -> None:
     project.store.write_text("")
     _, err = project.run(*BUILD, code=11)
-    assert "is not a folder" in err
+    assert "so the store cannot be created in it" in err
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ print("found", made.result.files, flush=True)
 """
 
 
-def test_two_processes_fetch_the_same_file_once(store: Store, server: Server) -> None:
+def test_two_processes_download_once(store: Store, server: Server) -> None:
     url = server.add("/x", Page(DATA, piece=300_000, pause_s=0.05))
     children = [python(FETCH, store.root, SHA, url) for _ in range(3)]
     outputs = [finished(child) for child in children]
@@ -52,7 +52,7 @@ def test_two_processes_fetch_the_same_file_once(store: Store, server: Server) ->
     assert any("waiting for another build" in out for out in outputs)
 
 
-def test_a_killed_download_goes_on_where_it_was(store: Store, server: Server) -> None:
+def test_killed_download_is_resumed(store: Store, server: Server) -> None:
     page = Page(DATA, piece=100_000, pause_s=0.05)
     url = server.add("/x", page)
     child = python(FETCH, store.root, SHA, url)
@@ -70,7 +70,7 @@ def test_a_killed_download_goes_on_where_it_was(store: Store, server: Server) ->
     assert not partial.exists()
 
 
-def test_the_lock_of_a_killed_process_is_free(store: Store, tmp_path: Path) -> None:
+def test_killed_process_releases_lock(store: Store, tmp_path: Path) -> None:
     note = tmp_path / "note"
     child = python(BUILD, store.root, note, "60")
     wait_for(note.exists)
@@ -81,9 +81,7 @@ def test_the_lock_of_a_killed_process_is_free(store: Store, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05])
-def test_a_killed_make_leaves_nothing_half_made_and_is_swept(
-    store: Store, tmp_path: Path, after_s: float
-) -> None:
+def test_killed_build_is_swept(store: Store, tmp_path: Path, after_s: float) -> None:
     note = tmp_path / "note"
     child = python(BUILD, store.root, note, "60")
     wait_for(note.exists)
@@ -96,7 +94,7 @@ def test_a_killed_make_leaves_nothing_half_made_and_is_swept(
     assert list((store.root / "tmp").iterdir()) == []
 
 
-def test_processes_that_want_the_same_artefact_make_it_once(store: Store, tmp_path: Path) -> None:
+def test_two_processes_build_once(store: Store, tmp_path: Path) -> None:
     note = tmp_path / "note"
     children = [python(BUILD, store.root, note, "0.3") for _ in range(3)]
     outputs = [finished(child) for child in children]
@@ -104,7 +102,7 @@ def test_processes_that_want_the_same_artefact_make_it_once(store: Store, tmp_pa
     assert all(out.endswith("found 50\n") for out in outputs)
 
 
-def test_a_waiting_process_makes_it_when_the_first_is_killed(store: Store, tmp_path: Path) -> None:
+def test_waiting_process_takes_over(store: Store, tmp_path: Path) -> None:
     note = tmp_path / "note"
     first = python(BUILD, store.root, note, "60")
     wait_for(note.exists)
@@ -138,7 +136,7 @@ time.sleep(60)
 """
 
 
-def test_a_server_ends_with_its_driver_even_after_kill_9(tmp_path: Path) -> None:
+def test_server_ends_after_kill_9_of_driver(tmp_path: Path) -> None:
     note = tmp_path / "pids"
     driver = python(SERVE, DEAF, note, tmp_path / "log")
     wait_for(note.exists)
@@ -163,7 +161,7 @@ environment.install(ingredients, folder)
 """
 
 
-def test_uv_writes_nothing_more_after_a_kill_9_of_the_build(tmp_path: Path) -> None:
+def test_uv_ends_after_kill_9_of_build(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     uv = tmp_path / "uv"
     started = f"echo $$ >{note}.new; mv {note}.new {note}; exec sleep 60"

@@ -38,7 +38,7 @@ def archives(store: Path) -> int:
     return len(list((store / "unpacked" / "cache" / "archive-v0").iterdir()))
 
 
-def test_another_wheelhouse_unpacks_only_what_is_new(project: Project, lock: Any) -> None:
+def test_only_new_wheels_are_unpacked(project: Project, lock: Any) -> None:
     # uv must take nothing in a path for a requirement or a marker
     project.store = project.store.with_name("a #store ; of\n%20 mine")
     lock("first")
@@ -64,7 +64,7 @@ def test_another_wheelhouse_unpacks_only_what_is_new(project: Project, lock: Any
     assert archives(project.store) == 2
 
 
-def test_a_damaged_third_party_wheel_is_in_no_bill(project: Project, lock: Any) -> None:
+def test_damaged_wheel_is_not_in_sbom(project: Project, lock: Any) -> None:
     lock("first")
     project.build(until="image")
     sbom = project.wheel.parent / "sbom.cdx.json"
@@ -77,7 +77,7 @@ def test_a_damaged_third_party_wheel_is_in_no_bill(project: Project, lock: Any) 
     assert sbom.read_bytes() == before
 
 
-def test_a_damaged_environment_is_made_again(project: Project, lock: Any) -> None:
+def test_damaged_environment_is_rebuilt(project: Project, lock: Any) -> None:
     lock("first")
     venv = environment(project.build(until="image"), project.store)
     (module,) = venv.rglob("first.py")
@@ -88,7 +88,7 @@ def test_a_damaged_environment_is_made_again(project: Project, lock: Any) -> Non
     subprocess.run([venv / "bin" / "python", "-c", code], check=True, cwd="/")
 
 
-def test_clean_leaves_environments_whole(project: Project, lock: Any) -> None:
+def test_clean_keeps_environments_working(project: Project, lock: Any) -> None:
     lock("first")
     venv = environment(project.build(until="image"), project.store)
     project.run("clean", "--superseded")

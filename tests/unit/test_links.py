@@ -64,19 +64,6 @@ def test_links_lead_somewhere(page: str) -> None:
     assert list(broken(page, (ROOT / page).read_text())) == []
 
 
-def test_the_check_sees_what_is_broken() -> None:
-    text = (
-        "[a](serving.md#health) [b](serving.md#none) [c](none.md) [d](https://e.example/x)\n"
-        "[e](#no-heading-of-this-page) ![f](none.svg)\n```\n[g](none.md)\n```\n"
-    )
-    assert list(broken("docs/accept.md", text)) == [
-        "serving.md#none",
-        "none.md",
-        "#no-heading-of-this-page",
-        "none.svg",
-    ]
-
-
 def test_pages_that_code_names_are_there() -> None:
     """Errors, hints and comments send people to pages."""
     wanted = [name for name in tracked() if name.startswith(("sparkforge/", "scripts/"))]
@@ -103,8 +90,3 @@ def test_every_page_is_linked_from_the_readme_or_a_page_that_is() -> None:
                     seen.add(found)
                     waiting.append(found)
     assert [page for page in PAGES if page.startswith("docs/") and page not in seen] == []
-
-
-def test_the_readme_counts_the_patches() -> None:
-    (count,) = re.findall(r"(\d+) \[patches\]", (ROOT / "README.md").read_text())
-    assert int(count) == len(list((ROOT / "patches").glob("*/*.patch")))

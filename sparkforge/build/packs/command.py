@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
 from sparkforge.core.command import Entry, count, needed, option, repeated, switch
-from sparkforge.core.disk import disk_errors, flocked
+from sparkforge.core.disk import disk_errors
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -76,9 +75,11 @@ def run(options: Options) -> int:
     artefact = executor.run(context, todo, steps).artefact(item)
     result = artefact.result
     folder = project.root / "dist" / options.target / FOLDER
+    from filelock import FileLock  # not needed by a plan
+
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with flocked(folder, fcntl.LOCK_EX):
+        with FileLock(folder / ".lock"):
             for old in folder.glob("*.whl"):
                 old.unlink()
             publish.link(artefact.path / result.file, folder / result.file)

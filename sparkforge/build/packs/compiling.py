@@ -18,7 +18,6 @@ from sparkforge.core.hashing import intact, key_of, sha256_file
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.store.artefact import Artefact, T
-from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 
 _STAGE = "packs"
@@ -132,7 +131,7 @@ def _inputs(request: Request, unit: Unit) -> dict[str, object]:
         "tree": dict(request.sources),
         "compiler": request.compiler,
         "host": request.host.identity,
-        "code": code_of(recipe.__name__),
+        "code": recipe.digest(),
     }
 
 
@@ -165,7 +164,7 @@ def link(
         "objects": [part.key for part in parts],
         "link": list(module.link),
         "host": request.host.identity,
-        "code": code_of(recipe.__name__),
+        "code": recipe.digest(),
     }
 
     def make(folder: Path) -> LibraryResult:

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results, wheels_of
 from sparkforge.build.results import EnvironmentResult, OwnWheel, WheelhouseResult
-from sparkforge.runtime import envfiles, environment, interpreter
+from sparkforge.runtime import environment, interpreter
 from sparkforge.sources.download import Fetches
 from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
@@ -66,7 +66,7 @@ def environment_item(
         needs=(*wheels, house),
         fetches=fetches,
         valid=_stands,
-        sound=lambda artefact: not envfiles.damaged(artefact.path),
+        sound=lambda artefact: not environment.damaged(artefact.path),
         # only the smoke test uses it
         intermediate=release,
         kept=release,
@@ -76,4 +76,4 @@ def environment_item(
 def _stands(artefact: Artefact[EnvironmentResult]) -> bool:
     # the interpreter is a link to the system's or the store's, which may be gone
     python = environment.python_path(artefact.path)
-    return python.exists() and not envfiles.changed(artefact.path)
+    return python.exists() and not environment.changed(artefact.path)

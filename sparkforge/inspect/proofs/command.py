@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, host_platform
-from sparkforge.core import generated
+from sparkforge.core import pages
 from sparkforge.core.command import Entry, argument, count, option, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import ProofError, UsageError
@@ -144,7 +144,7 @@ def _wheels(options: Options, wheels: tuple[Path, ...]) -> int:
 def _settle(found: kernelwork.Recorded, *, record: bool) -> None:
     """Write the record of the decode kernels' work, or compare it."""
     wanted = {kernelwork.FILE: kernelwork.text(found)}
-    for path in generated.settle(wanted, kernelwork.COMMAND, check=not record):
+    for path in pages.settle(wanted, kernelwork.COMMAND, check=not record):
         log.info(f"{path}: written")
 
 

@@ -18,7 +18,7 @@ from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.proofs.sass import Kernel
 from sparkforge.inspect.proofs.toolchain import Readers, keep
-from sparkforge.pins.architectures import compiles
+from sparkforge.pins.contracts import compiles
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive, intake

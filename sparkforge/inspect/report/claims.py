@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from sparkforge.core import generated, pages
+from sparkforge.core import pages
 from sparkforge.inspect import datafile
 from sparkforge.pins.types import Model
 
@@ -96,7 +96,7 @@ def page(path: Path) -> str:
     Raises:
         UsageError: one of the two is missing or malformed.
     """
-    return generated.between(path, markdown(load(path.with_name(NAME))))
+    return pages.between(path, markdown(load(path.with_name(NAME))))
 
 
 def _row(claim: Claim) -> tuple[str, ...]:

@@ -28,8 +28,7 @@ from sparkforge.core.command import Entry, argument, option
 from sparkforge.core.errors import ImageError, UsageError, VerifyError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.core.programs import have
-from sparkforge.core.run import call
+from sparkforge.core.run import call, have
 from sparkforge.inspect.verify import signing
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES

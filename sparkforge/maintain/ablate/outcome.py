@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkforge.core.errors import SeriesError, UsageError
-from sparkforge.core.programs import failure_text
-from sparkforge.core.run import call
+from sparkforge.core.run import call, failure_text
 from sparkforge.maintain.ablate.reduced import CHECKOUT, Place, Reduced
 
 Verdict = Literal["noticed", "not noticed", "fails in any case", "not run", "broken"]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkforge.build.options import OutputOptions, chosen_series
-from sparkforge.core import generated
+from sparkforge.core import pages
 from sparkforge.core.command import Entry, argument, option, switch
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
@@ -291,7 +291,7 @@ def _all(options: Options, project: Project, spec: str) -> int:
     log.document({table.series.upstream: table.as_json() for table in tables})
     if options.table:
         files = {project.root / "docs" / "carry.md": carry.page(tables)}
-        for page in generated.settle(files, carry.COMMAND, check=False):
+        for page in pages.settle(files, carry.COMMAND, check=False):
             log.info(f"{page}: written")
         return 0
     newest = [table.columns[-1].results or () for table in tables]

@@ -328,7 +328,7 @@ def test_a_failed_check_is_one_line_with_a_hint_and_a_code(
 ) -> None:
     with serving("writes no JSON") as fake:
         compose(project, fake)
-        assert accept(project, "--long-prompt", "500") == 26
+        assert accept(project, "--long-prompt", "500") == 10
     said = capsys.readouterr()
     (row,) = (line for line in said.out.splitlines() if "structured output  fail" in line)
     assert row.endswith("expected JSON, got 21 degrees")
@@ -341,11 +341,11 @@ def test_a_failed_check_is_one_line_with_a_hint_and_a_code(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--url", "http://127.0.0.1:9"], 26, "nothing answers at http://127.0.0.1:9/v1"),
+        (["--url", "http://127.0.0.1:9"], 10, "nothing answers at http://127.0.0.1:9/v1"),
         (["--url", "ftp://127.0.0.1"], 2, "is not the URL of a server"),
         (["--url", "http://127.0.0.1:99999"], 2, "is not the URL of a server"),
         (["--url", "http://127.0.0.1:9/?v1"], 2, "is not the URL of a server"),
-        (["--url", "http://a..b"], 26, "http://a..b/v1/models"),
+        (["--url", "http://a..b"], 10, "http://a..b/v1/models"),
         (["--log", "missing"], 2, "--log missing: no such file"),
         (["--target", "none"], 2, "none"),
     ],
@@ -361,7 +361,7 @@ def test_bad_input_is_one_error(
 
 def test_a_key_that_is_missing_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as fake:
-        assert accept(project, "--url", fake.url) == 26
+        assert accept(project, "--url", fake.url) == 10
     error = capsys.readouterr().err
     assert "401" in error
     assert "SPARKFORGE_API_KEY_FILE" in error
@@ -374,7 +374,7 @@ def test_no_password_or_key_is_printed(
     (project / "key").write_text("first\nhunter2\n")
     monkeypatch.setenv("SPARKFORGE_API_KEY_FILE", str(project / "key"))
     with serving() as fake:
-        assert accept(project, "--url", fake.url, "--json") == 26
+        assert accept(project, "--url", fake.url, "--json") == 10
     seen = capsys.readouterr()
     assert "hunter2" not in seen.out + seen.err
     assert "401" in seen.err

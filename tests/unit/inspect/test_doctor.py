@@ -595,7 +595,7 @@ def test_a_glimpse_of_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "broken").write_bytes(b"\x7fELF")
     (tmp_path / "broken").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "broken cannot be started" in glimpse("broken", timeout_s=1).problem
+    assert "broken: cannot be started" in glimpse("broken", timeout_s=1).problem
     assert glimpse("/bin/sh", "-c", "echo a; echo b >&2; exit 3", timeout_s=PATIENCE_S) == Glimpse(
         3, "a\n", "b\n"
     )

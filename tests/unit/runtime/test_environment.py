@@ -14,7 +14,7 @@ import pytest
 
 from sparkforge.core.errors import ImageError
 from sparkforge.core.hashing import sha256_file
-from sparkforge.runtime import envfiles, environment
+from sparkforge.runtime import environment
 from tests.support import make_wheel
 
 VERSION = ".".join(platform.python_version_tuple()[:2])
@@ -75,31 +75,6 @@ def test_byte_code_of_the_same_files_is_shared(tmp_path: Path) -> None:
     assert found == {"shared.cpython-311.pyc": "first", "kept.cpython-311.pyc": "second"}
 
 
-def test_byte_code_that_cannot_be_linked_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another user's, where the kernel protects links, or a file that has just gone."""
-    first, second = (tmp_path / name / "venv/lib/python/demo" for name in ("first", "second"))
-    for folder in (first, second):
-        folder.mkdir(parents=True)
-    for name in ("a", "b"):
-        (first / f"{name}.py").write_text("x = 1\n")
-        (second / f"{name}.py").hardlink_to(first / f"{name}.py")
-    (first / "__pycache__").mkdir()
-    for name in ("a", "b"):
-        (first / "__pycache__" / f"{name}.cpython-311.pyc").write_text(name)
-    link = Path.hardlink_to
-
-    def refused(self: Path, target: Path) -> None:
-        if self.name.startswith("a."):
-            raise PermissionError(1, "Operation not permitted")
-        link(self, target)
-
-    monkeypatch.setattr(Path, "hardlink_to", refused)
-    environment.share_byte_code(tmp_path / "first", tmp_path / "second")
-    assert [path.name for path in (second / "__pycache__").iterdir()] == ["b.cpython-311.pyc"]
-
-
 # -- damage ------------------------------------------------------------------------------------
 
 
@@ -130,7 +105,7 @@ def test_a_damaged_unpacked_wheel_is_unpacked_again(
     path.write_bytes(b"here = Fals\n" if damage == "flip" else b"")
     site = again(tmp_path)
     assert (site / "third.py").read_bytes() == b"here = True\n"
-    assert envfiles.damaged(tmp_path / "made") == []
+    assert environment.damaged(tmp_path / "made") == []
     assert "unpacking the wheels again" in "".join(capsys.readouterr())
 
 
@@ -139,7 +114,7 @@ def test_a_changed_file_of_an_environment_is_noticed(tmp_path: Path, damage: str
     site, made = again(tmp_path), tmp_path / "made"
     (site / "demo" / "__pycache__").mkdir()
     (site / "demo" / "__pycache__" / "x.pyc").touch()  # a server's
-    assert not envfiles.changed(made)
+    assert not environment.changed(made)
     path = made / "files.json" if damage == "listing" else site / "demo" / "__init__.py"
     match damage:
         case "gone":
@@ -151,8 +126,8 @@ def test_a_changed_file_of_an_environment_is_noticed(tmp_path: Path, damage: str
             path.write_bytes(b"")
         case _:
             path.write_bytes(path.read_bytes().replace(b"1", b"3"))
-    assert envfiles.changed(made)
-    assert (envfiles.damaged(made) == []) == (damage == "listing")
+    assert environment.changed(made)
+    assert (environment.damaged(made) == []) == (damage == "listing")
 
 
 def test_a_bit_that_flips_without_a_date_is_seen_by_the_records(tmp_path: Path) -> None:
@@ -161,8 +136,8 @@ def test_a_bit_that_flips_without_a_date_is_seen_by_the_records(tmp_path: Path) 
     before = path.stat()
     path.write_bytes(b"x = 3\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not envfiles.changed(made)
-    assert envfiles.damaged(made) == [str(path)]
+    assert not environment.changed(made)
+    assert environment.damaged(made) == [str(path)]
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"demo/__init__.py\n", b"gone.py,sha256=a,1\n"])
@@ -170,7 +145,7 @@ def test_a_damaged_record_counts_as_damage(tmp_path: Path, content: bytes) -> No
     site = again(tmp_path)
     (record,) = site.glob("demo-*/RECORD")
     record.write_bytes(content)
-    assert envfiles.damaged(tmp_path / "made") != []
+    assert environment.damaged(tmp_path / "made") != []
 
 
 @pytest.mark.parametrize(
@@ -202,10 +177,10 @@ def test_a_wheel_with_a_wrong_record_is_installed_as_it_was_published(
     again(tmp_path, lock)
     site, made = again(tmp_path, lock), tmp_path / "made"
     assert "unpacking the wheels again" not in "".join(capsys.readouterr())
-    assert envfiles.damaged(made) == []
+    assert environment.damaged(made) == []
     (site / "third.py").unlink()
     (site / "third.py").write_bytes(b"here = 'chanfed'\n")
-    assert envfiles.damaged(made) == [str(site / "third.py")]
+    assert environment.damaged(made) == [str(site / "third.py")]
 
 
 def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None:
@@ -217,13 +192,4 @@ def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None
     venv = environment.install(of, tmp_path / "made")
     (path,) = venv.glob("lib/*/site-packages/third.py")
     assert path.read_bytes() == b"here = 'ours'\n"
-    assert envfiles.damaged(tmp_path / "made") == []
-
-
-def test_an_installation_needs_no_folder_for_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In /tmp a killed uv would leave them."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    assert (again(tmp_path) / "third.py").is_file()
-    assert not (tmp_path / "missing").exists()
+    assert environment.damaged(tmp_path / "made") == []

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import string
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from packaging.tags import Tag
 
 from sparkforge.core import index
-from sparkforge.core.errors import FetchError, PinsError
+from sparkforge.core.errors import FetchError, IntegrityError, PinsError
 from sparkforge.core.index import Index
-from sparkforge.sources import download, wheelhouse
+from sparkforge.sources import download, sizes, wheelhouse
 from sparkforge.sources.wheelhouse import Locked, Wanted, fill, platform_tags, read_lock
 from sparkforge.store.store import Store
 from tests.support import (
@@ -25,10 +20,8 @@ from tests.support import (
     Page,
     Server,
     add_project,
-    alive,
     make_wheel,
     sha256,
-    wait_for,
 )
 
 HASH = "a" * 64
@@ -41,7 +34,7 @@ def lock(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_lock_is_read(tmp_path: Path) -> None:
+def test_lock_is_read(tmp_path: Path) -> None:
     path = lock(
         tmp_path,
         f"""\
@@ -81,13 +74,19 @@ marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
         ("a==1 \\", 1),
     ],
 )
-def test_a_line_without_version_or_hash_is_refused(tmp_path: Path, text: str, line: int) -> None:
+def test_unhashed_line_is_refused(tmp_path: Path, text: str, line: int) -> None:
     with pytest.raises(PinsError, match=rf"lock\.txt:{line}: .* is not NAME==VERSION") as caught:
         read_lock(lock(tmp_path, text))
     assert caught.value.exit_code == 3
 
 
-def test_a_file_with_bytes_that_are_not_locked_is_damaged(tmp_path: Path) -> None:
+def test_broken_marker_is_refused(tmp_path: Path) -> None:
+    text = f"ok==1 --hash=sha256:{HASH}\nx==1 ; python_version ~ '3' --hash=sha256:{HASH}\n"
+    with pytest.raises(PinsError, match=r"lock\.txt:2: "):
+        read_lock(lock(tmp_path, text))
+
+
+def test_unlocked_bytes_are_damage(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     good, bad, other = (make_wheel(folder, name) for name in ("Some_Thing", "damaged", "unknown"))
     lines = "".join(
@@ -102,35 +101,10 @@ def test_a_file_with_bytes_that_are_not_locked_is_damaged(tmp_path: Path) -> Non
     assert wheelhouse.damaged(folder, wanted) == [bad.name, other.name]
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.text(string.ascii_lowercase, min_size=1),
-            st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}", fullmatch=True),
-            st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), min_size=1, max_size=3),
-            st.booleans(),
-            st.sampled_from(["", "    # via x\n", "\n", "# words \\\n"]),
-        ),
-    )
-)
-def test_every_well_formed_lock_is_read(
-    tmp_path_factory: pytest.TempPathFactory,
-    entries: Sequence[tuple[str, str, list[str], bool, str]],
-) -> None:
-    text = ""
-    for name, version, hashes, folded, between in entries:
-        glue = " \\\n    " if folded else " "
-        text += glue.join([f"{name}=={version}", *(f"--hash=sha256:{h}" for h in hashes)])
-        text += f"\n{between}" if between != "# words \\\n" else "\n"
-    folder = tmp_path_factory.mktemp("lock")
-    expected = [Locked(name, version, frozenset(h)) for name, version, h, _, _ in entries]
-    assert read_lock(lock(folder, text)) == expected
-
-
 # -- tags -------------------------------------------------------------------------------
 
 
-def test_tags_are_those_of_the_target_not_of_this_interpreter() -> None:
+def test_tags_are_those_of_the_target() -> None:
     tags = platform_tags("3.12", "linux/arm64")
     assert tags[0] == Tag("cp312", "cp312", "manylinux_2_39_aarch64")
     assert Tag("cp312", "abi3", "manylinux_2_28_aarch64") in tags
@@ -139,12 +113,6 @@ def test_tags_are_those_of_the_target_not_of_this_interpreter() -> None:
     assert not any("musl" in tag.platform for tag in tags)
     assert Tag("cp312", "cp312", "manylinux_2_40_aarch64") not in tags
     assert len(tags) == len(set(tags))
-
-
-def test_a_debug_interpreter_gets_the_same_tags(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = platform_tags("3.11", "linux/amd64")
-    monkeypatch.setattr("packaging.tags._get_config_var", lambda name, warn=False: 1)
-    assert platform_tags("3.11", "linux/amd64") == before
 
 
 # -- filling ------------------------------------------------------------------------------
@@ -185,7 +153,7 @@ def wheel(folder: Path, name: str, tag: str) -> tuple[str, bytes]:
     return path.name, path.read_bytes()
 
 
-def test_the_best_fitting_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) -> None:
+def test_best_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) -> None:
     tags = [
         "py3-none-any",
         "cp311-cp311-manylinux_2_17_x86_64",
@@ -208,17 +176,7 @@ def test_the_best_fitting_locked_file_is_taken(store: Store, web: Server, tmp_pa
     assert filled(store, wanted(tmp_path, only_any)) == [f"demo-1.0-{tags[0]}.whl"]
 
 
-def test_an_index_that_speaks_json_is_read_too(store: Store, web: Server, tmp_path: Path) -> None:
-    name, data = wheel(tmp_path, "demo", "py3-none-any")
-    file = {"filename": name, "url": f"/files/{name}", "hashes": {"sha256": sha256(data)}}
-    page = {"meta": {"api-version": "1.0"}, "name": "demo", "files": [file]}
-    kind = {"Content-Type": "application/vnd.pypi.simple.v1+json"}
-    web.add("/simple/demo/", Page(json.dumps(page).encode(), headers=kind))
-    web.add(f"/files/{name}", Page(data))
-    assert filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")) == [name]
-
-
-def test_what_the_store_has_needs_no_index(store: Store, web: Server, tmp_path: Path) -> None:
+def test_stored_wheels_need_no_index(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
@@ -230,9 +188,7 @@ def test_what_the_store_has_needs_no_index(store: Store, web: Server, tmp_path: 
     assert len(web.requests) == asked
 
 
-def test_a_file_whose_hash_is_not_locked_is_not_taken(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_unlocked_hash_is_not_downloaded(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     with pytest.raises(FetchError, match=r"has no file that is locked in lock\.txt") as caught:
@@ -241,16 +197,14 @@ def test_a_file_whose_hash_is_not_locked_is_not_taken(
     assert not any(path.startswith("/files") for path, _ in web.requests)
 
 
-def test_no_fitting_file_is_told_with_python_and_platform(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_missing_wheel_names_python_and_platform(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "cp312-cp312-manylinux_2_17_x86_64")
     add_project(web, "demo", {name: data})
     with pytest.raises(FetchError, match=r"fits Python 3\.11 on linux/amd64"):
         filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}"))
 
 
-def test_lines_for_other_machines_are_left_out(store: Store, web: Server, tmp_path: Path) -> None:
+def test_markers_select_lines(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     text = (
@@ -262,9 +216,7 @@ def test_lines_for_other_machines_are_left_out(store: Store, web: Server, tmp_pa
     assert filled(store, wanted(tmp_path, text)) == [name]
 
 
-def test_a_tool_that_the_lock_holds_too_is_there_once(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_tool_in_lock_is_fetched_once(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     tool = Locked("demo", "1.0", frozenset({sha256(data)}))
@@ -272,7 +224,16 @@ def test_a_tool_that_the_lock_holds_too_is_there_once(
     assert filled(store, want) == [name]
 
 
-def test_a_failure_does_not_wait_for_the_other_downloads(
+def test_recorded_size_limits_download(store: Store, web: Server, tmp_path: Path) -> None:
+    name, data = wheel(tmp_path, "demo", "py3-none-any")
+    add_project(web, "demo", {name: data})
+    want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
+    known = {sha256(data): sizes.Known(sha256(data), len(data) - 1, name)}
+    with store.temporary("house") as house, pytest.raises(IntegrityError, match="at least"):
+        fill(store, want, Index(), Path("uv"), offline=False, into=house, known=known)
+
+
+def test_failure_cancels_other_downloads(
     store: Store, web: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_CHUNK", 1000)
@@ -287,31 +248,7 @@ def test_a_failure_does_not_wait_for_the_other_downloads(
     assert time.monotonic() - start < PATIENCE_S  # the slow file takes 800 s
 
 
-def test_a_program_of_a_thread_ends_with_sparkforge(tmp_path: Path) -> None:
-    from tests.support import finished, python
-
-    note = tmp_path / "note"
-    code = """
-import subprocess, sys, threading, time
-from pathlib import Path
-from sparkforge.core.run import call
-note = Path(sys.argv[1])
-job = ("sh", "-c", f"echo $$ > {note}.new; mv {note}.new {note}; sleep 1000")
-popen = subprocess.Popen
-def slowly(*words, **options):  # as on a busy machine: the program runs before its thread does
-    child = popen(*words, **options)
-    time.sleep(0.5)
-    return child
-subprocess.Popen = slowly
-threading.Thread(target=call, args=job, daemon=True).start()
-while not note.exists():
-    time.sleep(0.01)
-"""
-    finished(python(code, note))
-    wait_for(lambda: not alive(int(note.read_text())))
-
-
-def test_an_index_without_hashes_in_a_folder_is_hashed_here(
+def test_files_of_find_links_are_hashed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, data = wheel(tmp_path / "links", "demo", "py3-none-any")
@@ -322,10 +259,3 @@ def test_an_index_without_hashes_in_a_folder_is_hashed_here(
     assert filled(store, wanted(tmp_path, text)) == [name]
     shutil.rmtree(tmp_path / "links")
     assert filled(store, wanted(tmp_path, text), offline=True) == [name]
-
-
-def test_more_threads_than_work_is_no_trouble(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wheelhouse, "_PARALLEL", 3)
-    assert filled(store, wanted(tmp_path, "")) == []
