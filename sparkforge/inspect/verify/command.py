@@ -37,7 +37,7 @@ from sparkforge.inspect.verify import bytediff, cosign, signing
 from sparkforge.inspect.verify.bytediff import Difference
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
-from sparkforge.sources.project import Project, ProjectOptions, recover_checkout
+from sparkforge.sources.project import Project, ProjectOptions, pins_file
 
 if TYPE_CHECKING:
     from sparkforge.runtime.registry import Reference
@@ -102,7 +102,7 @@ def _signatures(options: Options) -> bool:
         raise UsageError(
             "nothing to verify", "give a folder of published files, an image, or --target"
         )
-    folder = recover_checkout(options.project.pins).parent / "dist" / str(options.target)
+    folder = pins_file(options.project.pins).parent / "dist" / str(options.target)
     if named is not None and (named.is_dir() or named.name == receipt.NAME):
         folder = named if named.is_dir() else named.parent
     elif named is not None:
