@@ -284,7 +284,7 @@ def test_one_command_to_a_tested_landing(up: Upstream, capsys: pytest.CaptureFix
         "requirements/tiny.txt: fresh none → 1.5; lib 1.0 → 2.0",
         "build.py --target tiny --engine none --until wheels",
         "| reworded-one | passes | passes: upstream has it |",
-        "| change-helper | passes | fails, as it must |",
+        "| change-helper | passes | fails |",
     ):
         assert part in page, page
 

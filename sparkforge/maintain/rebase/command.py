@@ -64,36 +64,30 @@ def run(options: Options) -> int:
     if options.onto is not None and options.all:
         return _all(options, project, options.onto)
     if options.onto is not None and options.dry_run:
-        return _dry_run(_job(project, options.upstream or ""), options.onto)
+        return _dry_run(_job(project, str(options.upstream)), options.onto)
+    assert options.upstream is not None
     with job.locked(project.root):
-        if options.upstream is None:
-            return _every_status(project)
         return _move(options, _job(project, options.upstream))
 
 
 def _check_options(options: Options) -> None:
     answers = options.go_on or options.abort or options.skip is not None
-    if options.upstream and options.all:
-        raise UsageError("an upstream and --all conflict", "give only one")
-    if options.onto is not None and answers:
-        raise UsageError("--onto starts a rebase; the others continue or end one", "give only one")
-    if options.upstream is None and not options.all and (options.onto or options.commit or answers):
-        raise UsageError("no upstream given", "give an upstream: build.py rebase vllm …")
-    if options.onto is not None and not options.onto.strip():
-        raise UsageError("--onto is empty", "give a release, for example release:0.32.0")
-    if options.skip is not None and not options.skip.strip():
-        raise UsageError("--skip needs a reason", "say why; the reason goes into the changelog")
-    moves = options.onto or options.go_on or options.skip is not None
-    ends = moves and not (options.all or options.dry_run or options.abort)
-    if options.commit is not None and not ends:
-        raise UsageError("--commit is only for the end of a rebase", "use it with --continue")
-    if options.commit is not None and not re.fullmatch(r"[0-9a-f]{40}", options.commit):
-        raise UsageError(f"--commit {options.commit}: not 40 digits", "give the full commit SHA")
-    if options.companions and (options.all or options.dry_run):
-        msg = "--with-companions and a dry run conflict"
-        raise UsageError(msg, "a move is tried before anything changes")
-    if options.onto is not None and _MANY.fullmatch(options.onto) and not options.all:
-        raise UsageError(f"--onto {options.onto} needs --all", "give one release")
+    ends = options.onto or options.go_on or options.skip is not None
+    shows = options.all or options.dry_run
+    many = options.onto is not None and _MANY.fullmatch(options.onto)
+    wrong = {
+        "an upstream and --all conflict": options.upstream and options.all,
+        "no upstream given": not options.upstream and not options.all,
+        "--onto starts a rebase; the others continue or end one": options.onto and answers,
+        "--skip needs a reason": options.skip is not None and not options.skip.strip(),
+        "--commit is only for the end of a rebase": options.commit and (shows or not ends),
+        "--commit needs 40 digits": not re.fullmatch(r"[0-9a-f]{40}", options.commit or "0" * 40),
+        "--with-companions and a dry run conflict": options.companions and shows,
+        f"--onto {options.onto} needs --all": many and not options.all,
+    }
+    for what, found in wrong.items():
+        if found:
+            raise UsageError(what, "see build.py rebase --help")
 
 
 def _job(project: Project, upstream: str) -> Job:
@@ -188,18 +182,6 @@ def _status(own: Job, plan: Plan | None) -> int:
     if plan.stopped is not None:
         return log.failure(own.stop_of(plan.stopped))
     log.info(f"{own.upstream}: onto {plan.spec}: interrupted, or its trial failed; use --continue")
-    return 0
-
-
-def _every_status(project: Project) -> int:
-    plans = {name: Job(project, name).load() for name in project.pins.upstreams}
-    found = {name: plan for name, plan in plans.items() if plan is not None}
-    for name, plan in found.items():
-        where = f"stopped at {plan.stopped.stopped}" if plan.stopped else "interrupted"
-        log.info(f"{name}: onto {plan.spec}: {where}")
-    if not found:
-        log.info("no rebase is in progress")
-    log.document({name: _document(plan, ()) for name, plan in found.items()})
     return 0
 
 
