@@ -197,7 +197,9 @@ def test_git_itself_may_go_on(upstream: Upstream) -> None:
     tree.path = upstream.root / "dist/rebase/demo/tree"
     tree("add", "--all")
     tree("-c", "core.editor=true", "rebase", "--continue")
-    upstream.rebase("demo", "--continue")
+    said = upstream.rebase("demo", "--continue")
+    assert [move["verdict"] for move in said["series"]["demo"]["patches"]][1] == "conflict"
+    assert "dropped" not in (upstream.root / "CHANGELOG.md").read_text()
     check_landed(upstream, ["first-one.patch", "second-one.patch", "third-one.patch"])
 
 

@@ -78,6 +78,7 @@ def _check_options(options: Options) -> None:
     wrong = {
         "an upstream and --all conflict": options.upstream and options.all,
         "no upstream given": not options.upstream and not options.all,
+        "--onto is empty": options.onto is not None and not options.onto.strip(),
         "--onto starts a rebase; the others continue or end one": options.onto and answers,
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
         "--commit is only for the end of a rebase": options.commit and (shows or not ends),

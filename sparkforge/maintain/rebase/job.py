@@ -284,6 +284,11 @@ class Job:
         at = tree.stopped
         if at is None:  # a person ran git rebase --continue to its end
             part.done = True
+            made = tree.moved(part.new.commit).get(part.stopped)
+            if made is not None:
+                progress.answers[part.stopped] = made
+            else:
+                progress.reasons[part.stopped] = "left out by hand"
         elif commits[at].name != part.stopped:
             msg = f"{tree.path}: git has gone on to {commits[at].name}"
             raise UsageError(msg, f"finish it: git -C {tree.path} rebase --continue")
