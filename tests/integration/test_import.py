@@ -33,7 +33,7 @@ def outside(tree: Tree, tmp_path: Path) -> Path:
     repo("checkout", "--quiet", "--detach", "v1.0")
     repo.commit(
         {"demo/__init__.py": b"x = 2\n"},
-        f"Set x to two\n\nFixes 7.\n\n{SIGNED}",
+        "Set x to two\n\nFixes 7.\n\nSigned-off-by: Bob <bob@example.invalid>",
     )
     repo.commit({"demo/more.py": b"z = 1\n"}, f"[Core] Add more\n\n{WHY}")
     path = tmp_path / "from outside.mbox"
@@ -58,14 +58,21 @@ def test_mails_become_patches_of_the_series(tree: Tree, outside: Path) -> None:
     text = patch_text(tree, names[0])
     assert "From: Ada <ada@example.invalid>" in text
     # who signed stands in the message, but is none of our trailers
-    assert f"{SIGNED}\n\nUpstream-Status: Backport" in text
+    assert "Signed-off-by: Bob <bob@example.invalid>\n\nUpstream-Status: Backport" in text
     assert text.index(WHY[:30]) < text.index("Fixes 7.")
     tree.run("patches", "check")
 
 
+def test_every_trailer_stays(tree: Tree, outside: Path) -> None:
+    mail = outside.read_text()
+    outside.write_text(mail.replace("Signed-off-by: Bob <bob@example.invalid>", SIGNED))
+    imported(tree, outside, *GIVEN, "--why", WHY)
+    assert f"{SIGNED}\n\nUpstream-Status: " in patch_text(tree, "set-x-to-two.patch")
+
+
 def test_a_subject_with_a_colon_is_no_trailer(tree: Tree, outside: Path) -> None:
     mail = outside.read_text().replace("Set x to two", "Docs: set x").replace("Fixes 7.\n\n", "")
-    outside.write_text(mail.replace(f"{SIGNED}\n", ""))
+    outside.write_text(mail.replace("Signed-off-by: Bob <bob@example.invalid>\n", ""))
     imported(tree, outside, *GIVEN, "--why", WHY)
     assert patch_text(tree, "docs-set-x.patch").count("Docs: set x") == 1
 

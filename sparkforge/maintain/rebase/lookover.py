@@ -20,6 +20,7 @@ from sparkforge.maintain.rebase.tree import Tree
 from sparkforge.pins.pathmap import PathRule, rule_of
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
+_LINE = re.compile(rb"^([-+])(?!-- |\+\+ )(.*)$", re.MULTILINE)
 _STRING = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
 _COMMENT = re.compile(rb"(?:#(?!\s*(?:if|define|include|elif|ifdef|ifndef)\b)|//).*$")
 # a name that the line itself defines is not used from elsewhere
@@ -32,8 +33,10 @@ def words(diff: bytes) -> set[bytes]:
     """Return the names that the added code of a diff uses: no comments, strings or prose."""
     used: set[bytes] = set()
     made: set[bytes] = set()
-    for line in _lines(diff, b"+"):
-        code = _COMMENT.sub(b"", _STRING.sub(b"''", line))
+    for line in _LINE.finditer(diff):
+        if line[1] == b"-":
+            continue
+        code = _COMMENT.sub(b"", _STRING.sub(b"''", line[2]))
         made |= {name for names in _MADE.findall(code) for name in names if name}
         for match in _WORD.finditer(code):
             around = code[match.start() - 1 : match.start()] + code[match.end() : match.end() + 1]
@@ -45,14 +48,6 @@ def words(diff: bytes) -> set[bytes]:
 def _like_code(word: bytes) -> bool:
     """Return whether a word looks like an identifier, not like prose."""
     return b"_" in word or word[1:] != word[1:].lower()
-
-
-def _lines(diff: bytes, mark: bytes) -> list[bytes]:
-    return [
-        line[1:]
-        for line in diff.splitlines()
-        if line.startswith(mark) and not line.startswith(mark * 3 + b" ")
-    ]
 
 
 def ships(rules: Iterable[PathRule], path: str) -> bool:
@@ -76,9 +71,10 @@ def vanished(
     diff = git.git_bytes(
         tree.path, "diff-tree", "-p", "-U0", "--no-renames", old, new, "--", ".", *others
     )
-    # removed somewhere, and not added elsewhere
-    gone = wanted & {word for line in _lines(diff, b"-") for word in _WORD.findall(line)}
-    gone -= {word for line in _lines(diff, b"+") for word in _WORD.findall(line)}
+    sides: dict[bytes, set[bytes]] = {b"-": set(), b"+": set()}
+    for line in _LINE.finditer(diff):  # one at a time: a release changes much text
+        sides[line[1]] |= wanted.intersection(_WORD.findall(line[2]))
+    gone = sides[b"-"] - sides[b"+"]  # removed somewhere, and not added elsewhere
     if not gone:
         return set()
     named = [part for word in sorted(gone) for part in ("-e", word.decode())]

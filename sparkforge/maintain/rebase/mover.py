@@ -231,15 +231,15 @@ class Mover:
                 new = moved[old]
                 result = self._moved(tree, old, new, stop)
                 names_lost = tuple(sorted(word.decode() for word in used[new] & lost))
-                detail = [f"uses {one}, which the new release no longer has" for one in names_lost]
-                detail += broken.get(new, ())
+                found = [f"uses {one}, which the new release no longer has" for one in names_lost]
+                found += broken.get(new, ())
                 remembered = name in progress.remembered
                 if remembered:
-                    detail.insert(0, "resolved as it was before")
+                    found.insert(0, "resolved as it was before")
                 results.append(
                     replace(
                         result,
-                        detail=(*result.detail, *detail),
+                        detail=(*result.detail, *found),
                         vanished=names_lost,
                         remembered=remembered,
                     )
@@ -259,8 +259,8 @@ class Mover:
         """Return the result of a patch that has moved."""
         patch = self.commits[old]
         if stop is not None:
-            detail = (*stop.result.detail, "resolved by hand")
-            return replace(stop.result, stops=False, detail=detail, commit=commit)
+            by_hand = (*stop.result.detail, "resolved by hand")
+            return replace(stop.result, stops=False, detail=by_hand, commit=commit)
         detail: tuple[str, ...] = ()
         verdict = compare(tree, old, commit)
         changed = {change.path for change in git.changes(tree.path, f"{commit}^", commit)}
