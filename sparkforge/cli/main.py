@@ -40,15 +40,15 @@ _MODULES: Mapping[str, str] = {
     "clean": "cli.clean",
     "patches": "cli.patches",
     "pins": "cli.pins",
-    "dev": "maintain.dev.command",
+    "dev": "maintain.dev",
     "rebase": "maintain.rebase.command",
-    "watch": "maintain.watch.command",
+    "watch": "maintain.watch",
     "docs": "cli.docs",
     "accept": "inspect.accept.command",
     "explain": "cli.build",
     "roofline": "cli.roofline",
     "bench": "cli.bench",
-    "ablate": "maintain.ablate.command",
+    "ablate": "maintain.ablate",
     "proofs": "inspect.proofs.command",
     "report": "inspect.report.command",
     "release": "release.command",
@@ -57,7 +57,7 @@ _MODULES: Mapping[str, str] = {
 }
 """The module of each command, in its ``COMMANDS``; only that of the one in use is imported."""
 _STARTS_A_SERVER = ("smoke", "serve", "bench", "bench quality")
-_TAKES_A_COMMAND = ("ablate", "dev")
+_TAKES_A_COMMAND = ("dev",)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ended: list[int] = []
 """The signal that has ended this run."""

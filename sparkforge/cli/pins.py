@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.build.options import OutputOptions, source_option, source_plan
-from sparkforge.core import transaction
 from sparkforge.core.command import Entry, argument
+from sparkforge.core.disk import write_files
 from sparkforge.core.log import log
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -110,7 +110,7 @@ def _resolve(options: ResolveOptions) -> int:
             with project.locked():
                 text = path.read_bytes().decode()
                 fresh = edit.with_commit(path, text, name, resolved.commit)
-                transaction.change(project.root, {path: fresh.encode()})
+                write_files({path: fresh.encode()})
         found[name] = {
             "commit": resolved.commit,
             "files": resolved.files,

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,30 @@ def write_file(path: Path, data: bytes) -> None:
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
+
+
+def write_files(files: Mapping[Path, bytes | None]) -> None:
+    """Replace files, each atomically; None removes one.
+
+    Raises:
+        StoreError: a folder cannot be written, or is in the place of a file; nothing has changed.
+    """
+    for path in files:
+        if path.is_dir():
+            raise StoreError(f"{path}: is a folder, but a file is needed", "move it away")
+        with disk_errors(path):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                msg = f"{path.parent}: is not a folder"
+                raise StoreError(msg, "move it away") from None
+            if not os.access(path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+    for path, data in files.items():
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_file(path, data)
 
 
 def sync(path: Path) -> None:

@@ -220,14 +220,14 @@ def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) 
     git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
     try:
         # --no-cone: patterns are single files
-        git(where, "sparse-checkout", "set", "--no-cone", "--stdin", stdin=sparse_patterns(paths))
+        git(where, "sparse-checkout", "set", "--no-cone", "--stdin", stdin=_sparse_patterns(paths))
         git(where, "read-tree", "-mu", "HEAD")
         yield where
     finally:
         git(repo, "worktree", "remove", "--force", str(where))
 
 
-def sparse_patterns(paths: Iterable[str]) -> bytes:
+def _sparse_patterns(paths: Iterable[str]) -> bytes:
     """Return the patterns of a sparse checkout of these files; a slash anchors at the top."""
     patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
     return patterns.encode(errors="surrogateescape")
@@ -259,11 +259,6 @@ def changes(repo: Path, old: str, new: str) -> list[Change]:
         old_mode, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
         result.append(Change(status, path, old_blob, new_blob, old_mode, new_mode))
     return result
-
-
-def diff(repo: Path, old: str, new: str) -> bytes:
-    """Return the canonical diff of two commits or trees."""
-    return git_bytes(repo, "diff-tree", "-p", "--full-index", "--no-renames", old, new)
 
 
 def unquoted(name: str) -> str:

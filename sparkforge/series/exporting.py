@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core import git, transaction
+from sparkforge.core import git
+from sparkforge.core.disk import write_files
 from sparkforge.core.errors import SeriesError, StaleError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins import edit
@@ -89,7 +90,7 @@ def export(
 ) -> tuple[Series, Report, list[Path]]:
     """Replace the series of an upstream by a chain of commits.
 
-    The caller has locked the checkout (``transaction.held``).
+    The caller has locked the checkout (``Project.locked``).
 
     Args:
         old: the series in the checkout.
@@ -145,7 +146,7 @@ def export(
         msg = f"no commit is left for {', '.join(unnamed)}"
         how = " ".join(f"--drop {name}" for name in unnamed)
         raise SeriesError(msg, f"nothing was written; to remove it: {how}")
-    transaction.change(project.root, stale)
+    write_files(stale)
     return result, report, list(stale)
 
 

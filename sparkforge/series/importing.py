@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.series import worktree
 from sparkforge.series.exporting import Chain
 from sparkforge.series.lint import FILL_IN, TRAILERS
-from sparkforge.series.patchfile import NATIVE, trailers_of
+from sparkforge.series.patchfile import NATIVE, parted
 from sparkforge.series.series import AM, Patched, Series
 from sparkforge.series.worktree import SeriesCommit
 from sparkforge.store.store import Store
@@ -49,8 +49,13 @@ def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
     values = {key: trailers.get(key) or f"{FILL_IN} {_TEMPLATE[key]}" for key in TRAILERS}
     if native := trailers.get(NATIVE):
         values[NATIVE] = native
-    block = "\n".join(f"{key}: {value}" for key, value in values.items())
-    return f"{subject}\n\n{body.strip() or _WHY}\n\n{block}\n"
+    prose, present = parted(body)  # as of `git commit --signoff`
+    blocks = (_block(present), _block(values.items()))
+    return "\n\n".join(part for part in (subject, prose or _WHY, *blocks) if part) + "\n"
+
+
+def _block(trailers: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{key}: {value}" for key, value in trailers)
 
 
 def chain(
@@ -157,17 +162,17 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
         tree, "show", "-s", "--date=raw", "--format=%an%x00%ae%x00%ad%x00%B", commit
     ).split("\0", 3)
     subject, _, body = message.strip().partition("\n")
-    present = trailers_of(message)
+    body, trailers = parted(body)
+    present = dict(trailers)
     ours = {key: wanted.trailers.get(key) or present.get(key, "") for key in TRAILERS}
     if missing := [key for key, value in ours.items() if not value]:
         options = " ".join(f"--{key.lower()} TEXT" for key in missing)
         raise UsageError(f"{subject!r}: no trailer {', '.join(missing)}", f"add {options}")
-    body = body.strip().rpartition("\n\n")[0].strip() if present else body.strip()
     if native := wanted.trailers.get(NATIVE) or present.get(NATIVE):
         ours[NATIVE] = native
-    foreign = "\n".join(f"{key}: {value}" for key, value in present.items() if key not in ours)
-    block = "\n".join(f"{key}: {value}" for key, value in ours.items())
-    parts = [wanted.subject or subject, wanted.why, body, foreign, block]
+    # of these there may be several: two Signed-off-by
+    foreign = _block((key, value) for key, value in trailers if key not in ours)
+    parts = [wanted.subject or subject, wanted.why, body, foreign, _block(ours.items())]
     text = "\n\n".join(part for part in parts if part) + "\n"
     author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address, "GIT_AUTHOR_DATE": date}
     words = ("commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-")

@@ -201,17 +201,24 @@ def _decoded(header: str) -> str:
 
 
 def trailers_of(message: str) -> dict[str, str]:
-    """Return the trailers: the ``Key: value`` lines of the last paragraph; values may be folded."""
-    last = message.strip().split("\n\n")[-1]
-    found: dict[str, str] = {}
-    key = ""
+    """Return the trailers of a message by key; of several with one key the last."""
+    return dict(parted(message)[1])
+
+
+def parted(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return a text without its trailers, and these in order: (key, value).
+
+    They are the ``Key: value`` lines of the last paragraph; values may be folded.
+    """
+    before, _, last = f"\n\n{text.strip()}".rpartition("\n\n")
+    found: list[tuple[str, str]] = []
     for line in last.splitlines():
         match = re.match(r"^([A-Z][A-Za-z-]+): (.*)$", line)
         if match:
-            key = match[1]
-            found[key] = match[2].strip()
-        elif key and line.startswith((" ", "\t")):
-            found[key] += " " + line.strip()
+            found.append((match[1], match[2].strip()))
+        elif found and line.startswith((" ", "\t")):
+            key, value = found[-1]
+            found[-1] = (key, f"{value} {line.strip()}")
         else:
-            return {}  # prose, not a block of trailers
-    return found
+            return text.strip(), []  # prose, not a block of trailers
+    return before.strip(), found

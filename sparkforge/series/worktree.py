@@ -17,6 +17,7 @@ from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.gitread import Commit, Reader
 from sparkforge.core.run import call
 from sparkforge.series import patchfile
+from sparkforge.series.lint import TRAILERS
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
@@ -241,7 +242,7 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
             newest = reader.commit("HEAD")
             noted = _origins(reader, [newest]) != [()]
         subject, _, body = newest.message.partition("\n")
-        if newest.id == tree.base or noted or patchfile.trailers_of(body):
+        if newest.id == tree.base or noted or TRAILERS[0] in patchfile.trailers_of(body):
             msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     # with the user's name and address. The message is ours; hooks and signatures are upstream's

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core import gitsafe, transaction
+from sparkforge.core import gitsafe
 from sparkforge.core.command import option, repeated, switch
-from sparkforge.core.errors import UsageError
+from sparkforge.core.disk import disk_errors
+from sparkforge.core.errors import StoreError, UsageError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
@@ -75,15 +76,9 @@ def store_of(named: str | Path | None) -> Store:
     return Store(root)
 
 
-def recover_checkout(named: Path | None) -> Path:
-    """Finish a killed command's change of the checkout; return its pins.yaml.
-
-    Args:
-        named: of --pins; None: sparkforge's own checkout.
-    """
-    path = (named or ROOT / "pins.yaml").resolve()
-    transaction.finish(path.parent)
-    return path
+def pins_file(named: Path | None) -> Path:
+    """Return the pins.yaml of --pins; None: that of sparkforge's own checkout."""
+    return (named or ROOT / "pins.yaml").resolve()
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,12 @@ class Checkout:
 
 
 def checkout(named: Path | None) -> Checkout:
-    """Return the checkout of --pins, after ``recover_checkout``.
+    """Return the checkout of --pins.
 
     Raises:
         PinsError: pins.yaml is missing or invalid.
     """
-    path = recover_checkout(named)
+    path = pins_file(named)
     return Checkout(path, pins.load(path))
 
 
@@ -121,7 +116,7 @@ class Project(Checkout):
 
     @classmethod
     def open(cls, options: ProjectOptions) -> Project:
-        """Finish a killed command's change of the checkout, then read pins.yaml.
+        """Read pins.yaml, and find the store.
 
         Raises:
             PinsError: pins.yaml is missing or invalid.
@@ -139,8 +134,20 @@ class Project(Checkout):
     @contextmanager
     def locked(self) -> Iterator[Project]:
         """Lock the checkout against changes by other commands, and read it again."""
-        with transaction.held(self.root):
+        from filelock import FileLock  # most commands change nothing
+
+        folder = self.root / ".sparkforge"
+        with disk_errors(folder):
+            try:
+                folder.mkdir(exist_ok=True)
+                lock = FileLock(folder / "lock")
+                lock.acquire()
+            except (FileExistsError, NotADirectoryError):
+                raise StoreError(f"{folder}: is not a folder", "move it away") from None
+        try:
             yield replace(self, pins=pins.load(self.pins_path))
+        finally:
+            lock.release()
 
 
 def mirrors(texts: Sequence[str], all_pins: Pins) -> dict[str, str]:

@@ -9,7 +9,6 @@ Layout under the root::
     artefacts/<stage>/<key>/           finished results, each with its artefact.json
     last/<target>/<label>.json         inputs of a target's newest build
     unpacked/                          uv's cache of wheels, which environments are linked from
-    bisect/<key>.json                  results of an interrupted ablate --bisect
     serve/                             files that servers of virtual environments write
     compile/<wheel>-<key>/, ccache/    an unfinished compile; results of compilers, by ccache
     tmp/NAME, NAME.lock                work in progress; swept when its lock is free
@@ -39,7 +38,7 @@ from sparkforge.store.artefact import Artefact, T, load, record
 
 _FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
 INTERPRETERS = "interpreters"
-_RESULTS = ("artefacts", "last", "bisect", "compile", "unpacked")
+_RESULTS = ("artefacts", "last", "compile", "unpacked")
 _REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
 _SHARED = (
     "downloads",

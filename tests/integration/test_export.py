@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sparkforge.cli import main
-from tests.forked import killed
 from tests.integration.worktrees import Tree, contents, snapshot
 from tests.project import PATCH, PATCHED, Project
 from tests.support import BODY
@@ -382,68 +379,3 @@ def test_a_checkout_that_can_not_be_written(tree: Tree) -> None:
         subprocess.run(["umount", str(tree.project.patches)], check=True)
     assert contents(tree.project.root) == before
     tree.export()
-
-
-# -- all or nothing ------------------------------------------------------------------
-
-
-def kill_at(step: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """Kill this process before its so-manieth step on the journal."""
-
-    def install(patch: pytest.MonkeyPatch) -> None:
-        left = [step]
-
-        def count(name: str) -> None:
-            real = getattr(Path, name)
-
-            def counted(self: Path, *args: Any, **more: Any) -> Any:
-                if ".sparkforge" in str(self):
-                    left[0] -= 1
-                    if left[0] == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                return real(self, *args, **more)
-
-            patch.setattr(Path, name, counted)
-
-        for name in ("rename", "replace", "unlink", "mkdir", "open"):
-            count(name)
-
-    return install
-
-
-def test_killed_anywhere_it_is_the_old_or_the_new(tree: Tree) -> None:
-    """Killed before each step on the journal; the next command gives one of the two."""
-    root = tree.project.root
-    tree.git("tag", "old")
-    tree.amend({}, "-m", f"Say it better\n\n{BODY}")
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    old = contents(root)
-    tree.export()
-    new = contents(root)
-    seen = set()
-    for at in range(1, 40):
-        for name in set(contents(root)) - set(old):
-            (root / name).unlink()
-        for name, data in old.items():
-            (root / name).write_bytes(data)
-        if not killed(tree.export, kill_at(at)):
-            assert contents(root) == new
-            break
-        tree.run("patches", "list")  # any command that reads the checkout
-        now = contents(root)
-        assert now in (old, new), at
-        seen.add(now == new)
-    else:
-        pytest.fail("never ran to its end")
-    assert seen == {True, False}
-    assert not (root / ".sparkforge" / "change").exists()
-
-
-def test_a_journal_that_was_spoiled_is_told(tree: Tree) -> None:
-    decided = tree.project.root / ".sparkforge" / "change"
-    decided.mkdir(parents=True)
-    for text in ("", "{}", "[1]", '[["x"]]'):
-        (decided / "plan.json").write_text(text)
-        _, err = tree.run("patches", "list", code=0 if text == "{}" else 11)
-        assert text == "{}" or "not the plan of a change" in err
-        decided.mkdir(exist_ok=True)

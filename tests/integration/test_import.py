@@ -19,6 +19,12 @@ GIVEN = (
 )
 WHY = "The release lacks this, as a test of ours shows; it costs nothing and was checked by hand."
 
+SIGNED = """\
+Signed-off-by: Bob <bob@example.invalid>
+Signed-off-by: Cy <cy@example.invalid>
+Co-authored-by: Di <di@example.invalid>
+Co-authored-by: Ed <ed@example.invalid>"""
+
 
 @pytest.fixture
 def outside(tree: Tree, tmp_path: Path) -> Path:
@@ -55,6 +61,20 @@ def test_mails_become_patches_of_the_series(tree: Tree, outside: Path) -> None:
     assert "Signed-off-by: Bob <bob@example.invalid>\n\nUpstream-Status: Backport" in text
     assert text.index(WHY[:30]) < text.index("Fixes 7.")
     tree.run("patches", "check")
+
+
+def test_every_trailer_stays(tree: Tree, outside: Path) -> None:
+    mail = outside.read_text()
+    outside.write_text(mail.replace("Signed-off-by: Bob <bob@example.invalid>", SIGNED))
+    imported(tree, outside, *GIVEN, "--why", WHY)
+    assert f"{SIGNED}\n\nUpstream-Status: " in patch_text(tree, "set-x-to-two.patch")
+
+
+def test_a_subject_with_a_colon_is_no_trailer(tree: Tree, outside: Path) -> None:
+    mail = outside.read_text().replace("Set x to two", "Docs: set x").replace("Fixes 7.\n\n", "")
+    outside.write_text(mail.replace("Signed-off-by: Bob <bob@example.invalid>\n", ""))
+    imported(tree, outside, *GIVEN, "--why", WHY)
+    assert patch_text(tree, "docs-set-x.patch").count("Docs: set x") == 1
 
 
 def test_a_patch_goes_in_front_of_another(tree: Tree, outside: Path) -> None:
@@ -204,3 +224,12 @@ def test_a_user_without_a_name_can_commit(tree: Tree) -> None:
     again = tree.path.parent / "again"
     tree.run("patches", "apply", "demo", str(again))
     assert "user.email" not in (again / ".git" / "config").read_text()
+
+
+def test_a_signed_commit_gets_the_form_of_a_patch(tree: Tree) -> None:
+    tree.write({"demo/new.py": b"y = 1\n"})
+    tree.git("commit", "--quiet", "--signoff", "-m", f"Add a module\n\n{WHY}")
+    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
+    message = tree.git("log", "-1", "--format=%B")
+    assert f"{WHY}\n\nSigned-off-by: Ada <ada@example.invalid>\n\nUpstream-Status: " in message
+    assert tree.export()["added"] == ["add-a-module.patch"]

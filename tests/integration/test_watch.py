@@ -76,7 +76,7 @@ def test_a_release_that_every_patch_carries_over_to(
     assert "1 clean" in err
     text = page.read_text()
     assert text.startswith("# Newer upstream releases\n")
-    assert "| demo | 1.0 | 1.1 | carries over | 1 | 1 clean |" in text
+    assert "| demo | 1.0 | 1.1 | carries over | 1 clean |" in text
     assert "`python3 build.py rebase demo --onto release:1.1`" in text
     release("1.2", SAME_FIX)
     found, _ = watch(project, code=9)
@@ -92,7 +92,7 @@ def test_a_release_that_needs_a_person(project: Project, release: Any, tmp_path:
     (move,) = found["moves"]
     assert (move["verdict"], move["stops"]) == ("conflict", True)
     assert "change-a-line-of-the-module.patch: conflict" in err
-    assert "| change-a-line-of-the-module.patch | conflict |" in page.read_text()
+    assert "| change-a-line-of-the-module | ! conflict |" in page.read_text()
 
 
 def test_what_is_no_news(project: Project, release: Any) -> None:
@@ -137,7 +137,7 @@ def test_the_pinned_release_was_withdrawn(project: Project, release: Any, tmp_pa
     issue = tmp_path / "issue.md"
     found, err = watch(project, "--markdown", str(issue))
     assert found["yanked"] == "wrong | numbers"
-    assert "upstream withdrew the pinned release 1.0: wrong | numbers" in err
+    assert "upstream withdrew the pinned 1.0: wrong | numbers" in err
     assert "withdrawn by upstream:** wrong \\| numbers" in issue.read_text()
 
 
@@ -161,10 +161,10 @@ def test_what_can_not_be_asked_is_no_news_but_an_error(
     # a list without the pinned release is not the whole list
     page.body = page.body.replace(b"demo-1.0", b"demo-0.5")
     error, _ = watch(project, code=4)
-    assert "does not have the pinned release 1.0" in error["what"]
+    assert "does not have 1.0" in error["what"]
     server.pages["/simple/demo/"] = Page(b"<!doctype html><body></body>")
     error, _ = watch(project, code=4)
-    assert "does not have the pinned release" in error["what"]
+    assert "does not have 1.0" in error["what"]
     error, _ = watch(project, code=4, PIP_INDEX_URL="http://127.0.0.1:9/simple/")
     assert "cannot read the package index" in error["what"]
 

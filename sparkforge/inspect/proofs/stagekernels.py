@@ -79,7 +79,7 @@ def item_of(project: Project) -> tuple[Context, Item[KernelsResult]]:
     """
     pin = project.pins.plugin
     if pin is None:
-        raise ProofError("there are no decode kernels", "see `plugin` in docs/pins.md")
+        raise ProofError("there are no decode kernels", "see `plugin` in docs/patches-howto.md")
     name, target = next(iter(project.pins.targets.items()))
     context = Context.of(project, name, platform_of(target))
     return context, kernels_item(context, pin)

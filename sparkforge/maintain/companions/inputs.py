@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -16,87 +15,70 @@ from packaging.utils import canonicalize_name
 _COMMENT = re.compile(r"\s#")
 
 
-@dataclass(frozen=True)
-class Followed:
-    """A list of requirements that follows a wheel."""
-
-    text: str
-    changes: tuple[str, ...]
-    """Each line that changed, for people."""
-    ours: tuple[str, ...]
-    """Requirements that changed in the wheel, and of which the list has a form of its own."""
-
-
 def follow(
     text: str, old: Sequence[Requirement], new: Sequence[Requirement], without: frozenset[str]
-) -> Followed:
+) -> tuple[str, list[str]]:
     """Return a list with what changed from one wheel's declarations to another's.
 
     Args:
         without: canonical names that a target leaves out (``drop_requires``).
+
+    Returns:
+        The list, and the requirements that changed in the wheel and of which the list has a form
+        of its own, for people.
     """
     before, after = plain(old), plain(new)
-    gone = [one for one in before if one not in after]
     fresh = [one for one in after if one not in before]
     lines: list[str] = []
-    changes, ours = [], []
     last = 0  # behind the last line that the wheel declares
     for line in text.splitlines():
         found = read(line)
-        if found is not None and found in gone:
-            to = next((one for one in fresh if _name(one) == _name(found)), None)
-            changes.append(f"{_short(found)} → {_short(to) if to is not None else 'gone'}")
-            if to is None:
-                last = len(lines)
-                continue
-            fresh.remove(to)
-        else:
-            to = None
-        lines.append(line if to is None else str(to))
-        if found is not None and found in (*before, *after):
+        if found in before and found not in after:
+            to = next((one for one in fresh if name_of(one) == name_of(found)), None)
             last = len(lines)
-    have = {_name(one): one for one in listed("\n".join(lines))}
-    known = {_name(one) for one in before}
+            if to is not None:
+                fresh.remove(to)
+                lines.append(str(to))
+                last += 1
+            continue
+        lines.append(line)
+        if found in before or found in after:
+            last = len(lines)
+    have = {name_of(one): one for one in listed("\n".join(lines))}
+    known = {name_of(one) for one in before}
+    ours = []
     for one in fresh:
-        name = _name(one)
+        name = name_of(one)
         if name in without or one in map(read, lines):
             continue
-        if name in known and name not in have:
-            continue  # left out before, too
-        if name in have and name in known:
-            ours.append(f"{_short(have[name])}, where the wheel declares {_short(one)}")
-            continue
-        lines.insert(last, str(one))
-        last += 1
-        changes.append(f"{_short(one)}: new")
-    return Followed("\n".join(lines) + "\n", tuple(changes), tuple(ours))
+        if name not in known:
+            lines.insert(last, str(one))
+            last += 1
+        elif name in have:  # else left out before, too
+            ours.append(f"{have[name]}, where the wheel declares {one}")
+    return "\n".join(lines) + "\n", ours
 
 
-def pinned(text: str, moved: Mapping[str, tuple[str, str]]) -> Followed:
+def pinned(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
     """Return a list whose exact pins of moved packages move with them.
 
     Args:
         moved: old and new version by canonical name.
     """
-    lines, changes = [], []
+    lines = []
     for line in text.splitlines():
         found = read(line)
-        if found is not None:
-            old, to = moved.get(_name(found), ("", ""))
-            if old and str(found.specifier) == f"=={old}":
-                changes.append(f"{_short(found)} → {to}")
-                line = line.replace(f"=={old}", f"=={to}", 1)  # noqa: PLW2901
-        lines.append(line)
-    return Followed("\n".join(lines) + "\n", tuple(changes), ())
+        old, to = moved.get(name_of(found), ("", "")) if found is not None else ("", "")
+        exact = found is not None and str(found.specifier) == f"=={old}"
+        lines.append(line.replace(f"=={old}", f"=={to}", 1) if exact else line)
+    return "\n".join(lines) + "\n"
 
 
 def renamed(text: str, old: str, new: str) -> str:
     """Return a list whose comments name the new version of what it copies."""
     version = re.compile(rf"(?<![\w.]){re.escape(old)}(?![\w.]*\w)")
-    return "".join(
-        version.sub(new, line) if line.startswith("#") else line
-        for line in text.splitlines(keepends=True)
-    )
+    lines = text.splitlines(keepends=True)
+    return "".join(version.sub(new, line) if line.startswith("#") else line for line in lines)
 
 
 def read(line: str) -> Requirement | None:
@@ -117,10 +99,6 @@ def plain(requirements: Sequence[Requirement]) -> list[Requirement]:
     return [one for one in requirements if "extra ==" not in str(one.marker or "")]
 
 
-def _short(requirement: Requirement) -> str:
-    """Return a requirement without its marker, for people."""
-    return str(requirement).partition(";")[0]
-
-
-def _name(requirement: Requirement) -> str:
+def name_of(requirement: Requirement) -> str:
+    """Return a requirement's canonical name."""
     return str(canonicalize_name(requirement.name))

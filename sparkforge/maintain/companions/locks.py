@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkforge.core import typed
-from sparkforge.core.disk import read_json, write_file
 from sparkforge.core.errors import CommandError, RebaseStopped
-from sparkforge.core.hashing import key_of
 from sparkforge.core.run import call
 from sparkforge.maintain.companions import demands, inputs
-from sparkforge.maintain.companions.inputs import Followed
-from sparkforge.maintain.rebase import drift
+from sparkforge.maintain.rebase import drift, metadata
 from sparkforge.pins.pins import Upstream
 from sparkforge.runtime import interpreter
 from sparkforge.sources.project import ROOT, Project
@@ -33,116 +27,100 @@ class Relocked:
 
     files: Mapping[str, str]
     """Lists and locks that changed, by path in the checkout."""
-    lists: Mapping[str, tuple[str, ...]]
-    """What changed in each list."""
-    locks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What changed in each lock."""
-    ours: tuple[str, ...] = ()
+    changes: Mapping[str, tuple[str, ...]]
+    """What changed in each, for people."""
+    ours: tuple[str, ...]
     """What a person has to decide."""
 
 
-def follow(project: Project, moved: Mapping[str, Upstream]) -> Relocked:
+def follow(project: Project, moved: Mapping[str, Upstream]) -> tuple[dict[str, str], list[str]]:
     """Return the lists of requirements as the wheels of new releases declare them.
 
     Args:
         moved: the upstreams that move, as pins.yaml will have them.
+
+    Returns:
+        The lists that changed, by path, and what a person has to decide.
     """
     texts = texts_of(project.root, ".in")
     found = dict(texts)
-    lists: dict[str, tuple[str, ...]] = {}
-    ours: list[str] = []
-
-    def take(name: str, one: Followed) -> None:
-        found[name] = one.text
-        lists[name] = (*lists.get(name, ()), *one.changes)
-        ours.extend(f"{name}: {what}" for what in one.ours)
-
+    ours: dict[str, None] = {}
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
         for plan, platform, key in demands.moved_wheels(project, up, release):
-            old = demands.declared(project, pinned.files[key])
-            new = demands.declared(project, release.files[key])
+            old = metadata.declared(project, pinned.files[key])
+            new = metadata.declared(project, release.files[key])
             without = frozenset(map(canonicalize_name, plan.wheels[up].drop_requires))
-            for name in _inputs(_read(project.root, plan.requirements[platform])):
-                if _copies(texts[name], old):
-                    take(name, inputs.follow(found[name], old, new, without))
-                    found[name] = inputs.renamed(found[name], pinned.version, release.version)
-        own = {
-            str(canonicalize_name(file.project)): (pinned.version, release.version)
-            for file in release.files.values()
-        }
-        for name, text in tuple(found.items()):
-            take(name, inputs.pinned(text, own))
-    changed = {name: text for name, text in found.items() if text != texts[name]}
-    return Relocked(changed, {name: lists[name] for name in changed}, ours=_once(ours))
+            lock_text = (project.root / plan.requirements[platform]).read_text(encoding="utf-8")
+            for name in _INPUT.findall(lock_text):
+                # a list is the copy of what a wheel declares if it has most of it
+                lines, plain = inputs.listed(texts[name]), inputs.plain(old)
+                if 2 * sum(one in lines for one in plain) > len(plain):
+                    text, left = inputs.follow(found[name], old, new, without)
+                    found[name] = inputs.renamed(text, pinned.version, release.version)
+                    ours |= dict.fromkeys(f"{name}: {what}" for what in left)
+        packages = {str(canonicalize_name(file.project)) for file in release.files.values()}
+        own = dict.fromkeys(packages, (pinned.version, release.version))
+        found = {name: inputs.pinned(text, own) for name, text in found.items()}
+    return {name: text for name, text in found.items() if text != texts[name]}, list(ours)
 
 
-def lock(project: Project, here: Path, lists: Relocked, kept: Path) -> Relocked:
-    """Lock the lists again, in a checkout that has them, and those that pin what moved there.
-
-    A run that was killed afterwards takes what is kept.
+def lock(project: Project, here: Path, lists: Mapping[str, str], ours: list[str]) -> Relocked:
+    """Lock lists again, in a checkout that has them, and those that pin what moved there.
 
     Args:
         here: a throw-away copy of the checkout, with the lists in it.
-        kept: a file that keeps the result.
 
     Raises:
         RebaseStopped: they cannot be resolved.
     """
-    locks = texts_of(project.root, ".txt")
-    key = key_of({"before": texts_of(project.root), "lists": dict(lists.files)})
-    stored = read_json(kept) or {}
-    if stored.get("key") == key and (again := typed.load(Relocked, stored["found"])) is not None:
-        return again
-    found = dict(lists.files)
-    changes = dict(lists.lists)
-    _run(here, locks, lists.files)
-    moved = _moved(project, here, locks, lists.files)
-    others = {}
+    before = texts_of(project.root)
+    locks = {name: text for name, text in before.items() if name.endswith(".txt")}
+    _run(here, locks, lists.keys())
+    mains = {name for plan in project.pins.targets.values() for name in plan.requirements.values()}
+    # the packages that wheels declare whose locked version moved
+    named = {inputs.name_of(one) for text in lists.values() for one in inputs.listed(text)}
+    moved: dict[str, tuple[str, str]] = {}
+    for name in mains:
+        old = drift.exact(locks[name])
+        new = drift.exact((here / name).read_text(encoding="utf-8"))
+        both = named & old.keys() & new.keys()
+        moved |= {one: (old[one], new[one]) for one in both if old[one] != new[one]}
     # what copies a wheel follows that wheel alone
-    copies = {
-        name
-        for plan in project.pins.targets.values()
-        for path in plan.requirements.values()
-        for name in _inputs(locks[path])
-    }
+    copies = {name for main in mains for name in _INPUT.findall(locks[main])}
+    others = set()
     for name, text in texts_of(here, ".in").items():
-        if name not in copies:
-            one = inputs.pinned(text, moved)
-            if one.changes:
-                others[name] = found[name] = one.text
-                changes[name] = one.changes
-                (here / name).write_text(one.text, encoding="utf-8")
+        if name not in copies and (fresh := inputs.pinned(text, moved)) != text:
+            others.add(name)
+            (here / name).write_text(fresh, encoding="utf-8")
     _run(here, locks, others)
-    told = {}
-    for name, old in locks.items():
-        new = _read(here, name)
-        if new != old:
-            found[name] = new
-            told[name] = differences(old, new)
-    done = Relocked(found, changes, told, lists.ours)
-    write_file(kept, json.dumps({"key": key, "found": typed.as_json(done)}).encode())
-    return done
+    files = {name: text for name, text in texts_of(here).items() if text != before.get(name)}
+    changes = {name: _differences(before.get(name, ""), text) for name, text in files.items()}
+    return Relocked(files, changes, tuple(ours))
 
 
 def texts_of(root: Path, suffix: str = "") -> dict[str, str]:
     """Return the files of requirements/ with a suffix, by path in the checkout."""
-    return {name: _read(root, name) for name in _names(root, suffix)}
+    paths = sorted((root / _FOLDER).glob(f"*{suffix}"))
+    return {f"{_FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
 
 
-def differences(old: str, new: str) -> tuple[str, ...]:
-    """Return the packages of a lock that changed, for people."""
-    before, after = drift.exact(old), drift.exact(new)
+def _differences(old: str, new: str) -> tuple[str, ...]:
+    """Return the packages of a list or lock that changed, for people."""
+    before, after = (
+        drift.exact(text) | {inputs.name_of(one): str(one.specifier) for one in inputs.listed(text)}
+        for text in (old, new)
+    )
     return tuple(
-        f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"
+        f"{name} {before.get(name, 'none') or 'any'} → {after.get(name, 'none') or 'any'}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     )
 
 
-def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None:
+def _run(here: Path, locks: Mapping[str, str], lists: Set[str]) -> None:
     """Lock what is made from some lists; what still fits keeps its version."""
-    names = [Path(name).name for name, text in locks.items() if set(_inputs(text)) & lists.keys()]
+    names = [Path(name).name for name, text in locks.items() if lists & {*_INPUT.findall(text)}]
     if not names:
         return
     env = {"UV": str(interpreter.uv_program()), "PYTHONPATH": str(ROOT)}
@@ -152,43 +130,3 @@ def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None
         msg = f"requirements cannot be locked: {', '.join(names)}\n{error}"
         remedy = "change the .in file in requirements/ of this checkout; then --continue"
         raise RebaseStopped(msg, remedy) from error
-
-
-def _moved(
-    project: Project, here: Path, locks: Mapping[str, str], lists: Mapping[str, str]
-) -> dict[str, tuple[str, str]]:
-    """Return the packages that wheels declare whose locked version moved."""
-    named = {canonicalize_name(one.name) for text in lists.values() for one in inputs.listed(text)}
-    found: dict[str, tuple[str, str]] = {}
-    for plan in project.pins.targets.values():
-        for name in plan.requirements.values():
-            before, after = drift.exact(locks[name]), drift.exact(_read(here, name))
-            found |= {
-                package: (before[package], after[package])
-                for package in named & before.keys() & after.keys()
-                if before[package] != after[package]
-            }
-    return found
-
-
-def _copies(text: str, declared: Sequence[Requirement]) -> bool:
-    """Return whether a list is the copy of what a wheel declares: it has most of it."""
-    lines, plain = inputs.listed(text), inputs.plain(declared)
-    return 2 * sum(one in lines for one in plain) > len(plain)
-
-
-def _inputs(lock: str) -> tuple[str, ...]:
-    """Return the lists that a lock was made from, which uv names in it."""
-    return _once(_INPUT.findall(lock))
-
-
-def _names(root: Path, suffix: str) -> list[str]:
-    return sorted(f"{_FOLDER}/{path.name}" for path in (root / _FOLDER).glob(f"*{suffix}"))
-
-
-def _read(root: Path, name: str) -> str:
-    return (root / name).read_text(encoding="utf-8")
-
-
-def _once(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))

@@ -1,4 +1,4 @@
-"""The changes of a finished rebase to the checkout: all files at once."""
+"""The changes of a finished rebase to the checkout: files, ``git add``, one commit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkforge.build.context import release_name
-from sparkforge.core import git, transaction
+from sparkforge.core import git, pages
+from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError, UsageError
-from sparkforge.maintain.companions import locks
-from sparkforge.maintain.companions.move import Move
-from sparkforge.maintain.rebase import drift, report
-from sparkforge.maintain.rebase.drift import DependencyDrift
-from sparkforge.maintain.rebase.drive import Rebase
-from sparkforge.maintain.rebase.resolutions import Memory
-from sparkforge.maintain.rebase.state import SeriesRebase, State
-from sparkforge.maintain.rebase.verdicts import Verdict
-from sparkforge.maintain.rebase.workspace import Workspace
+from sparkforge.core.run import call
+from sparkforge.maintain.companions import locks, trial
+from sparkforge.maintain.companions.trial import Move
+from sparkforge.maintain.rebase import drift, memory
+from sparkforge.maintain.rebase.drift import Drift
+from sparkforge.maintain.rebase.job import Job, Part, Plan
+from sparkforge.maintain.rebase.tree import Tree
+from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.pins import edit, pins, yamlfile
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.yamlfile import Where
@@ -35,10 +35,8 @@ class Landed:
 
     report: Path
     changed: tuple[Path, ...]
-    drift: tuple[DependencyDrift, ...]
+    drift: tuple[Drift, ...]
     """The pins that no longer agree, with their fixes."""
-    tests: Mapping[str, str]
-    """Of the patches that were dropped, which no other patch names: they are still there."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,13 @@ class Landing:
     files: Mapping[Path, bytes | None]
     series: Mapping[str, Series]
     """The moved series, by upstream."""
-    drift: tuple[DependencyDrift, ...]
-    sections: tuple[report.ReportSection, ...]
-    tests: Mapping[str, str]
-    """As in ``Landed``."""
+    drift: tuple[Drift, ...]
 
 
-def land(rebase: Rebase, state: State, move: Move | None = None) -> Landed:
-    """Write pins, series, patches, resolutions, changelog and report together.
+def land(job: Job, plan: Plan, move: Move | None = None) -> Landed:
+    """Write pins, series, patches, resolutions, changelog and report, and commit them.
+
+    A checkout that is not under git gets the files alone.
 
     Args:
         move: what was tried, with the files that belong to it.
@@ -63,12 +60,12 @@ def land(rebase: Rebase, state: State, move: Move | None = None) -> Landed:
     Raises:
         SeriesError: the moved patches are no valid series.
         UsageError: the checkout has changed since it was tried.
+        CommandError: git cannot commit; the files are written and staged.
     """
     # before the checkout is read: changes of an export in the meantime would be lost
-    with rebase.project.locked() as project:
-        own = state.parts[0]
-        root = project.root
-        landing = planned(rebase, project, state)
+    with job.project.locked() as project:
+        own, root = plan.parts[0], project.root
+        landing = planned(job, project, plan)
         drifts, files = landing.drift, dict(landing.files)
         if move is not None:
             if landing.files != move.files or locks.texts_of(root) != move.before:
@@ -76,65 +73,71 @@ def land(rebase: Rebase, state: State, move: Move | None = None) -> Landed:
                 raise UsageError(msg, f"build.py rebase {own.upstream} --continue tries it again")
             drifts = move.drift
             files |= {root / name: text.encode() for name, text in move.requirements.items()}
-        page = root / "dist" / "rebase" / report.file_name(own)
-        files[page] = report.page(state, landing.sections, drifts, move).encode()
-        present = {file: file.read_bytes() if file.is_file() else None for file in files}
-        changed = {file: data for file, data in files.items() if data != present[file]}
-        # the state goes with the change: a run killed after it has nothing left to continue
-        transaction.change(root, {**changed, rebase.job.file: None})
-        rebase.job.remove()
-        remaining = tuple(difference for difference in drifts if not difference.values)
-        written = tuple(file for file in changed if file != page)
-        return Landed(page, written, remaining, landing.tests)
+        name = f"{own.upstream}-{own.pinned['version']}-{own.target.version}.md"
+        page = root / "dist" / "rebase" / name
+        page.write_text(_report(job, plan, drifts, move), encoding="utf-8")
+        changed = {
+            file: data
+            for file, data in files.items()
+            if data != (file.read_bytes() if file.is_file() else None)
+        }
+        write_files(changed)
+        _commit(root, changed, f"Move {own.upstream} to {own.target.tag}")
+        job.remove()
+        left = tuple(difference for difference in drifts if not difference.values)
+        return Landed(page, tuple(changed), left)
 
 
-def planned(rebase: Rebase, project: Project, state: State) -> Landing:
+def _commit(root: Path, files: Iterable[Path], message: str) -> None:
+    """Commit files with the user's own git, its identity and hooks."""
+    if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):
+        paths = [str(path.relative_to(root)) for path in files]
+        call("git", "-C", root, "add", "--all", "--", *paths)
+        call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
+
+
+def planned(job: Job, project: Project, plan: Plan) -> Landing:
     """Return what a rebase writes; changes nothing.
 
     Raises:
         SeriesError: the moved patches are no valid series.
         UsageError: the checkout has changes of its own.
     """
-    own = state.parts[0]
-    rebase.check_unchanged(companions=state.companions)
-    rebase.check_same(state)
+    job.check_unchanged(companions=plan.companions)
+    job.check_same(plan)
     root, path = project.root, project.pins_path
     files: dict[Path, bytes | None] = {}
     staged: dict[str, Staged] = {}
-    before: dict[str, Series] = {}
-    sections = []
-    for part in state.parts:
+    before = {part.upstream: job.series_of(part.upstream) for part in plan.parts}
+    for part in plan.parts:
         folder = project.series_folder(part.upstream)
-        old = before[part.upstream] = rebase.series_of(part.upstream)
-        staged[part.upstream] = _staged(rebase, part)
-        files |= staged[part.upstream].files(folder, old)
-        sections.append(report.ReportSection(part, _range_diff(rebase, part, old)))
-        memory = rebase.job.memory / part.upstream
-        for file in sorted(memory.glob("*")) if memory.is_dir() else ():
-            files[folder / Memory.FOLDER / file.name] = file.read_bytes()
+        staged[part.upstream] = _staged(job, part)
+        files |= staged[part.upstream].files(folder, before[part.upstream])
+        for file in sorted((job.folder / "memory" / part.upstream).glob("*")):
+            files[folder / memory.FOLDER / file.name] = file.read_bytes()
     fresh = {name: one.series for name, one in staged.items()}
-    drifts = drifting(project, state, fresh)
+    drifts = drifting(project, plan, fresh)
     log_page = root / "CHANGELOG.md"
     log_text = log_page.read_text(encoding="utf-8") if log_page.exists() else "# Changelog\n"
     counter = counted(project.pins.release.counter, log_text)
-    text = _pins_text(path, project.pins, counter, state, staged, drifts)
+    text = _pins_text(path, project.pins, counter, plan, staged, drifts)
     files[path] = text.encode()
     after = pins.parse(path, text)
-    files[log_page] = changelog(log_text, state, _release(after, own.upstream)).encode()
+    files[log_page] = changelog(log_text, plan, _release(after, plan.upstream)).encode()
     files |= staging.page(root, after, fresh)
-    return Landing(files, fresh, tuple(drifts), tuple(sections), _left(state, before, staged))
+    return Landing(files, fresh, tuple(drifts))
 
 
-def drifting(project: Project, state: State, fresh: Mapping[str, Series]) -> list[DependencyDrift]:
+def drifting(project: Project, plan: Plan, fresh: Mapping[str, Series]) -> list[Drift]:
     """Return what the checkout of a project does not have as the new releases want it.
 
     Args:
         project: with the pins from before the move.
         fresh: the moved series, by upstream.
     """
-    moved = state.moved
-    found: list[DependencyDrift] = []
-    for part in state.parts:
+    moved = plan.moved
+    found: list[Drift] = []
+    for part in plan.parts:
         if part.upstream not in moved:
             continue
         others = {name: pin for name, pin in moved.items() if name != part.upstream}
@@ -146,71 +149,65 @@ def drifting(project: Project, state: State, fresh: Mapping[str, Series]) -> lis
     return found + drift.droppable(fresh.values(), versions)
 
 
-# -- the series ----------------------------------------------------------------------------
-
-
-def _staged(rebase: Rebase, part: SeriesRebase) -> Staged:
+def _staged(job: Job, part: Part) -> Staged:
     """Write a part's new patches aside and apply them: they must give the tree of the rebase."""
-    repo = rebase.job.tree(part)
-    exported = series.export(repo, part.new.commit, part.head)
-    tree = git.git(repo, "rev-parse", f"{part.head}^{{tree}}")
-    rules = Rules(rebase.project.root, part.target.paths, "fix the message of that patch")
-    aside = rebase.job.folder / "landing" / part.upstream
-    return staging.stage(rebase.project.store, aside, exported, part.new, tree, rules=rules)
+    tree = Tree(job.tree(part))
+    exported = series.export(tree.path, part.new.commit, "HEAD")
+    rules = Rules(job.project.root, part.target.paths, "fix the message of that patch")
+    aside = job.folder / "landing" / part.upstream
+    wanted = tree.git("rev-parse", "HEAD^{tree}")
+    return staging.stage(job.project.store, aside, exported, part.new, wanted, rules=rules)
 
 
-def _left(
-    state: State, before: Mapping[str, Series], staged: Mapping[str, Staged]
-) -> dict[str, str]:
-    """Return the tests of the dropped patches, by patch, that no patch names any more."""
-    every = [patch for part in staged.values() for patch in part.series.patches]
-    named = {patch.trailers["Test"] for patch in every}
-    dropped = {
-        (part.upstream, result.patch)
-        for part in state.parts
-        for result in part.results
-        if result.commit is None
-    }
-    tests = {
-        patch.name: patch.trailers["Test"]
-        for upstream, old in before.items()
-        for patch in old.patches
-        if (upstream, patch.name) in dropped
-    }
-    return {name: test for name, test in tests.items() if test not in named}
-
-
-def _range_diff(rebase: Rebase, part: SeriesRebase, old: Series) -> str:
-    if not part.results or part.head == part.new.commit:
-        return "nothing is left of the series"  # git takes no empty range
-    patched = series.apply(rebase.project.store, old, part.old)
-    work = Workspace(rebase.job.tree(part))
-    return work.git(
-        "range-diff",
-        "--no-color",
-        "--no-dual-color",
-        f"{part.old.commit}..{patched.commit}",
-        f"{part.new.commit}..{part.head}",
+def _report(job: Job, plan: Plan, drifts: Iterable[Drift], move: Move | None) -> str:
+    """Return the page about the rebase."""
+    diffs = {}
+    for part in plan.parts:
+        patched = series.apply(job.project.store, job.series_of(part.upstream), part.old)
+        ranges = (f"{part.old.commit}..{patched.commit}", f"{part.new.commit}..HEAD")
+        # a patch that shrank much still has its pair
+        words = ("range-diff", "--no-color", "--no-dual-color", "--creation-factor=100", *ranges)
+        left = any(result.commit for result in part.results)
+        diffs[part.upstream] = Tree(job.tree(part)).git(*words) if left else "nothing is left"
+    return pages.render(
+        Path(__file__).with_name("report.md.j2"),
+        own=plan.parts[0],
+        parts=plan.parts,
+        diffs={name: pages.Markdown(text) for name, text in diffs.items()},
+        drifts=drifts,
+        moved=[part for part in plan.parts[1:] if part.upstream in plan.moved],
+        move=move,
+        test_head=trial.HEAD,
+        test_rows=[] if move is None else [trial.row(result) for result in move.tests],
+        rows=lambda part: [_found(result) for result in part.results],
     )
 
 
-# -- pins.yaml -----------------------------------------------------------------------------
+def _found(result: PatchResult) -> tuple[str, ...]:
+    name, verdict, _ = result.row()
+    lines = [*result.detail, *result.causes]
+    if result.reason is not None:
+        lines.append(f"left out: {result.reason}")
+    return (name, verdict, pages.Markdown("<br>".join(map(pages.escape, lines))))
+
+
+# -- pins.yaml and the changelog -------------------------------------------------------------
 
 
 def _pins_text(
     path: Path,
     loaded: Pins,
     counter: int,
-    state: State,
+    plan: Plan,
     staged: Mapping[str, Staged],
-    drifts: list[DependencyDrift],
+    drifts: list[Drift],
 ) -> str:
     """Return pins.yaml with the new release in it; every other character stays."""
     text = path.read_bytes().decode()
     values: dict[Where, str] = {}
     if counter != loaded.release.counter:
         values["release", "counter"] = str(counter)
-    for name, target in state.moved.items():
+    for name, target in plan.moved.items():
         here: Where = ("upstreams", name)
         for key in ("tag", "version"):
             values[*here, key] = str(getattr(target, key))
@@ -224,12 +221,12 @@ def _pins_text(
     except KeyError as error:
         msg = f"{path.name}: {error.args[0]}: is written on more than one line"
         raise PinsError(msg, "write it KEY: VALUE on one line") from None
-    for name, target in state.moved.items():
+    for name, target in plan.moved.items():
         for key, one in target.files.items():
             if one.natives is None and loaded.upstream(name).files[key].natives is not None:
                 text = edit.without_natives(path, text, name, key)
         text = edit.with_commit(path, text, name, target.commit)
-    for part in state.parts:
+    for part in plan.parts:
         recorded = staged[part.upstream].recorded
         if recorded is not None or loaded.upstream(part.upstream).patched:
             fresh = {} if recorded is None else {part.new.provider: recorded}
@@ -258,7 +255,7 @@ def counted(counter: int, text: str) -> int:
     return counter if newest and newest["date"] == "unreleased" else counter + 1
 
 
-def changelog(text: str, state: State, release: str) -> str:
+def changelog(text: str, plan: Plan, release: str) -> str:
     """Return the changelog with a line about a rebase at the end of the release's section.
 
     An unreleased section becomes that of the release; before one with a date there will be a new
@@ -271,10 +268,10 @@ def changelog(text: str, state: State, release: str) -> str:
         between = "\n\n" if done else ""
         text = f"{text[: newest.start()]}## {release} (unreleased){between}{rest}"
     lines = []
-    for part in state.parts:
-        if part.upstream in state.moved:
+    for part in plan.parts:
+        if part.upstream in plan.moved:
             counts = _counts(
-                one for one in state.parts if part.upstream in (one.upstream, one.target.source_in)
+                one for one in plan.parts if part.upstream in (one.upstream, one.target.source_in)
             )
             change = f"{part.pinned['tag']} → {part.target.tag}"
             lines.append(f"* {part.upstream} {change}: {counts}.")
@@ -292,16 +289,12 @@ def changelog(text: str, state: State, release: str) -> str:
     return head + between + "\n".join(lines) + "\n" + (f"\n{tail}" if tail else "")
 
 
-# verdicts that stop: a commit of these was made by a person
-_RESOLVED = (Verdict.CONFLICT, Verdict.TARGET_DELETED)
-
-
-def _counts(parts: Iterable[SeriesRebase]) -> str:
+def _counts(parts: Iterable[Part]) -> str:
     counts = Counter(
         "dropped by hand"
         if result.reason is not None
         else "resolved by hand"
-        if result.commit and result.verdict in _RESOLVED
+        if "resolved by hand" in result.detail
         else result.verdict.value
         for part in parts
         for result in part.results

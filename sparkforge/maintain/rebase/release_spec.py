@@ -7,7 +7,7 @@ is fetched and checked; a build checks the others when it fetches them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,6 @@ from sparkforge.pins.types import padded
 from sparkforge.sources import download, sources
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Access, Source
-from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
     from unearth.link import Link
@@ -49,7 +48,6 @@ class Release:
     upstream: Upstream
     """As pins.yaml would have it; its commit is None if unknown."""
     source: Source
-    """Its tree."""
     lacking: tuple[str, ...] = ()
     """Names in ``files`` for which the index has no file of this release."""
     declared_commit: str | None = None
@@ -68,12 +66,24 @@ def resolve(project: Project, name: str, spec: str, *, complete: bool = False) -
         FetchError: the index or repository does not answer, or ``--offline`` forbids it.
         IntegrityError: a file differs from the index.
     """
-    store, access, upstream = project.store, project.access, project.pins.upstream(name)
+    access, upstream = project.access, project.pins.upstream(name)
     if spec == "latest":
         spec = f"release:{newest(access, upstream)[0]}"
     if spec.startswith("release:"):
-        return _release(store, name, upstream, spec.removeprefix("release:"), access, complete)
-    return _tag_or_sha(store, name, upstream, spec, access, complete)
+        release = _release(project, name, upstream, spec.removeprefix("release:"))
+    else:
+        release = _tag_or_sha(project, name, upstream, spec)
+    if not complete:
+        return release
+    fresh = release.upstream
+    but = None if release.source.provider == "git" else upstream.source_file
+    version = version_of(fresh.files[but].file) if but else Version(fresh.version)
+    assert version is not None
+    files = _other_files(upstream, version, access, but)
+    commit = fresh.commit or _commit_of(name, fresh, release.declared_commit, access)
+    fresh = fresh.model_copy(update={"files": {**fresh.files, **files}, "commit": commit})
+    lacking = tuple(key for key in upstream.files if key not in files and key != but)
+    return replace(release, upstream=fresh, lacking=lacking)
 
 
 def old_source(project: Project, name: str, release: Release) -> Source:
@@ -87,39 +97,57 @@ def old_source(project: Project, name: str, release: Release) -> Source:
 # -- releases on the index -------------------------------------------------------------
 
 
+def versions(access: Access, package: str) -> dict[Version, str | None]:
+    """Return all versions of a package on the index, each with why upstream withdrew it.
+
+    Raises:
+        FetchError: the index does not answer, or ``--offline`` forbids it.
+    """
+    _check_online(access, package)
+    found: dict[Version, str | None] = {}
+    for link in access.index.all_links(package):
+        if (version := version_of(link.filename)) is not None:
+            # a release is withdrawn when all of its files are
+            yanked = link.yank_reason
+            reason = None if yanked is None else str(yanked) or "no reason given"
+            found[version] = reason if found.get(version, reason) is not None else None
+    return found
+
+
 def newest(access: Access, upstream: Upstream, count: int = 1) -> list[str]:
     """Return the newest final releases on the index, newest first; of post releases the last.
 
     Raises:
         FetchError: the index does not answer, or ``--offline`` forbids it.
     """
-    file = _stand_in(upstream)
+    file = upstream.files[_source_file(upstream)]
     finals: dict[tuple[int, ...], Version] = {}
     for version, links in _listed(access, file.project).items():
-        if version.is_prerelease or not _pick(file, upstream.version, version, links):
-            continue
-        if version.release not in finals or finals[version.release] < version:
-            finals[version.release] = version
-    versions = [str(version) for version in sorted(finals.values(), reverse=True)[:count]]
-    if not versions:
+        if not version.is_prerelease and _pick(file, version, links):
+            finals[version.release] = max(version, finals.get(version.release, version))
+    if not finals:
         msg = f"{file.project}: the package index has no release of it"
         raise FetchError(msg, "check pip's configuration (pip config list)")
-    return versions
+    return [str(version) for version in sorted(finals.values(), reverse=True)[:count]]
 
 
-def _stand_in(upstream: Upstream) -> ReleaseFile:
+def _source_file(upstream: Upstream) -> str:
     if upstream.source_file is None:
         msg = "it has no release file to use instead of its git commit"
         raise UsageError(msg, "give a tag or a commit, or add a source_file in pins.yaml")
-    return upstream.files[upstream.source_file]
+    return upstream.source_file
 
 
-def _listed(access: Access, project: str) -> dict[Version, list[Link]]:
+def _check_online(access: Access, package: str) -> None:
     if access.offline:
-        msg = f"{project}: --offline is set, so the package index cannot be read"
+        msg = f"{package}: --offline is set, so the package index cannot be read"
         raise FetchError(msg, "run without --offline, or give a file: release:FILE")
+
+
+def _listed(access: Access, package: str) -> dict[Version, list[Link]]:
+    _check_online(access, package)
     releases: dict[Version, list[Link]] = {}
-    for link in access.index.links(project):
+    for link in access.index.links(package):
         if link.yank_reason is None and (version := version_of(link.filename)) is not None:
             releases.setdefault(version, []).append(link)
     return releases
@@ -135,73 +163,57 @@ def version_of(file: str) -> Version | None:
         return None
 
 
-def _pick(like: ReleaseFile, old: str, version: Version, links: list[Link]) -> Link | None:
+def _pick(like: ReleaseFile, version: Version, links: list[Link]) -> Link | None:
     """Return the file of a release that corresponds to a pinned one.
 
     The same name but for the version; else a wheel for the same machine and interpreter (an abi3
     one serves it, too).
     """
     by_name = {link.filename: link for link in links}
-    if (same := by_name.get(like.file.replace(old, str(version), 1))) is not None:
-        return same
+    same = like.file.replace(str(version_of(like.file)), str(version), 1)
+    if same in by_name:
+        return by_name[same]
     if not like.file.endswith(".whl"):
         return next((link for name, link in by_name.items() if name.endswith(".tar.gz")), None)
-    tags = parse_wheel_filename(like.file)[3]
-    machine = re.compile(r"(x86_64|aarch64|any)$")
-    platforms = {(tag.interpreter, *machine.findall(tag.platform)) for tag in tags}
-    for name, link in sorted(by_name.items()):
-        if name.endswith(".whl") and platforms & {
-            (tag.interpreter, *machine.findall(tag.platform))
-            for tag in parse_wheel_filename(name)[3]
-            if not tag.abi.endswith("t")
-        }:
-            return link
-    return None
+
+    def places(file: str) -> set[tuple[str, ...]]:
+        tags = (tag for tag in parse_wheel_filename(file)[3] if not tag.abi.endswith("t"))
+        machine = re.compile(r"(x86_64|aarch64|any)$")
+        return {(tag.interpreter, *machine.findall(tag.platform)) for tag in tags}
+
+    wheels = (name for name in sorted(by_name) if name.endswith(".whl"))
+    return next((by_name[name] for name in wheels if places(name) & places(like.file)), None)
 
 
-def _release(
-    store: Store, name: str, upstream: Upstream, spec: str, access: Access, complete: bool
-) -> Release:
-    at_hand = Path(spec).expanduser()
-    if spec.endswith((".tar.gz", ".whl")):
-        if not at_hand.is_file():
-            raise UsageError(f"{at_hand}: no such file", "give a release file or a version")
-        version = version_of(at_hand.name)
+def _release(project: Project, name: str, upstream: Upstream, where: str) -> Release:
+    """Find a release by its version on the index, or by a file on disk."""
+    key, access = _source_file(upstream), project.access
+    like, path = upstream.files[key], Path(where).expanduser()
+    version: Version | None
+    if where.endswith((".tar.gz", ".whl")):
+        if not path.is_file() or (version := version_of(path.name)) is None:
+            msg = f"release:{where}: no sdist or wheel of a release there"
+            raise UsageError(msg, "give an existing file, or a version of the index")
+        digest, size = sha256_file(path), path.stat().st_size
+        download.fetch(project.store, name=path.name, sha256=digest, locate=path.resolve().as_uri)
+        file = like.model_copy(update={"file": path.name, "sha256": digest, "size": size})
     else:
         try:
-            version = Version(spec)
+            version = Version(where)
         except InvalidVersion:
-            version = None
-    if version is None:
-        msg = f"release:{spec}: neither a version nor the name of a release file"
-        raise UsageError(msg, "for example release:0.32.0")
-    like = _stand_in(upstream)
-    assert upstream.source_file is not None
-    if spec.endswith((".tar.gz", ".whl")):
-        file = _file_at_hand(store, like, at_hand)
-    else:
+            msg = f"release:{where}: neither a version nor a file"
+            raise UsageError(msg, "for example release:0.32.0") from None
         file = _file_listed(like, upstream, version, access)
     pinned = "v" if upstream.tag.startswith("v") else ""
-    # a release that lends its files has a version of its own; then this one keeps its tag
+    # what a release contains need not have a version of its own; then this one keeps its tag
     moved = {} if upstream.source_in else {"version": str(version), "tag": f"{pinned}{version}"}
-    fresh = upstream.model_copy(
-        update={
-            **moved,
-            "files": {**upstream.files, upstream.source_file: file},
-            "commit": upstream.commit if upstream.source_in else None,
-            "patched": {},
-        }
-    )
+    commit = upstream.commit if upstream.source_in else None
+    files = {**upstream.files, key: file}
+    fresh = upstream.model_copy(update={**moved, "files": files, "commit": commit, "patched": {}})
     # a mirror is a git repository: the release comes from the index
-    source = sources.ensure(store, name, fresh, RELEASE_PLAN, replace(access, mirrors={}))
-    release = Release(fresh, source, declared_commit=read_declared_commit(source))
-    return _completed(name, upstream, release, version, access) if complete else release
-
-
-def _file_at_hand(store: Store, like: ReleaseFile, path: Path) -> ReleaseFile:
-    digest, size = sha256_file(path), path.stat().st_size
-    download.fetch(store, name=path.name, sha256=digest, locate=path.resolve().as_uri)
-    return like.model_copy(update={"file": path.name, "sha256": digest, "size": size})
+    here = replace(access, mirrors={})
+    source = sources.ensure(project.store, name, fresh, RELEASE_PLAN, here)
+    return Release(fresh, source, declared_commit=_declared_commit(source))
 
 
 def _file_listed(
@@ -210,16 +222,12 @@ def _file_listed(
     if str(version) == upstream.version:
         return like
     links = _listed(access, like.project)
-    link = _pick(like, _own_version(like), version, links.get(version, []))
+    link = _pick(like, version, links.get(version, []))
     if link is None:
         near = ", ".join(map(str, sorted(links, reverse=True)[:6]))
         msg = f"{like.project} {version}: the package index has no such release with that file"
         raise UsageError(msg, f"its newest: {near}")
     return _entry(like, link)
-
-
-def _own_version(file: ReleaseFile) -> str:
-    return str(version_of(file.file))
 
 
 def _entry(like: ReleaseFile, link: Link) -> ReleaseFile:
@@ -232,37 +240,27 @@ def _entry(like: ReleaseFile, link: Link) -> ReleaseFile:
     return like.model_copy(update=fresh)
 
 
-def _completed(
-    name: str, upstream: Upstream, release: Release, version: Version, access: Access
-) -> Release:
-    """Add the other parts of the pin: the other files, and the commit."""
-    fresh = release.upstream
-    files, lacking = _other_files(upstream, version, access, but=upstream.source_file)
-    commit = fresh.commit or _commit_of(name, fresh, release.declared_commit, access)
-    fresh = fresh.model_copy(update={"files": {**fresh.files, **files}, "commit": commit})
-    return replace(release, upstream=fresh, lacking=lacking)
-
-
 def _other_files(
     upstream: Upstream, version: Version, access: Access, but: str | None
-) -> tuple[dict[str, ReleaseFile], tuple[str, ...]]:
-    """Return a release's files by the names that pins.yaml has for them, and those not found."""
+) -> dict[str, ReleaseFile]:
+    """Return a release's files on the index, by the names that pins.yaml has for them."""
     files: dict[str, ReleaseFile] = {}
     for key, like in upstream.files.items():
         if key == but:
             continue
         try:
-            links = _listed(access, like.project).get(version, [])
-            link = _pick(like, _own_version(like), version, links)
+            link = _pick(like, version, _listed(access, like.project).get(version, []))
             if link is not None:
                 files[key] = _entry(like, link)
         except FetchError as error:
             log.warning(f"files.{key}: {error.what}")
-    lacking = tuple(key for key in upstream.files if key not in files and key != but)
-    return files, lacking
+    return files
 
 
-def read_declared_commit(source: Source) -> str | None:
+# -- commits -----------------------------------------------------------------------------
+
+
+def _declared_commit(source: Source) -> str | None:
     """Return the commit that a release says it was made from, maybe abbreviated."""
     listing = git.git(source.repo, "ls-tree", "-r", "--name-only", "-z", source.commit)
     for path in listing.split("\0"):
@@ -288,12 +286,10 @@ def check_commit(upstream: Upstream, commit: str, declared_commit: str | None) -
         raise IntegrityError(msg, "give the commit that the release was built from: --commit SHA")
 
 
-def _commit_of(
-    name: str, fresh: Upstream, declared_commit: str | None, access: Access
-) -> str | None:
+def _commit_of(name: str, fresh: Upstream, declared: str | None, access: Access) -> str | None:
     """Return the release's commit: from the release itself, or from the tag in its repository."""
-    if declared_commit is not None and len(declared_commit) == 40:
-        return declared_commit
+    if declared is not None and len(declared) == 40:
+        return declared
     url = access.mirrors.get(name, fresh.git)
     if access.offline and "://" in url:
         return None
@@ -303,16 +299,12 @@ def _commit_of(
         log.warning(f"{name}: {url} cannot be read for {fresh.tag}: {error.what.splitlines()[-1]}")
         return None
     if commit is not None:
-        check_commit(fresh, commit, declared_commit)
+        check_commit(fresh, commit, declared)
     return commit
 
 
-# -- git -----------------------------------------------------------------------------------
-
-
-def _tag_or_sha(
-    store: Store, name: str, upstream: Upstream, spec: str, access: Access, complete: bool
-) -> Release:
+def _tag_or_sha(project: Project, name: str, upstream: Upstream, spec: str) -> Release:
+    access = project.access
     url = access.mirrors.get(name, upstream.git)
     local = "://" not in url and Path(url).exists()
     if access.offline and not local:
@@ -323,35 +315,26 @@ def _tag_or_sha(
     except CommandError as error:
         msg = f"{name}: git could not read {url}:\n{error}"
         raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
-    named = (tag for tag in _newest_tags(tags, None) if tags[tag] == spec)
-    tag = spec if spec in tags else next(named, None)
+    newest_first = _by_version(tags)
+    tag = spec if spec in tags else next((one for one in newest_first if tags[one] == spec), None)
     if tag is None:
-        msg = f"{name}: {url} has no tag {spec}"
-        if re.fullmatch(r"[0-9a-f]{40}", spec):
-            msg = f"{name}: no tag of {url} points to {spec}; pins.yaml pins releases"
-        raise UsageError(msg, f"its newest tags: {', '.join(_newest_tags(tags)) or 'none'}")
-    version = tag.removeprefix("v")
-    try:
-        parsed = Version(version)
-    except InvalidVersion:
+        msg = f"{name}: {url} has no tag {spec}, and no tag points to it"
+        raise UsageError(msg, f"its newest tags: {', '.join(newest_first[:6]) or 'none'}")
+    if not _by_version([tag]):
         msg = f"{name}: {tag} is not a release tag"
-        raise UsageError(msg, "give a tag such as v0.32.0; pins.yaml pins releases") from None
-    fresh = upstream.model_copy(
-        update={"tag": tag, "commit": tags[tag], "version": version, "patched": {}}
-    )
-    release = Release(fresh, sources.ensure(store, name, fresh, _GIT, access))
-    if not complete:
-        return release
-    files, lacking = _other_files(upstream, parsed, access, but=None)
-    fresh = fresh.model_copy(update={"files": {**fresh.files, **files}})
-    return replace(release, upstream=fresh, lacking=lacking)
+        raise UsageError(msg, "give a tag such as v0.32.0; pins.yaml pins releases")
+    version = tag.removeprefix("v")
+    pin = {"tag": tag, "commit": tags[tag], "version": version, "patched": {}}
+    fresh = upstream.model_copy(update=pin)
+    return Release(fresh, sources.ensure(project.store, name, fresh, _GIT, access))
 
 
-def _newest_tags(tags: Mapping[str, str], count: int | None = 6) -> list[str]:
-    def rank(tag: str) -> tuple[bool, Version]:
+def _by_version(tags: Iterable[str]) -> list[str]:
+    """Return the tags that name versions, newest first."""
+    found = {}
+    for tag in tags:
         try:
-            return True, Version(tag.removeprefix("v"))
+            found[tag] = Version(tag.removeprefix("v"))
         except InvalidVersion:
-            return False, Version("0")
-
-    return sorted(tags, key=rank, reverse=True)[:count]
+            continue
+    return sorted(found, key=lambda tag: found[tag], reverse=True)

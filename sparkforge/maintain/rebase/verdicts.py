@@ -1,4 +1,4 @@
-"""The verdicts on patches that move to another tree."""
+"""The verdicts on patches that move to another release."""
 
 from __future__ import annotations
 
@@ -7,32 +7,29 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from sparkforge.maintain.rebase.diffs import own_lines
+from sparkforge.maintain.rebase.tree import Tree
 
-_INDEX = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
+_SAME = re.compile(r"1: +[0-9a-f]+ = 1: ")
+_OWN = re.compile(r"^    [+-][+-]", re.MULTILINE)
 
 
 class Verdict(Enum):
     """The verdict on a patch; each patch gets exactly one."""
 
     CLEAN = "clean"
-    """The same diff, line numbers and context included; at most the blob ids differ."""
+    """The same diff; at most line numbers and blob ids differ."""
     CONTEXT_ONLY = "context-only"
-    """Its own lines are the same; their place, or the lines around them, differ."""
+    """Its own lines are the same; the lines around them differ."""
     CHANGED = "changed"
     """Merged without a person (or as one resolved it before), but its own lines differ."""
     UPSTREAMED = "upstreamed"
-    """All of it is in the new tree, at its place: a merge leaves nothing of it, and it can be taken
-    away there or a commit of upstream's made the same change. It leaves the series."""
+    """Merging leaves nothing of it: the new release has all of it. It leaves the series."""
     CONFLICT = "conflict"
     """Upstream changed the same lines: a person must merge them."""
     TARGET_RENAMED = "target-renamed"
     """A file that it changes has another name now."""
     TARGET_DELETED = "target-deleted"
     """A file that it changes is gone."""
-    EMPTY = "empty"
-    """Merging left nothing of it: the new tree has each change already, among others. It leaves
-    the series."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +42,14 @@ class PatchResult:
     """A person must resolve it (or skip it)."""
     detail: tuple[str, ...] = ()
     """Findings for people, as lines."""
-    files: tuple[str, ...] = ()
-    """The files in conflict, or those renamed or deleted."""
     causes: tuple[str, ...] = ()
-    """Upstream's commits that did it, ``SHA subject``, if the history is available."""
-    after: tuple[str, ...] = ()
-    """Earlier patches, left out here, that touch the same files and may be the cause."""
+    """Upstream's commits that may have done it, if the history is available."""
     remembered: bool = False
     """Resolved as a person did before."""
     commit: str | None = None
     """The moved commit; None where there is none (stopped, dropped, skipped)."""
     reason: str | None = None
     """Reason why a person left it out."""
-    exact: bool = True
-    """Of an upstreamed one: nothing of it was changed since."""
     vanished: tuple[str, ...] = ()
     """Names that it uses and the new release lacks."""
 
@@ -67,41 +58,38 @@ class PatchResult:
         """The next step, in one line."""
         if self.reason is not None:
             return f"dropped: {self.reason}"
-        if self.after and self.stops:
-            names = ", ".join(name.removesuffix(".patch") for name in self.after)
-            return f"resolve {names} first: this may follow from it"
-        if self.verdict is Verdict.TARGET_DELETED and self.stops:
-            return "find the file that replaced it and change that, or --skip REASON"
-        if self.verdict is Verdict.TARGET_RENAMED and self.stops:
-            return "apply the change under the new name, or --skip REASON"
-        if self.stops:
-            return "merge both sides in the work tree, or --skip REASON"
+        if self.verdict is Verdict.UPSTREAMED:
+            return "nothing: it leaves the series"
         if self.vanished:
             return f"check what replaced {', '.join(self.vanished)}, then run its test"
-        if not self.exact:
-            return "run its test on the new release: it leaves the series"
-        return {
-            Verdict.CLEAN: "run its test",
-            Verdict.CONTEXT_ONLY: "run its test",
-            Verdict.CHANGED: "read the new diff, run its test",
-            Verdict.CONFLICT: "read the new diff, run its test",
-            Verdict.TARGET_DELETED: "read the new diff, run its test",
-            Verdict.UPSTREAMED: "nothing: it leaves the series",
-            Verdict.EMPTY: "run its test on the new release: it leaves the series",
-            Verdict.TARGET_RENAMED: "nothing to merge: check that the new file is used as before",
-        }[self.verdict]
+        if not self.stops:
+            read = self.verdict in (Verdict.CHANGED, Verdict.CONFLICT, Verdict.TARGET_DELETED)
+            return "read the new diff, run its test" if read else "run its test"
+        where = {
+            Verdict.TARGET_DELETED: "find the file that replaced it and change that",
+            Verdict.TARGET_RENAMED: "apply the change under the new name",
+        }.get(self.verdict, "merge both sides in the work tree")
+        return f"{where}, or --skip REASON"
+
+    def row(self) -> tuple[str, str, str]:
+        """Return it as a row of a table."""
+        remembered = " (remembered)" if self.remembered else ""
+        mark = "! " if self.stops else ""
+        name = self.patch.removesuffix(".patch")
+        return name, f"{mark}{self.verdict.value}{remembered}", self.next
 
     def as_json(self) -> dict[str, Any]:
         """Return it as ``--json`` prints it."""
-        values = asdict(self)
-        values["culprits"] = values.pop("causes")
-        return values | {"verdict": self.verdict.value, "next": self.next}
+        return asdict(self) | {"verdict": self.verdict.value, "next": self.next}
 
 
-def compare(old: bytes, new: bytes) -> Verdict:
-    """Compare two diffs of one patch: CLEAN, CONTEXT_ONLY or CHANGED."""
-    if _INDEX.sub(b"", old) == _INDEX.sub(b"", new):
+HEAD = ("patch", "verdict", "what next")
+
+
+def compare(tree: Tree, old: str, new: str) -> Verdict:
+    """Compare the commits of one patch by git's range-diff: CLEAN, CONTEXT_ONLY or CHANGED."""
+    how = ("--no-color", "--no-dual-color", "--creation-factor=999")  # they are a pair
+    head, _, body = tree.git("range-diff", *how, f"{old}^!", f"{new}^!").partition("\n")
+    if _SAME.match(head):
         return Verdict.CLEAN
-    if own_lines(old) == own_lines(new):
-        return Verdict.CONTEXT_ONLY
-    return Verdict.CHANGED
+    return Verdict.CHANGED if _OWN.search(body) else Verdict.CONTEXT_ONLY

@@ -25,12 +25,7 @@ NOT_FOR_THE_CONTAINER = {
         "HF_HOME",  # bench looks for the tokenizer on its own machine
     },
     "of a vLLM of your own": {"VLLM_PLUGINS", "VLLM_SPARKFORGE"},
-    "given to the commands of ablate": {
-        "SPARKFORGE_TREES",
-        "SPARKFORGE_WHEELS",
-        "SPARKFORGE_PYTHON",
-        "SPARKFORGE_LEFT_OUT",
-    },
+    "given to the commands of ablate": {"SPARKFORGE_TREES", "SPARKFORGE_PYTHON"},
     "in the image; a folder or file of the container": {
         "SPARKFORGE_JIT_DIR",
         "SPARKFORGE_API_KEY_PATH",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-from sparkforge.maintain.dev import editable
-from sparkforge.maintain.dev.editable import TreeOf
+from sparkforge.maintain import editable
+from sparkforge.maintain.editable import TreeOf
 from sparkforge.pins.pathmap import PathRule
 
 SITE = PurePosixPath("/site")

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.errors import SeriesError
-from sparkforge.maintain.ablate import parts
-from sparkforge.maintain.ablate.reduced import Place
+from sparkforge.core.index import Index
+from sparkforge.maintain import ablate
+from sparkforge.pins import pins
 from sparkforge.pins.compiling import Plugin
+from sparkforge.sources.project import Project
+from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 from tests.support import ROOT
 
@@ -30,8 +33,10 @@ def _plugin(folder: str) -> Plugin:
 def test_a_part_is_noticed_by_its_test_alone(tmp_path: Path) -> None:
     (tmp_path / "test_part.py").write_text(TEST, encoding="utf-8")
     tests = {"rotary": "test_part.py::test_it", "norms": "test_part.py::test_blind"}
-    place = Place(tmp_path, Store(tmp_path / "store"), ())
-    rotary, norms = parts.results_of(place, Path(sys.executable), tests)
+    loaded = pins.load(ROOT / "pins.yaml")
+    access = Access(Index(), {}, offline=True)
+    here = Project(tmp_path / "pins.yaml", loaded, Store(tmp_path / "store"), access)
+    rotary, norms = ablate.of_parts(here, Path(sys.executable), tests)
     assert (rotary.patch, rotary.verdict) == ("rotary", "noticed")
     assert (norms.patch, norms.verdict) == ("norms", "not noticed")
 
@@ -39,7 +44,7 @@ def test_a_part_is_noticed_by_its_test_alone(tmp_path: Path) -> None:
 def test_each_part_that_can_be_switched_off_has_a_test() -> None:
     source = (ROOT / "kernels/vllm_sparkforge/options.py").read_text(encoding="utf-8")
     (line,) = (line for line in source.splitlines() if line.startswith("PARTS = "))
-    named = parts.tests_of(ROOT, _plugin("kernels/"))
+    named = ablate.parts_of(ROOT, _plugin("kernels/"))
     assert sorted(named) == sorted(ast.literal_eval(line.partition("=")[2].strip()))
     for test in named.values():
         file, _, function = test.partition("::")
@@ -50,4 +55,4 @@ def test_a_plugin_that_names_no_tests(tmp_path: Path) -> None:
     (tmp_path / "plugin").mkdir()
     (tmp_path / "plugin" / "pyproject.toml").write_text("[project]\nname = 'a'\n", encoding="utf-8")
     with pytest.raises(SeriesError, match="cannot be read: 'tool'"):
-        parts.tests_of(tmp_path, _plugin("plugin/"))
+        ablate.parts_of(tmp_path, _plugin("plugin/"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.errors import EngineError
-from sparkforge.maintain.dev import command as dev
+from sparkforge.maintain import dev
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import Engine
 from sparkforge.store.store import Store

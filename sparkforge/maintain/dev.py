@@ -15,17 +15,19 @@ from sparkforge.build import executor, graph, publish, setup
 from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, as_last
 from sparkforge.build.stages.wheels import release_wheel
+from sparkforge.core import git
 from sparkforge.core.command import Entry, argument, behind, needed, option
-from sparkforge.core.errors import UsageError
+from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
-from sparkforge.maintain.dev import editable, trees
+from sparkforge.maintain import editable
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.runtime import buildx, environment
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
-from sparkforge.series import series
+from sparkforge.series import series, worktree
+from sparkforge.series.series import Patched, Series
 from sparkforge.series.worktree import WorkTree
 from sparkforge.sources import sources
 from sparkforge.sources.project import Project, ProjectOptions
@@ -34,6 +36,25 @@ from sparkforge.wheels import archive
 RECIPE = "Dockerfile.dev"
 _MOUNTED = "/opt/sparkforge/overlay"
 """Folder that an image made by the recipe searches for packages first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``dev``."""
+
+    upstream: tuple[str, ...] = argument(
+        "upstreams whose work trees to use (default: the target's)", default=(), nargs="*"
+    )
+    target: str = needed("target whose work trees to use", metavar="NAME")
+    dir: Path | None = option(
+        "folder of the work trees (default: dev/TARGET)", type=Path, metavar="DIR"
+    )
+    arguments: tuple[str, ...] = behind()
+    """The command after ``--``."""
+    project: ProjectOptions
+    output: OutputOptions
+    variant: VariantOptions = as_last()
+    tools: ToolOptions
 
 
 @dataclass(frozen=True)
@@ -61,40 +82,26 @@ class Place:
         editable.write(folder, wanted)
         return folder
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all paths; with --json nothing is run, so that an editor can ask."""
-        trees = {name: str(tree.folder) for name, tree in self.trees.items()}
-        return {"folder": str(self.folder), "trees": trees}
-
     def _tree_of(self, upstream: str) -> editable.TreeOf:
-        tree = self.trees[upstream]
+        tree, rules = self.trees[upstream], self.context.pins.upstream(upstream).paths
         listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        files = [
-            name for name in tree.git(*listed).split("\0") if name and (tree.folder / name).exists()
-        ]
+        names = [name for name in tree.git(*listed).split("\0") if name]
         base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
-        return editable.TreeOf(
-            PurePosixPath(tree.folder), self.context.pins.upstream(upstream).paths, set(base), files
-        )
+        files = [name for name in names if (tree.folder / name).exists()]
+        return editable.TreeOf(PurePosixPath(tree.folder), rules, set(base), files)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of ``dev``."""
-
-    upstream: tuple[str, ...] = argument(
-        "upstreams whose work trees to use (default: the target's)", default=(), nargs="*"
-    )
-    target: str = needed("target whose work trees to use", metavar="NAME")
-    dir: Path | None = option(
-        "folder of the work trees (default: dev/TARGET)", type=Path, metavar="DIR"
-    )
-    arguments: tuple[str, ...] = behind()
-    """The command after ``--``."""
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    tools: ToolOptions
+    def become(self, command: Sequence[str | Path], more: Mapping[str, Any]) -> int:
+        """Print where everything is and become a command; with ``more`` print only, as JSON."""
+        trees = {name: str(tree.folder) for name, tree in self.trees.items()}
+        for name, folder in trees.items():
+            log.info(f"{name}: {folder}")
+        log.info("to keep an edit, commit it, then build.py patches export DIR")
+        if more:  # nothing is run, so that an editor can ask
+            log.json({"folder": str(self.folder), "trees": trees, **more})
+            return 0
+        sys.stdout.flush()
+        replace_process(*command)
+        raise AssertionError  # exec does not come back
 
 
 def run(options: Options) -> int:
@@ -103,28 +110,53 @@ def run(options: Options) -> int:
     variant = setup.last_variant(project, options.target, options.variant)
     context = setup.context_of(project, options.target, variant, "image", tools=options.tools)
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
-    plugin = _plugin(context, folder / ".plugin")
-    place = Place(context, folder, _trees(context, folder, options.upstream), plugin)
-    as_json = options.output.json
-    if context.engine is not None:
-        return _in_image(place, context.engine, options.arguments, as_json=as_json)
-    return _in_environment(place, options.arguments, as_json=as_json)
-
-
-def _trees(context: Context, folder: Path, names: Sequence[str]) -> dict[str, WorkTree]:
     every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
-    if unknown := sorted(set(names) - set(every)):
+    if unknown := sorted(set(options.upstream) - set(every)):
         msg = f"{', '.join(unknown)}: not part of target {context.target_name}"
         raise UsageError(msg, f"it has: {', '.join(every)}")
-    found = {}
-    for name in names or every:
-        upstream = context.upstream(name)
+    trees = {}
+    for name in options.upstream or every:
         # as `patches export` does: both must mean the same commit
+        upstream = context.upstream(name)
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
         patches = context.series_of(name)
-        patched = series.apply(context.store, patches, source)
-        found[name] = trees.ensure(patched, patches, folder / name)
-    return found
+        trees[name] = _tree(series.apply(context.store, patches, source), patches, folder / name)
+    place = Place(context, folder, trees, _plugin(context, folder / ".plugin"))
+    if context.engine is not None:
+        return _in_image(place, context.engine, options.arguments, as_json=options.output.json)
+    return _in_environment(place, options.arguments, as_json=options.output.json)
+
+
+def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
+    """Return the work tree of a series: made, or moved to it with the developer's commits on top.
+
+    Where these do not apply, or changes are not committed, it stays as it is, with a warning.
+
+    Raises:
+        UsageError, SeriesError: something else is in the folder.
+    """
+    if not folder.exists():
+        return worktree.make(patched, own, folder)
+    tree = worktree.read(folder)
+    if tree.upstream != own.upstream:
+        msg = f"{folder}: is a work tree of {tree.upstream}, not of {own.upstream}"
+        raise SeriesError(msg, "give another folder with --dir")
+    if own.sha256 in tree.series and patched.source.commit == tree.base:
+        return tree
+    stays = f"{folder}: the series changed; the work tree was not updated: "
+    try:
+        worktree.settled(tree)
+    except SeriesError as error:
+        log.warning(stays + error.what)
+        return tree
+    tree.git("fetch", "--quiet", str(patched.source.repo), patched.commit)
+    words = ("--quiet", "--no-gpg-sign", "--onto", patched.commit, worktree.TIP_REF)
+    code, output = git.attempt(folder, "rebase", *words)
+    if code:
+        git.attempt(folder, "rebase", "--abort")
+        log.warning(f"{stays}your commits do not apply to the new series:\n{output}")
+        return tree
+    return worktree.rebased(tree, patched, own)
 
 
 def _plugin(context: Context, folder: Path) -> dict[str, str]:
@@ -141,9 +173,8 @@ def _plugin(context: Context, folder: Path) -> dict[str, str]:
     (info,) = folder.glob("*.dist-info")
     package = f"{info.name.partition('-')[0]}/"
     files = [path.relative_to(at).as_posix() for path in (at / package).rglob("*.py")]
-    tree = editable.TreeOf(
-        PurePosixPath(at), [PathRule(repo=package, wheel=package)], set(files), files
-    )
+    rules = [PathRule(repo=package, wheel=package)]
+    tree = editable.TreeOf(PurePosixPath(at), rules, set(files), files)
     return {**editable.links(members, [tree], PurePosixPath(folder)), info.name: str(info)}
 
 
@@ -154,11 +185,10 @@ def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int
     results = executor.run(context, graph.ordered([release]))
     venv = environment.python_path(results.artefact(release).path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
-    links = place.links("environment", PurePosixPath(site))
     cache = place.folder / ".cache"
     variables = {
         **environment.server_env(cache),
-        "PYTHONPATH": str(links),
+        "PYTHONPATH": str(place.links("environment", PurePosixPath(site))),
         # a work tree has no compiled files: neither the present folder nor pytest's idea of a root
         # may come before the links
         "PYTHONSAFEPATH": "1",
@@ -168,14 +198,11 @@ def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int
         "VIRTUAL_ENV": str(venv),
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
     }
-    _tell(place)
-    if as_json:
-        log.json({**place.as_json(), "variables": variables})
-        return 0
-    os.environ.update(variables)
-    os.chdir(place.folder)
-    replace_process(*(words or [os.environ.get("SHELL", "sh")]))
-    raise AssertionError  # exec does not come back
+    if not as_json:
+        os.environ.update(variables)
+        os.chdir(place.folder)
+    command = words or [os.environ.get("SHELL", "sh")]
+    return place.become(command, {"variables": variables} if as_json else {})
 
 
 def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bool) -> int:
@@ -184,34 +211,28 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     built = publish.image_of(executor.build(context, "image"))
     assert built is not None  # an engine makes an image
     tag = _image(context, engine, built.tag)
-    site = engine.image_label(tag, SITE_PACKAGES_LABEL)
-    links = place.links("image", PurePosixPath(site))
+    links = place.links("image", PurePosixPath(engine.image_label(tag, SITE_PACKAGES_LABEL)))
     cache = place.folder / ".cache"
     for name in ("image", "ccache"):
         (cache / name).mkdir(parents=True, exist_ok=True)
-    plugin = context.pins.plugin
-    at = None if plugin is None else context.root / plugin.folder
-    own = () if at is None else ("--volume", f"{at}:{at}:ro")
     command: list[str | Path] = [
         *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
         *("--volume", f"{place.folder}:{place.folder}"),
         *("--volume", f"{links}:{_MOUNTED}:ro"),
-        *own,
         *("--volume", f"{cache / 'image'}:/var/cache/sparkforge"),
         *("--env", f"CCACHE_DIR={cache / 'ccache'}"),
         *("--workdir", place.folder, "--shm-size", "1g"),
     ]
+    if context.pins.plugin is not None:
+        at = context.root / context.pins.plugin.folder
+        command += ["--volume", f"{at}:{at}:ro"]
     if sys.stdin.isatty() and sys.stdout.isatty():
         command += ["--interactive", "--tty"]
     if context.target.cuda_arch is not None:
         command += ["--gpus", "all"]
-    _tell(place)
-    if as_json:
-        log.json({**place.as_json(), "command": [str(word) for word in (*command, tag)]})
-        return 0
-    sys.stdout.flush()
-    replace_process(*command, tag, *(words or ["bash"]))
-    raise AssertionError  # exec does not come back
+    command.append(tag)
+    more = {"command": [str(word) for word in command]} if as_json else {}
+    return place.become([*command, *(words or ["bash"])], more)
 
 
 def _image(context: Context, engine: Engine, base: str) -> str:
@@ -229,16 +250,6 @@ def _image(context: Context, engine: Engine, base: str) -> str:
             )
         )
     return tag
-
-
-def _tell(place: Place) -> None:
-    for name, tree in place.trees.items():
-        log.info(f"{name}: {tree.folder}")
-    log.info(
-        "edits of Python files take effect at the next start; to keep them, commit, then"
-        " build.py patches"
-        " export DIR"
-    )
 
 
 COMMANDS = (Entry("dev", Options, run),)

@@ -38,26 +38,21 @@ def links(members: Iterable[str], trees: Sequence[TreeOf], site: PurePosixPath) 
     """
     rules = [(tree, rule, rule.wheel) for tree in trees for rule in tree.rules if rule.wheel]
 
-    def owner(path: str) -> tuple[TreeOf, PathRule] | None:
-        fitting = [
-            (len(prefix), at) for at, (_, _, prefix) in enumerate(rules) if path.startswith(prefix)
-        ]
-        return rules[max(fitting)[1]][:2] if fitting else None
+    def owner(path: str) -> tuple[TreeOf, PathRule, str] | None:
+        fitting = [one for one in rules if path.startswith(one[2])]
+        return max(fitting, key=lambda one: len(one[2]), default=None)
 
     found: dict[str, PurePosixPath] = {}
     for tree, rule, prefix in rules:
         for file in tree.files:
             path = prefix + file[len(rule.repo) :]
-            if file.startswith(rule.repo) and owner(path) == (tree, rule):
+            if file.startswith(rule.repo) and owner(path) == (tree, rule, prefix):
                 found[path] = tree.at / file
     for member in members:
         if member.endswith("/") or member.partition("/")[0].endswith((".dist-info", ".data")):
             continue
         its = owner(member)
-        of_tree = its is not None and (
-            its[1].repo + member[len(its[1].wheel or "") :] in its[0].base
-        )
-        if not of_tree:
+        if its is None or its[1].repo + member[len(its[2]) :] not in its[0].base:
             found.setdefault(member, site / member)
     folded: dict[str, str] = {}
     _fold("", {PurePosixPath(path).parts: target for path, target in found.items()}, folded)
@@ -85,20 +80,18 @@ def _top(rest: tuple[str, ...], target: PurePosixPath) -> PurePosixPath | None:
 
 
 def write(folder: Path, wanted: Mapping[str, str]) -> None:
-    """Make a folder hold exactly these links; those that are right stay as they are."""
+    """Make a folder hold exactly these links; those that are right stay: a program may use them."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.rglob("*"), reverse=True):  # deeper entries first
-        name = str(path.relative_to(folder))
-        if path.is_symlink():
-            if wanted.get(name) != str(path.readlink()):
-                path.unlink()
-        elif path.is_dir():
+        right = path.is_symlink() and wanted.get(str(path.relative_to(folder))) == str(
+            path.readlink()
+        )
+        if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
                 path.rmdir()
-        else:
+        elif not right:
             path.unlink()
     for name, target in wanted.items():
-        path = folder / name
-        if not path.is_symlink():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(target)
+        if not (folder / name).is_symlink():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(target)

@@ -1,1 +1,0 @@
-"""Patches left out: their own tests, other checks, bisecting."""

@@ -1,1 +1,0 @@
-"""Patched work trees as packages that can be edited."""

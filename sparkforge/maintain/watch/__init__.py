@@ -1,1 +1,0 @@
-"""Newer releases of the upstreams, and their effect on the series."""
