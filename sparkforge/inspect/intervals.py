@@ -1,63 +1,38 @@
-"""Intervals of means by Student's t, and an exact test of changed answers."""
+"""Intervals by ranks, which assume no distribution, and an exact test of changed answers.
+
+An interval goes from the K-th smallest to the K-th largest estimate, with K by the normal
+approximation (Campbell and Gardner, BMJ 1988;296:1454). Its confidence is 95 %, and less for fewer
+than four values a side or six differences: then it has all estimates.
+"""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from statistics import NormalDist, median
 
-# Student's t, 97.5 %, by degrees of freedom from 1 (any book of statistics)
-_TABLE = """
-12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228
-2.201 2.179 2.160 2.145 2.131 2.120 2.110 2.101 2.093 2.086
-2.080 2.074 2.069 2.064 2.060 2.056 2.052 2.048 2.045 2.042
-"""
-_T = tuple(map(float, _TABLE.split()))
-_NORMAL = 1.960
+_Z = NormalDist().inv_cdf(0.975)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """An estimate of a mean.
-
-    Attributes:
-        variance: of the estimate.
-        freedom: degrees of freedom; below 1: there is no interval.
-    """
-
-    value: float
-    variance: float
-    freedom: float
-
-    def interval(self) -> tuple[float, float]:
-        """Return the ends of its 95 % interval, infinite without degrees of freedom."""
-        if self.freedom < 1:
-            return -math.inf, math.inf
-        half = student(self.freedom) * math.sqrt(self.variance)
-        return self.value - half, self.value + half
+def _ranked(estimates: Iterable[float], mean: float, variance: float) -> tuple[float, float, float]:
+    """Return median, lower and upper end, from mean and variance of the estimates' ranks."""
+    found = sorted(estimates)
+    left_out = max(0, round(mean - _Z * math.sqrt(variance)) - 1)
+    return median(found), found[left_out], found[-1 - left_out]
 
 
-def student(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t, infinite below one degree of freedom.
-
-    A fraction counts as the whole number below it, which makes the interval wider. Beyond the table
-    it is the normal's with the first term of Fisher's expansion, correct to 0.2 %.
-    """
-    if freedom < 1:
-        return math.inf
-    if freedom < len(_T) + 1:
-        return _T[int(freedom) - 1]
-    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
+def of_ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """Return the ratio of two independent samples, with its interval (Mann and Whitney)."""
+    n, m = len(before), len(after)
+    ratios = (b / a for a in before for b in after)
+    return _ranked(ratios, n * m / 2, n * m * (n + m + 1) / 12)
 
 
-def of_pairs(differences: Sequence[float]) -> Estimate:
-    """Return the mean of differences within pairs; one pair has no interval."""
-    count = len(differences)
-    if count < 2:
-        return Estimate(statistics.fmean(differences), 0.0, 0.0)
-    variance = statistics.variance(differences) / count
-    return Estimate(statistics.fmean(differences), variance, count - 1)
+def of_differences(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the middle of differences within pairs, with its interval (Wilcoxon)."""
+    n = len(values)
+    means = ((a + b) / 2 for at, a in enumerate(values) for b in values[at:])
+    return _ranked(means, n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24)
 
 
 def chance_to_lose(lost: int, gained: int) -> float:
