@@ -71,7 +71,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
             folder / "decode-kernels.md", kerneltable.markdown(recorded)
         ),
         folder / "status.md": claims.page(folder / "status.md"),
-        folder / "accept.md": generated.between(folder / "accept.md", accept.markdown()),
+        folder / "measure.md": generated.between(folder / "measure.md", accept.markdown()),
         folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
     }
 
@@ -81,7 +81,7 @@ COMMANDS = (
         "docs",
         Options,
         _docs,
-        description="Write docs/patches.md, the pictures of docs, and the tables in docs/accept.md,"
+        description="Write docs/patches.md, the pictures of docs, and the tables in docs/measure.md,"
         " docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md and"
         " docs/status.md. (docs/carry.md follows the upstreams' releases: build.py rebase --all"
         " --onto latest:3 --table)",

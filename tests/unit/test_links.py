@@ -69,7 +69,7 @@ def test_the_check_sees_what_is_broken() -> None:
         "[a](serving.md#health) [b](serving.md#none) [c](none.md) [d](https://e.example/x)\n"
         "[e](#no-heading-of-this-page) ![f](none.svg)\n```\n[g](none.md)\n```\n"
     )
-    assert list(broken("docs/accept.md", text)) == [
+    assert list(broken("docs/measure.md", text)) == [
         "serving.md#none",
         "none.md",
         "#no-heading-of-this-page",
