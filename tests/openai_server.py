@@ -246,7 +246,6 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b'data: {"choices": [{"text": " a"}]}\n\n')
                 self.wfile.flush()
                 time.sleep(0.01)
-            return
         text, finish = f"{COUNTED}", "length"
         for word in body.get("stop") or []:
             if self.server.fault != "ignores stop":

@@ -81,9 +81,9 @@ COMMANDS = (
         "docs",
         Options,
         _docs,
-        description="Write docs/patches.md, the pictures of docs, and the tables in docs/measure.md,"
-        " docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md and"
-        " docs/status.md. (docs/carry.md follows the upstreams' releases: build.py rebase --all"
+        description="Write docs/patches.md, the pictures of docs, and the tables in"
+        " docs/measure.md, docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md"
+        " and docs/status.md. (docs/carry.md follows the upstreams' releases: build.py rebase --all"
         " --onto latest:3 --table)",
     ),
 )

@@ -29,8 +29,12 @@ def of_ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, fl
 
 
 def of_differences(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the middle of differences within pairs, with its interval (Wilcoxon)."""
-    n = len(values)
+    """Return the middle of differences within pairs, with its interval (Wilcoxon).
+
+    A single one has an infinite interval.
+    """
+    if (n := len(values)) < 2:
+        return values[0], -math.inf, math.inf
     means = ((a + b) / 2 for at, a in enumerate(values) for b in values[at:])
     return _ranked(means, n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24)
 

@@ -240,7 +240,16 @@ def test_server_that_cannot_be_measured_is_one_error(
     serving.key = "secret"
     refused(tmp_path, capsys, AcceptError.exit_code, *here)
     serving.key = ""
-    for answer in ("<html>", "[" * 100_000, [], {"data": [1]}, {"data": 1}, {"data": []}, None):
+    answers: list[Any] = [
+        "<html>",
+        "[" * 100_000,
+        [],
+        {"data": [1]},
+        {"data": 1},
+        {"data": []},
+        None,
+    ]
+    for answer in answers:
         serving.models = answer
         refused(tmp_path, capsys, AcceptError.exit_code, *here)
     serving.models = {"data": [{"id": "m", "max_model_len": 512}]}

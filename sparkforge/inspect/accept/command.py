@@ -94,6 +94,11 @@ def run(options: Options) -> int:
     name = f"accept-{report['when']}.json".replace(":", "")
     file = here.root / "dist" / target / "accept" / name
     write_file(file, f"{json.dumps(report, indent=1)}\n".encode())
+    table = pages.table(
+        ("check", "result", "what was seen"), [(row.name, row.state, row.seen) for row in rows]
+    )
+    page = f"# Acceptance of {pages.escape(model.name)}, {report['when']}\n\n{table}\n"
+    write_file(file.with_suffix(".md"), page.encode())
     log.info(f"report   {file}")
     if options.output.json:
         log.json({**report, "report": str(file)})

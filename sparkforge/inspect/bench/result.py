@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkforge.core import plain, typed
+from sparkforge.core import pages, plain, typed
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BenchError
 from sparkforge.inspect import intervals
 
-FILE = "result.json"
+FILE, PAGE = "result.json", "report.md"
 SCHEMA = 2
 TOLERANCE = 0.03
 """Smaller changes do not count."""
@@ -136,9 +136,14 @@ def load(path: Path) -> Result:
 
 
 def save(result: Result, folder: Path) -> None:
-    """Write the result; the file is replaced atomically."""
+    """Write the result, and a page with its means; each is replaced atomically."""
     document = json.dumps(typed.as_json(result), indent=1, sort_keys=True)
     write_file(folder / FILE, f"{document}\n".encode())
+    head, *rows = summary(result)
+    notes = "".join(f"* {pages.escape(text)}\n" for text in result.disturbed)
+    state = "clean" if result.clean else "not clean: do not quote"
+    title = f"# Speed of {pages.escape(result.identity.model)}, {result.started}, {state}"
+    write_file(folder / PAGE, f"{title}\n\n{notes}\n{pages.table(head, rows)}\n".encode())
 
 
 def summary(result: Result) -> list[tuple[str, ...]]:

@@ -230,8 +230,6 @@ def test_the_page_compares_the_two_sides_of_a_run(checkout: Path) -> None:
     assert [one for one in reader.rows if "faster" in one]
     save(replace(build, disturbed=("the GPU was hot",)), folder / "patched")
     assert "not clean: no verdict counts" in page_of(checkout)
-    save(replace(build, session="another"), folder / "patched")
-    assert "B / A" not in page_of(checkout)
 
 
 def quality_record() -> Record:
