@@ -33,7 +33,7 @@ from sparkforge.store.store import Store
 LOCK = "requirements/bench.txt"
 _BOOK = "sparkforge-text"
 """Name of the text in llama-benchy's cache, instead of a book's address."""
-_KEY = "SPARKFORGE_BENCH_KEY"
+_KEY = "LLAMA_BENCHY_KEY"
 # The key is not an argument, since all users of the machine can read those. llama-benchy keeps idle
 # connections for 600 s. Servers close them sooner (vLLM after 5 s): a request at that moment would
 # end the run.
