@@ -1,10 +1,16 @@
-"""The result of a run as JSON, and the comparison of two."""
+"""The result of a run as JSON, and the comparison of two.
+
+The interval of a ratio is by ranks (Mann and Whitney), which assumes no distribution: from the K-th
+smallest to the K-th largest ratio of all pairs, with K by the normal approximation (Campbell and
+Gardner, BMJ 1988;296:1454). Its confidence is 95 %; for three runs a side it has all ratios, 90 %.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,12 +18,12 @@ from typing import Literal
 from sparkforge.core import pages, plain, typed
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BenchError
-from sparkforge.inspect import intervals
 
 FILE, PAGE = "result.json", "report.md"
 SCHEMA = 2
 TOLERANCE = 0.03
 """Smaller changes do not count."""
+_Z = statistics.NormalDist().inv_cdf(0.975)
 LEAST_RUNS = 3
 """Fewer runs have no interval."""
 Metric = Literal["decode", "prefill", "ttft"]
@@ -215,8 +221,17 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
     return Comparison(changes, (*differs, *alone))
 
 
+def interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of the ratios of all pairs, and the ends of its interval."""
+    n, m = len(before), len(after)
+    ratios = sorted(b / a for a in before for b in after)
+    rank = n * m / 2 - _Z * math.sqrt(n * m * (n + m + 1) / 12)
+    left_out = max(0, round(rank) - 1)
+    return statistics.median(ratios), ratios[left_out], ratios[-1 - left_out]
+
+
 def _change(a: Samples, b: Samples, tolerance: float) -> Change:
-    ratio, low, high = intervals.of_ratio(a.values, b.values)
+    ratio, low, high = interval(a.values, b.values)
     verdict: Verdict = "unclear"
     if min(len(a.values), len(b.values)) < LEAST_RUNS:
         low = high = 0.0

@@ -32,7 +32,6 @@ from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime.client import Place
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
-from sparkforge.serving import choices
 from sparkforge.serving.profile import Profile
 from sparkforge.store.artefact import Artefact
 
@@ -103,7 +102,7 @@ def of_build(
     if built is not None and plain:
         more = instead(bare[0])  # the image's own do not fit the BF16 model
     elif built is not None and profile.choice:
-        more = {choices.VARIABLE: profile.choice}
+        more = {"SPARKFORGE_PROFILE": profile.choice}
     launch = Launch(
         model or standing_in(context, build, wide=versus),
         *(bare if plain else (options, usual)),

@@ -21,10 +21,9 @@ from sparkforge.build.launcher import of_release
 from sparkforge.build.results import EnvironmentResult, ImageResult, WheelResult
 from sparkforge.cli.main import main
 from sparkforge.core.errors import BenchError, RegressionError
-from sparkforge.inspect import intervals
 from sparkforge.inspect.bench import benchy, session, sides
 from sparkforge.inspect.bench.benchy import TABLES
-from sparkforge.inspect.bench.result import FILE, Samples, compare, load, save
+from sparkforge.inspect.bench.result import FILE, Samples, compare, interval, load, save
 from sparkforge.pins import pins
 from sparkforge.runtime.servers import Launch
 from sparkforge.store.store import Store
@@ -304,21 +303,7 @@ def test_intervals_are_those_of_the_exact_test(n: int, rank: int) -> None:
     """The ranks of Campbell and Gardner's table for two samples of n values, 95 %."""
     a, b = [float(2**at) for at in range(n)], [float(3**at) for at in range(n)]
     ratios = sorted(y / x for x in a for y in b)
-    assert intervals.of_ratio(a, b)[1:] == (ratios[rank - 1], ratios[-rank])
-
-
-def test_interval_of_differences() -> None:
-    assert intervals.of_differences([1.0, 2.0]) == (1.5, 1.0, 2.0)
-    values = [float(value) for value in range(1, 11)]
-    means = sorted((x + y) / 2 for at, x in enumerate(values) for y in values[at:])
-    assert intervals.of_differences(values)[1:] == (means[8], means[-9])  # Wilcoxon's table: 8
-
-
-@pytest.mark.parametrize(
-    ("lost", "gained", "chance"), [(0, 0, 1.0), (5, 0, 1 / 32), (3, 3, 0.65625)]
-)
-def test_chance_to_lose(lost: int, gained: int, chance: float) -> None:
-    assert intervals.chance_to_lose(lost, gained) == pytest.approx(chance)
+    assert interval(a, b)[1:] == (ratios[rank - 1], ratios[-rank])
 
 
 def test_slower_result_has_a_code_of_its_own(
