@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,60 +215,61 @@ def chat(place: Place, body: Json) -> Said:
     """Ask without streaming."""
     found = post(place, CHAT, body).json()
     try:
-        choice, usage = found["choices"][0], found.get("usage") or {}
-        message = choice["message"]
-        return Said(
-            reasoning=_reasoning(message),
-            content=message.get("content") or "",
-            calls=tuple(_call(call) for call in message.get("tool_calls") or []),
-            finish=choice.get("finish_reason") or "",
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            tokens=int(usage.get("completion_tokens") or 0),
-        )
+        choices = [{**choice, "delta": choice["message"]} for choice in found["choices"][:1]]
+        return _said([{**found, "choices": choices}, None])
     except (TypeError, LookupError, AttributeError):
         raise ValueError(f"no answer of a chat: {json.dumps(found)[:_SHOWN]}") from None
 
 
 def streamed(place: Place, body: Json) -> Said:
     """Ask with streaming, and read the answer to its end."""
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    try:
+        return _said(events(place, CHAT, {**body, **more}))
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"no event of a chat: {error!r}") from None
+
+
+def _said(found: Iterable[Json | None]) -> Said:
+    """Put the events of an answer together."""
     began = time.monotonic()
     reasoning, content, finish = "", "", ""
     calls: dict[int, list[str]] = {}
     moments: list[float] = []
     usage: Json = {}
     complete = reasoning_last = False
-    more = {"stream": True, "stream_options": {"include_usage": True}}
-    event: Json | None = None
-    try:
-        for event in events(place, CHAT, {**body, **more}):
-            if event is None:
-                complete = True
-                break
-            usage = event.get("usage") or usage
-            for choice in event.get("choices") or []:
-                finish = choice.get("finish_reason") or finish
-                delta = choice.get("delta") or {}
-                thought, text = _reasoning(delta), delta.get("content") or ""
-                reasoning_last |= bool(thought and content)
-                reasoning, content = reasoning + thought, content + text
-                for call in delta.get("tool_calls") or []:
-                    made, kept = _call(call), calls.setdefault(call.get("index") or 0, [""] * 3)
-                    kept[:] = [kept[0] or made.id, kept[1] + made.name, kept[2] + made.arguments]
-                if thought or text or delta.get("tool_calls"):
-                    moments.append(time.monotonic() - began)
-        return Said(
-            reasoning,
-            content,
-            tuple(Call(*parts) for parts in calls.values()),
-            finish,
-            int(usage.get("prompt_tokens") or 0),
-            int(usage.get("completion_tokens") or 0),
-            reasoning_last,
-            complete,
-            tuple(moments),
-        )
-    except (TypeError, LookupError, AttributeError):
-        raise ValueError(f"no event of a chat: {json.dumps(event)[:_SHOWN]}") from None
+    for event in found:
+        if event is None:
+            complete = True
+            break
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or []:
+            finish = choice.get("finish_reason") or finish
+            delta = choice["delta"]
+            # two names for it: vLLM's releases changed from one to the other
+            thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+            text, called = delta.get("content") or "", delta.get("tool_calls") or []
+            reasoning_last |= bool(thought and content)
+            reasoning, content = reasoning + thought, content + text
+            for at, call in enumerate(called):
+                kept = calls.setdefault(call.get("index") or at, ["", "", ""])
+                function = call["function"]
+                kept[0] = kept[0] or call.get("id") or ""
+                kept[1] += function.get("name") or ""
+                kept[2] += function.get("arguments") or ""
+            if thought or text or called:
+                moments.append(time.monotonic() - began)
+    return Said(
+        reasoning,
+        content,
+        tuple(Call(*parts) for parts in calls.values()),
+        finish,
+        int(usage.get("prompt_tokens") or 0),
+        int(usage.get("completion_tokens") or 0),
+        reasoning_last,
+        complete,
+        tuple(moments),
+    )
 
 
 def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, None]:
@@ -308,14 +309,3 @@ def session(place: Place) -> requests.Session:
     if place.key:
         opened.headers["Authorization"] = f"Bearer {place.key}"
     return opened
-
-
-def _reasoning(message: Json) -> str:
-    # two names for it: vLLM's releases changed from one to the other
-    return message.get("reasoning") or message.get("reasoning_content") or ""
-
-
-def _call(call: Json) -> Call:
-    function = call.get("function") or {}
-    parts = (call.get("id"), function.get("name"), function.get("arguments"))
-    return Call(*(part or "" for part in parts))
