@@ -205,11 +205,10 @@ def test_the_compiled_extension_loads_and_is_the_patched_one(
 
 def test_python_is_the_patched_tree_s_and_nothing_is_lost(receipt: Any, clone: Clone) -> None:
     out = item(receipt, "wheel vllm")["outputs"]
-    # what the release job changed by hand for its own name; the tree's file is in its place
-    assert out["differs"] == ["vllm/platforms/__init__.py"]
+    assert out["differs"] == []
     touched = item(receipt, "series vllm")["outputs"]["touched"]
     in_wheel = {path for path in touched if path.startswith("vllm/")}
-    assert in_wheel == set(out["replaced"] + out["added"]) - set(out["differs"])
+    assert in_wheel == set(out["replaced"] + out["added"])
     with zipfile.ZipFile(release()) as theirs, zipfile.ZipFile(clone.wheel("vllm")) as ours:
         before = {name for name in theirs.namelist() if ".dist-info/" not in name}
         assert before <= set(ours.namelist())
@@ -234,7 +233,7 @@ def test_flashinfer_is_built_of_its_patched_tree(receipt: Any, clone: Clone) -> 
     # a build of the whole tree changes just what an overlay would
     assert out["differs"] == []
     assert len(out["replaced"]) >= 10
-    assert out["version"] == "0.7.0.post1+spark.1"
+    assert out["version"].endswith("+spark.1")
     with zipfile.ZipFile(clone.wheel("flashinfer_python")) as archive:
         cutlass = [n for n in archive.namelist() if n.startswith("flashinfer/data/cutlass/")]
         assert len(cutlass) > 100
@@ -254,7 +253,7 @@ def test_a_second_cold_build_gives_the_same_bytes(receipt: Any, clone: Clone) ->
     out, _ = clone.run("verify", "--until", "wheels", "--json")
     found = json.loads(out)
     assert found["same"]
-    assert len(found["results"]) == 2
+    assert len(found["results"]) == len({"vllm", "flashinfer", "plugin"})
 
 
 def test_an_overlay_of_the_same_series_is_refused(receipt: Any, clone: Clone) -> None:

@@ -66,8 +66,8 @@ def test_the_build_is_measured_against_the_release(
         assert release["identity"][name] == ours["identity"][name]
     assert ours["identity"]["release"].startswith(release["identity"]["release"])
     assert release["identity"]["release"] != ours["identity"]["release"]
-    wheel = item(receipt, "wheel vllm")["outputs"]
-    assert ours["identity"]["wheels"] == {wheel["file"]: wheel["sha256"]}
+    wheels = [item(receipt, label)["outputs"] for label in ("wheel vllm", "plugin")]
+    assert ours["identity"]["wheels"] == {one["file"]: one["sha256"] for one in wheels}
     for one in (release, ours):
         assert one["complete"]
         decode = [each for each in one["samples"] if each["metric"] == "decode"]
@@ -122,5 +122,6 @@ def test_the_environment_has_exactly_one_vllm(receipt: Any, checkout: Path) -> N
 def test_a_second_cold_build_gives_the_same_wheel(receipt: Any, build: Build) -> None:
     # in another folder and another store, which share nothing but the downloads, by another umask
     found = build("verify", "--target", "cpu", "--engine", "none")
-    sha256 = f"sha256:{item(receipt, 'wheel vllm')['outputs']['sha256']}"
-    assert [(one["first"], one["second"]) for one in found["results"]] == [(sha256, sha256)]
+    wheels = [item(receipt, label)["outputs"]["sha256"] for label in ("wheel vllm", "plugin")]
+    both = [(f"sha256:{sha256}", f"sha256:{sha256}") for sha256 in wheels]
+    assert [(one["first"], one["second"]) for one in found["results"]] == both

@@ -57,7 +57,7 @@ def _natives(upstream: Upstream, file: ReleaseFile) -> dict[str, Any]:
         return {}
     stands_in = upstream.files[upstream.source_file] if upstream.source_file else None
     return {
-        "natives": file.natives.model_dump(),
+        "natives": file.natives.model_dump(mode="json"),
         "release": [upstream.version, stands_in.sha256 if stands_in else None],
     }
 
@@ -95,7 +95,7 @@ def _renewed(context: Context, name: str, wheel: Path, file: ReleaseFile) -> Pat
     )
     inputs = {
         "wheel": file.sha256,
-        "natives": file.natives.model_dump(),
+        "natives": file.natives.model_dump(mode="json"),
         "tree": source.tree,
         "release": upstream.version,
         "paths": [rule.model_dump() for rule in upstream.paths],

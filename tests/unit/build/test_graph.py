@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ def context(target: str, **more: Any) -> Context:
 
 # an engine is only asked when something is made
 ENGINE: Any = object()
+
+
+@pytest.mark.parametrize("target", ["cpu", "spark", "rtx"])
+def test_inputs_are_json_values(target: str) -> None:
+    """An image keeps them as JSON, and ``verify`` compares that with the checkout's."""
+    for item in graph_of(context(target, engine=ENGINE)).until("smoke"):
+        assert json.loads(json.dumps(item.inputs)) == item.inputs, item.label
 
 
 def test_a_plan_is_in_the_order_of_the_stages() -> None:
