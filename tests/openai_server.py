@@ -1,6 +1,6 @@
 """A stand-in for an OpenAI server, in a thread: it keeps every promise of accept but one.
 
-It answers as the real model would, in canned words. A sin is the name of the promise that it
+It answers as the real model would, in canned words. A fault is the name of the promise that it
 breaks; "waits for eight" is none.
 """
 
@@ -24,14 +24,14 @@ Json = dict[str, Any]
 
 
 class Fake(ThreadingHTTPServer):
-    """State: the sin, and what is counted."""
+    """State: the fault, and counters."""
 
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, sin: str, model: str) -> None:
+    def __init__(self, fault: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.sin, self.model = sin, model
+        self.fault = fault
         self.lock = threading.Lock()
         self.running = 0
         self.eight = threading.Barrier(8, timeout=PATIENCE_S)
@@ -47,8 +47,8 @@ class Fake(ThreadingHTTPServer):
 
     def metrics(self) -> str:
         label = '{engine="0",model_name="m"}'
-        running = self.running + (self.sin == "leaks a request" and self.answered > 0)
-        used = 0.5 if self.sin == "leaks KV cache" and self.answered else running / 100
+        running = self.running + (self.fault == "leaks a request" and self.answered > 0)
+        used = 0.5 if self.fault == "leaks KV cache" and self.answered else running / 100
         lines = [
             "# HELP vllm:num_requests_running x",
             f"vllm:num_requests_running{label} {running}.0",
@@ -56,10 +56,10 @@ class Fake(ThreadingHTTPServer):
             f"vllm:kv_cache_usage_perc{label} {used}",
             f"process_resident_memory_bytes {float(self.resident)}",
         ]
-        if self.sin == "no statistics":
+        if self.fault == "no statistics":
             lines = lines[:1]
-        off = 0.0 if self.sin == "a kernel is off" else 1.0
-        if self.sin != "no kernels":
+        off = 0.0 if self.fault == "a kernel is off" else 1.0
+        if self.fault != "no kernels":
             lines.append(f'vllm:decode_kernels_in_use{{engine="0",kind="MXFP4 experts"}} {off}')
         return "\n".join([*lines, ""])
 
@@ -87,59 +87,40 @@ class Handler(BaseHTTPRequestHandler):
         if done:
             self.wfile.write(b"data: [DONE]\n\n")
 
-    def _endless(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        while True:  # until the client goes away
-            line = b"" if self.server.sin == "has no line" else b"\n\n"
-            self.wfile.write((b"data: {}" + line) * 1000)
-
     def do_GET(self) -> None:
-        if self.server.sin == "has no end":
-            self._endless()
-        elif self.path == "/metrics":
+        if self.path == "/metrics":
             self._end(200, self.server.metrics())
-        elif self.path == "/health" and self.server.sin == "reads and does nothing else":
+        elif self.path == "/health" and self.server.fault == "reads and does nothing else":
             self._end(503, "")
         elif self.headers.get("Authorization") != f"Bearer {KEY}":
             self._end(401, {"error": "Unauthorized"})
         else:
-            self._end(200, {"data": [{"id": self.server.model, "max_model_len": MAX_LEN}]})
+            self._end(200, {"data": [{"id": "m", "max_model_len": MAX_LEN}]})
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        fake, sin = self.server, self.server.sin
-        if sin in ("has no end", "has no line"):
-            self._endless()
-        if sin == "is short of memory":
-            self._end(503, {"error": "the machine has little memory left"})
+        fake, fault = self.server, self.server.fault
+        if fault == "dies":
             return
-        if sin == "dies" or (sin == "dies at times" and self.server.answered % 7 == 6):
-            self.server.answered += 1
-            return
-        if self.headers.get("Authorization") != f"Bearer {KEY}" and sin != "needs no key":
+        if self.headers.get("Authorization") != f"Bearer {KEY}" and fault != "needs no key":
             self._end(401, {"error": "Unauthorized"})
             return
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):
-            self._end(500 if sin == "fails at broken JSON" else 400, {"error": "no JSON"})
+            self._end(500 if fault == "fails at broken JSON" else 400, {"error": "no JSON"})
             return
-        problem = _problem(body)
-        if problem:
-            self._end(500 if sin == "fails at odd bodies" else 400, {"error": problem})
-        elif len(data) > 4 * MAX_LEN:
-            codes = {"takes huge prompts": 200, "fails at long text": 500}
-            self._end(codes.get(sin, 400), {"error": "too long"})
-        elif body["model"] != fake.model and sin != "serves any model":
+        if len(data) > 4 * MAX_LEN:
+            self._end(500 if fault == "fails at long text" else 400, {"error": "too long"})
+        elif body["model"] != "m" and fault != "serves any model":
             self._end(404, {"error": "no such model"})
         elif body.get("max_tokens", 1) < 0:
-            self._end(200 if sin == "takes any number" else 400, {"error": "max_tokens"})
+            self._end(200 if fault == "takes any number" else 400, {"error": "max_tokens"})
         else:
             with fake.lock:
                 fake.running += 1
                 fake.answered += 1
-                fake.resident += (3 << 20) if sin == "grows" else 0
+                fake.resident += (3 << 20) if fault == "grows" else 0
             try:
                 self._answer(body)
             finally:
@@ -157,26 +138,24 @@ class Handler(BaseHTTPRequestHandler):
     # -- chats ---------------------------------------------------------------------------------
 
     def _chat(self, body: Json) -> None:
-        sin = self.server.sin
-        if sin == "waits for eight":
+        fault = self.server.fault
+        if fault == "waits for eight":
             self.server.eight.wait()
         message, finish = self._message(body)
         words = [*message["reasoning_"], *message["content_"]]
         frame = [] if message.get("tool_calls") else ["<|channel|>", "<|end|>"]
         tokens = [*frame, *words]
         most = body["max_tokens"]
-        if len(tokens) > most and sin != "ignores max_tokens":
+        if len(tokens) > most and fault != "ignores max_tokens":
             tokens, finish = tokens[:most], "length"
             message |= {"reasoning_": tokens[2:], "content_": []}
         prompt = sum(len(str(one.get("content") or "").split()) for one in body["messages"])
-        prompt = (
-            9 if sin == "forgets turns" else min(prompt, 90) if sin == "cuts prompts" else prompt
-        )
+        prompt = min(prompt, 90) if fault == "cuts prompts" else prompt
         usage = {"prompt_tokens": prompt, "completion_tokens": len(tokens)}
         if body.get("stream"):
             self._stream_chat(body, message, finish, usage)
             return
-        if sin == "no usage":
+        if fault == "no usage":
             usage = {}
         calls = message.get("tool_calls") or []
         said: Json = {
@@ -184,45 +163,43 @@ class Handler(BaseHTTPRequestHandler):
             "content": "".join(message["content_"]) or None,
             "tool_calls": calls,
         }
-        choice: Json = {"message": said, "finish_reason": finish}
-        if body.get("logprobs"):
-            choice["logprobs"] = {"content": self._logprobs(tokens, body["top_logprobs"])}
+        choice = {"message": said, "finish_reason": finish}
         self._end(200, {"choices": [choice], "usage": usage})
 
     def _message(self, body: Json) -> tuple[Json, str]:
         """Return what the model says, as words, and why it ends."""
-        sin = self.server.sin
+        fault = self.server.fault
         asked = body["messages"][-1]
         text, finish, thought = str(asked["content"]), "stop", list(THOUGHT)
         if asked["role"] == "tool":
-            content = "" if sin == "no answer to a result" else "It is 21 degrees"
+            content = "" if fault == "no answer to a result" else "It is 21 degrees"
         elif "tools" in body:
-            if sin == "calls no tool" or (sin == "streams no call" and body.get("stream")):
+            if fault == "calls no tool" or (fault == "streams no call" and body.get("stream")):
                 return {"reasoning_": thought, "content_": ["No", " tool"]}, "stop"
-            name = "wether" if sin == "calls another tool" else "weather"
-            written = '{"city": ' if sin == "cuts arguments" else '{"city": "Paris"}'
+            name = "wether" if fault == "calls another tool" else "weather"
+            written = '{"city": ' if fault == "cuts arguments" else '{"city": "Paris"}'
             call = {
                 "id": "call-1",
                 "index": 0,
                 "type": "function",
                 "function": {"name": name, "arguments": written},
             }
-            finish = "stop" if sin == "ends a call with stop" else "tool_calls"
+            finish = "stop" if fault == "ends a call with stop" else "tool_calls"
             return {"reasoning_": thought, "content_": [], "tool_calls": [call]}, finish
         elif "response_format" in body:
             wrong = {"writes no JSON": "21 degrees", "breaks the schema": '{"temperature": "21"}'}
-            content = wrong.get(sin, '{"temperature": 21}')
+            content = wrong.get(fault, '{"temperature": 21}')
         elif "Which word" in text:
-            content = "heron" if sin == "forgets words" else "kingfisher"
+            content = "kingfisher"
         else:
-            content = "It is 41 ." if sin == "counts wrong" else "It is 42 ."
-        if sin == "is empty" or (sin == "is empty at once" and self._together()):
+            content = "It is 41 ." if fault == "counts wrong" else "It is 42 ."
+        if fault == "is empty" or (fault == "is empty at once" and self._together()):
             content, thought = "", []
-        if sin == "splits nothing":
+        if fault == "splits nothing":
             content, thought = "".join(thought) + content, []
-        if sin == "shows Harmony":
+        if fault == "shows Harmony":
             content = f"<|channel|>final {content}"
-        if sin == "repeats reasoning":
+        if fault == "repeats reasoning":
             content = f"{''.join(thought)} {content}"
         pieces = [f"{' ' if i else ''}{word}" for i, word in enumerate(content.split())]
         return {"reasoning_": thought, "content_": pieces}, finish
@@ -235,7 +212,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.running > 1
 
     def _stream_chat(self, body: Json, message: Json, finish: str, usage: Json) -> None:
-        sin = self.server.sin
+        fault = self.server.fault
         thoughts: list[Json] = [{"reasoning": word} for word in message["reasoning_"]]
         contents: list[Json] = [{"content": word} for word in message["content_"]]
         calls: list[Json] = []
@@ -247,27 +224,17 @@ class Handler(BaseHTTPRequestHandler):
                 {"tool_calls": [{"index": 0, "function": {"arguments": written[3:]}}]},
             ]
         deltas = [*thoughts, *contents, *calls]
-        if sin == "reasons last":
+        if fault == "reasons last":
             deltas = [*contents, *thoughts]
-        if sin == "streams one piece" and not calls:
+        if fault == "streams one piece" and not calls:
             deltas = [{k: "".join(message[f"{k}_"]) for k in ("reasoning", "content")}]
         events: list[Json] = [{"choices": [{"delta": one}]} for one in deltas]
         events.append({"choices": [{"delta": {}, "finish_reason": finish}]})
-        if sin != "streams no usage":
+        if fault != "streams no usage":
             events.append({"choices": [], "usage": usage})
-        if sin == "breaks a stream":
+        if fault == "breaks a stream":
             events[3] = {"error": {"message": "the engine is dead"}}
-        self._events(events, done=sin != "never ends a stream")
-
-    def _logprobs(self, tokens: list[str], top: int) -> list[Json]:
-        sin = self.server.sin
-        if sin == "gives few logprobs":
-            tokens = tokens[:-1]
-        best = 0.5 if sin == "gives positive logprobs" else -0.1
-        top -= sin == "gives few alternatives"
-        own = -3.0 if sin == "takes unlikely tokens" else best
-        others = [{"token": "x", "logprob": best - i} for i in range(top)]
-        return [{"token": one, "logprob": own, "top_logprobs": others} for one in tokens]
+        self._events(events, done=fault != "never ends a stream")
 
     # -- the other endpoints -------------------------------------------------------------------
 
@@ -275,60 +242,43 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("ignore_eos"):  # goes on until the client goes away
             self.send_response(200)
             self.end_headers()
-            while self.server.sin != "cancels nothing" or self.server.running < 2:
+            while True:
                 self.wfile.write(b'data: {"choices": [{"text": " a"}]}\n\n')
                 self.wfile.flush()
                 time.sleep(0.01)
-            return
         text, finish = f"{COUNTED}", "length"
         for word in body.get("stop") or []:
-            if self.server.sin != "ignores stop":
-                kept = len(word) if self.server.sin == "keeps the stop word" else 0
+            if self.server.fault != "ignores stop":
+                kept = len(word) if self.server.fault == "keeps the stop word" else 0
                 text = text[: text.index(word) + kept]
-            finish = "length" if self.server.sin == "calls a stop length" else "stop"
+            finish = "length" if self.server.fault == "calls a stop length" else "stop"
         self._end(200, {"choices": [{"text": text, "finish_reason": finish}]})
 
     def _responses(self, body: Json) -> None:
-        sin = self.server.sin
+        fault = self.server.fault
         text = "It is 42"
-        if isinstance(body["input"], list):  # a question of several choices
-            lines = str(body["input"][0]["content"]).splitlines()
-            (best,) = (line[1] for line in lines if line.endswith(") right"))
-            text = "A" if sin == "guesses" else f"So the answer is **({best})**"
         message = {"type": "message", "content": [{"type": "output_text", "text": text}]}
         output: list[Json] = [{"type": "reasoning", "content": []}, message]
-        if sin == "responds without a message":
+        if fault == "responds without a message":
             output.pop()
-        status = "incomplete" if sin == "responds in part" else "completed"
+        status = "incomplete" if fault == "responds in part" else "completed"
         whole = {"status": status, "output": output}
         if not body.get("stream"):
             self._end(200, whole)
             return
-        pieces = ["It is", " 43" if sin == "streams another response" else " 42"]
+        pieces = ["It is", " 43" if fault == "streams another response" else " 42"]
         events: list[Json] = [
             {"type": "response.output_text.delta", "delta": one} for one in pieces
         ]
-        if sin != "cuts a response":
+        if fault != "cuts a response":
             events.append({"type": "response.completed", "response": whole})
         self._events(events, done=False)
 
 
-def _problem(body: Any) -> str:
-    """Return what is wrong with a request's shape."""
-    if not isinstance(body, dict):
-        return "no object"
-    messages = body.get("messages", [])
-    if not isinstance(messages, list) or any(one["role"] == "nobody" for one in messages):
-        return "messages"
-    if not isinstance(body.get("temperature", 0), int | float) or body.get("stop") == [[]]:
-        return "options"
-    return "tools" if any("function" not in one for one in body.get("tools", [])) else ""
-
-
 @contextmanager
-def serving(sin: str = "", model: str = "m") -> Iterator[Fake]:
+def serving(fault: str = "") -> Iterator[Fake]:
     """Serve on a free port of loopback."""
-    fake = Fake(sin, model)
+    fake = Fake(fault)
     thread = threading.Thread(target=fake.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -69,7 +69,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
             folder / "decode-kernels.md", kerneltable.markdown(recorded)
         ),
         folder / "status.md": claims.page(folder / "status.md"),
-        folder / "accept.md": pages.between(folder / "accept.md", accept.markdown()),
+        folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
         folder / "doctor.md": pages.between(folder / "doctor.md", doctor.markdown()),
     }
 
@@ -79,8 +79,8 @@ COMMANDS = (
         "docs",
         Options,
         _docs,
-        description="Write docs/patches.md, the pictures of docs, and the tables in docs/accept.md,"
-        " docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md and"
-        " docs/status.md.",
+        description="Write docs/patches.md, the pictures of docs, and the tables in"
+        " docs/measure.md, docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md"
+        " and docs/status.md.",
     ),
 )

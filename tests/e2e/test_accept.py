@@ -40,7 +40,6 @@ def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
         unchecked = [one["name"] for one in found["checks"] if one["state"] == "not checked"]
         assert unchecked == ["decode kernels"]  # a GPU's; backends and memory are the container's
         assert found["image"] == tag
-        build(*words, "--load", "0.5", "--clients", "8")
     finally:
         server.terminate()  # Compose stops the container, as at Ctrl-C
         server.wait(600)
@@ -61,5 +60,5 @@ def test_the_image_is_measured_against_the_release(
     for one in (release, ours):
         assert one["complete"]
         decode = [each for each in one["samples"] if each["metric"] == "decode"]
-        assert [len(each["rounds"]) for each in decode] == [2, 2]
-    assert all(one["paired"] and one["ratio"] > 0 for one in document["comparison"]["changes"])
+        assert [len(each["values"]) for each in decode] == [2, 2]
+    assert all(one["ratio"] > 0 for one in document["comparison"]["changes"])

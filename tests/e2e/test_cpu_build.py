@@ -61,31 +61,25 @@ def test_the_build_is_measured_against_the_release(
         document = build("bench", *words, "--out", str(out))
     release, ours = document["results"]
     assert [one["identity"]["origin"] for one in (release, ours)] == ["release", "build"]
-    # the same model, the same options; the versions are the servers' own words
+    # the same model, the same options
     for name in ("checkpoint", "options", "pins"):
         assert release["identity"][name] == ours["identity"][name]
-    assert (
-        ours["identity"]["server"]
-        .removeprefix("vLLM ")
-        .startswith(release["identity"]["server"].removeprefix("vLLM ").partition("+")[0])
-    )
-    assert release["identity"]["server"] != ours["identity"]["server"]
+    assert ours["identity"]["release"].startswith(release["identity"]["release"])
+    assert release["identity"]["release"] != ours["identity"]["release"]
     wheels = [item(receipt, label)["outputs"] for label in ("wheel vllm", "plugin")]
     assert ours["identity"]["wheels"] == {one["file"]: one["sha256"] for one in wheels}
     for one in (release, ours):
         assert one["complete"]
         decode = [each for each in one["samples"] if each["metric"] == "decode"]
-        assert [each["test"]["concurrency"] for each in decode] == [1, 2]
-        assert [len(each["rounds"]) for each in decode] == [2, 2]
+        assert [each["test"][-4:] for each in decode] == ["(c1)", "(c2)"]
+        assert [len(each["values"]) for each in decode] == [2, 2]
     changes = document["comparison"]["changes"]
-    assert all(one["paired"] and one["ratio"] > 0 for one in changes)
-    assert {one["name"] for one in changes} >= {"pp512 tg32 (c1)", "pp512 tg32 (c2)", "all tests"}
+    assert all(one["ratio"] > 0 for one in changes)
+    assert {one["name"] for one in changes} == {"pp512 tg32 (c1)", "pp512 tg32 (c2)"}
     # CI's machine is seldom idle; the tolerance is more than any ratio could be
     pair = (str(out / "unpatched"), str(out / "patched"))
     again = build("bench", "compare", *pair, "--disturbed", "--tolerance", "100")
     assert [one["ratio"] for one in again["changes"]] == [one["ratio"] for one in changes]
-    assert (out / "patched" / "decode.svg").exists()
-    assert "What ran" in (out / "unpatched" / "report.md").read_text()
 
 
 def test_the_wheel_is_published_with_its_checksum(receipt: Any, checkout: Path) -> None:

@@ -1,4 +1,4 @@
-"""llama-benchy in its own environment, with one call for each test.
+"""llama-benchy in an environment of its own, one call for each test.
 
 So an interrupted run keeps its earlier tests. The text comes from llama-benchy's cache of books,
 and the environment has no client of a hub, so nothing is downloaded.
@@ -7,18 +7,24 @@ and the environment has no client of a hub, so nothing is downloaded.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import re
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from typing import Any
 
 from sparkforge.core import plain
 from sparkforge.core.errors import BenchError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
-from sparkforge.inspect.bench.tables import Test
+from sparkforge.inspect.bench.result import Metric, Samples
 from sparkforge.runtime import interpreter
+from sparkforge.runtime.client import Place
 from sparkforge.sources import wheelhouse
 from sparkforge.sources.sources import Access
 from sparkforge.store.codekey import code_of
@@ -27,7 +33,7 @@ from sparkforge.store.store import Store
 LOCK = "requirements/bench.txt"
 _BOOK = "sparkforge-text"
 """Name of the text in llama-benchy's cache, instead of a book's address."""
-_KEY = "SPARKFORGE_BENCH_KEY"
+_KEY = "LLAMA_BENCHY_KEY"
 # The key is not an argument, since all users of the machine can read those. llama-benchy keeps idle
 # connections for 600 s. Servers close them sooner (vLLM after 5 s): a request at that moment would
 # end the run.
@@ -39,8 +45,58 @@ aiohttp.TCPConnector = lambda **options: pool(**{{**options, 'keepalive_timeout'
 from llama_benchy.__main__ import main
 main()
 """
-_FELL_BACK = "Falling back to 'gpt2' tokenizer"
-_NO_KEY = "EMPTY"
+_FIELDS: Mapping[str, Metric] = {
+    "tg_throughput": "decode",
+    "pp_throughput": "prefill",
+    "e2e_ttft": "ttft",
+}
+_WORDS = """
+the a an old young smith baker guard ferryman teacher captain opened carried forgot measured
+repaired sold counted painted iron gate box letters seven copper coins clock map table basket
+apples key lantern book bottle bridge rope curtain behind station in market hall at edge of
+forest beside river under stairs near mill before sunrise on Tuesday after storm at noon late
+evening while it rained and but because although with great care as usual
+"""
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test, in tokens: context before the prompt, prompt, limit of the answer; and requests."""
+
+    depth: int
+    prompt: int
+    generated: int
+    concurrency: int
+
+    @property
+    def name(self) -> str:
+        """The name in llama-benchy's tables: ``pp2048 tg128 @ d4096 (c2)``."""
+        at = f" @ d{self.depth}" if self.depth else ""
+        return f"pp{self.prompt} tg{self.generated}{at} (c{self.concurrency})"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.depth + self.prompt + self.generated
+
+
+def _tests(*numbers: tuple[int, ...]) -> tuple[Test, ...]:
+    return tuple(itertools.starmap(Test, itertools.product(*numbers)))
+
+
+TABLES: Mapping[str, tuple[Test, ...]] = {
+    "quick": _tests((0,), (512,), (32,), (1, 2)),
+    "seeds": _tests((0,), (512, 2048, 8192), (32, 128), (1,)),
+    "community": _tests(
+        (0, 4096, 8192, 16384, 32768, 65536, 100_000), (2048,), (128,), (1, 2, 5, 10)
+    ),
+}
+"""By the name for ``--profile-table``.
+
+``seeds``: the shape of the first published figures of gpt-oss-120b on one Spark. ``community``: the
+shape of spark-arena's profiles v1 and v2 (read on 2026-11-20), with prefix caching; the depths
+between its ends are ours.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,30 +108,11 @@ class _Installed:
 
 @dataclass(frozen=True)
 class Tool:
-    """llama-benchy, installed.
-
-    Attributes:
-        lock: sha256 of its hash-locked requirements.
-    """
+    """llama-benchy, installed; ``lock``: sha256 of its hash-locked requirements."""
 
     python: Path
     version: str
     lock: str
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The server to measure.
-
-    Attributes:
-        url: without ``/v1``.
-        model: its id in requests.
-        key: "" for none.
-    """
-
-    url: str
-    model: str
-    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +123,7 @@ class Call:
         tokenizer: folder with a ``tokenizer.json``.
         home: folder with the text, see ``prepare``.
         runs: of each test, after one warm-up.
+        prefix_caching: a request of its own loads the context, and is measured, too.
         coherent: first ask a question with a known answer.
     """
 
@@ -148,90 +186,97 @@ def prepare(home: Path, text: str) -> None:
     (cache / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Check that a folder has a tokenizer that llama-benchy can read.
+def text_for(tests: Sequence[Test]) -> str:
+    """Return text for prompts: plain words without a meaning, the same on every machine.
 
-    Raises:
-        BenchError: it has none.
+    Speed depends on the number of tokens. A router's choice of experts depends on the words, too,
+    so a comparison uses one text.
     """
-    path = folder / "tokenizer.json"
-    try:
-        found = plain.json_of(path.read_bytes())
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not JSON"
-        remedy = "give the model's folder, which has it, with --model DIR"
-        raise BenchError(f"{path}: {why}", remedy) from None
-    if not isinstance(found, dict) or "model" not in found:
-        raise BenchError(f"{path}: not a tokenizer", "download the model's tokenizer.json again")
+    # a token has some 5 bytes; room for several places to begin at
+    count = max(50_000, 4 * max(test.tokens for test in tests))
+    random = Random(4)  # random() is the same in every Python; choice() need not be
+    known = _WORDS.split()
+    words = [known[int(random.random() * len(known))] for _ in range(count)]
+    return "\n".join(" ".join(words[at : at + 12]) + "." for at in range(0, count, 12))
 
 
-def measure(common: Call, asked: Asked, test: Test, folder: Path) -> Path:
-    """Run one test; return llama-benchy's result file in ``folder``, with its log beside it.
+def measure(common: Call, place: Place, model: str, test: Test, file: Path) -> None:
+    """Run one test; write llama-benchy's result to ``file``, its log and its events beside it.
 
     Raises:
         BenchError: a request failed, or the model's answer makes no sense.
     """
-    result, log_path = folder / f"{test.slug}.json", folder / f"{test.slug}.log"
-    variables: Mapping[str, str] = {
+    log_path, part = file.with_suffix(".log"), file.with_suffix(".part")
+    variables = {
         "HOME": str(common.home),
         "PYTHONPATH": "",
-        "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
-        # a proxy would be measured, too
-        "NO_PROXY": "*",
-        "no_proxy": "*",
-        _KEY: asked.key or _NO_KEY,
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), "*"),  # a proxy would be measured, too
+        _KEY: place.key or "EMPTY",
     }
-    words = _words(common, asked, test, result)
-    lines: list[str] = []
-    try:
-        done = call(
-            common.tool.python,
-            "-P",
-            "-c",
-            _START,
-            *words,
-            env=variables,
-            cwd=folder,
-            stream=lines.append,
-            check=False,
-        )
-    finally:
-        log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    if any(_FELL_BACK in line for line in lines):
-        msg = f"llama-benchy cannot read {common.tokenizer / 'tokenizer.json'}"
-        raise BenchError(msg, f"download it again; its log: {log_path}")
-    if done.returncode or not result.exists():
-        raise _failure(test, lines, done.returncode, log_path)
-    return result
-
-
-def _words(common: Call, asked: Asked, test: Test, result: Path) -> Sequence[str]:
-    words = ["--base-url", f"{asked.url}/v1", "--model", asked.model]
+    words = ["--base-url", place.url, "--model", model]
     words += ["--tokenizer", str(common.tokenizer), "--book-url", _BOOK]
     words += ["--pp", str(test.prompt), "--tg", str(test.generated), "--depth", str(test.depth)]
     words += ["--concurrency", str(test.concurrency), "--runs", str(common.runs)]
-    words += ["--exit-on-first-fail", "--format", "json", "--save-result", str(result)]
-    if common.prefix_caching:
-        words.append("--enable-prefix-caching")
-    if not common.coherent:
-        words.append("--skip-coherence")
-    return words
+    words += ["--exit-on-first-fail", "--format", "json", "--save-result", str(part)]
+    words += ["--emit-progress", str(file.with_suffix(".jsonl"))]
+    words += ["--enable-prefix-caching"] if common.prefix_caching else []
+    words += [] if common.coherent else ["--skip-coherence"]
+    lines: list[str] = []
+    command: list[str | Path] = [common.tool.python, "-P", "-c", _START, *words]
+    try:
+        done = call(*command, env=variables, cwd=file.parent, stream=lines.append, check=False)
+    finally:
+        log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    fell_back = any("Falling back" in line for line in lines)  # to another model's tokenizer
+    if done.returncode or fell_back or not part.exists():
+        told = (line for line in lines if re.search(r"FAILED|back|HTTP \d|[Ee]rror|failed", line))
+        last = (line for line in reversed(lines) if line.strip())
+        why = next(told, next(last, f"exit code {done.returncode}")).strip()[:300]
+        hint = f"see its log, {log_path}, and the server's"
+        if "Coherence test" in why:
+            hint = "fix the model, or omit the question with --skip-coherence"
+        raise BenchError(f"{test.name}: llama-benchy failed: {why}", hint)
+    part.rename(file)
 
 
-def _failure(test: Test, lines: Sequence[str], code: int, log_path: Path) -> BenchError:
-    """Return the error of a failed call, with the reason from its output if there is one."""
-    incoherent = next((line for line in lines if "Coherence test FAILED" in line), None)
-    if incoherent is not None:
-        what = incoherent.partition("FAILED")[2].lstrip(": ")
-        remedy = "fix the model, or omit the question with --skip-coherence"
-        return BenchError(f"the model does not answer a simple question: {what[:300]}", remedy)
-    why = next(
-        (line for line in lines if re.search(r"HTTP \d|[Ee]rror|failed", line)),
-        next((line for line in reversed(lines) if line.strip()), "no output"),
-    )
-    if code < 0:
-        why = f"ended by signal {-code}"
-    msg = f"{test.name}: llama-benchy failed: {why.strip()[:300]}"
-    return BenchError(msg, f"see its log, {log_path}, and the server's")
+def read(file: Path, test: Test) -> list[Samples]:
+    """Return the samples of one test.
+
+    Raises:
+        BenchError: the file is not llama-benchy's of that test.
+    """
+    try:
+        return [
+            Samples(f"{test.name}{', loading the context' * loads}", metric, values)
+            for run in plain.json_of(file.read_bytes())["benchmarks"]
+            for loads in [bool(run["is_context_prefill_phase"])]
+            for field, metric in _FIELDS.items()
+            if (values := _values(run[field], metric, test))
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        msg = f"{file}: not a result of llama-benchy: {error!r}"
+        raise BenchError(msg, "see its log beside it") from None
+
+
+def _values(found: Any, metric: Metric, test: Test) -> tuple[float, ...]:
+    """Return one value for each run; none for a metric that llama-benchy did not see.
+
+    For the first token it has a value for each request. Requests of one run wait for each other,
+    so they are not independent: their mean is one sample.
+    """
+    values = [float(value) for value in (found or {"values": []})["values"]]
+    step = test.concurrency if metric == "ttft" and len(values) % test.concurrency == 0 else 1
+    means = [statistics.fmean(values[at : at + step]) for at in range(0, len(values), step)]
+    return tuple(means) if all(value > 0 for value in means) else ()
+
+
+def received(file: Path, test: Test, *, prefix_caching: bool) -> float:
+    """Return the mean tokens of a test's answers, by llama-benchy's events beside its result."""
+    lines = file.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+    ends = [event for event in map(json.loads, lines) if event["type"] == "request_end"]
+    counts = [end["total_tokens"] for end in sorted(ends, key=lambda end: int(end["request_id"]))]
+    if prefix_caching and test.depth:  # each run's first requests load the context
+        counts = [n for at, n in enumerate(counts) if at // test.concurrency % 2]
+    return statistics.fmean(counts) if counts else 0.0

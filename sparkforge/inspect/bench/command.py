@@ -1,25 +1,24 @@
-"""`build.py bench`: its options and output."""
+"""`build.py bench`: servers, tests in rounds, and the result, written after each test."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from sparkforge.build import executor
-from sparkforge.build.context import Context
+from sparkforge.build import executor, serve
 from sparkforge.build.options import (
     OutputOptions,
     ServerOptions,
     VariantOptions,
     as_last,
     host_platform,
-    platform_of,
 )
 from sparkforge.build.setup import last_context
+from sparkforge.core import typed
 from sparkforge.core.command import (
     Entry,
     argument,
@@ -32,10 +31,11 @@ from sparkforge.core.command import (
 )
 from sparkforge.core.errors import BenchError, RegressionError, UsageError
 from sparkforge.core.log import log
-from sparkforge.runtime.client import Place, is_key, place_of
+from sparkforge.inspect.bench import benchy, result, session, sides
+from sparkforge.inspect.bench.result import Identity
+from sparkforge.inspect.bench.session import Measurement
+from sparkforge.runtime import client
 from sparkforge.sources.project import Project, ProjectOptions
-
-_LEAST_TEXT = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class RunOptions:
     )
     profile_table: str | None = option(
         "what to measure: quick, seeds or community (default: seeds)",
-        choices=("quick", "seeds", "community"),
+        choices=tuple(benchy.TABLES),
     )
     quick: bool = switch("short for --profile-table quick")
-    runs: int | None = option(
-        "runs of each test (default: the table's, 3); with --vs rounds", type=count, metavar="N"
+    runs: int = option(
+        "runs of each test (default: 3); with --vs rounds", default=3, type=count, metavar="N"
     )
     model: Path | None = option(
         "folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with"
@@ -65,15 +65,12 @@ class RunOptions:
         type=Path,
         metavar="DIR",
     )
-    served_model: str | None = option(
-        "the model's id (default: the server's first)", needs="--url", metavar="NAME"
-    )
     api_key_file: Path | None = option(
         "file that has the server's API key", needs="--url", type=Path, metavar="FILE"
     )
     profile: str | None = option(
         "exact, balanced or fast: format of the dense layers; with --url, that of the running"
-        " server, for the ceiling (default: the target's)",
+        " server (default: the target's)",
         metavar="NAME",
     )
     text: Path | None = option(
@@ -81,7 +78,8 @@ class RunOptions:
     )
     skip_coherence: bool = switch("do not ask the model a simple question first")
     out: Path | None = option(
-        "new folder for the result (default: dist/TARGET/bench/TIME-TABLE)",
+        "folder for the result; an interrupted run in it continues"
+        " (default: dist/TARGET/bench/TIME-TABLE)",
         type=Path,
         metavar="DIR",
     )
@@ -110,120 +108,75 @@ class CompareOptions:
 
 def _run(options: RunOptions) -> int:
     """Measure the speed of a server."""
-    from sparkforge.inspect.bench import benchy, guard, result, session, sides, tables
-
     if options.quick and options.profile_table not in (None, "quick"):
         msg = f"--quick and --profile-table {options.profile_table} contradict each other"
         raise UsageError(msg, "omit one of them")
-    name = "quick" if options.quick else options.profile_table or "seeds"
-    table = tables.TABLES[name]
-    words = None if options.text is None else _text(options.text)
-    place = _check_run(options)
+    table = "quick" if options.quick else options.profile_table or "seeds"
+    place = None
+    if options.url is not None:
+        for name, value in (("--vs", options.vs), ("--", options.arguments)):
+            if value:
+                msg = f"{name} is for a server that bench starts, and --url names a running one"
+                raise UsageError(msg, "omit one of them")
+        place = client.place_of({"SPARKFORGE_API_KEY_FILE": str(options.api_key_file)}, options.url)
+        if options.api_key_file is not None and not place.key:
+            msg = f"--api-key-file {options.api_key_file}: no API key in it"
+            raise UsageError(msg, "name a file with the key on one line")
+    tests = benchy.TABLES[table]
+    text = benchy.text_for(tests)
+    if options.text is not None:
+        try:
+            text = options.text.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--text {options.text}: {error}", "name a text file") from None
     project = Project.open(options.project)
     chosen = project.pins.target(options.target)
-    out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UsageError(f"--out {out}: exists already", "name a new folder")
+    if options.model is None and (chosen.smoke if place is None else chosen.model) is None:
+        msg = f"target {options.target} has no model of its own for this"
+        raise UsageError(msg, "name the model's folder with --model DIR")
+    out = options.out or new_folder(project.root / "dist" / options.target / "bench", table)
     tool = benchy.install(project.store, project.root, host_platform(), project.access)
     with project.store.temporary("bench") as work:
+        model = options.model
         if place is not None:
-            context = Context.of(project, options.target, platform_of(chosen))
-            served = sides.Served(None, _profile(context, options.profile))
-            key = _key(options.api_key_file)
-            asked = benchy.Asked(place.root, options.served_model or "", key)
-            found = [sides.running(asked, options.target, options.profile or "")]
-            named = options.model
+            found = [sides.running(place, options.target, options.profile or "")]
+            model = model or sides.tokenizer(project.pins.models[str(chosen.model)])
         else:
             context = last_context(
                 project, options.target, options.variant, options.server, options.arguments
             )
-            if options.model is None and context.target.smoke is None:
-                msg = f"target {context.target_name} has no tiny model"
-                remedy = "name the checkpoint with --model DIR, or a running server with --url URL"
-                raise UsageError(msg, remedy)
-            named = None if options.model is None else serve_checkpoint(options.model)
-            served = sides.Served(named, _profile(context, options.profile))
+            profile = context.serving
+            if options.profile is not None:
+                profile = serve.chosen(context, options.profile)
+            model = None if model is None else serve.checkpoint(model)
             build = executor.build(context, "image")
-            found = sides.of_build(context, build, served, work, versus=options.vs is not None)
-            named = named or sides.standing_in(context, build)  # the BF16 one has the same
-        model = project.pins.models[chosen.model] if chosen.model else None
-        runs = options.runs or table.runs
-        plan = session.Plan(
-            table_name=name,
+            versus = options.vs is not None
+            found = sides.of_build(context, build, model, profile, work, versus=versus)
+            model = model or sides.standing_in(context, build)  # the BF16 one's tokenizer, too
+        common = Identity(
+            "url",
+            options.target,
+            machine=session.machine(),
             table=table,
-            tool=tool,
-            runs=1 if options.vs else runs,
-            rounds=runs if options.vs else 1,
-            together=options.vs is not None and chosen.cuda_arch is None,
-            words=words,
-            tokenizer=lambda said: sides.tokenizer(
-                named,
-                model.repository if model else "",
-                model.revision if model else "",
-                said,
-            ),
-            coherent=not options.skip_coherence
-            and (options.model is not None or options.url is not None),
-            machine=result.machine(guard.smi()),
-            ceilings=lambda tests: sides.ceilings(context, served.profile, tests),
+            runs=options.runs,
+            tool=tool.version,
+            lock=tool.lock,
+            text=hashlib.sha256(text.encode()).hexdigest(),
         )
-        results = session.run(found, plan, out, work)
-    return _report(results, [out / side.name for side in found], as_json=options.output.json)
-
-
-def _check_run(options: RunOptions) -> Place | None:
-    """Check for conflicting options; return the running server, if they name one.
-
-    Raises:
-        UsageError: options conflict, or the server's URL is invalid.
-    """
-    if options.url is None:
-        return None
-    for name, value in (("--vs", options.vs), ("--", options.arguments)):
-        if value:
-            msg = f"{name} is for a server that bench starts, and --url names a running one"
-            raise UsageError(msg, "omit one of them")
-    return place_of({}, options.url)
-
-
-def serve_checkpoint(model: Path) -> Path:
-    """Return the full path of a checkpoint's folder; raises as ``serve.checkpoint``."""
-    from sparkforge.build import serve
-
-    return serve.checkpoint(model)
-
-
-def _profile(context: Context, name: str | None) -> Any:
-    from sparkforge.build import serve
-
-    return context.serving if name is None else serve.chosen(context, name)
-
-
-def _text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"--text {path}: {why}", "name a text file") from None
-    if len(text) < _LEAST_TEXT:
-        msg = f"--text {path}: {len(text)} characters"
-        raise UsageError(msg, f"use a text of at least {_LEAST_TEXT:,}, such as a book")
-    return text
-
-
-def _key(path: Path | None) -> str:
-    if path is None:
-        return ""
-    hint = "give the file that holds the key"
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"--api-key-file {path}: {why}", hint) from None
-    if not is_key(key):
-        msg = f"--api-key-file {path}: not an API key (one line of ASCII without spaces)"
-        raise UsageError(msg, hint)
-    return key
+        call = benchy.Call(
+            tool,
+            model,
+            work / "home",
+            1 if options.vs else options.runs,
+            prefix_caching=table == "community",
+            coherent=not options.skip_coherence and bool(options.model or options.url),
+        )
+        benchy.prepare(call.home, text)
+        rounds = options.runs if options.vs else 1
+        runs = [Measurement.of(one, common, tests, call, rounds, out) for one in found]
+        # two models do not fit into one GPU
+        session.measure(runs, rounds, together=options.vs is not None and chosen.cuda_arch is None)
+    return _report(runs, as_json=options.output.json)
 
 
 def new_folder(parent: Path, table: str) -> Path:
@@ -234,68 +187,48 @@ def new_folder(parent: Path, table: str) -> Path:
     return next(path for path in (first, *numbered) if not path.exists())
 
 
-def _report(results: Any, folders: list[Path], *, as_json: bool) -> int:
+def _report(runs: Sequence[Measurement], *, as_json: bool) -> int:
     """Print the results; of two also the comparison."""
-    from sparkforge.core import typed
-    from sparkforge.inspect.bench import compare, result
-
-    document: dict[str, Any] = {"results": [typed.as_json(run) for run in results]}
-    document["folders"] = [str(folder) for folder in folders]
-    for run, folder in zip(results, folders, strict=True):
-        log.heading(f"{run.identity.origin} {run.identity.release}: {folder}")
-        log.table(result.summary(run))
-        for what in run.disturbed:
-            log.warning(f"disturbed, not clean: {what}")
-    if len(results) == 2:
-        comparison = compare.compare(*results)
-        document["comparison"] = _finite(asdict(comparison))
-        clean = all(run.clean for run in results)
-        note = "" if clean else " (not clean: no verdict counts)"
-        log.heading(f"B, patched, compared with A, unpatched{note}")
-        log.table(compare.table(comparison))
+    document: dict[str, Any] = {"results": [typed.as_json(run.result) for run in runs]}
+    document["folders"] = [str(run.folder) for run in runs]
+    for run in runs:
+        log.heading(f"{run.result.identity.origin} {run.result.identity.release}: {run.folder}")
+        log.table(result.summary(run.result))
+    if len(runs) == 2:
+        comparison = result.compare(runs[0].result, runs[1].result)
+        document["comparison"] = asdict(comparison)
+        log.heading("B, patched, compared with A, unpatched")
+        log.table(result.table(comparison))
+    if not all(run.result.clean for run in runs):
+        log.warning("not clean: do not quote these figures; `bench compare` refuses them")
     if as_json:
         log.json(document)
     return 0
 
 
-def _finite(value: Any) -> Any:
-    """Return a JSON value with None instead of infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def _compare(options: CompareOptions) -> int:
-    """Compare two results; 28 if the second is slower."""
-    from sparkforge.inspect.bench import compare, result
-
+    """Compare two results; RegressionError if the second is slower."""
     before, after = result.load(options.a), result.load(options.b)
     for path, run in ((options.a, before), (options.b, after)):
-        if run.clean or options.disturbed:
-            continue
-        why = run.disturbed[0] if run.disturbed else "the run is incomplete"
-        msg = f"{path} is not clean: {why}"
-        raise BenchError(msg, "measure again on an idle machine, or add --disturbed")
-    comparison = compare.compare(before, after, options.tolerance / 100)
+        if not (run.clean or options.disturbed):
+            why = run.disturbed[0] if run.disturbed else "the run is incomplete"
+            hint = "measure again on an idle machine, or add --disturbed"
+            raise BenchError(f"{path} is not clean: {why}", hint)
+    comparison = result.compare(before, after, options.tolerance / 100)
     for what in comparison.differs:
         log.warning(what)
-    for what in comparison.only_in_one:
-        log.warning(f"in one result only: {what}")
     if options.output.json:
-        log.json(_finite(asdict(comparison)))
+        log.json(asdict(comparison))
     else:
-        log.table(compare.table(comparison))
+        log.table(result.table(comparison))
     if not comparison.slower:
         return 0
     words = "\n".join(
-        f"{change.name}: {change.metric} is {change.ratio:.3f} of A"
-        f" ({change.low:.3f} to {change.high:.3f})"
-        for change in comparison.slower
+        f"{one.name}: {one.metric} is {one.ratio:.3f} of A ({one.low:.3f} to {one.high:.3f})"
+        for one in comparison.slower
     )
-    remedy = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
-    return log.failure(RegressionError(f"B is slower than A:\n{words}", remedy))
+    hint = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
+    return log.failure(RegressionError(f"B is slower than A:\n{words}", hint))
 
 
 COMMANDS = (

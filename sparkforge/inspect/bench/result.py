@@ -1,46 +1,58 @@
-"""The result of a run: samples, server and machine; as JSON and as a page."""
+"""The result of a run as JSON, and the comparison of two.
+
+The interval of a ratio is by ranks (Mann and Whitney), which assumes no distribution: from the K-th
+smallest to the K-th largest ratio of all pairs, with K by the normal approximation (Campbell and
+Gardner, BMJ 1988;296:1454). Its confidence is 95 %; for three runs a side it has all ratios, 90 %.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from xml.etree import ElementTree as ET
 
 from sparkforge.core import pages, plain, typed
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BenchError
-from sparkforge.inspect.bench.samples import METRICS, Metric, Samples
-from sparkforge.inspect.bench.tables import Test
-from sparkforge.inspect.doctor.gpu import text_of
 
-FILE = "result.json"
-PAGE = "report.md"
-SCHEMA = 1
-_MIN, _MAX = 1e-9, 1e9  # tokens a second, or milliseconds
+FILE, PAGE = "result.json", "report.md"
+SCHEMA = 2
+TOLERANCE = 0.03
+"""Smaller changes do not count."""
+_Z = statistics.NormalDist().inv_cdf(0.975)
+LEAST_RUNS = 3
+"""Fewer runs have no interval."""
+Metric = Literal["decode", "prefill", "ttft"]
+METRICS: Mapping[Metric, str] = {
+    "decode": "decode, tok/s",
+    "prefill": "prefill, tok/s",
+    "ttft": "first token, ms",
+}
+"""The metrics with units; tokens a second are of all requests together."""
+Verdict = Literal["faster", "slower", "same", "unclear"]
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The measured server.
+    """What was measured.
 
     Attributes:
         origin: the ``build`` of this checkout, the unpatched ``release``, or a ``url``: a server of
             which only its own answers are known.
-        release: of the build, e.g. ``0.31.0-spark.1``; "" of a url.
-        pins: sha256 of pins.yaml; "" of a url.
+        release: of the build, e.g. ``0.31.0-spark.1``; ``pins``: sha256 of pins.yaml.
         wheels: sha256 by file name; of the build.
         image: its digest, or else its id; "" for a virtual environment.
         profile: the choice of dense layers, for example ``exact``; "" without one.
         options: of ``vllm serve``.
-        model: its id in requests.
-        checkpoint: name of its folder; "" of a url.
-        context: limit for tokens of a sequence; 0: unknown.
-        server: its version by itself, or "".
+        model: its id in requests; ``checkpoint``: name of its folder.
+        machine: architecture, CPU, cores, GPUs and driver.
+        table: name of the tests' table; ``runs``: of each test.
+        tool: llama-benchy's version; ``lock``: sha256 of its requirements.
+        text: sha256 of the prompts' text.
     """
 
     origin: Literal["build", "release", "url"]
@@ -53,32 +65,34 @@ class Identity:
     options: tuple[str, ...] = ()
     model: str = ""
     checkpoint: str = ""
-    context: int = 0
-    server: str = ""
+    machine: str = ""
+    table: str = ""
+    runs: int = 0
+    tool: str = ""
+    lock: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The machine of a measurement, as far as it is known.
+class Samples:
+    """Samples of one metric in one test, one for each run.
 
     Attributes:
-        gpus: names.
+        test: llama-benchy's name of it, such as ``pp2048 tg128 @ d4096 (c2)``.
     """
 
-    architecture: str
-    cpu: str
-    cores: int
-    gpus: tuple[str, ...]
-    driver: str
+    test: str
+    metric: Metric
+    values: tuple[float, ...]
 
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
 
-@dataclass(frozen=True)
-class Ceiling:
-    """Memory's limit for tokens a second, over all sequences (docs/roofline.md)."""
-
-    context: int
-    batch: int
-    tok_s: float
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a sample; 0 for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -86,27 +100,15 @@ class Result:
     """One run.
 
     Attributes:
-        session: equal in two results whose rounds took turns.
         started: UTC, ISO 8601.
-        rounds: started ones.
         complete: all tests of the table ran.
-        disturbed: disturbances, as sentences; none: it is clean.
-        tool: llama-benchy's version; ``lock``: sha256 of its requirements.
-        text: sha256 of the prompts' text.
+        disturbed: disturbances, as sentences.
     """
 
-    session: str
     started: str
-    table: str
-    rounds: int
     complete: bool
     disturbed: tuple[str, ...]
-    tool: str
-    lock: str
-    text: str
     identity: Identity
-    machine: Machine
-    ceilings: tuple[Ceiling, ...]
     samples: tuple[Samples, ...]
     schema_version: int = SCHEMA
 
@@ -123,90 +125,133 @@ def load(path: Path) -> Result:
         BenchError: it is missing, or has another shape.
     """
     file = path / FILE if path.is_dir() else path
-    remedy = "give the folder or result.json of a `build.py bench` run"
+    hint = "give the folder or result.json of a `build.py bench` run of this version"
     try:
-        values = plain.json_of(file.read_text(encoding="utf-8"))
+        result = typed.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise BenchError(f"{file}: {error.strerror}", remedy) from None
+        raise BenchError(f"{file}: {error.strerror}", hint) from None
     except ValueError:
-        raise BenchError(f"{file}: not JSON", remedy) from None
-    if isinstance(values, dict) and values.get("schema_version", SCHEMA) != SCHEMA:
-        msg = f"{file}: another version of sparkforge wrote it"
-        raise BenchError(msg, "measure again, or use that version")
-    result = typed.load(Result, values)
-    if result is None:
-        raise BenchError(f"{file}: not a result of `build.py bench`", remedy)
-    for samples in result.samples:
-        if not samples.values or not all(_MIN < x < _MAX for x in samples.values):
-            raise BenchError(f"{file}: {samples.name} has a sample out of range", remedy)
+        result = None
+    if result is None or result.schema_version != SCHEMA:
+        raise BenchError(f"{file}: not a result of `build.py bench`", hint)
+    if not all(
+        one.values and 1e-9 < min(one.values) <= max(one.values) < 1e9 for one in result.samples
+    ):
+        raise BenchError(f"{file}: a sample is out of range", hint)
     return result
 
 
 def save(result: Result, folder: Path) -> None:
-    """Write the result and its page; each is replaced atomically."""
+    """Write the result, and a page with its means; each is replaced atomically."""
     document = json.dumps(typed.as_json(result), indent=1, sort_keys=True)
     write_file(folder / FILE, f"{document}\n".encode())
-    write_file(folder / PAGE, page(result, folder).encode())
-
-
-def page(result: Result, folder: Path) -> str:
-    """Return the result as Markdown, with the pictures in its folder."""
-    metrics: tuple[Metric, ...] = tuple(METRICS)
-    rows: dict[tuple[Test, bool], dict[Metric, Samples]] = {}
-    for samples in result.samples:
-        rows.setdefault((samples.test, samples.context), {})[samples.metric] = samples
-    table = []
-    for found in rows.values():
-        cells = [_cell(found.get(metric)) for metric in metrics]
-        table.append([next(iter(found.values())).name, *cells])
-    wheels = result.identity.wheels or {}
-    return pages.render(
-        Path(__file__).with_name("report.md.j2"),
-        result=result,
-        options=" ".join(result.identity.options),
-        head=["test", *METRICS.values()],
-        rows=table,
-        wheels=[f"`{name}` {sha256}" for name, sha256 in sorted(wheels.items())],
-        pictures=[name for name in PICTURES if (folder / name).exists()],
-    )
-
-
-PICTURES: Mapping[str, str] = {
-    "decode.svg": "decode over context",
-    "prefill.svg": "prefill",
-    "concurrency.svg": "decode over concurrency",
-}
-"""File and caption."""
-
-
-def _cell(samples: Samples | None) -> str:
-    if samples is None:
-        return ""
-    digits = 2 if samples.mean < 100 else 0
-    return f"{samples.mean:.{digits}f} ± {samples.deviation:.{digits}f}"
+    head, *rows = summary(result)
+    notes = "".join(f"* {pages.escape(text)}\n" for text in result.disturbed)
+    state = "clean" if result.clean else "not clean: do not quote"
+    title = f"# Speed of {pages.escape(result.identity.model)}, {result.started}, {state}"
+    write_file(folder / PAGE, f"{title}\n\n{notes}\n{pages.table(head, rows)}\n".encode())
 
 
 def summary(result: Result) -> list[tuple[str, ...]]:
     """Return the means as rows of text, the head first."""
     rows: list[tuple[str, ...]] = [("test", "metric", "mean", "±", "samples")]
-    for samples in result.samples:
-        values = (f"{samples.mean:.2f}", f"{samples.deviation:.2f}", str(len(samples.values)))
-        rows.append((samples.name, METRICS[samples.metric], *values))
+    for one in result.samples:
+        values = (f"{one.mean:.2f}", f"{one.deviation:.2f}", str(len(one.values)))
+        rows.append((one.test, METRICS[one.metric], *values))
     return rows
 
 
-def machine(tree: ET.Element | None, cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
-    """Return this machine.
+@dataclass(frozen=True)
+class Change:
+    """The change of one metric of a test.
+
+    Attributes:
+        before, after: means.
+        ratio: median of B to A; ``low`` and ``high``: its interval, 0 with too few runs.
+    """
+
+    name: str
+    metric: Metric
+    before: float
+    after: float
+    ratio: float
+    low: float
+    high: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All changes, and differences other than the build, as sentences."""
+
+    changes: tuple[Change, ...]
+    differs: tuple[str, ...]
+
+    @property
+    def slower(self) -> tuple[Change, ...]:
+        """The regressions."""
+        return tuple(change for change in self.changes if change.verdict == "slower")
+
+
+def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comparison:
+    """Compare B with A, test by test.
 
     Args:
-        tree: of nvidia-smi; None: it has no GPU.
+        tolerance: smallest change that counts, as a share.
+
+    Raises:
+        BenchError: they have no test in common.
     """
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    # arm64 has no model name
-    cpu = next((line.partition(":")[2].strip() for line in lines if line[:10] == "model name"), "")
-    gpus = () if tree is None else tuple(text_of(gpu, "product_name") for gpu in tree.iter("gpu"))
-    cores = len(os.sched_getaffinity(0))
-    return Machine(platform.machine(), cpu, cores, gpus, text_of(tree, "driver_version"))
+    ours = {(one.test, one.metric): one for one in before.samples}
+    theirs = {(one.test, one.metric): one for one in after.samples}
+    changes = tuple(_change(ours[key], theirs[key], tolerance) for key in ours if key in theirs)
+    if not changes:
+        msg = "the two results have no test in common"
+        raise BenchError(msg, "measure both with the same --profile-table")
+    alone = dict.fromkeys(
+        f"{test} is in one result only" for test, _ in ours.keys() ^ theirs.keys()
+    )
+    a, b = before.identity, after.identity
+    names = ["machine", "lock", "text", "target", "model", "checkpoint", "profile", "options"]
+    if {a.origin, b.origin} == {"build", "release"}:
+        names = names[:-1]  # those of the build are ours
+    if "url" in (a.origin, b.origin):  # little is known of such a server
+        names = names[:3]
+    differs = [f"{name} differs" for name in names if getattr(a, name) != getattr(b, name)]
+    return Comparison(changes, (*differs, *alone))
+
+
+def interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of the ratios of all pairs, and the ends of its interval."""
+    n, m = len(before), len(after)
+    ratios = sorted(b / a for a in before for b in after)
+    rank = n * m / 2 - _Z * math.sqrt(n * m * (n + m + 1) / 12)
+    left_out = max(0, round(rank) - 1)
+    return statistics.median(ratios), ratios[left_out], ratios[-1 - left_out]
+
+
+def _change(a: Samples, b: Samples, tolerance: float) -> Change:
+    ratio, low, high = interval(a.values, b.values)
+    verdict: Verdict = "unclear"
+    if min(len(a.values), len(b.values)) < LEAST_RUNS:
+        low = high = 0.0
+    else:
+        # the first token is better sooner
+        worst, best = (low, high) if a.metric != "ttft" else (1 / high, 1 / low)
+        if best < 1 - tolerance:
+            verdict = "slower"
+        elif worst > 1 + tolerance:
+            verdict = "faster"
+        elif worst >= 1 - tolerance and best <= 1 + tolerance:
+            verdict = "same"
+    return Change(a.test, a.metric, a.mean, b.mean, ratio, low, high, verdict)
+
+
+def table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the changes as rows of text, the head first."""
+    rows: list[tuple[str, ...]] = [("test", "metric", "A", "B", "B / A", "interval", "verdict")]
+    for one in comparison.changes:
+        interval = f"{one.low:.3f} to {one.high:.3f}" if one.high else "too few runs"
+        values = (f"{one.before:.2f}", f"{one.after:.2f}", f"{one.ratio:.3f}", interval)
+        rows.append((one.name, METRICS[one.metric], *values, one.verdict))
+    return rows

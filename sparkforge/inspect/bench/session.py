@@ -1,249 +1,197 @@
-"""A run: servers, tests in rounds, and the result, written after each test."""
+"""A run: servers in rounds, tests one by one, and the result, written after each test."""
 
 from __future__ import annotations
 
-import hashlib
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core.errors import BenchError
+from sparkforge.core.errors import BenchError, UsageError
 from sparkforge.core.log import log
-from sparkforge.inspect.bench import benchy, pictures, samples, text
-from sparkforge.inspect.bench.benchy import Asked, Call, Tool
-from sparkforge.inspect.bench.guard import Guard
-from sparkforge.inspect.bench.result import Ceiling, Identity, Machine, Result, save
-from sparkforge.inspect.bench.samples import Samples
-from sparkforge.inspect.bench.tables import Table, Test
+from sparkforge.core.run import glimpse
+from sparkforge.inspect.bench import benchy, result
+from sparkforge.inspect.bench.benchy import Test
+from sparkforge.inspect.bench.result import Identity, Result, Samples
+from sparkforge.inspect.bench.sides import Side
 from sparkforge.runtime import client
-from sparkforge.runtime.client import Place, Reply
+from sparkforge.runtime.client import Place
 from sparkforge.serving.access import redacted
 
-_ANSWER_S = 30.0
 _ATTEMPTS = 5
 """Of a test; on two cores with five busy processes about one in ten gave no speed of decode."""
+_SLOWED = "clocks_event_reasons.hw_slowdown,clocks_event_reasons.sw_thermal_slowdown"
 
 
-@dataclass(frozen=True)
-class Side:
-    """A server to measure.
-
-    Attributes:
-        name: of its folder; "" for that of the run.
-        start: starts it, and yields when it is ready.
-        ours: we start its process.
-    """
-
-    name: str
-    start: Callable[[], AbstractContextManager[Asked]]
-    identity: Identity
-    ours: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The plan of a run: tests, rounds and tools.
-
-    Attributes:
-        runs: of each test in a round.
-        rounds: of each side.
-        together: the sides' servers run at the same time; else each starts for its round.
-        words: the text; None: generated.
-        tokenizer: returns a folder with a ``tokenizer.json`` for a server's model.
-        coherent: ask each server a simple question first.
-    """
-
-    table_name: str
-    table: Table
-    tool: Tool
-    runs: int
-    rounds: int
-    together: bool
-    words: str | None
-    tokenizer: Callable[[Mapping[str, Any]], Path]
-    coherent: bool
-    machine: Machine
-    ceilings: Callable[[Iterable[Test]], tuple[Ceiling, ...]]
-
-
-@dataclass
-class _Measurement:
-    """One side's results so far, and their guard."""
-
-    side: Side
-    folder: Path
-    guard: Guard
-    result: Result
-    rounds: list[list[Samples]] = field(default_factory=list)
-
-    def write(self, **changes: Any) -> None:
-        joined = samples.joined(self.rounds)
-        disturbed = tuple(self.guard.disturbed)
-        self.result = replace(self.result, samples=joined, disturbed=disturbed, **changes)
-        pictures.draw(self.result, self.folder)
-        save(self.result, self.folder)
-
-
-def _look(asked: Asked, path: str) -> Reply:
-    return client.look(Place(f"{asked.url}/v1", asked.key), path, _ANSWER_S)
-
-
-def described(asked: Asked) -> Mapping[str, Any]:
-    """Return a server's description of its model.
-
-    Raises:
-        BenchError: no OpenAI server answers, or it lacks the model.
-    """
-    url = f"{asked.url}/v1/models"
-    try:
-        reply = _look(asked, "/v1/models")
-    except (OSError, ValueError) as error:  # also for an invalid host
-        msg = f"{asked.url}: no server answers ({type(error).__name__})"
-        raise BenchError(msg, "start one, or fix --url: http://HOST:PORT") from None
-    if reply.status in (401, 403):
-        msg = f"{asked.url}: {reply.status}, it wants an API key"
-        raise BenchError(msg, "name the file that has the key with --api-key-file FILE")
-    try:
-        models = list(reply.json()["data"])
-        names = [str(model["id"]) for model in models]
-    except (LookupError, TypeError, ValueError):
-        msg = f"{url}: {reply.status}, not the list of an OpenAI server"
-        raise BenchError(msg, "fix --url: http://HOST:PORT") from None
-    if not names or (asked.model and asked.model not in names):
-        msg = f"{asked.url} serves {', '.join(names) or 'no model'}"
-        raise BenchError(f"{msg}, not {asked.model}" if asked.model else msg, "fix --served-model")
-    found: Mapping[str, Any] = models[names.index(asked.model) if asked.model else 0]
-    return found
-
-
-def version(asked: Asked) -> str:
-    """Return a server's version, or ""; only vLLM's has that address."""
-    try:
-        return f"vLLM {_look(asked, '/version').json()['version']}"
-    except (OSError, LookupError, TypeError, ValueError):
-        return ""
-
-
-def run(sides: Sequence[Side], plan: Plan, folder: Path, work: Path) -> list[Result]:
-    """Measure; return the results in the order of the sides.
+def measure(runs: Sequence[Measurement], rounds: int, *, together: bool) -> None:
+    """Measure servers in rounds.
 
     Args:
-        folder: of the results; it always has them up to the last completed test.
-        work: a folder for temporary files.
+        together: they run at the same time; else each starts for its round.
 
     Raises:
         BenchError: a server does not answer as expected.
         SmokeError: a server does not start.
     """
-    tests = list(plan.table.tests())
-    words = plan.words or text.generate(text.enough(max(test.tokens for test in tests)))
-    home = work / "home"
-    benchy.prepare(home, words)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    session = str(uuid.uuid4())
-    measurements = [
-        _Measurement(
-            side,
-            folder / side.name,
-            Guard(ours=side.ours),
-            Result(
-                session=session,
-                started=started,
-                table=plan.table_name,
-                rounds=0,
-                complete=False,
-                disturbed=(),
-                tool=plan.tool.version,
-                lock=plan.tool.lock,
-                text=hashlib.sha256(words.encode()).hexdigest(),
-                # results are also for others
-                identity=replace(side.identity, options=tuple(redacted(side.identity.options))),
-                machine=plan.machine,
-                ceilings=plan.ceilings(tests),
-                samples=(),
-            ),
-        )
-        for side in sides
-    ]
     with ExitStack() as stack:
-        running: dict[str, Asked] = {}
-        for measurement in measurements if plan.together else ():
-            running[measurement.side.name] = stack.enter_context(measurement.side.start())
-        for number in range(plan.rounds):
+        places = [stack.enter_context(run.side.start()) for run in runs] if together else []
+        for number in range(rounds):
             # A B, B A, …: drift over time affects both
-            for measurement in measurements if number % 2 == 0 else reversed(measurements):
-                if plan.together:
-                    _round(measurement, running[measurement.side.name], plan, tests, number, home)
-                    continue
-                if measurement.side.ours:
-                    measurement.guard.before_start()
-                with measurement.side.start() as asked:
-                    _round(measurement, asked, plan, tests, number, home)
-    for measurement in measurements:
-        measurement.write(complete=True)
-    return [measurement.result for measurement in measurements]
+            for at in range(len(runs)) if number % 2 == 0 else reversed(range(len(runs))):
+                if together:
+                    runs[at].round(places[at], number)
+                elif runs[at].missing(number):
+                    with runs[at].side.start() as place:
+                        runs[at].round(place, number)
+    for run in runs:
+        run.write(complete=True)
 
 
-def _round(
-    measurement: _Measurement,
-    asked: Asked,
-    plan: Plan,
-    tests: Sequence[Test],
-    number: int,
-    home: Path,
-) -> None:
-    """Measure all tests of one side once."""
-    model = described(asked)
-    asked = replace(asked, model=str(model["id"]))
-    context = model.get("max_model_len")
-    context = context if isinstance(context, int) else 0
-    longest = max(tests, key=lambda test: test.tokens)
-    if 0 < context < longest.tokens:
-        msg = f"{longest.name} needs {longest.tokens:,} tokens; the server takes {context:,}"
-        raise BenchError(msg, "choose another --profile-table, or raise --max-model-len")
-    tokenizer = plan.tokenizer(model)
-    benchy.check_tokenizer(tokenizer)
-    identity = replace(
-        measurement.result.identity, model=asked.model, context=context, server=version(asked)
-    )
-    logs = measurement.folder / "llama-benchy" / f"round-{number + 1}"
-    logs.mkdir(parents=True, exist_ok=True)
-    measurement.rounds.append([])
-    common = Call(plan.tool, tokenizer, home, plan.runs, plan.table.prefix_caching, plan.coherent)
-    what = f"{measurement.side.name or 'server'}, round {number + 1} of {plan.rounds}"
-    with log.step(what):
-        for at, test in enumerate(tests):
-            measurement.guard.quiet(f"before {test.name}")
-            with measurement.guard.during(test.name):
-                found = _measured(common, asked, test, logs)
-            measurement.rounds[-1] += found
-            # the question is about the model: the first test is enough
-            common = replace(common, coherent=False)
-            measurement.write(identity=identity, rounds=number + 1)
-            said = ", ".join(
-                f"{samples.METRICS[sampled.metric]} {sampled.mean:.1f}"
-                for sampled in found
-                if not sampled.context
-            )
-            log.info(f"{at + 1} of {len(tests)}  {test.name}: {said}")
-        measurement.guard.quiet("at the end")
+@dataclass
+class Measurement:
+    """One side. State: its result so far, and what disturbed it, by kind."""
+
+    side: Side
+    tests: Sequence[Test]
+    call: benchy.Call
+    rounds: int
+    folder: Path
+    result: Result
+    disturbed: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        side: Side,
+        common: Identity,
+        tests: Sequence[Test],
+        call: benchy.Call,
+        rounds: int,
+        out: Path,
+    ) -> Measurement:
+        """Begin, or continue the part of the same run that the folder has.
+
+        Raises:
+            UsageError: it has another run, or a complete one.
+        """
+        folder = out / side.name
+        ours = {name: value for name, value in vars(side.identity).items() if value}
+        identity = replace(common, **ours)
+        # results are also for others
+        identity = replace(identity, options=tuple(redacted(identity.options)))
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        kept = Result(started, complete=False, disturbed=(), identity=identity, samples=())
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            kept = result.load(folder)
+            if kept.complete or replace(kept.identity, model="") != identity:
+                msg = f"--out {folder}: exists already, with another run or a complete one"
+                raise UsageError(msg, "name a new folder")
+        return cls(side, tests, call, rounds, folder, kept, {text: text for text in kept.disturbed})
+
+    def _files(self, number: int) -> Iterator[tuple[Test, Path]]:
+        for test in self.tests:
+            name = re.sub(r"\W+", "-", test.name).strip("-")
+            yield test, self.folder / "llama-benchy" / f"round-{number + 1}" / f"{name}.json"
+
+    def missing(self, number: int) -> list[tuple[Test, Path]]:
+        """Return the tests of a round that have no result yet."""
+        return [(test, file) for test, file in self._files(number) if not file.exists()]
+
+    def write(self, **changes: Any) -> None:
+        """Store the result, with the samples of all files of llama-benchy."""
+        joined: dict[tuple[str, result.Metric], list[float]] = {}
+        for number in range(self.rounds):
+            for test, file in self._files(number):
+                for one in benchy.read(file, test) if file.exists() else ():
+                    joined.setdefault((one.test, one.metric), []).extend(one.values)
+        samples = tuple(Samples(*key, tuple(values)) for key, values in joined.items())
+        disturbed = tuple(self.disturbed.values())
+        self.result = replace(self.result, samples=samples, disturbed=disturbed, **changes)
+        result.save(self.result, self.folder)
+
+    def round(self, place: Place, number: int) -> None:
+        """Measure the missing tests of one round."""
+        model = client.served_model(place)
+        identity = replace(self.result.identity, model=model.name)
+        call = self.call
+        with log.step(f"{self.side.name or 'server'}, round {number + 1} of {self.rounds}"):
+            for test, file in self.missing(number):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._look()
+                found = self._measured(call, place, model.name, test, file)
+                # the question is about the model: the first test is enough
+                call = replace(call, coherent=False)
+                self.write(identity=identity)
+                speeds = [f"{result.METRICS[one.metric]} {one.mean:.1f}" for one in found]
+                log.info(f"{test.name}: {', '.join(speeds)}")
+
+    def _look(self) -> None:
+        """Note other programs' use of the CPU, and a hot GPU, while the server is idle."""
+        cores, busy = os.cpu_count() or 1, busy_cores()
+        if busy > max(0.5, 0.05 * cores):
+            self._note("CPU", f"other programs used {busy:.1f} of {cores} cores")
+        if "Active" in smi(_SLOWED).replace("Not Active", ""):
+            self._note("GPU", "heat or power supply slowed the GPU down (nvidia-smi -q)")
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind not in self.disturbed:
+            self.disturbed[kind] = f"{text}: results are unreliable"
+            log.warning(self.disturbed[kind])
+
+    def _measured(
+        self, call: benchy.Call, place: Place, model: str, test: Test, file: Path
+    ) -> list[Samples]:
+        """Run a test until it has a speed of decode; return its samples.
+
+        vLLM joins the tokens that wait for its front end. On a busy machine a short answer of a
+        small model can be one piece, which has no speed.
+        """
+        for _ in range(_ATTEMPTS):
+            benchy.measure(call, place, model, test, file)
+            found = benchy.read(file, test)
+            if any(one.metric == "decode" for one in found):
+                tokens = benchy.received(file, test, prefix_caching=call.prefix_caching)
+                if tokens < test.generated / 2:
+                    text = f"{test.name}: answers had {tokens:.1f} of {test.generated} tokens"
+                    self._note(test.name, text)
+                return found
+            file.unlink()
+            log.info(f"{test.name}: no answer came in more than one piece")
+        msg = f"{test.name}: no decode speed after {_ATTEMPTS} attempts"
+        raise BenchError(msg, f"see {file.with_suffix('.log')}, and the server's")
 
 
-def _measured(common: Call, asked: Asked, test: Test, logs: Path) -> list[Samples]:
-    """Return the samples of a test, from the first attempt with a speed of decode.
+def busy_cores(seconds: float = 1.0) -> float:
+    """Return the cores that are busy, over some time; 0 where Linux does not say."""
 
-    vLLM joins the tokens that wait for its front end. On a busy machine a short answer of a small
-    model can be one piece, which has no speed.
-    """
-    for _ in range(_ATTEMPTS):
-        found = samples.read(benchy.measure(common, asked, test, logs), test)
-        if samples.decoded(found):
-            return found
-        log.info(f"{test.name}: no answer came in more than one piece")
-    tried = f"no decode speed after {_ATTEMPTS} attempts"
-    msg = f"{test.name}: {tried}: every answer arrived in one piece"
-    raise BenchError(msg, f"see {logs / test.slug}.log, and the server's")
+    def ticks() -> int:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        return sum(int(fields[at]) for at in (0, 1, 2, 5, 6, 7))  # all but idle and iowait
+
+    try:
+        before = ticks()
+        time.sleep(seconds)
+        return (ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def smi(fields: str) -> str:
+    """Return what nvidia-smi says of each GPU, one a line; "" without one."""
+    words = ("--format=csv,noheader", f"--query-gpu={fields}")
+    return glimpse("nvidia-smi", *words, timeout_s=20).out.strip()
+
+
+def machine() -> str:
+    """Return this machine in words: CPU, cores, and GPUs with their driver."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    cpu = re.search(r"(?m)^model name\s*: (.+)$", text)  # arm64 has none
+    gpus = smi("name,driver_version").splitlines()
+    words = [platform.machine(), cpu[1] if cpu else "", f"{os.cpu_count()} cores", *gpus]
+    return "; ".join(filter(None, words))

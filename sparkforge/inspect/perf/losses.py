@@ -183,7 +183,7 @@ def beyond(measured: Measured, noise: Measured, limits: Limits) -> dict[str, str
 def _added(before: Sequence[float], after: Sequence[float]) -> float:
     """Return the lower end of the interval of the mean difference."""
     pairs = zip(before, after, strict=True)
-    return intervals.of_pairs([b - a for a, b in pairs]).interval()[0]
+    return intervals.of_differences([b - a for a, b in pairs])[0]
 
 
 def table(report: Report) -> list[tuple[str, ...]]:

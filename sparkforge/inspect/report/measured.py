@@ -1,8 +1,7 @@
-"""Results of bench and accept on this machine, as tables with pictures."""
+"""Results of bench and accept on this machine, as tables."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparkforge.core import plain, typed
 from sparkforge.core.errors import UsageError
-from sparkforge.inspect.accept.row import ACCURACY, LOAD
-from sparkforge.inspect.bench import compare, result
+from sparkforge.inspect.bench import result
 from sparkforge.inspect.bench.result import Result
 from sparkforge.inspect.perf import losses
 
 _T = TypeVar("_T")
-_KINDS = {"": "Acceptance", LOAD: "Load", ACCURACY: "Accuracy"}
-"""Titles of accept's results, by the kind of its rows."""
 
 
 class Part(BaseModel):
@@ -33,8 +29,6 @@ class _Check(Part):
     state: str
     seconds: float
     seen: str
-    expected: str
-    got: str
 
 
 class _Accepted(Part):
@@ -45,26 +39,17 @@ class _Accepted(Part):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An SVG file in base64, and its description."""
-
-    alt: str
-    base64: str
-
-
-@dataclass(frozen=True)
 class Measured:
-    """A result of bench or accept on this machine: a table with its pictures."""
+    """A result of bench or accept on this machine."""
 
     title: str
     file: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    pictures: Sequence[Picture] = ()
 
 
 def measured(root: Path, folder: Path) -> Sequence[Measured]:
-    """Return the newest results: of accept each kind, then bench, then bench quality.
+    """Return the newest results of accept, of bench and of bench quality.
 
     Args:
         folder: ``dist/TARGET``.
@@ -93,10 +78,10 @@ def _by_time(folder: Path, name: str) -> list[Path]:
 def _compared(found: Mapping[Path, Result], root: Path) -> Iterator[Measured]:
     """Yield the comparison of two sides of one run: the build with the release."""
     runs = sorted(found.values(), key=lambda run: run.identity.origin != "release")
-    if len(runs) != 2 or runs[0].session != runs[1].session:
+    if len(runs) != 2:
         return
-    comparison = compare.compare(runs[0], runs[1])
-    head, *rows = compare.table(comparison)
+    comparison = result.compare(runs[0], runs[1])
+    head, *rows = result.table(comparison)
     sides = [f"{word}: {run.identity.origin}" for word, run in zip("AB", runs, strict=True)]
     clean = all(run.clean for run in runs)
     notes = [*sides, *comparison.differs, *(() if clean else ("not clean: no verdict counts",))]
@@ -118,11 +103,6 @@ def _benched(file: Path, run: Result, root: Path) -> Measured:
         file=f"{file.relative_to(root)}.{state}",
         head=head,
         rows=rows,
-        pictures=[
-            Picture(alt, base64.b64encode(picture.read_bytes()).decode())
-            for name, alt in result.PICTURES.items()
-            if (picture := file.with_name(name)).is_file()
-        ],
     )
 
 
@@ -140,28 +120,18 @@ def _quality(file: Path, root: Path) -> Measured:
 
 
 def _accepted(folder: Path, root: Path) -> Iterator[Measured]:
-    """Yield the newest rows of each kind: a run has the checks or a load, and may have accuracy."""
-    left = dict(_KINDS)
-    for file in sorted(folder.glob("accept/accept-*.json"), reverse=True):
-        if not left:
-            return
+    """Yield the newest result of accept."""
+    for file in sorted(folder.glob("accept/accept-*.json"))[-1:]:
         document = read(file, _Accepted, "build.py accept")
-        rows: dict[str, list[Sequence[str]]] = {}
-        for row in document.checks:
-            words = row.seen or f"expected {row.expected}, got {row.got}"
-            cells = (row.name, row.state, f"{row.seconds:.1f}\N{NO-BREAK SPACE}s", words)
-            rows.setdefault(_kind(row.name), []).append(cells)
-        for kind in [kind for kind in left if kind in rows]:
-            yield Measured(
-                title=f"{left.pop(kind)} of {document.model}, {document.when}",
-                file=str(file.relative_to(root)),
-                head=("check", "result", "time", "what was seen"),
-                rows=rows[kind],
-            )
-
-
-def _kind(name: str) -> str:
-    return name if name == ACCURACY else LOAD if name.startswith(LOAD) else ""
+        yield Measured(
+            title=f"Acceptance of {document.model}, {document.when}",
+            file=str(file.relative_to(root)),
+            head=("check", "result", "time", "what was seen"),
+            rows=[
+                (row.name, row.state, f"{row.seconds:.1f}\N{NO-BREAK SPACE}s", row.seen)
+                for row in document.checks
+            ],
+        )
 
 
 def read(path: Path, kind: type[_T], command: str) -> _T:
