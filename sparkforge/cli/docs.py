@@ -37,7 +37,6 @@ def _docs(options: Options) -> int:
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.accept import command as accept
-    from sparkforge.inspect.doctor import command as doctor
     from sparkforge.inspect.perf import (
         h200,
         kerneltable,
@@ -72,7 +71,6 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         ),
         folder / "status.md": claims.page(folder / "status.md"),
         folder / "accept.md": generated.between(folder / "accept.md", accept.markdown()),
-        folder / "doctor.md": generated.between(folder / "doctor.md", doctor.markdown()),
     }
 
 
@@ -82,8 +80,8 @@ COMMANDS = (
         Options,
         _docs,
         description="Write docs/patches.md, the pictures of docs, and the tables in docs/accept.md,"
-        " docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md and"
-        " docs/status.md. (docs/carry.md follows the upstreams' releases: build.py rebase --all"
+        " docs/decode-kernels.md, docs/h200.md, docs/roofline.md and docs/status.md."
+        " (docs/carry.md follows the upstreams' releases: build.py rebase --all"
         " --onto latest:3 --table)",
     ),
 )

@@ -13,7 +13,6 @@ from typing import Any
 
 from sparkforge.core import plain
 from sparkforge.inspect.accept.row import Check, Subject, Unmet, need, shown
-from sparkforge.inspect.doctor.chats import long_question
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Reply, Said
 from sparkforge.serving import answers
@@ -33,6 +32,7 @@ _SCHEMA = {
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
 _IN_JSON = f"In Paris it is {_DEGREES} degrees. How warm is Paris? Answer in JSON with temperature."
 _WORD = "kingfisher"
+_SECRET_LINE = 1234
 _COUNTING = (  # after this gpt-oss writes a final message, without reasoning
     "<|start|>user<|message|>Repeat: one two three four five six seven eight nine ten<|end|>"
     "<|start|>assistant<|channel|>final<|message|>"
@@ -186,6 +186,21 @@ def _turns(subject: Subject) -> str:
     if subject.profile.answers:
         need(_WORD in again.content.lower(), f"{_WORD} of the first turn", again.content)
     return f"prompts of {said.prompt_tokens} and {again.prompt_tokens} tokens"
+
+
+def long_question(tokens: int) -> str:
+    """Return a question about one line of a long text.
+
+    Args:
+        tokens: of the text, at most; a line of it has about 14 (counted with o200k's vocabulary).
+    """
+    count = max(tokens // 16, 1)
+    at = min(_SECRET_LINE, count // 2)
+    lines = [
+        f"Line {number}: the word is {_WORD if number == at else 'heron'}, and nothing else."
+        for number in range(count)
+    ]
+    return "\n".join([*lines, f"Which word is on line {at}? Answer with the word alone."])
 
 
 def _long(subject: Subject) -> str:

@@ -10,11 +10,11 @@ from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.accept import behind, talk
 from sparkforge.inspect.accept.behind import Metrics, Unseen
 from sparkforge.inspect.accept.row import Check, Subject, Unmet, need
-from sparkforge.inspect.doctor.chats import TOGETHER
 from sparkforge.runtime import client
 from sparkforge.serving import answers
 from sparkforge.serving.backends import Watch
 
+TOGETHER = 8
 CANCELLED = 4
 IDLE_S = 60.0
 """Time for the gauges to reach 0: the engine handles an abort between two steps."""
