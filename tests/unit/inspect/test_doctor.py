@@ -210,7 +210,7 @@ def test_two_machines_are_compared() -> None:
     ours = judge(recorded(base=PAIR), target("spark"))
     assert {finding.state for finding in compare(ours, ours)} == {"ok"}
     image = next(name for name in PAIR if name.startswith("$ docker image"))
-    changes = {
+    changes: dict[str, tuple[str, dict[str, Any]]] = {
         "same mtu": ("error", {f"{LINK}/mtu": "1500\n"}),
         "same image": ("error", {image: out("sha256:b\n")}),
         "same driver": ("warning", smi("580.95.05", "570.1")),
