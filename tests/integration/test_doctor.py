@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from sparkforge.core.errors import DoctorError
 from tests import forked
 from tests.support import PATIENCE_S, ROOT
 
+STOPS = DoctorError.exit_code
 # a target with a GPU for this kind of machine: for another no GPU is looked at
 OURS = "spark" if platform.machine() in ("aarch64", "arm64") else "rtx"
 
@@ -45,7 +47,7 @@ def test_this_machine_fits_the_cpu_target(tmp_path: Path) -> None:
 def test_missing_gpu_is_an_error(tmp_path: Path) -> None:
     path = program(tmp_path / "bin", "nvidia-smi", "exit 9")
     code, document, err = doctor("--target", OURS, path=path)
-    assert code == 18
+    assert code == STOPS
     assert document["ok"] is False
     assert states(document)["gpu"] == "error"
     assert f"error: this machine cannot build or serve target {OURS}" in err
@@ -53,7 +55,7 @@ def test_missing_gpu_is_an_error(tmp_path: Path) -> None:
 
 def test_another_platform_is_one_error() -> None:
     code, document, _ = doctor("--target", {"spark": "rtx", "rtx": "spark"}[OURS])
-    assert code == 18
+    assert code == STOPS
     found = states(document)
     assert {name for name, state in found.items() if state == "error"} == {"machine"}
     assert {found[name] for name in ("gpu", "memory", "engine")} == {"not checked"}
@@ -63,7 +65,7 @@ def test_another_platform_is_one_error() -> None:
 def test_home_of_nobody_is_a_folder_without_the_model(name: str) -> None:
     place = {"SPARKFORGE_HF_CACHE": "", "HF_HUB_CACHE": "", name: "~nobody-of-that-name/hub"}
     code, document, _ = doctor("--target", "spark", **place)
-    assert code == 18
+    assert code == STOPS
     assert any("~nobody-of-that-name" in one["seen"] for one in document["findings"])
 
 
@@ -90,7 +92,7 @@ def test_broken_nvidia_smi_is_an_error(tmp_path: Path, script: str, fragment: st
     path = program(tmp_path / "bin with blanks", "nvidia-smi", script)
     code, document, _ = doctor("--target", OURS, path=path)
     assert time.monotonic() - start < PATIENCE_S
-    assert code == 18
+    assert code == STOPS
     (gpu,) = (finding for finding in document["findings"] if finding["name"] == "gpu")
     assert (gpu["state"], fragment in gpu["seen"]) == ("error", True), gpu
 
@@ -115,7 +117,7 @@ def test_machine_is_like_itself(tmp_path: Path) -> None:
 def test_unwritable_store_stops_the_target(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, document, _ = doctor("--target", "cpu", "--store", str(tmp_path / "file" / "store"))
-    assert code == 18
+    assert code == STOPS
     assert states(document)["store"] == "error"
 
 

@@ -63,7 +63,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Read the machine, judge, print; return 18 if something would stop the target.
+    """Read the machine, judge, print; the code is that of DoctorError if the target cannot work.
 
     With a report the code is 0 for any findings.
     """

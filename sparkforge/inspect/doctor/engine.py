@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sparkforge.core.errors import EngineError
+from sparkforge.core.errors import SparkforgeError
 from sparkforge.inspect.doctor.check import Found, check, error, ok, warning
 from sparkforge.inspect.doctor.readings import Machine, first_line, json_of
 from sparkforge.inspect.doctor.wanted import Wanted
@@ -37,7 +37,7 @@ def engine(seen: Machine, want: Wanted) -> Found:
     if version := str(found.get("ServerVersion") or ""):
         try:
             check_version(version)
-        except EngineError as why:
+        except SparkforgeError as why:
             return error(why.what, _INSTALL)
         return ok(f"Docker Engine {version}")
     errors = found.get("ServerErrors")

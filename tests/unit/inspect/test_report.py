@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.cli import main
+from sparkforge.core.errors import DoctorError
 from sparkforge.inspect.doctor import archive
 from sparkforge.inspect.doctor.masking import mask_of
 from tests.support import linked_checkout
@@ -81,7 +82,7 @@ def test_readings_of_an_archive_are_judged(
     assert doctor(project, "--report", "r.tar.gz", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["report"]["file"] == "r.tar.gz"
-    assert doctor(project, "--readings", "r.tar.gz", "--json") == 18
+    assert doctor(project, "--readings", "r.tar.gz", "--json") == DoctorError.exit_code
     again = json.loads(capsys.readouterr().out)
     names = {finding["name"]: finding["state"] for finding in document["findings"]}
     assert {finding["name"]: finding["state"] for finding in again["findings"]} == names
