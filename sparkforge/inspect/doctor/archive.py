@@ -8,8 +8,8 @@ import json
 import re
 import shlex
 import socket
-import tarfile
 import time
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ def path_of(chosen: str, folder: Path) -> Path:
     Raises:
         UsageError: the file already exists, or its folder does not.
     """
-    name = time.strftime("sparkforge-report-%Y%m%d-%H%M%S.tar.gz")
+    name = time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip")
     path = Path(chosen) if chosen else folder / name
     if path.exists() or not path.parent.is_dir():
         why = "already exists" if path.exists() else f"folder {path.parent} does not exist"
@@ -70,44 +70,29 @@ def write(path: Path, seen: Machine, target: str, findings: Any) -> dict[str, st
     ]
     for name, text, problem in _parts(Path(seen.root), target):
         parts.append((name, mask.text(text), mask.text(problem)))
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text, _ in parts:
+            archive.writestr(name, text.encode(errors="replace"))
     with disk_errors(path):
-        write_file(path, packed(parts))
+        write_file(path, raw.getvalue())
     return {name: problem for name, _, problem in parts}
 
 
-def packed(parts: list[_Part]) -> bytes:
-    """Return the archive: a file for each part, and a table of contents."""
-    rows = [f"{name}\t{len(text.encode())}\t{problem}\n" for name, text, problem in parts]
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w:gz") as archive:
-        for name, text, _ in (("CONTENTS.txt", "".join(rows), ""), *parts):
-            data = text.encode(errors="replace")
-            member = tarfile.TarInfo(f"sparkforge-report/{name}")
-            member.size, member.mtime = len(data), int(time.time())
-            archive.addfile(member, io.BytesIO(data))
-    return raw.getvalue()
-
-
 def readings_in(path: Path) -> str:
-    """Return the readings in an archive, or the text of a file that is none.
+    """Return the readings in an archive.
 
     Raises:
-        ValueError: the archive has no readings, or is damaged.
+        ValueError: it has none, or is damaged.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
-        if file.read(2) != b"\x1f\x8b":
-            return path.read_text(encoding="utf-8")
     try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                if member.isfile() and Path(member.name).name == READINGS and member.size <= _MOST:
-                    inside = archive.extractfile(member)
-                    assert inside is not None  # it is a file
-                    return inside.read().decode(errors="replace")
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"a damaged archive: {error}") from None
-    raise ValueError(f"an archive without {READINGS}")
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo(READINGS).file_size > _MOST:
+                raise ValueError("the readings are too large")
+            return archive.read(READINGS).decode(errors="replace")
+    except (zipfile.BadZipFile, zlib.error, EOFError, LookupError, RuntimeError) as error:
+        raise ValueError(f"no archive of doctor --report: {error}") from None
 
 
 def _parts(root: Path, target: str) -> Iterator[_Part]:

@@ -12,14 +12,14 @@ from sparkforge.core import plain, typed
 from sparkforge.core.command import Entry, option
 from sparkforge.core.errors import DoctorError, UsageError
 from sparkforge.core.log import log
-from sparkforge.inspect.doctor import archive, disk, engine, gpu, host, model, pair, readings
+from sparkforge.inspect.doctor import archive, disk, gpu, host, model, pair, readings
 from sparkforge.inspect.doctor.check import Finding, compare, judge
 from sparkforge.inspect.doctor.readings import Machine
 from sparkforge.inspect.doctor.wanted import wanted
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import checkout, pins_option, store_of, store_option
 
-MODULES = (host, gpu, engine, disk, model, pair)
+MODULES = (host, gpu, disk, model, pair)
 """Modules whose import registers checks."""
 _MARKS = {
     "ok": ("32", "✓"),
@@ -50,7 +50,7 @@ class Options:
     )
     report: str | None = option(
         "pack readings, findings and logs into an archive for a bug report"
-        " (default: sparkforge-report-TIME.tar.gz)",
+        " (default: sparkforge-report-TIME.zip)",
         nargs="?",
         const="",
         metavar="FILE",

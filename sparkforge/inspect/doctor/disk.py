@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sparkforge.build import receipt
-from sparkforge.inspect.doctor import engine, model
+from sparkforge.inspect.doctor import host, model
 from sparkforge.inspect.doctor.check import Found, check, error, ok, unknown, warning
 from sparkforge.inspect.doctor.readings import Machine
 from sparkforge.inspect.doctor.wanted import Wanted
@@ -36,8 +36,8 @@ def disk(seen: Machine, want: Wanted) -> Found:
     built = seen.access(Path(seen.root) / "dist" / want.target / receipt.NAME).exists
     # name and folder → bytes that are to come, and those that certainly are
     needs = {("store", seen.store): (_LEAST if built else want.store_bytes, _LEAST)}
-    docker = str(engine.info(seen).get("DockerRootDir") or "/var/lib/docker")
-    if here and want.image and engine.socket(seen):
+    docker = str(host.engine_info(seen).get("DockerRootDir") or "/var/lib/docker")
+    if here and want.image and host.engine_socket(seen):
         needs["image", docker] = (0 if built else want.image_bytes, 0)
     if here and want.repository:
         found = model.checkpoint(seen, want)

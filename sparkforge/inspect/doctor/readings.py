@@ -23,7 +23,7 @@ from sparkforge.runtime import envfile
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 8.0
-_PREFIXES = ("SPARKFORGE_", "NCCL_", "GLOO_", "HF_", "DOCKER_")
+_PREFIXES = ("SPARKFORGE_", "NCCL_", "GLOO_", "HF_", "DOCKER_HOST")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
