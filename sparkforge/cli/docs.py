@@ -37,7 +37,6 @@ def _docs(options: Options) -> int:
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.accept import command as accept
-    from sparkforge.inspect.doctor import command as doctor
     from sparkforge.inspect.perf import (
         h200,
         kerneltable,
@@ -70,7 +69,6 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         ),
         folder / "status.md": claims.page(folder / "status.md"),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
-        folder / "doctor.md": pages.between(folder / "doctor.md", doctor.markdown()),
     }
 
 
@@ -80,7 +78,7 @@ COMMANDS = (
         Options,
         _docs,
         description="Write docs/patches.md, the pictures of docs, and the tables in"
-        " docs/measure.md, docs/decode-kernels.md, docs/doctor.md, docs/h200.md, docs/roofline.md"
+        " docs/measure.md, docs/decode-kernels.md, docs/h200.md, docs/roofline.md"
         " and docs/status.md.",
     ),
 )

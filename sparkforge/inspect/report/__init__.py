@@ -1,1 +1,1 @@
-"""The report page: the build, its checks, and what nobody has run."""
+"""The page about a build, and the status table of docs."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from sparkforge.core import pages
+from sparkforge.core import generated, pages
 from sparkforge.inspect import datafile
 from sparkforge.pins.types import Model
 
@@ -29,8 +29,6 @@ LEVELS: Mapping[Level, str] = {
     "not run": "applies there, and nobody has run it",
 }
 """The values of the matrix's cells, and their meaning."""
-NAME = "claims.yaml"
-"""The file, in docs/."""
 _Text = Annotated[str, Field(min_length=1)]
 
 
@@ -41,7 +39,6 @@ class Claim(Model):
     machines: Annotated[Mapping[Machine, Level], Field(min_length=1)]
     """Evidence by machine; the claim does not concern machines without an entry."""
     tested: _Text
-    """Tests so far."""
     open: _Text | None = None
     """Missing tests; None: none known."""
 
@@ -53,34 +50,14 @@ class Area(Model):
     claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
 
 
-_AREAS = TypeAdapter(tuple[Area, ...])
-
-
-def load(path: Path) -> tuple[Area, ...]:
-    """Read the file.
+def page(path: Path) -> str:
+    """Return docs/status.md, from the claims.yaml beside it.
 
     Raises:
-        UsageError: it is missing or malformed.
+        UsageError: one of the two is missing or malformed.
     """
-    return datafile.load(path, _AREAS)
-
-
-def count(areas: tuple[Area, ...]) -> Mapping[Machine, Mapping[Level, int]]:
-    """Return the number of claims of each level, by machine."""
-    return {
-        machine: {
-            level: sum(
-                claim.machines.get(machine) == level for area in areas for claim in area.claims
-            )
-            for level in LEVELS
-        }
-        for machine in MACHINES
-    }
-
-
-def markdown(areas: tuple[Area, ...]) -> str:
-    """Return the generated part of docs/status.md."""
-    return pages.render(
+    areas = datafile.load(path.with_name("claims.yaml"), TypeAdapter(tuple[Area, ...]))
+    text = pages.render(
         Path(__file__).with_name("status.md.j2"),
         areas=areas,
         head=["claim", *MACHINES.values()],
@@ -88,29 +65,19 @@ def markdown(areas: tuple[Area, ...]) -> str:
         evidence=_evidence,
         levels=LEVELS,
     )
-
-
-def page(path: Path) -> str:
-    """Return docs/status.md, from the claims beside it.
-
-    Raises:
-        UsageError: one of the two is missing or malformed.
-    """
-    return pages.between(path, markdown(load(path.with_name(NAME))))
+    return generated.between(path, text)
 
 
 def _row(claim: Claim) -> tuple[str, ...]:
-    cells = (claim.machines.get(machine) for machine in MACHINES)
-    return (pages.Markdown(claim.claim), *(_cell(level) for level in cells))
+    """Return a row of the matrix; ``proved`` and ``not run`` are bold."""
+    cells = (claim.machines.get(machine, "") for machine in MACHINES)
+    bold = ("proved", "not run")
+    return (
+        pages.Markdown(claim.claim),
+        *(pages.Markdown(f"**{level}**" if level in bold else level) for level in cells),
+    )
 
 
 def _evidence(claim: Claim) -> str:
     left = "" if claim.open is None else f" *Open:* {claim.open}."
     return pages.Markdown(f"**{claim.claim}**: {claim.tested}.{left}")
-
-
-def _cell(level: Level | None) -> str:
-    """Return a level as a cell; ``proved`` and ``not run`` are bold."""
-    if level is None:
-        return ""
-    return pages.Markdown(f"**{level}**" if level in ("proved", "not run") else level)
