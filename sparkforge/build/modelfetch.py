@@ -1,6 +1,6 @@
 """`build.py model fetch`: a target's model on this machine before its first start.
 
-The image downloads, as its first start would (``serving/fetching.py``): into the same volume or
+The image downloads, as its first start would (``serving/hub.py``): into the same volume or
 folder, as the same user, with the same checks. So nothing here knows the hub.
 """
 
@@ -33,7 +33,7 @@ from sparkforge.serving.hub import Progress
 from sparkforge.sources.project import Checkout, checkout, pins_option
 
 _CACHE = "/var/cache/sparkforge/huggingface"
-_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/fetching.py"
+_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/hub.py"
 _PASSED = (
     "HTTP_PROXY",
     "HTTPS_PROXY",
@@ -153,12 +153,12 @@ def _download(engine: Engine, name: str, command: list[str], variables: Mapping[
     except BaseException:
         _remove(engine, name)  # docker's own program may end before its container
         raise
-    if progress.commit:
+    if progress.folder:
         log.info("complete; the first start of the server downloads nothing")
         return
     if progress.error:
         raise _KINDS.get(progress.code, FetchError)(progress.error, _AGAIN)
-    msg = f"the download failed with exit code {ended}: {progress.last or 'no output'}"
+    msg = f"the download failed with exit code {ended}: {progress.last}"
     raise EngineError(msg, "an image of an older checkout cannot download: build it again")
 
 

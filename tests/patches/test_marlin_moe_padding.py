@@ -22,7 +22,7 @@ import pytest
 
 from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.series import series
-from sparkforge.serving.traffic import Moe, padded_dense, padded_experts
+from sparkforge.inspect.perf.traffic import Moe, padded_dense, padded_experts
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import run_module
 from tests.patches.releases import release_file

@@ -23,7 +23,7 @@ from sparkforge.inspect.accept import behind, together
 from sparkforge.inspect.accept.behind import Unseen
 from sparkforge.inspect.accept.row import LOAD, Check, Row, Subject, Unmet, judged, need, shown
 from sparkforge.runtime import client
-from sparkforge.serving import answers
+from sparkforge.serving import warmup as answers
 
 CLIENTS = 32
 MEMORY_EVERY_S = 5.0

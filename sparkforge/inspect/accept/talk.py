@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkforge.core import plain
+from sparkforge.inspect.accept.document import Document
 from sparkforge.inspect.accept.row import Check, Subject, Unmet, need, shown
 from sparkforge.inspect.doctor.chats import long_question
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Reply, Said
-from sparkforge.serving import answers
-from sparkforge.serving.document import Document
+from sparkforge.serving import warmup as answers
 
 _WEATHER = "What is the weather in Paris? Use the tool."
 _PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -49,7 +49,7 @@ def _sum(subject: Subject, said: Said) -> None:
     message = {"reasoning": said.reasoning, "content": said.content}
     answer = Document("the answer", {"choices": [{"message": message}]})
     if said.empty or subject.profile.answers:
-        problem = answers.judge(answer)
+        problem = answers.judge(answer.value)
         need(not problem, "42 in the answer", problem)
 
 

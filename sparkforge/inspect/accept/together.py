@@ -12,7 +12,7 @@ from sparkforge.inspect.accept.behind import Metrics, Unseen
 from sparkforge.inspect.accept.row import Check, Subject, Unmet, need
 from sparkforge.inspect.doctor.chats import TOGETHER
 from sparkforge.runtime import client
-from sparkforge.serving import answers
+from sparkforge.serving import warmup as answers
 from sparkforge.serving.backends import Watch
 
 CANCELLED = 4

@@ -32,13 +32,14 @@ from sparkforge.inspect.bench.benchy import Asked
 from sparkforge.inspect.bench.result import Ceiling, Identity
 from sparkforge.inspect.bench.session import Side
 from sparkforge.inspect.bench.tables import Test
-from sparkforge.inspect.perf import roofline
+from sparkforge.inspect.perf import roofline, traffic
 from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.inspect.perf.traffic import KvCache, Moe, Setup
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.servers import MODEL_NAME, Launch, instead, kept_log, wait_ready
-from sparkforge.serving import arguments, choices, traffic
+from sparkforge.serving import arguments
+from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
-from sparkforge.serving.traffic import KvCache, Moe, Setup
 from sparkforge.store.artefact import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
@@ -103,7 +104,7 @@ def of_build(
     if built is not None and plain is of_release:
         more |= instead(given)  # the image's own do not fit the BF16 model
     elif built is not None and served.profile.choice:
-        more[choices.VARIABLE] = served.profile.choice
+        more[profiles.VARIABLE] = served.profile.choice
     launch = Launch(
         model,
         given,
@@ -264,7 +265,7 @@ def _setup(options: Sequence[str]) -> Setup:
     """Return the weights that ``vllm serve`` reads with its options."""
     named = arguments.value(options, "--moe-backend")
     moe: Moe = next((backend for backend in traffic.MOE_MULTIPLES if backend == named), "marlin")
-    layers = arguments.value(options, choices.OPTION) or ""
+    layers = arguments.value(options, profiles.OPTION) or ""
     dtype = arguments.value(options, "--kv-cache-dtype") or ""
     kv_cache: KvCache = "fp8" if dtype.startswith("fp8") else "auto"
     return Setup(moe, roofline.parse_layers(layers) if layers else {}, kv_cache)

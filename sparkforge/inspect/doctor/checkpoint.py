@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparkforge.serving import pagecache, shards
-from sparkforge.serving.document import DocumentError
-from sparkforge.serving.shards import Shard
+from sparkforge.serving import checkpoint
+from sparkforge.serving.checkpoint import Shard
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def read(hub: Path, repository: str, revision: str) -> Checkpoint:
     folder = folder_of(hub, repository)
     snapshots = folder / "snapshots"
     there = sorted(snapshot.name for snapshot in snapshots.iterdir()) if snapshots.is_dir() else []
-    snapshot = pagecache.snapshot(hub, repository, revision)
+    snapshot = checkpoint.snapshot(hub, repository, revision)
     return replace(
         read_folder(snapshot) if snapshot else Checkpoint(),
         hub=str(hub),
@@ -55,15 +54,15 @@ def read_folder(folder: Path) -> Checkpoint:
     """Read a checkpoint's folder."""
     named, problem = [], ""
     try:
-        named = shards.named(folder)
-    except (OSError, DocumentError) as error:
+        named = checkpoint.named(folder)
+    except (OSError, ValueError) as error:
         problem = str(error)
     return Checkpoint(
         folder=str(folder),
         config=(folder / "config.json").is_file(),
         index_problem=problem,
         incomplete_here=_incomplete(folder),
-        shards={name: shards.read(folder / name) for name in named},
+        shards={name: checkpoint.read(folder / name) for name in named},
     )
 
 

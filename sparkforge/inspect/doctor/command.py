@@ -29,7 +29,7 @@ from sparkforge.inspect.doctor.finding import CHECKS, STATES, Finding
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.inspect.doctor.wanted import Wanted, wanted
 from sparkforge.pins.types import MACHINES
-from sparkforge.serving import pagecache
+from sparkforge.serving.checkpoint import expanded
 from sparkforge.serving.cluster import ClusterError, Settings, settings
 from sparkforge.sources.project import checkout, pins_option, store_of, store_option
 
@@ -265,11 +265,11 @@ def _read(options: Options, want: Wanted, env_file: Path) -> Readings:
 def _hub(variables: Mapping[str, str]) -> Path:
     """Return the hub's cache of Compose, if it is a folder of the host, else huggingface_hub's."""
     if chosen := variables.get("SPARKFORGE_HF_CACHE"):
-        return pagecache.expanded(chosen) / "hub"
+        return expanded(chosen) / "hub"
     if chosen := variables.get("HF_HUB_CACHE"):
-        return pagecache.expanded(chosen)
+        return expanded(chosen)
     home = variables.get("HF_HOME") or "~/.cache/huggingface"
-    return pagecache.expanded(home) / "hub"
+    return expanded(home) / "hub"
 
 
 COMMANDS = (Entry("doctor", Options, run),)

@@ -23,7 +23,7 @@ from sparkforge.inspect.doctor import chats
 from sparkforge.inspect.doctor.masking import INSTEAD, is_secret_name
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place
-from sparkforge.serving import moments
+from sparkforge.serving import memory
 
 _ASK_S = 20.0
 _LOG_S = 60.0
@@ -215,7 +215,7 @@ def _of_container(run: Run) -> Iterator[Part]:
     yield whole
     if whole.problem:
         yield _log(box.id, "container-end.log", "--tail", str(_TAIL_LINES))
-    lines = [line for line in whole.text.splitlines() if moments.PREFIX in line]
+    lines = [line for line in whole.text.splitlines() if memory.PREFIX in line]
     yield Part(
         "moments.txt",
         "memory at each stage of the start",

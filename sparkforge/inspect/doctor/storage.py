@@ -13,7 +13,7 @@ from sparkforge.inspect.doctor.finding import Finding
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.inspect.doctor.rights import USER
 from sparkforge.inspect.doctor.wanted import MODEL_BYTES, Wanted
-from sparkforge.serving import choices
+from sparkforge.serving import profile as profiles
 
 _GIB = 1 << 30
 _LEAST = 2 * _GIB
@@ -225,8 +225,8 @@ def _room(seen: Readings, name: str) -> Iterator[Finding]:
 
 
 def profile(seen: Readings, want: Wanted) -> Iterator[Finding]:
-    given, layers = seen.variables.get(choices.VARIABLE), seen.variables.get(choices.LAYERS)
-    named = choices.named(seen.variables)
+    given = seen.variables.get(profiles.VARIABLE)
+    named = profiles.named(seen.variables)
     if not want.profile.choices:
         return
     if given is not None and not named:
@@ -235,13 +235,11 @@ def profile(seen: Readings, want: Wanted) -> Iterator[Finding]:
     try:
         chosen = want.profile
         if named:
-            chosen = choices.pick(chosen, named, choices.VARIABLE)
-            choices.check(chosen, f"{choices.VARIABLE}={named}", {choices.LAYERS: layers})
-    except choices.ChoiceError as error:
+            chosen = profiles.pick(chosen, named, profiles.VARIABLE)
+    except profiles.ChoiceError as error:
         yield Finding("profile", "fail", error.what, error.hint)
         return
-    replaced = f"; {choices.LAYERS}: {layers}" if layers else ""
-    yield Finding("profile", "ok", f"{chosen.choice}{replaced}")
+    yield Finding("profile", "ok", f"{chosen.choice}")
 
 
 def port(seen: Readings, want: Wanted) -> Iterator[Finding]:

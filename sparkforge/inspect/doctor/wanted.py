@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from sparkforge.build.context import profile_of
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import Platform
-from sparkforge.serving.memory import MemoryPlan
-from sparkforge.serving.profile import Profile
+from sparkforge.serving.profile import MemoryPlan, Profile
 
 # Bytes of a model's files, for the disk of its download; other models are not checked.
 MODEL_BYTES: Mapping[str, int] = {"gpt-oss-120b": 65_200_000_000, "gpt-oss-20b": 13_800_000_000}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sparkforge.serving.shards import Shard
 
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.inspect.doctor import checkpoint, command, machine, reading, storage
@@ -22,7 +23,6 @@ from sparkforge.inspect.doctor.wanted import Wanted, wanted
 from sparkforge.pins import pins
 from sparkforge.serving import devices, memory
 from sparkforge.serving.memory import Reading
-from sparkforge.serving.shards import Shard
 from tests.support import PATIENCE_S, ROOT
 
 GIB_KIB = 1 << 20

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sparkforge.serving.document import Document
 
 from sparkforge.serving import answers
-from sparkforge.serving.document import Document
 from sparkforge.serving.progress import Client, StatusError
 from tests.support import PATIENCE_S
 
