@@ -50,7 +50,8 @@ def named(folder: Path) -> list[str]:
         ValueError: it is damaged, or names a file outside of the folder.
     """
     try:
-        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        weights = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        names = sorted({str(name) for name in weights.values()})
     except FileNotFoundError:
         return [file.name for file in weight_files(folder)]
     except (LookupError, TypeError, AttributeError, ValueError) as error:

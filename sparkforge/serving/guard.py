@@ -55,6 +55,7 @@ class Guard:
     read: Callable[[], Reading] = memory.read
     _refuses: bool = field(default=False, init=False)
     _warned: bool = field(default=False, init=False)
+    _blind: bool = field(default=False, init=False)
     _low: _Low = field(default_factory=_Low, init=False)
     _lowest: _Low = field(default_factory=_Low, init=False)
 
@@ -78,8 +79,13 @@ class Guard:
         """
         try:
             reading = self.read()
-        except (OSError, ValueError, LookupError):
+        except (OSError, ValueError, LookupError) as error:
+            if not self._blind:
+                say(f"warning: memory cannot be read, and is not guarded: {error!r}")
+            self._blind = True
+            self._set(refuses=False)
             return False
+        self._blind = False
         room = reading.room / GIB
         text = f"{room:.1f} of {reading.total / GIB:.1f} GiB are available"
         if reading.limit is not None and reading.room < reading.available:
@@ -88,7 +94,9 @@ class Guard:
         warn, refuse, end = self.marks
         long_low = self._low.lasts(room < warn, now, WARN_S)
         if room > warn * _RELEASE:
-            if self._warned:
+            if self._refuses:
+                say(f"{text}: new requests are accepted again")
+            elif self._warned:
                 say(f"memory is no longer short: {text}")
             self._warned = False
             self._set(refuses=False)

@@ -1,4 +1,4 @@
-"""The router: one address in front of several servers of one model (docs/replicas.md).
+"""The router: one address in front of several servers of one model (docs/several-sparks.md).
 
 HAProxy does the work, with the rules of the front door. This module checks the list of servers.
 """

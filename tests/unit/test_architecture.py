@@ -16,7 +16,7 @@ MODULES = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAG
 # sparkforge is
 STARTS_PROCESSES = {
     "core/run.py",
-    "serving/session.py",
+    "serving/processes.py",
     "serving/triton_driver.py",
     "build/compile/gate.py",
 }
@@ -29,9 +29,9 @@ STARTING = re.compile(
 # beside log.py: in the image, and programs that answer the process that started them
 PRINTS = {
     "core/log.py",
-    "serving/log.py",
-    "serving/output.py",  # the server's own output, as it is
-    "serving/fetching.py",
+    "serving/errors.py",
+    "serving/backends.py",  # the server's own output, as it is
+    "serving/hub.py",
     "build/nvrtc.py",
     "build/packs/describe.py",
 }
@@ -42,7 +42,7 @@ _BUILD = {*_BASE, "sources", "series", "wheels", "runtime", "checkpoints", "serv
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "store": {"core"},
-    "pins": {"core"},
+    "pins": {"core", "serving"},  # a profile is read by both
     "checkpoints": {"serving"},  # trial.py writes what serving/preflight.py reads
     "runtime": {"core", "store"},
     "sources": _BASE,

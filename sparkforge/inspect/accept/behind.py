@@ -23,7 +23,7 @@ _RESIDENT = "process_resident_memory_bytes"
 _ASK_S = 60.0
 _LOG_BYTES = 64 << 20
 _PIDS = re.compile(r"\((?:APIServer|EngineCore|Worker)\w* pid=(\d+)\)")
-_LAYERS = ("SPARKFORGE_PROFILE", "SPARKFORGE_MXFP4_LAYERS")
+_LAYERS = ("SPARKFORGE_PROFILE",)
 _METRIC = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # of control groups in version 2, else 1; version 1 says "rss" for anon

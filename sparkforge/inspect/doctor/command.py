@@ -138,10 +138,10 @@ def _settings(seen: Readings) -> Settings:
     try:
         mine = settings(seen.variables)
     except ClusterError as error:
-        raise UsageError(str(error), "see docs/two-sparks.md") from None
+        raise UsageError(str(error), "see docs/several-sparks.md") from None
     if mine is None:
         msg = "SPARKFORGE_CLUSTER_ROLE is not set: this machine is not part of a pair"
-        raise UsageError(msg, "set it to head or worker in .env; see docs/two-sparks.md")
+        raise UsageError(msg, "set it to head or worker in .env; see docs/several-sparks.md")
     return mine
 
 

@@ -139,7 +139,7 @@ CHECKS: Mapping[str, Check] = {
             "memory": (
                 "MemTotal, MemAvailable and what CUDA counts",
                 "fail: less than the profile needs",
-                "the server does not start with less (docs/memory.md, share of memory)",
+                "the server does not start with less (docs/serving.md, share of memory)",
             ),
             "page-cache": (
                 "MemFree and Cached",
@@ -208,8 +208,8 @@ CHECKS: Mapping[str, Check] = {
                 "without it docker compose up fails: could not select device driver nvidia",
             ),
             "profile": (
-                "SPARKFORGE_PROFILE and SPARKFORGE_MXFP4_LAYERS",
-                "fail: no such profile, or the two differ",
+                "SPARKFORGE_PROFILE",
+                "fail: no such profile",
                 "the server does not start with it (docs/serving.md, exact, balanced, fast)",
             ),
             "port": (

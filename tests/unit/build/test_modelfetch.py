@@ -95,7 +95,7 @@ def test_the_image_downloads_into_the_volume_of_compose_without_secrets_in_its_w
         "image": IMAGE,
         "complete": True,
     }
-    assert "downloading 31 of 65 GB" in said.err
+    assert "downloading 31.0 of 65.0 GB" in said.err
     words = (tmp_path / "bin/words").read_text()
     mount = "type=volume,source=sparkforge-models,target=/var/cache/sparkforge/huggingface"
     assert f"--mount={mount} " in words
@@ -147,9 +147,8 @@ def test_a_dry_run_starts_nothing(
         ('{"error": "no network", "code": 68}', 68, FetchError),
         ('{"error": "the disk is full", "code": 73}', 73, StoreError),
         ('{"error": "no token", "code": 78}', 78, FetchError),
-        ("python: can't open file 'fetching.py'", 2, EngineError),
+        ("python: can't open file 'hub.py'", 2, EngineError),
         ("", 125, EngineError),
-        ('{"error": 5}', 1, EngineError),
     ],
 )
 def test_how_it_ends_is_one_error(

@@ -28,7 +28,7 @@ from tests.support import ROOT, linked_checkout
 PINS = pins.load(ROOT / "pins.yaml")
 _SPARK = profile_of(PINS, "spark")
 # as a user's own profile may have it
-SPARK = replace(_SPARK, expect={**_SPARK.expect, "experts": "DECODE"})
+SPARK = _SPARK.model_copy(update={"expect": {**_SPARK.expect, "experts": "DECODE"}})
 CHOSE = """\
 (EngineCore_DP0 pid=9999999) INFO 11-21 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.
 (EngineCore_DP0 pid=9999999) INFO 11-21 [cuda.py:8] Using AttentionBackendEnum.FLASHINFER backend.
@@ -255,7 +255,7 @@ def test_the_container_with_the_server_s_port_is_read(docker: Path, mode: str) -
         ("[{}]", "http://127.0.0.1:8000/v1", "docker inspect"),
         (inspected(8000), "http://192.0.2.1:8000/v1", "is another machine"),
         (
-            inspected(8080, "bridge", "SPARKFORGE_ROLE=router"),
+            inspected(8080, "bridge", "SPARKFORGE_REPLICAS=spark-2:8000"),
             "http://127.0.0.1:8080/v1",
             "the router has port 8080: check each server by itself",
         ),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparkforge.serving.shards import Shard
 
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.inspect.doctor import checkpoint, command, machine, reading, storage
@@ -22,6 +21,7 @@ from sparkforge.inspect.doctor.rights import Rights
 from sparkforge.inspect.doctor.wanted import Wanted, wanted
 from sparkforge.pins import pins
 from sparkforge.serving import devices, memory
+from sparkforge.serving.checkpoint import Shard
 from sparkforge.serving.memory import Reading
 from tests.support import PATIENCE_S, ROOT
 
@@ -301,13 +301,6 @@ NO = PathState(exists=True, readable=False, writable=False, folder=False)
             "fail",
             "'fats': no such profile",
         ),
-        (
-            {"variables": {"SPARKFORGE_PROFILE": "fast", "SPARKFORGE_MXFP4_LAYERS": "o"}},
-            "profile",
-            "fail",
-            "but SPARKFORGE_MXFP4_LAYERS is 'o'",
-        ),
-        ({"variables": {"SPARKFORGE_MXFP4_LAYERS": "o"}}, "profile", "ok", "exact; SPARKFORGE_M"),
         ({"variables": {"SPARKFORGE_PROFILE": "balanced"}}, "profile", "ok", "balanced"),
         ({"variables": {"SPARKFORGE_PROFILE": "/a/file"}}, "profile", "note", "/a/file"),
         ({"variables": {"SPARKFORGE_PROFILE": ""}}, "profile", "note", "none"),
@@ -465,8 +458,8 @@ def test_a_complete_model_of_the_hubs_cache(want: Wanted, tmp_path: Path) -> Non
         (lambda f: (f / NAMES[0]).write_bytes(b""), "no safetensors header"),
         (lambda f: (f / NAMES[0]).write_bytes(b"\xff" * 99), "no safetensors header"),
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("{"), "index.json is not JSON"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "weight_map of"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), "index.json is damaged"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "index.json is damaged"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"w": "../../etc/x.safetensors"}}'

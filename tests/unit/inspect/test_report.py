@@ -20,7 +20,6 @@ from sparkforge.inspect.doctor.masking import mask_of
 from sparkforge.inspect.doctor.parts import Part
 from sparkforge.inspect.doctor.reading import Readings
 from sparkforge.runtime import client
-from sparkforge.serving import moments
 from tests.support import linked_checkout
 
 KEY = "0123456789abcdef-our-key"
@@ -240,18 +239,3 @@ def test_a_long_question_fits_and_has_its_answer() -> None:
     assert "Line 1234: the word is kingfisher" in text
     assert len(text.split()) < 100_000
     assert "kingfisher" in chats.long_question(10)
-
-
-def test_a_moment_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text(
-        "MemTotal: 125829120 kB\nMemAvailable: 104857600 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nodd\n"
-    )
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.current").write_text("1073741824\n")
-    (group / "memory.max").write_text("max\n")
-    assert moments.line("first token", tmp_path) == (
-        "memory at first token, GiB: total 120.00, available 100.00, swapped 0.00, container 1.00"
-    )
-    assert "cannot be read" in moments.line("start", tmp_path / "nowhere")

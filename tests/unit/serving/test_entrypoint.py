@@ -27,6 +27,7 @@ from sparkforge.serving.errors import (
     StartError,
 )
 from sparkforge.serving.memory import GIB
+from sparkforge.serving.profile import Profile
 from sparkforge.serving.settings import Variables
 from tests.support import ROOT, load_script
 
@@ -307,7 +308,7 @@ def test_each_of_two_machines_needs_room_for_half_of_the_model(
     monkeypatch.setattr(devices, "unified_bytes", lambda: None)
     reading = memory.Reading(total=120 * GIB, available=60 * GIB)
     monkeypatch.setattr(memory, "read", lambda *root: reading)
-    plan = settings.Profile.model_validate({"memory": SPARK_MEMORY}).memory
+    plan = Profile.model_validate({"memory": SPARK_MEMORY}).memory
     assert memory.options(plan, [], machines=2)[0] == ["--gpu-memory-utilization", "0.40"]
     with pytest.raises(memory.MemoryShortError):
         memory.options(plan, [], machines=1)
@@ -487,9 +488,14 @@ def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, **keys))
     monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", "off")
     order: list[str] = []
+
+    def share(*words: object) -> tuple[list[str], str]:
+        order.append("share")
+        return [], ""
+
     reading = memory.Reading(120 << 30, 110 << 30)
     monkeypatch.setattr(memory, "drop", lambda files: order.append("drop"))
-    monkeypatch.setattr(memory, "options", lambda *words: order.append("share") or ([], ""))
+    monkeypatch.setattr(memory, "options", share)
     monkeypatch.setattr(memory, "read", lambda *root: reading)
     plan_of(entrypoint, monkeypatch, []).at_first_token()
     # first of all: is there enough at all?

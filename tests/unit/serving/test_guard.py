@@ -85,7 +85,7 @@ def test_requests_are_refused_until_there_is_enough_again(watched: Watched) -> N
     watched.looks(50, 1)
     assert watched.lines == [
         "warning: memory is short: 3.9 of 100.0 GiB are available: new requests are refused",
-        "memory is no longer short: 8.0 of 100.0 GiB are available",
+        "8.0 of 100.0 GiB are available: new requests are accepted again",
     ]
 
 
