@@ -19,7 +19,7 @@ from sparkforge.pins import pins
 from sparkforge.serving import memory
 from sparkforge.serving.memory import Reading
 from sparkforge.serving.profile import MemoryPlan
-from tests.patches.checkout import CHECKOUT, ROOT
+from tests.patches.checkout import CHECKOUT
 from tests.patches.probing import run_module
 from tests.patches.unified_memory import GIB, Machine
 
@@ -172,18 +172,3 @@ def test_a_card_of_its_own_memory_sees_no_change(
         name = f"a card of its own memory, {runner}"
         assert patched[name] == stock[name]
         assert patched[name]["graphs"] == pytest.approx(ALL_GRAPHS, abs=0.02)
-
-
-def test_the_table_in_the_docs_holds_these_numbers(
-    stock: dict[str, Any], patched: dict[str, Any]
-) -> None:
-    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    for name, given in STATES.items():
-        state = {**MODEL, **given}
-        before, after = stock[f"{name}, v2"], patched[f"{name}, v2"]
-        row = (
-            f"| {name} | {_share(state):.2f} | {after['requested']:.1f} "
-            f"| {before['kv_cache']:.1f} | {after['kv_cache']:.1f} | {_right(state, after):.1f} "
-            f"| {after['available'] - state['peak']:.1f} |"
-        )
-        assert row in page, row
