@@ -99,6 +99,7 @@ def hold(root: Path, build: str, variables: Mapping[str, str]) -> Caches:
         root.mkdir(parents=True, exist_ok=True)
         lock = os.open(root / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(lock, fcntl.LOCK_SH)  # until this process ends
+        os.pwrite(lock, b"used\n", 0)  # a full disk is an error here, not of a compiler
         os.utime(lock)
         for path in chosen.values():
             Path(path).mkdir(parents=True, exist_ok=True)
