@@ -5,15 +5,13 @@
 Like vLLM it has two processes: this one answers HTTP, and a child, the engine, makes tokens. What
 is counted in /metrics changes only with the child's answers. It prints the child's number.
 
-It has no compiler, and can be told to behave as if: FAKE_COMPILES holds words, and a request with
-one of them takes a moment and leaves a kernel in TRITON_CACHE_DIR, where none of that name is yet.
 A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
 never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each chat says.
 FAKE_LOADS_S is SECONDS-UNTIL-READY where that is not given.
 FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_LATE is said at
 the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
-and the server after it, as vLLM does. A request for /drip or /odd has all later answers come byte
-by byte, or with null in place of the usage. FAKE_TOKEN_S is how long the engine takes for a token.
+and the server after it, as vLLM does. A request for /odd has all later answers come
+with null in place of the usage. FAKE_TOKEN_S is how long the engine takes for a token.
 """
 
 from __future__ import annotations
@@ -32,9 +30,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-BUCKETS = (1.0, 10.0, 100.0, 200.0, 500.0, float("inf"))
-COMPILING_S = 0.3
-
 ENGINE = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
 
@@ -46,7 +41,6 @@ class Engine:
             [sys.executable, "-c", ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.tokens = 0
-        self.prompts = [0] * len(BUCKETS)
         self._lock = threading.Lock()
 
     def token(self) -> None:
@@ -61,29 +55,12 @@ class Engine:
                 raise ConnectionError("the engine is dead")
             self.tokens += 1
 
-    def count(self, length: int) -> None:
-        """Count a prompt of that many tokens, as a histogram does."""
-        with self._lock:
-            self.prompts = [
-                n + (length <= most) for n, most in zip(self.prompts, BUCKETS, strict=True)
-            ]
-
     def serve_a_slow_customer(self) -> None:
         """Make tokens without end, and leave nobody else a turn: a server under load."""
         with self._lock:
             while True:
                 time.sleep(0.05)
                 self.tokens += 1
-
-
-def compile_what_is_missing(text: str) -> None:
-    """Leave a kernel in the cache for each word of FAKE_COMPILES in a request."""
-    for word in os.environ.get("FAKE_COMPILES", "").split():
-        kernel = Path(os.environ["TRITON_CACHE_DIR"]) / "A1B2" / f"{word}_kernel.cubin"
-        if word in text and not kernel.exists():
-            time.sleep(COMPILING_S)
-            kernel.parent.mkdir(exist_ok=True)
-            kernel.write_text(f"the kernel of {word}\n")
 
 
 def right(known: Any) -> Any:
@@ -132,23 +109,15 @@ def main() -> None:
             self.send_response(code)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            if "drip" not in manners and text:  # a pipe that was closed takes no empty write
+            if text:  # a pipe that was closed takes no empty write
                 self.wfile.write(text.encode())
-                return
-            for byte in text.encode().ljust(1000 if "drip" in manners else 0):
-                self.wfile.write(bytes([byte]))
-                time.sleep(0.2)
 
         def do_GET(self) -> None:
             if time.monotonic() < ready_at:
                 self._answer("loading", 503)
             elif self.path == "/metrics":
-                counts = "".join(
-                    f'vllm:request_prompt_tokens_bucket{{e="0",le="{most}",m="m"}} {n}.0\n'
-                    for most, n in zip(BUCKETS, engine.prompts, strict=True)
-                ).replace("inf", "+Inf")
                 tokens = f'vllm:generation_tokens_total{{e="0"}} {engine.tokens}\n'
-                self._answer(f"# HELP x\n{tokens}{counts}")
+                self._answer(f"# HELP x\n{tokens}")
             elif self.path == "/v1/models":
                 authorized = self.headers.get("Authorization", "none")
                 self._answer(
@@ -166,7 +135,7 @@ def main() -> None:
                 subprocess.Popen([sys.argv[3], "10"], process_group=0)
                 self._answer("")
                 return
-            if self.path in ("/drip", "/odd"):
+            if self.path == "/odd":
                 self._answer("")
                 manners.add(self.path[1:])
                 return
@@ -196,10 +165,8 @@ def main() -> None:
                 os._exit(0)
             if (wanted := os.environ.get("FAKE_HANGS")) and wanted in text:
                 time.sleep(600)
-            compile_what_is_missing(text)
             prompt = json.loads(text).get("prompt", [])
             engine.token()
-            engine.count(len(prompt))
             usage = None if "odd" in manners else {"completion_tokens": 1}
             if (path := os.environ.get("FAKE_REFERENCE")) and len(prompt) > 1:
                 for known in json.loads(Path(path).read_text())["answers"]:

@@ -67,20 +67,14 @@ class Hub:
     piece: int = 1 << 20
     """Bytes between two pauses of ``pause_s``."""
     pause_s: float = 0.0
-    ranges: bool = True
-    """Honour Range requests."""
     token: str = ""
     """Requests must carry it; "": none."""
     gated: bool = False
     """Say "gated" in place of "unauthorized"."""
     page: int = 1000
     """Files of one page of the list."""
-    tree: Callable[[list[Any]], Any] = lambda found: found
-    """Changes the list before it is sent."""
     body: Callable[[str, bytes], bytes] = lambda path, data: data
     """Changes what is sent of a file."""
-    following: Callable[[int], str] | None = None
-    """Gives the address of the next page; None: as it is."""
     requests: list[Request] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
     """Files are sent as long as this is set."""
@@ -181,13 +175,10 @@ class Hub:
         found += [entry(path, body) for path, body in self.files.items()]
         start = int(parse_qs(query).get("cursor", ["0"])[0])
         headers = {}
-        if self.following is not None:
-            headers["Link"] = f'<{self.following(start)}>; rel="next"'
-        elif start + self.page < len(found):
+        if start + self.page < len(found):
             following = f"{self.url}{urlsplit(handler.path).path}?recursive=true&cursor="
             headers["Link"] = f'<{following}{start + self.page}>; rel="next"'
-        listed = self.tree(found[start : start + self.page])
-        sent = listed if isinstance(listed, bytes) else json.dumps(listed).encode()
+        sent = json.dumps(found[start : start + self.page]).encode()
         self._send(handler, 200, sent, headers)
 
     def _file(self, handler: BaseHTTPRequestHandler, revision: str, path: str) -> None:
@@ -208,7 +199,7 @@ class Hub:
         }
         status = 200
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range") or "")
-        if span is not None and self.ranges:
+        if span is not None:
             start, end = int(span[1]), int(span[2] or len(data) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
             status, data = 206, data[start : end + 1]

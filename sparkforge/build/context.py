@@ -10,7 +10,6 @@ from sparkforge.pins.pins import Pins, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
-from sparkforge.serving.document import Document
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
@@ -164,7 +163,7 @@ class Context:
 
 def profile_of(pins: Pins, target_name: str) -> Profile:
     """Return a target's profile as an image reads it; PinsError if there is no such target."""
-    return Profile.of(Document(target_name, pins.profile_of(pins.target(target_name))))
+    return Profile.model_validate(pins.profile_of(pins.target(target_name)))
 
 
 def release_name(pins: Pins, target: Target) -> str:

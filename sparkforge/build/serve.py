@@ -29,7 +29,7 @@ from sparkforge.runtime import envfile, servers
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.serverlog import ending
 from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer
-from sparkforge.serving import arguments, choices
+from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
 from sparkforge.store.artefact import Artefact
 
@@ -38,8 +38,8 @@ _ANSWER_S = 600.0  # for the first token: it may compile kernels
 CHAT_NAME = "tiny-chat-gpt-oss"
 """Of the tiny checkpoint that takes chats, for its users."""
 _READ_VOCABULARY = (
-    "import sys; from sparkforge.serving import vocabulary;"
-    " sys.stdout.buffer.write(vocabulary.text())"
+    "import sys; from sparkforge.serving import checkpoint;"
+    " sys.stdout.buffer.write(checkpoint.vocabulary())"
 )
 
 
@@ -55,18 +55,12 @@ def chosen(context: Context, name: str) -> Profile:
     """Return the target's profile with the choice of ``--profile``.
 
     Raises:
-        UsageError: there is no such choice, or another setting contradicts it.
+        UsageError: there is no such choice.
     """
-    option = "--profile"
-    settings = {choices.OPTION: arguments.value(context.arguments, choices.OPTION)}
-    if context.engine is not None:  # Compose passes it on
-        settings[choices.LAYERS] = envfile.seen(context.root / ".env").get(choices.LAYERS)
     try:
-        profile = choices.pick(context.serving, name, option)
-        choices.check(profile, f"{option} {name}", settings)
-    except choices.ChoiceError as error:
+        return profiles.pick(context.serving, name, "--profile")
+    except profiles.ChoiceError as error:
         raise UsageError(error.what, error.hint) from None
-    return profile
 
 
 def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
@@ -246,7 +240,7 @@ def _image_server(
     if options := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(options)
     if profile is not None:
-        environment[choices.VARIABLE] = profile.choice
+        environment[profiles.VARIABLE] = profile.choice
     seen = {**envfile.seen(context.root / ".env"), **environment}
     if not seen.get("SPARKFORGE_RESTART"):
         environment["SPARKFORGE_RESTART"] = "no"  # the user is watching: show the first failure
@@ -284,8 +278,6 @@ def _environment_server(
         context.port or 8000,
         name=name,
     )
-    if told := choices.line(profile, (*launch.options, *launch.arguments), weights):
-        log.info(told)
     cache = context.store.cache_path("serve")
     with from_environment(environment, launch, folder, cache, Path.cwd()) as server:
         yield server, name

@@ -14,7 +14,6 @@ from sparkforge.pins import checks, yamlfile
 from sparkforge.pins.compiling import Compile, Plugin
 from sparkforge.pins.contracts import Contract, MachineCode
 from sparkforge.pins.pathmap import PathRule
-from sparkforge.pins.profiles import Choice, Profile
 from sparkforge.pins.types import (
     MACHINES,
     REMEDIES,
@@ -45,6 +44,7 @@ from sparkforge.pins.types import (
     shaped,
 )
 from sparkforge.pins.yamlfile import Document, NotYamlError, dotted
+from sparkforge.serving.profile import Choice, Profile
 
 _T = TypeVar("_T")
 
@@ -287,7 +287,7 @@ class Pins(Model):
         if target.profile is None:
             return {}
         profile = self.profiles[target.profile]
-        document: dict[str, Any] = profile.model_dump(mode="json", exclude_defaults=True)
+        document = profile.document()
         if profile.choice is not None:
             document["choices"] = {
                 name: choice.model_dump(mode="json", exclude_defaults=True)

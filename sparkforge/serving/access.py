@@ -1,4 +1,4 @@
-"""Access to the server: the API key, and whether it may be open to others without one."""
+"""Access to the server: the API key, options that would open another way in, secrets in logs."""
 
 from __future__ import annotations
 
@@ -19,36 +19,22 @@ _IN_JSON = re.compile(
     rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
 )
 _IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
-_TLS = "use a proxy for TLS"
-_PAGES = "name the web pages in SPARKFORGE_ORIGINS"
-_INSTEAD = {
+_REFUSED = {
     # each would open another way in, or move the one that the front door uses
     "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
     "--host": "SPARKFORGE_BIND is the address on the host",
-    "--port": "the port on the host is SPARKFORGE_PORT, the one in the container"
-    " SPARKFORGE_LISTEN_PORT",
+    "--port": "SPARKFORGE_PORT is the port on the host",
     "--uds": "the front door uses that socket",
     "--grpc": "nothing would check its requests",
     "--config": "write the options into SPARKFORGE_EXTRA_ARGS",
     "--root-path": "the paths are the front door's",
     "--data-parallel-multi-port-external-lb": "use replicas",
-    "--allow-credentials": _PAGES,
-    "--allowed-headers": _PAGES,
-    "--allowed-methods": _PAGES,
-    "--allowed-origins": _PAGES,
-    "--enable-ssl-refresh": _TLS,
-    "--ssl-ca-certs": _TLS,
-    "--ssl-cert-reqs": _TLS,
-    "--ssl-certfile": _TLS,
-    "--ssl-ciphers": _TLS,
-    "--ssl-keyfile": _TLS,
+    **dict.fromkeys(
+        ("--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins"),
+        "name the web pages in SPARKFORGE_ORIGINS",
+    ),
+    **dict.fromkeys(("--enable-ssl-refresh", "--ssl-"), "use a proxy for TLS"),
 }
-
-
-_NO_HEADER = (
-    "has characters that no HTTP header can carry: use ASCII letters, digits and signs (an editor"
-    " may have added a byte order mark)"
-)
 
 
 class AccessError(StartError):
@@ -62,32 +48,23 @@ def api_key(variables: Mapping[str, str], file: Path = KEY_FILE) -> str:
     environment. An empty file stands for no key: Compose mounts /dev/null by default.
 
     Raises:
-        AccessError: the file cannot be read, or has more than one word; the file in
-            SPARKFORGE_API_KEY_PATH is missing; or no request could send the key.
+        AccessError: the file cannot be read, or no request could send the key.
     """
-    named = variables.get("SPARKFORGE_API_KEY_PATH")
-    path = Path(named or file)
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        key = file.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
-        if named:
-            msg = f"SPARKFORGE_API_KEY_PATH names {path}, and there is no such file"
-            raise AccessError(msg) from None
         key = ""
-    except UnicodeDecodeError:
-        raise AccessError(f"the API key in {path} {_NO_HEADER}") from None
     except OSError as error:
         msg = (
-            f"the API key in {path} cannot be read by user {os.getuid()}: {error};"
+            f"the API key in {file} cannot be read by user {os.getuid()}: {error};"
             " make the file readable for that user on the host"
         )
         raise AccessError(msg) from None
-    where = path if key else "VLLM_API_KEY"
+    where = file if key else "VLLM_API_KEY"
     key = key or variables.get("VLLM_API_KEY", "").strip()
-    if any(character.isspace() for character in key):
-        raise AccessError(f"the API key in {where} is more than one word: write only the key")
-    if not (key.isascii() and key.isprintable()):  # our own checks would always fail
-        raise AccessError(f"the API key in {where} {_NO_HEADER}")
+    if not re.fullmatch("[!-~]*", key):  # our own checks would always fail
+        msg = f"the API key in {where} must be one word of ASCII letters, digits and signs"
+        raise AccessError(f"{msg} (an editor may have added a byte order mark)")
     return key
 
 
@@ -98,8 +75,10 @@ def check_options(words: Sequence[str]) -> None:
         AccessError: one of the words is such an option, or an abbreviation.
     """
     for word in words:
-        if option := _meant(word.partition("=")[0], _INSTEAD):
-            raise AccessError(f"the option {option} is not possible here: {_INSTEAD[option]}")
+        name = word.partition("=")[0]
+        option = _meant(name, _REFUSED) or ("--ssl-" if name.startswith("--ssl") else "")
+        if option:
+            raise AccessError(f"the option {name} is not possible here: {_REFUSED[option]}")
 
 
 def _meant(word: str, options: Iterable[str]) -> str:
@@ -109,30 +88,29 @@ def _meant(word: str, options: Iterable[str]) -> str:
     return next(whole, "")
 
 
-def check_open(variables: Mapping[str, str], key: str) -> None:
+def check_open(bind: str, key: str, *, allowed: bool) -> None:
     """Refuse to serve other machines without a key.
 
     Args:
-        variables: with SPARKFORGE_BIND, the host's address of the published port.
+        bind: address that the port is published on.
+        allowed: the user wants it so (SPARKFORGE_ALLOW_OPEN).
 
     Raises:
-        AccessError: there is no key, and SPARKFORGE_ALLOW_OPEN is not 1.
+        AccessError: there is no key.
     """
     import ipaddress  # every command imports this module, for its patterns
 
-    # without Compose nobody says where the port is published
-    bind = variables.get("SPARKFORGE_BIND") or variables.get("SPARKFORGE_LISTEN_HOST") or "0.0.0.0"
     try:
         local = ipaddress.ip_address(bind.strip("[]")).is_loopback
     except ValueError:
         local = bind == "localhost"
-    if local or key or variables.get("SPARKFORGE_ALLOW_OPEN") == "1":
-        return
-    msg = (
-        f"port published on {bind} without an API key: everybody who reaches it can use the model."
-        " Name a file with a key in SPARKFORGE_API_KEY_FILE, or set SPARKFORGE_ALLOW_OPEN=1"
-    )
-    raise AccessError(msg)
+    if not (local or key or allowed):
+        msg = (
+            f"port published on {bind} without an API key: everybody who reaches it can use the"
+            " model. Name a file with a key in SPARKFORGE_API_KEY_FILE, or set"
+            " SPARKFORGE_ALLOW_OPEN=1"
+        )
+        raise AccessError(msg)
 
 
 def shown(text: object) -> str:

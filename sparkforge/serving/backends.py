@@ -1,4 +1,4 @@
-"""Find the backends that vLLM chose, in its log.
+"""The server's output: passed on to the container's log, and searched for backends and deaths.
 
 vLLM falls back without an error where a requested backend does not fit, so a wheel or driver
 without a kernel gives a slow server. Only its log has the choices of all processes. The sentences
@@ -7,6 +7,7 @@ are those of vLLM 0.31.0; tests/patches/test_profiles.py fails when its source n
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,3 +67,38 @@ class Watch:
             for kind, wanted in self.expected.items()
             if kind not in self.seen
         ]
+
+
+_LINE_LIMIT = 1 << 16  # bytes of a line that are searched
+# vLLM 0.31.0, of a worker and of an engine; sometimes it has None instead of the code
+_DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1,3})\b")
+
+
+@dataclass
+class Output:
+    """Copies the server's output to stdout."""
+
+    watch: Watch
+    """Finds the backends."""
+    problems: list[str] = field(default_factory=list)
+    """Of backends, not logged yet."""
+    died: int | None = None
+    """End of the first engine process that vLLM reports: an exit code, or a signal's number below
+    zero."""
+
+    def copy(self, source: int) -> None:
+        """Copy until the end of a file descriptor."""
+        rest = b""
+        while chunk := os.read(source, 1 << 16):
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(1, view) :]
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-_LINE_LIMIT:]
+            for line in lines:
+                if problem := self.watch.feed(line[:_LINE_LIMIT].decode(errors="replace")):
+                    self.problems.append(problem)
+                if self.died is None and (match := _DIED.search(line[:_LINE_LIMIT])) is not None:
+                    self.died = int(match[1])
+        if rest:
+            os.write(1, b"\n")  # the last line is not terminated, and ours follow

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.serving.document import Document, DocumentError
 from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError
 
 BEAT_S = 2.0
@@ -275,8 +274,10 @@ class Link:
                 if not piece:
                     break
                 line += piece
-            hello = Document.parse("the other machine's hello", bytes(line)).get(dict)
-        except (OSError, DocumentError) as error:
+            hello = json.loads(line)
+            if not isinstance(hello, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError) as error:
             self._say(f"no hello from the {self.peer}: {error}")
             connection.close()
             return False

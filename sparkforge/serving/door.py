@@ -19,13 +19,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sparkforge.serving import access, session, variables
-from sparkforge.serving.errors import EX_UNAVAILABLE, StartError
-from sparkforge.serving.log import say
+from sparkforge.serving import access, processes
+from sparkforge.serving.errors import EX_UNAVAILABLE, StartError, say
 
-BODY_VARIABLE = "SPARKFORGE_MAX_BODY_MIB"
-ORIGINS_VARIABLE = "SPARKFORGE_ORIGINS"
+if TYPE_CHECKING:
+    from sparkforge.serving.settings import Variables
+
+MAX_BODY_MIB = 8
+"""Of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB."""
 CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256
 """Behind Docker all clients may be one source."""
 LARGE_MIB = 224
@@ -33,7 +36,6 @@ LARGE_MIB = 224
 includes them."""
 BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
 """Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
-_MOST_MIB = 56
 _STARTS_S, _ANSWERS_S = 60.0, 10.0  # 0.1 and less; more on a busy machine
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
 """glibc gives freed buffers of bodies back to the system."""
@@ -56,33 +58,30 @@ class Rules:
     """Of web pages that may ask, like ``http://localhost:3000``."""
     open_metrics: bool
     """/metrics needs no key."""
-    max_body_mib: float
 
 
-def rules(environment: Mapping[str, str]) -> Rules:
-    """Read and check the settings.
+def rules(variables: Variables, environment: Mapping[str, str]) -> Rules:
+    """Return the rules of a start.
 
     Raises:
-        StartError: one cannot be used, or others could use the server without a key.
+        StartError: others could use the server without a key, or a web page's address is none.
     """
     key = access.api_key(environment)
-    access.check_open(environment, key)
-    origins = tuple(environment.get(ORIGINS_VARIABLE, "").replace(",", " ").split())
+    # without Compose nobody says where the port is published
+    bind = variables.bind or variables.listen_host or "0.0.0.0"
+    access.check_open(bind, key, allowed=variables.allow_open)
+    origins = tuple(variables.origins.replace(",", " ").split())
     for origin in origins:
         if not _ORIGIN.fullmatch(origin):
-            msg = f"{ORIGINS_VARIABLE} has {origin[:100]!r}: use a list like http://localhost:3000"
+            msg = f"SPARKFORGE_ORIGINS has {origin[:100]!r}: use a list like http://localhost:3000"
             raise StartError(msg)
-    body = variables.number(environment, BODY_VARIABLE, 8)
-    if not 1 <= body <= _MOST_MIB:
-        raise StartError(f"{BODY_VARIABLE} is {body:g}: use 1 to {_MOST_MIB}")
     return Rules(
-        port=variables.listen_port(environment),
-        host=variables.listen_host(environment),
+        port=variables.listen_port,
+        host=variables.listen_host,
         key=key,
-        anybody=environment.get("SPARKFORGE_ALLOW_OPEN") == "1",
+        anybody=variables.allow_open,
         origins=origins,
-        open_metrics=environment.get("SPARKFORGE_OPEN_METRICS") == "1",
-        max_body_mib=body,
+        open_metrics=variables.open_metrics,
     )
 
 
@@ -134,8 +133,7 @@ def configuration(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    max_body = int(chosen.max_body_mib * (1 << 20))
-    large = int(LARGE_MIB / chosen.max_body_mib)
+    max_body, large = MAX_BODY_MIB << 20, LARGE_MIB // MAX_BODY_MIB
     # two descriptors for each connection, and some of HAProxy's own
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     connections = CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2)
@@ -149,7 +147,7 @@ def configuration(
         origins=chosen.origins,
         open_metrics=chosen.open_metrics,
         max_body=max_body,
-        max_body_mib=f"{chosen.max_body_mib:g}",
+        max_body_mib=MAX_BODY_MIB,
         connections=connections,
         connections_by_source=CONNECTIONS_BY_SOURCE,
         large=large,
@@ -193,7 +191,7 @@ class Door:
         for part in ("inner", "outer"):
             words = command(part, configuration(chosen, part))
             # killed with this process, however that ends
-            started = session.beside(["setpriv", "--pdeathsig", "KILL", *words], _MEMORY)
+            started = processes.beside(["setpriv", "--pdeathsig", "KILL", *words], _MEMORY)
             self._processes.append(started)
             end = time.monotonic() + _STARTS_S
             while started.poll() is None and self._ask("show version", part) is None:

@@ -1,6 +1,8 @@
-"""Exit codes of the entrypoint, and the error that ends a start with one of them."""
+"""Exit codes of the entrypoint, the error that ends a start with one of them, and its log lines."""
 
 from __future__ import annotations
+
+import sys
 
 # sysexits.h. A restart may fix all but 65 and 78: checkpoint, hub or device missing (yet), full
 # disk, short memory, a server that hung or ended, another model on the other of two machines.
@@ -36,3 +38,8 @@ class SettingError(StartError):
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}: {hint}")
         self.what, self.hint = what, hint
+
+
+def say(text: str) -> None:
+    """Print a line between the server's, in the container's log."""
+    print(f"entrypoint: {text}", file=sys.stderr, flush=True)

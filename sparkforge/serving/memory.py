@@ -1,4 +1,4 @@
-"""Memory that vLLM may use on a machine where GPU and host share it.
+"""Memory on a machine where GPU and host share it: vLLM's share, the page cache, log lines.
 
 vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before the use of other programs
 is known. vLLM refuses to start where that share is not available, and a share that just fits leaves
@@ -7,13 +7,20 @@ nothing to the host. So the entrypoint computes it from the memory that is avail
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkforge.serving import arguments, devices
-from sparkforge.serving.errors import StartError
+from sparkforge.serving.errors import StartError, say
+
+if TYPE_CHECKING:
+    from sparkforge.serving.profile import MemoryPlan, Profile
 
 GIB = 1 << 30
 HOST_GIB = 16
@@ -26,54 +33,10 @@ and 2 for /tmp, which are rarely full at the same time. Not confirmed on a Spark
 LIMIT = "SPARKFORGE_MEMORY_LIMIT"
 SHARE = "--gpu-memory-utilization"
 _OTHER_SHARES = ("--device-memory-utilization", "--kv-cache-memory-bytes")
-_GROUP = "sys/fs/cgroup"
-
-
-@dataclass(frozen=True)
-class _Names:
-    """Files of a control group, which has them by version.
-
-    Attributes:
-        mount: folder of the memory controller, below ``_GROUP``.
-        cache: of ``memory.stat``: page cache, bytes.
-    """
-
-    mount: str
-    limit: str
-    current: str
-    peak: str
-    cache: tuple[str, ...]
-
-
-_V2 = _Names("", "memory.max", "memory.current", "memory.peak", ("inactive_file", "active_file"))
-_V1 = _Names(
-    "memory",
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    "memory.max_usage_in_bytes",
-    ("total_inactive_file", "total_active_file"),
-)
-_NO_LIMIT = 1 << 60  # how version 1 writes none: 2**63, less a page
 
 
 class MemoryShortError(StartError):
     """The model does not fit; the message says by how much, and has a hint."""
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """A profile's plan for a memory that GPU and host share."""
-
-    keep_free_gib: int
-    """Left to the host."""
-    most_percent: int
-    """Of all memory, at most."""
-    least_gib: int
-    """The model does not fit into less."""
-
-    def split(self, machines: int) -> MemoryPlan:
-        """Return the plan of each of several machines that hold the model together."""
-        return replace(self, least_gib=-(-self.least_gib // machines))
 
 
 @dataclass(frozen=True)
@@ -88,14 +51,11 @@ class Reading:
     """Used part of the limit, without pages that the kernel can drop."""
 
     @property
-    def left(self) -> int | None:
-        """Bytes up to the limit; None: no limit."""
-        return None if self.limit is None else max(self.limit - self.used, 0)
-
-    @property
     def room(self) -> int:
         """Bytes that processes of this container or control group can get now."""
-        return self.available if self.left is None else min(self.available, self.left)
+        if self.limit is None:
+            return self.available
+        return min(self.available, max(self.limit - self.used, 0))
 
 
 def read(root: Path = Path("/")) -> Reading:
@@ -111,7 +71,7 @@ def read(root: Path = Path("/")) -> Reading:
     """
     have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
     total, available = have["MemTotal"], have["MemAvailable"]
-    limits = list(_limits(root))
+    limits = list(_limits(root / "sys/fs/cgroup", root / "proc/self/cgroup"))
     if not limits:
         return Reading(total, available)
     return Reading(total, available, *min(limits, key=lambda limit: limit[0] - limit[1]))
@@ -123,50 +83,24 @@ def meminfo(text: str) -> dict[str, int]:
     return {name: int(kib) * 1024 for name, kib in found}
 
 
-def group(root: Path) -> dict[str, int]:
-    """Return ``current``, ``peak`` and ``max`` of this container in bytes, as far as they exist.
-
-    Without a limit there is no ``max``.
-
-    Raises:
-        OSError, ValueError: a file exists and cannot be read, or holds no number.
-    """
-    return _figures(root / _GROUP, _V2)
-
-
-def _figures(folder: Path, names: _Names) -> dict[str, int]:
-    files = {"current": names.current, "peak": names.peak, "max": names.limit}
-    texts = {
-        name: (folder / file).read_text(encoding="ascii").strip()
-        for name, file in files.items()
-        if (folder / file).is_file()
-    }
-    figures = {name: int(text) for name, text in texts.items() if text != "max"}
-    return {name: size for name, size in figures.items() if size < _NO_LIMIT}
-
-
-def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and use, in bytes, of our control group and of those above it."""
+def _limits(top: Path, own: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and use, in bytes, of our control group (version 2) and of those above it."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = own.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         lines = []
-    paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
-    # a container may have files of version 2 on a host that names its controllers by version 1
-    mounted = (root / _GROUP / _V1.mount).is_dir()
-    old = next((names for names in paths if mounted and "memory" in names.split(",")), None)
-    version = _V2 if old is None else _V1
-    top = root / _GROUP / version.mount
     # a container's own group is at the top, whatever its path is outside
-    own = top / paths.get(old or "", "/").lstrip("/")
-    for folder in (own, *own.parents):
-        figures = _figures(folder, version)
-        if "max" in figures:
-            stat = dict(ln.split() for ln in (folder / "memory.stat").read_text().splitlines())
+    path = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    folder = top / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        limit = group / "memory.max"
+        if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()) != "max":
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             # these two lists hold files only: /tmp and /dev/shm are in others
-            cache = sum(int(stat.get(name, 0)) for name in version.cache)
-            yield figures["max"], max(figures["current"] - cache, 0)
-        if folder == top:
+            cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+            used = int((group / "memory.current").read_text(encoding="ascii"))
+            yield int(text), max(used - cached, 0)
+        if group == top:
             break
 
 
@@ -197,20 +131,15 @@ def utilisation(plan: MemoryPlan, reading: Reading, cuda_total: int | None = Non
     percent = min((available - keep) * 100 // total, plan.most_percent)
     if total * percent // 100 >= least:
         return percent / 100
-    needs = f"{plan.keep_free_gib} are kept for the system, and the model needs {plan.least_gib}"
+    remedy = "end other programs that use memory (free -h, ps aux --sort=-rss)"
     if available < reading.available:
-        assert reading.limit is not None
-        msg = (
-            f"the container's memory limit of {reading.limit / GIB:.1f} GiB leaves"
-            f" {available / GIB:.1f} of the {reading.available / GIB:.1f} GiB that are available;"
-            f" {needs}: raise {LIMIT}"
-        )
-    else:
-        msg = (
-            f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available; {needs}: end"
-            " other programs that use memory (free -h, ps aux --sort=-rss)"
-        )
-    raise MemoryShortError(f"{msg}, or set your own share in SPARKFORGE_GPU_MEMORY_UTILIZATION")
+        remedy = f"raise {LIMIT}"
+    msg = (
+        f"{described(reading, cuda_total)}; {plan.keep_free_gib} are kept for the system, and the"
+        f" model needs {plan.least_gib}: {remedy}, or set your own share with {SHARE} in"
+        " SPARKFORGE_EXTRA_ARGS"
+    )
+    raise MemoryShortError(msg)
 
 
 def described(reading: Reading, cuda_total: int | None) -> str:
@@ -225,15 +154,12 @@ def described(reading: Reading, cuda_total: int | None) -> str:
     return ", ".join(parts)
 
 
-def options(
-    plan: MemoryPlan | None, caller: Sequence[str], share: str, machines: int
-) -> tuple[list[str], str]:
-    """Return the options for vLLM's share of memory: the user's share, else a computed one.
+def options(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> tuple[list[str], str]:
+    """Return the options for vLLM's share of memory.
 
     Args:
         plan: None: vLLM's own share.
         caller: the user's options; one that sets the share is left alone.
-        share: the user's own share, or "".
         machines: that the weights are split over.
 
     Returns:
@@ -242,10 +168,114 @@ def options(
     Raises:
         MemoryShortError: the model does not fit.
     """
-    if share:
-        return [SHARE, share], ""
     if plan is None or any(arguments.has(caller, option) for option in (SHARE, *_OTHER_SHARES)):
         return [], ""
     reading, cuda_total = read(), devices.unified_bytes()
     computed = f"{utilisation(plan.split(machines), reading, cuda_total):.2f}"
     return [SHARE, computed], f"{described(reading, cuda_total)}: {SHARE} {computed}"
+
+
+# -- log lines -------------------------------------------------------------------------------------
+
+PREFIX = "memory at "
+_FIELDS = {
+    "MemTotal": "total",
+    "MemAvailable": "available",
+    "MemFree": "free",
+    "Cached": "cached",
+    "Shmem": "shared",
+}
+
+
+def line(moment: str, root: Path = Path("/")) -> str:
+    """Return the memory of machine and container in GiB; an error is part of the line.
+
+    With unified memory, model, page cache, kernels and programs share the same bytes. Their parts
+    change from stage to stage, and cannot be measured afterwards.
+
+    Args:
+        moment: a stage, e.g. ``first token``.
+    """
+    try:
+        text = (root / "proc/meminfo").read_text(encoding="ascii", errors="replace")
+        have, reading = meminfo(text), read(root)
+    except (OSError, ValueError, LookupError) as error:
+        return f"{PREFIX}{moment}: cannot be read: {error}"
+    found = {word: have[name] for name, word in _FIELDS.items() if name in have}
+    if reading.limit is not None:
+        found |= {"container": reading.used, "limit": reading.limit}
+    parts = [f"{word} {size / GIB:.2f}" for word, size in found.items()]
+    return f"{PREFIX}{moment}, GiB: {', '.join(parts)}"
+
+
+# -- the page cache --------------------------------------------------------------------------------
+
+
+def drop(files: Sequence[Path]) -> None:
+    """Drop files from the page cache and log the result; a failure only costs memory.
+
+    On unified memory the GPU cannot use a page of a cached weight file before the kernel has
+    reclaimed it. Dropping all caches needs root; ``posix_fadvise(DONTNEED)`` drops the clean,
+    unmapped pages of a readable file.
+    """
+    try:
+        for file in files:
+            with file.open("rb") as opened:
+                os.fdatasync(opened.fileno())  # pages that are not on the disk yet stay
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        size, left = sum(file.stat().st_size for file in files), sum(map(resident, files))
+    except OSError as error:
+        say(f"warning: the weights stay in the page cache: {error}")
+        return
+    say(f"page cache: {size / 1e9:.1f} GB of weights dropped, {left / 1e9:.1f} GB remain")
+
+
+def resident(file: Path) -> int:
+    """Return the bytes of a file in the page cache, in whole pages.
+
+    Raises:
+        OSError: it cannot be read, or the kernel gives no answer.
+    """
+    if (size := file.stat().st_size) == 0:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    flags = ctypes.create_string_buffer((size + mmap.PAGESIZE - 1) // mmap.PAGESIZE)
+    with file.open("rb") as opened:
+        # Python's own mmap gives no address without write access
+        start = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, opened.fileno(), 0)
+        if start == ctypes.c_void_p(-1).value:
+            raise OSError(number := ctypes.get_errno(), os.strerror(number), str(file))
+        code = libc.mincore(start, size, flags)
+        libc.munmap(start, size)
+    if code != 0:
+        raise OSError(f"mincore of {file} failed")
+    return sum(flag & 1 for flag in flags.raw) * mmap.PAGESIZE
+
+
+# -- compilers -------------------------------------------------------------------------------------
+
+LARGEST_GIB, USUAL_GIB, KEEP_GIB = 8.0, 2.0, 4.0
+"""One nvcc at the largest file of FlashInfer's MoE for SM 12.x (7.7 was measured: docs/proofs.md),
+at any other, and what vLLM's own processes need while they compile."""
+
+
+def max_jobs(profile: Profile, command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return ``MAX_JOBS`` for a server: the user's own, else as many compilers as fit.
+
+    FlashInfer passes it to ninja, which would start one job more than there are CPUs. An image
+    without compilers starts none.
+    """
+    if environment.get("MAX_JOBS"):
+        return environment["MAX_JOBS"]
+    reading = read()
+    # without a memory plan the profile is for a card with its own memory
+    share = float(arguments.value(command, SHARE) or 0) if profile.memory is not None else 0.0
+    beside = min(reading.available - share * reading.total, reading.room)
+    moe = (arguments.value(command, "--moe-backend") or "auto").lower()
+    each = LARGEST_GIB if moe == "auto" or moe.startswith("flashinfer") else USUAL_GIB
+    count = min(len(os.sched_getaffinity(0)), int((beside / GIB - KEEP_GIB) / each))
+    return str(max(1, count))

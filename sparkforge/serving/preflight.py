@@ -13,17 +13,17 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sparkforge.serving import arguments, command, door
-from sparkforge.serving.document import Document, DocumentError
-from sparkforge.serving.errors import StartError
+from sparkforge.serving import arguments
+from sparkforge.serving.errors import StartError, say
 from sparkforge.serving.progress import Client
 
 REFERENCE = "reference.json"
-MARK = "preflight.json"
+MARK = "preflight"
 NAME = "preflight"
 """Name of the model, and of its folder in the image's share and in the build."""
 
@@ -63,41 +63,33 @@ _OWN = (
 )
 
 
-class PreflightError(StartError):
-    """The preflight cannot be made."""
-
-
 @dataclass(frozen=True)
 class Trial:
     """One start of the small model."""
 
     model: Path
     """Folder of the checkpoint and its reference."""
-    command: Sequence[str]
+    options: Sequence[str]
+    """Of ``vllm serve``."""
     client: Client
     mark: Path | None
     """File that records a pass; None: not recorded."""
     key: str
     """Digest of driver, options and reference."""
-    say: Callable[[str], None]
 
     @classmethod
     def of(
-        cls,
-        model: Path,
-        options: Sequence[str],
-        driver: str,
-        folder: Path | None,
-        say: Callable[[str], None],
+        cls, model: Path, options: Sequence[str], driver: str, folder: Path | None, client: Client
     ) -> Trial:
         """Prepare a start.
 
         Args:
+            options: of the real server.
             driver: version of the device's driver.
             folder: of this build's and device's kernels.
 
         Raises:
-            PreflightError: the image has no checkpoint for it.
+            StartError: the image has no checkpoint for it.
         """
         try:
             reference = (model / REFERENCE).read_bytes()
@@ -105,7 +97,7 @@ class Trial:
             msg = (
                 f"the preflight has no checkpoint in this image ({error}): SPARKFORGE_PREFLIGHT=off"
             )
-            raise PreflightError(msg) from None
+            raise StartError(msg) from None
         carried = [
             word
             for option in _CARRIED
@@ -113,30 +105,23 @@ class Trial:
             for word in (option, value)
         ]
         text = json.dumps([driver, carried, hashlib.sha256(reference).hexdigest()])
-        return cls(
-            model,
-            command.serve(str(model), door.engine_socket(), [*carried, *_OWN]),
-            Client(door.own_socket(), 6.0),
-            folder and folder / MARK,
-            hashlib.sha256(text.encode()).hexdigest(),
-            say,
-        )
+        key = hashlib.sha256(text.encode()).hexdigest()
+        return cls(model, [*carried, *_OWN], client, folder and folder / MARK, key)
 
     def passed(self) -> bool:
         """Return whether the same trial has passed before."""
         try:
-            return self.mark is not None and (Document.load(self.mark).get(str, "key") == self.key)
-        except (OSError, DocumentError):
+            return self.mark is not None and self.mark.read_text(encoding="utf-8") == self.key
+        except (OSError, ValueError):
             return False
 
     def note(self) -> None:
         """Record a pass."""
-        if self.mark is None:
-            return
         try:
-            self.mark.write_text(json.dumps({"key": self.key}) + "\n", encoding="utf-8")
+            if self.mark is not None:
+                self.mark.write_text(self.key, encoding="utf-8")
         except OSError as error:
-            self.say(f"warning: {self.mark} cannot be written: {error}; the next start tries again")
+            say(f"warning: {self.mark} cannot be written: {error}; the next start tries again")
 
     def run(self) -> str:
         """Compare the answers of a server that has answered once; returns the problem, or "".
@@ -144,55 +129,48 @@ class Trial:
         Raises:
             PROBLEMS of ``progress``: no answer, or an invalid one.
         """
-        reference = Document.load(self.model / REFERENCE)
         distances: list[float] = []
-        for number in range(len(reference.get(list, "answers"))):
-            expected = Document("the reference", reference.get(dict, "answers", number))
+        for expected in json.loads((self.model / REFERENCE).read_bytes())["answers"]:
             body = {
                 "model": NAME,
-                "prompt": expected.get(list, "tokens"),
+                "prompt": expected["tokens"],
                 "temperature": 0,
-                "max_tokens": len(expected.get(list, "next")),
+                "max_tokens": len(expected["next"]),
                 "ignore_eos": True,
                 "logprobs": 1,
                 "prompt_logprobs": 1,
                 "return_token_ids": True,
             }
             end = time.monotonic() + _LIMIT_S
-            answer = self.client.ask(end, "POST", "/v1/completions", body)
-            found, problem = compare(expected, Document.parse("the answer", answer))
+            answer = json.loads(self.client.ask(end, "POST", "/v1/completions", body))
+            found, problem = compare(expected, answer)
             if problem:
                 return problem
             distances += found
-        return judge(distances, self.say)
+        return judge(distances)
 
 
-def compare(expected: Document, answer: Document) -> tuple[list[float], str]:
+def compare(expected: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[list[float], str]:
     """Return the distances of one answer's log-probabilities in nats, and a wrong token, or "".
 
     Raises:
-        DocumentError: the answer lacks a part.
+        LookupError, TypeError, ValueError: the answer lacks a part.
     """
-    choice = answer.get(dict, "choices", 0)
-    found = Document("the answer", choice)
-    tokens = expected.get(list, "tokens")
-    distances = []
-    for index, reference in enumerate(expected.get(list, "prompt"), start=1):
-        actual = _number(found, "prompt_logprobs", index, str(tokens[index]), "logprob")
+    found, tokens, distances = answer["choices"][0], expected["tokens"], []
+    for index, reference in enumerate(expected["prompt"], start=1):
+        actual = float(found["prompt_logprobs"][index][str(tokens[index])]["logprob"])
         distances.append(abs(actual - reference))
-    for index in range(len(expected.get(list, "next"))):
-        token = found.get(int, "token_ids", index)
-        lead = _number(expected, "next", index, "lead")
-        if token != expected.get(int, "next", index, "token"):
-            if lead > LEAD:
+    for index, wanted in enumerate(expected["next"]):
+        if found["token_ids"][index] != wanted["token"]:
+            if wanted["lead"] > LEAD:
                 return distances, f"token {index + 1} after {len(tokens)} differs"
             break  # rounding may decide a close race; the rest is another text
-        actual = _number(found, "logprobs", "token_logprobs", index)
-        distances.append(abs(actual - _number(expected, "next", index, "logprob")))
+        actual = float(found["logprobs"]["token_logprobs"][index])
+        distances.append(abs(actual - wanted["logprob"]))
     return distances, ""
 
 
-def judge(distances: Sequence[float], say: Callable[[str], None] = lambda line: None) -> str:
+def judge(distances: Sequence[float]) -> str:
     """Return the problem with the distances of all answers, in nats, or ""."""
     ordered = sorted(value if math.isfinite(value) else math.inf for value in distances)
     middle = statistics.median(ordered)
@@ -203,15 +181,3 @@ def judge(distances: Sequence[float], say: Callable[[str], None] = lambda line: 
         return f"{shown}; the limits are {MEDIAN} and {MOST}"
     say(f"preflight: {shown}")
     return ""
-
-
-def _number(document: Document, *path: str | int) -> float:
-    value = document.get(object, *path)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise DocumentError(f"{path} of {document.what} is not a number")
-    return float(value)
-
-
-def wanted(mode: str, *, on_device: bool) -> bool:
-    """Return whether to make a preflight: with ``auto`` on CUDA devices only."""
-    return mode == "always" or (mode == "auto" and on_device)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from sparkforge.serving.document import Document
 
 # The API server changes these only when the engine has reported a step. kv_cache_usage_perc changes
 # at each piece of a long prompt, unlike the counters of tokens.
@@ -31,15 +28,10 @@ _ENGINE_METRICS = (
     "vllm:iteration_tokens_total_count",
 )
 
-_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?"
-_PROMPT_BUCKET = re.compile(
-    rf'vllm:request_prompt_tokens_bucket\{{(?:.*,)?le="({_NUMBER}|\+Inf)"[^}}]*\}} ({_NUMBER})'
-)
-
 Counters = Mapping[str, str]
 
-PROBLEMS = (OSError, http.client.HTTPException, ValueError)
-"""Errors of requests to a server that is not healthy."""
+PROBLEMS = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
+"""Errors of requests to a server that is not healthy, and of answers of another shape."""
 
 PROMPTS = ((32,), tuple(range(32, 40)))
 """Token ids of any vocabulary: one token, and several. A step of the engine with one row uses other
@@ -47,8 +39,6 @@ kernels than one with several."""
 
 # share of a check that is reserved for the counters, after a token that did not come
 _LAST_LOOK = 1 / 6
-_ANSWER_LIMIT = 16 << 20
-"""Bytes of one answer. The largest of a healthy server, its metrics, has less than 1 MB."""
 
 
 class NoTokenError(ValueError):
@@ -68,52 +58,6 @@ class StatusError(ValueError):
 
 
 @dataclass(frozen=True)
-class Model:
-    """A server's own description of its model."""
-
-    name: str
-    """In requests."""
-    max_len: int | None
-    """Tokens of prompt and answer together, or None."""
-
-
-class _Bounded(socket.socket):
-    """A connection with one deadline and a limit of bytes.
-
-    The time-out of a plain socket starts again with every byte.
-    """
-
-    end: float
-    room = _ANSWER_LIMIT
-
-    def recv_into(self, *arguments: Any, **options: Any) -> int:
-        left = self.end - time.monotonic()
-        if self.room <= 0:
-            raise ValueError(f"an answer of more than {_ANSWER_LIMIT >> 20} MiB")
-        self.settimeout(max(left, 1e-3))
-        try:
-            if left <= 0:  # available bytes would be returned anyway
-                raise TimeoutError
-            count = super().recv_into(*arguments, **options)
-        except TimeoutError:
-            raise TimeoutError("the answer is not complete in time") from None
-        self.room -= count
-        return count
-
-
-def _connect(address: Path, end: float) -> _Bounded:
-    connection = _Bounded(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.end = end
-    connection.settimeout(max(end - time.monotonic(), 0.1))
-    try:
-        connection.connect(str(address))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@dataclass(frozen=True)
 class Client:
     """One server, behind the inner side of its front door."""
 
@@ -129,8 +73,7 @@ class Client:
             before: result of the last call; None: a token is required.
 
         Raises:
-            OSError, http.client.HTTPException: no answer in time.
-            ValueError: an invalid answer.
+            PROBLEMS: no answer in time, or an invalid one.
             NoTokenError: no token, or an invalid answer instead of one.
             NoProgressError: no step of the engine since ``before``, and no token in time.
         """
@@ -156,71 +99,94 @@ class Client:
     ) -> bytes:
         """Return the body of the answer to one request.
 
+        Args:
+            end: of the monotonic clock; the server may be silent until then.
+
         Raises:
-            OSError, http.client.HTTPException: no complete answer by then.
+            OSError, http.client.HTTPException: no complete answer.
             StatusError: another status than 200.
-            ValueError: the answer is too large.
         """
         headers = {"Content-Type": "application/json"}
         connection = http.client.HTTPConnection("localhost")
-        connection.sock = _connect(self.address, end)
+        connection.sock = socket.socket(socket.AF_UNIX)
         try:
+            connection.sock.settimeout(max(end - time.monotonic(), 0.1))
+            connection.sock.connect(str(self.address))
             connection.request(method, path, json.dumps(body) if body else None, headers)
             response = connection.getresponse()
-            # in pieces: one read would allocate any length that the header claims
-            answer = b"".join(iter(lambda: response.read(1 << 16), b""))
+            answer = response.read()
         finally:
             connection.close()
-        if response.length:
-            raise http.client.IncompleteRead(answer[:0], response.length)
         if response.status != http.client.OK:
             reason = answer[:200].decode(errors="replace")
             raise StatusError(response.status, f"{method} {path}: {response.status} {reason}")
         return answer
 
-    def model(self, end: float) -> Model:
-        """Return the server's first model."""
-        what = "the answer of /v1/models"
-        answer = Document.parse(what, self.ask(end, "GET", "/v1/models"))
-        model = Document(what, answer.get(dict, "data", 0))
-        return Model(model.get(str, "id"), model.find(int, "max_model_len"))
+    def model(self, end: float) -> tuple[str, int | None]:
+        """Return the name of the server's first model, and its longest prompt and answer in tokens.
 
-    def prompts(self, end: float) -> dict[str, float]:
-        """Return the number of answered prompts by bucket of their length.
-
-        A bucket has the metric's name: ``500.0`` is 201 to 500 tokens, and ``+Inf`` is longer than
-        all others.
+        The latter is None where the server does not say.
         """
-        counts: dict[str, float] = {}
-        for line in self.ask(end, "GET", "/metrics").decode().splitlines():
-            if (match := _PROMPT_BUCKET.fullmatch(line)) is not None:
-                counts[match[1]] = counts.get(match[1], 0.0) + float(match[2])
-        # each bucket includes those below it
-        below = 0.0
-        found = {}
-        for length in sorted(counts, key=float):
-            found[length] = counts[length] - below
-            below = counts[length]
-        return found
+        found = json.loads(self.ask(end, "GET", "/v1/models"))["data"][0]
+        return str(found["id"]), found.get("max_model_len")
 
     def _counters(self, end: float) -> Counters:
         """Return the counters that only a step of the engine changes, by metric and labels.
 
         Empty with ``--disable-log-stats``.
         """
-        found = {}
-        for line in self.ask(end, "GET", "/metrics").decode().splitlines():
-            name, _, value = line.rpartition(" ")
-            if name.partition("{")[0] in _ENGINE_METRICS:
-                found[name] = value
-        return found
+        lines = self.ask(end, "GET", "/metrics").decode().splitlines()
+        pairs = (line.rpartition(" ") for line in lines)
+        return {
+            name: value for name, _, value in pairs if name.partition("{")[0] in _ENGINE_METRICS
+        }
 
     def _tokens(self, end: float) -> None:
         """Request one token for each of the prompts."""
-        model = self.model(end).name
+        model, _ = self.model(end)
         for prompt in PROMPTS:
             body = {"model": model, "prompt": prompt, "max_tokens": 1}
-            answer = self.ask(end, "POST", "/v1/completions", body)
-            document = Document.parse("the answer of /v1/completions", answer)
-            if document.get(int, "usage", "completion_tokens") < 1:
+            answer = json.loads(self.ask(end, "POST", "/v1/completions", body))
+            if answer["usage"]["completion_tokens"] < 1:
                 raise ValueError("the model made no token")
+
+
+@dataclass
+class Hang:
+    """Counts failed checks of a server. Times are seconds of the monotonic clock.
+
+    One failed check proves nothing, and neither does a long time without a check: a container that
+    was paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s``
+    less ``spare_s`` since the last success.
+    """
+
+    limit_s: float
+    slow_s: float = 600.0
+    """For a server that computes, and does not answer: one request of a client may be slow."""
+    looks: int = 3
+    spare_s: float = 0.0
+    answered: bool = False
+    _since: float = 0.0
+    _well: float = 0.0
+    _failures: int = 0
+
+    def well(self, now: float) -> None:
+        """Note a success that began at ``now``."""
+        self.answered, self._since, self._well, self._failures = True, now, now, 0
+
+    def excused(self, now: float) -> None:
+        """Note a failure at ``now`` that has a good reason."""
+        self._since, self._failures = now, 0
+
+    def slow(self, now: float) -> bool:
+        """Note a failure of a server that computes; returns whether it hangs."""
+        if now - self._well >= max(self.slow_s, self.limit_s):
+            return self.ill(now)
+        self.excused(now)
+        return False
+
+    def ill(self, now: float) -> bool:
+        """Note a failure; returns whether the server hangs."""
+        self._failures += 1
+        enough = self._failures >= self.looks and now - self._since >= self.limit_s - self.spare_s
+        return self.answered and self.limit_s > 0 and enough

@@ -1,4 +1,4 @@
-"""The router: one address in front of several servers of one model (docs/replicas.md).
+"""The router: one address in front of several servers of one model (docs/several-sparks.md).
 
 HAProxy does the work, with the rules of the front door. This module checks the list of servers.
 """
@@ -13,15 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sparkforge.serving import door, session, variables
-from sparkforge.serving.errors import EX_NOHOST, StartError
-from sparkforge.serving.log import say
+from sparkforge.serving import door, processes
+from sparkforge.serving.errors import EX_NOHOST, StartError, say
 from sparkforge.serving.progress import Client, StatusError
 
-ROLE = "SPARKFORGE_ROLE"
 VARIABLE = "SPARKFORGE_REPLICAS"
-POLICIES = ("prefix", "least-busy")
-
 _EXAMPLE = "192.168.100.1:8000,192.168.100.2:8000"
 _LABEL = r"\w([\w-]{0,61}\w)?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]+\]", re.ASCII)
@@ -61,45 +57,21 @@ class Replica:
     port: int
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the router."""
-
-    replicas: tuple[Replica, ...]
-    policy: str
-    """One of ``POLICIES``."""
-    rules: door.Rules
-
-
 def asked(environment: Mapping[str, str]) -> bool:
-    """Return whether this container is the router."""
-    return environment.get(ROLE) == "router"
+    """Return whether this container is the router: the list of servers is set, even if empty."""
+    return VARIABLE in environment
 
 
-def read(environment: Mapping[str, str]) -> Settings:
-    """Read and check the settings.
-
-    Raises:
-        StartError: one cannot be used, or others could use the servers without a key.
-    """
-    variables.check_text(environment)
-    return Settings(
-        _replicas(environment.get(VARIABLE, "")),
-        variables.choice(environment, "SPARKFORGE_ROUTER_POLICY", POLICIES[0], POLICIES),
-        door.rules(environment),
-    )
-
-
-def _replicas(text: str) -> tuple[Replica, ...]:
-    """Return the servers of a list."""
+def replicas(text: str) -> tuple[Replica, ...]:
+    """Return the servers of a list; StartError if one cannot be used."""
     words = text.replace(",", " ").split()
     if not words:
         raise StartError(f"{VARIABLE} is empty: name the servers in .env, like {_EXAMPLE}")
-    replicas = tuple(_replica(word) for word in words)
-    names = [replica.name.lower() for replica in replicas]
+    found = tuple(_replica(word) for word in words)
+    names = [replica.name.lower() for replica in found]
     if double := next((name for name in names if names.count(name) > 1), ""):
         raise StartError(f"{VARIABLE} names {double} twice: name each server once")
-    return replicas
+    return found
 
 
 def _replica(word: str) -> Replica:
@@ -140,16 +112,6 @@ def resolve(replica: Replica) -> str:
     return f"{'ipv6' if family == socket.AF_INET6 else 'ipv4'}@{host}:{replica.port}"
 
 
-def configuration(settings: Settings, addresses: Mapping[str, str]) -> str:
-    """Return HAProxy's configuration.
-
-    Args:
-        addresses: of the servers, by name.
-    """
-    rules = conversation() if settings.policy == "prefix" else []
-    return door.configuration(settings.rules, "router", addresses, rules)
-
-
 def conversation() -> list[str]:
     """Return the rules that find a request's conversation; GET and the like have none."""
     lines = []
@@ -174,11 +136,15 @@ def run(environment: Mapping[str, str]) -> NoReturn:
         StartError: a setting is wrong, or a name has no address.
         OSError: the configuration cannot be written.
     """
-    settings = read(environment)
-    addresses = {replica.name: resolve(replica) for replica in settings.replicas}
-    say(f"router of {len(addresses)} replicas, {settings.policy}: {', '.join(addresses)}")
+    from sparkforge.serving.settings import Variables  # the health check needs none
+
+    servers = replicas(environment[VARIABLE])
+    rules = door.rules(Variables.read(environment), environment)
+    addresses = {one.name: resolve(one) for one in servers}
+    say(f"router of {len(addresses)} replicas: {', '.join(addresses)}")
+    text = door.configuration(rules, "router", addresses, conversation())
     # a stop by SIGUSR1 (Compose's stop_signal) lets the answers end
-    session.become(door.command("router", configuration(settings, addresses)))
+    processes.become(door.command("router", text))
 
 
 def check() -> str:

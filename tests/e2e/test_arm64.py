@@ -38,16 +38,16 @@ def run(tag: str, *words: str, options: tuple[str, ...] = ()) -> str:
 def told(baked: Any) -> Any:
     """What one Python in the image says of itself and of what lies there; each costs seconds."""
     code = f"""
-import importlib.metadata, json, os, platform, shutil, sys
+import hashlib, importlib.metadata, json, os, platform, shutil, sys
 sys.path.insert(0, "/opt/sparkforge/bin")
 import msgspec, pydantic_core
-from sparkforge.serving import packed, vocabulary
-pack = packed.installed()
+from sparkforge.serving import checkpoint, devices
+pack = devices.installed()
 print(json.dumps({{
     "machine": platform.machine(),
     "flashinfer": importlib.metadata.version("flashinfer-python"),
     "msgspec": msgspec.json.decode(b"[1]"),
-    "vocabulary": vocabulary.digest(),
+    "vocabulary": hashlib.sha256(checkpoint.vocabulary()).hexdigest(),
     "pack": pack and [pack.architecture, *pack.modules],
     "compilers": [name for name in {COMPILERS} if shutil.which(name)],
     "gpu": [os.environ.get(name) for name in {TOOLKIT}],
@@ -96,6 +96,9 @@ def test_the_entrypoint_makes_the_spark_profiles_command(
     fake = tmp_path / "vllm"
     fake.write_text("#!/bin/sh\necho started with $# words\nexit 3\n")
     fake.chmod(0o755)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
     said = run(
         baked["tag"],
         "--gpu-memory-utilization",
@@ -105,16 +108,14 @@ def test_the_entrypoint_makes_the_spark_profiles_command(
             f"{fake}:/opt/sparkforge/venv/bin/vllm:ro",
             "--env",
             "SPARKFORGE_ALLOW_OPEN=1",
-            "--env",
-            "SPARKFORGE_MODEL=openai/gpt-oss-120b",
-            "--env",
-            "SPARKFORGE_DOWNLOAD=vllm",
+            "--volume",
+            f"{model}:/model:ro",
             "--env",
             "SPARKFORGE_BACKEND_CHECK=warn",
         ),
     )
     assert "no CUDA device is visible in this container" in said
-    assert "vllm serve openai/gpt-oss-120b --uds " in said
+    assert "vllm serve /model --uds " in said
     assert "--moe-backend marlin --attention-backend FLASHINFER" in said
     assert "started with" in said
     assert told["profile"]["moe_backend"] == "marlin"

@@ -78,6 +78,13 @@ def stand_in_wheel(folder: Path) -> Path:
 Bake = Callable[..., str]
 
 
+# of the image's program: the front door's configuration is a template
+PACKAGES = (
+    *("jinja2", "markupsafe", "pyyaml", "pydantic", "pydantic_core"),
+    *("annotated_types", "typing_extensions", "typing_inspection"),
+)
+
+
 @pytest.fixture(scope="module")
 def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Bake:
     """Make the stand-in's image with a profile; returns its tag."""
@@ -87,7 +94,7 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     store = Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge"))
     (folder / "house").mkdir()
     lock = ""
-    for name in ("uv", "jinja2", "markupsafe"):  # the front door's configuration is a template
+    for name in ("uv", *PACKAGES):
         pattern = f"{house[:32]}*/wheels/{name}-*.whl"
         (found,) = (store / "artefacts" / "wheelhouse").glob(pattern)
         (folder / "house" / found.name).write_bytes(found.read_bytes())

@@ -46,6 +46,9 @@ class Node:
     def __init__(self, folder: Path, sockets: Path, role: str, port: int, **variables: str) -> None:
         self.folder = folder / role
         self.folder.mkdir()
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / "config.json").write_text("{}")
+        (folder / "model" / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         (sockets / role).mkdir()
         vllm = self.folder / "bin" / "vllm"
         vllm.parent.mkdir()
@@ -63,8 +66,7 @@ class Node:
             "SPARKFORGE_CLUSTER_WORKER": WORKER,
             "SPARKFORGE_CLUSTER_IFNAME": "lo",
             "SPARKFORGE_CLUSTER_PORT": str(port),
-            "SPARKFORGE_MODEL": "some/model",
-            "SPARKFORGE_DOWNLOAD": "vllm",
+            "SPARKFORGE_MODEL": str(folder / "model"),
             "SPARKFORGE_RELEASE": "1",
             "SPARKFORGE_PROFILE": "",
             "SPARKFORGE_LISTEN_PORT": str(self.api_port),

@@ -27,6 +27,7 @@ import pytest
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import door, router
 from sparkforge.serving.errors import StartError
+from sparkforge.serving.settings import Variables
 from tests.fake_server import AtPath
 from tests.haproxy import needs_haproxy
 from tests.support import PATIENCE_S, alive, wait_for
@@ -131,6 +132,15 @@ class Front:
 Start = Callable[..., Front]
 
 
+def rules_of(port: int, **variables: str) -> door.Rules:
+    given = {
+        "SPARKFORGE_LISTEN_PORT": str(port),
+        "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
+        **variables,
+    }
+    return door.rules(Variables.read(given), given)
+
+
 @pytest.fixture
 def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start a front door; the server's is ready."""
@@ -139,13 +149,7 @@ def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
         def begin(role: str = "server", ready: bool = True, **variables: str) -> Front:
             port = free_port(0)
-            rules = door.rules(
-                {
-                    "SPARKFORGE_LISTEN_PORT": str(port),
-                    "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
-                    **variables,
-                }
-            )
+            rules = rules_of(port, **variables)
             if role == "server":
                 opened = door.Door(rules)
                 stack.callback(opened.close)
@@ -318,7 +322,7 @@ def test_any_host_is_served_with_a_key_or_where_it_is_open(
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_has_a_limit_and_arrives_whole(start: Start, role: str, chunked: bool) -> None:
-    front = start(role, SPARKFORGE_MAX_BODY_MIB="1")
+    front = start(role)
 
     def post(size: int) -> int:
         body = os.urandom(size)
@@ -331,7 +335,7 @@ def test_a_body_has_a_limit_and_arrives_whole(start: Start, role: str, chunked: 
 
     # a router holds no body: its servers refuse what has no length
     large = 200 if chunked and role == "router" else 413
-    assert [post(size) for size in (1, MIB, MIB + 1, 3 * MIB)] == [200, 200, large, large]
+    assert [post(size) for size in (1, 8 * MIB, 8 * MIB + 1, 9 * MIB)] == [200, 200, large, large]
 
 
 def test_half_requests_and_tiny_chunks_cost_nobody_anything(start: Start) -> None:
@@ -463,14 +467,7 @@ def test_two_doors_share_no_port(
     with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as other:
         monkeypatch.setenv("TMPDIR", other)
         with pytest.raises(StartError, match=f"if port {front.port} is taken"):
-            door.Door(
-                door.rules(
-                    {
-                        "SPARKFORGE_LISTEN_PORT": str(front.port),
-                        "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
-                    }
-                )
-            )
+            door.Door(rules_of(front.port))
 
 
 def test_heads_are_bounded(start: Start) -> None:

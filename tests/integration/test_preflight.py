@@ -56,15 +56,15 @@ def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str
     one.wait_until("memory at the first token")
     said = one.text()
     assert "preflight: log-probabilities 0.00 nats from the reference" in said
-    trial, real = said.index("/share/preflight --uds "), said.index("vllm serve some/mod")
+    trial, real = said.index("/share/preflight --uds "), said.index("/model --uds ")
     assert trial < said.index("preflight: log-prob") < real
     command = said[trial:].splitlines()[0]
     assert "--moe-backend marlin" in command
     assert "--enforce-eager" in command
     assert one.health() == "well"
     one.stop()
-    (mark,) = one.folder.glob("jit/*/preflight.json")
-    assert len(json.loads(mark.read_text())["key"]) == 64
+    (mark,) = one.folder.glob("jit/*/preflight")
+    assert len(mark.read_text()) == 64
 
 
 def test_both_servers_get_our_options_as_the_plugin_reads_them(
@@ -81,7 +81,7 @@ def test_both_servers_get_our_options_as_the_plugin_reads_them(
     assert "--decode-kernels" not in trial + real
     # what is said is what the user wrote
     assert re.search(r"vllm serve \S+/preflight .* --decode-kernels off ", said)
-    assert re.search(rf"vllm serve some/model .* {words} --max-num-seqs 3\n", said)
+    assert re.search(rf"vllm serve \S+/model .* {words} --max-num-seqs 3\n", said)
 
 
 def test_what_the_plugin_cannot_get_ends_the_start_before_anything_is_served(
@@ -90,7 +90,7 @@ def test_what_the_plugin_cannot_get_ends_the_start_before_anything_is_served(
     words = "--decode-kernels off --additional-config secret"
     one = start(**variables, SPARKFORGE_EXTRA_ARGS=words)
     assert one.process.wait(PATIENCE_S) == EX_CONFIG
-    assert "error: the value in --additional-config is no JSON object: give an obj" in one.text()
+    assert "error: the value of --additional-config is no JSON object" in one.text()
     assert "the stand-in gets" not in one.text()
     assert "secret" not in one.text()
 
@@ -116,27 +116,11 @@ def test_a_wrong_one_ends_the_start_before_the_model_is_touched(
         " within 0.50; the limits are 0.1 and 0.3",
         "token": "error: token 1 after 3 differs",
         "late backend": "error: vLLM chose the moe backend TRITON; the profile says MARLIN",
-        "no answer": "error: DocumentError: ",
+        "no answer": "error: KeyError: ",
     }
     assert words[what] in one.text()
     assert "the preflight failed" in one.text()
     assert "SPARKFORGE_PREFLIGHT=off" in one.text()
-    assert "vllm serve some/model" not in one.text()
+    assert "/model --uds " not in one.text()
     assert "Traceback" not in one.text()
-    assert not list(tmp_path.glob("jit/*/preflight.json"))
-
-
-@pytest.mark.parametrize("hangs", ["loading", "answer"])
-def test_one_without_a_result_in_time_ends_the_start(
-    start: Start, variables: dict[str, str], hangs: str
-) -> None:
-    name = {"loading": "FAKE_LOADS_S", "answer": "FAKE_HANGS"}[hangs]
-    # all that the supervisor asks before the first token lacks the word
-    value = {"loading": "600", "answer": "prompt_logprobs"}[hangs]
-    one = start(**variables, **{name: value}, SPARKFORGE_PREFLIGHT_SECONDS="6")
-    assert one.process.wait(PATIENCE_S) == EX_CONFIG
-    said = one.text()
-    assert ("first token after" in said) is (hangs == "answer")
-    assert "error: no result within 6 s (SPARKFORGE_PREFLIGHT_SECONDS)" in said
-    assert "error: the preflight failed" in said
-    assert "vllm serve some/model" not in said
+    assert not list(tmp_path.glob("jit/*/preflight"))

@@ -22,7 +22,7 @@ from sparkforge.serving.errors import (
     EX_UNAVAILABLE,
     StartError,
 )
-from sparkforge.serving.starts import Starts
+from sparkforge.serving.state import Starts
 from tests.disks import can_mount, fill, mounted, new_disk
 from tests.haproxy import needs_haproxy
 from tests.integration.test_warmup import Start, Started, start
@@ -78,11 +78,6 @@ def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
     well.stop()
 
 
-def test_a_limit_of_ones_own(start: Start) -> None:
-    assert start(SPARKFORGE_START_LIMIT="2", **TRIES).process.wait(PATIENCE_S) == EX_TEMPFAIL
-    waiting(start(SPARKFORGE_START_LIMIT="2", **TRIES))
-
-
 def test_a_start_that_somebody_ends_is_no_failure(start: Start, tmp_path: Path) -> None:
     one = start(SPARKFORGE_RESTART="unless-stopped", FAKE_HANGS="prompt")
     wait_for(lambda: "engine " in one.text())
@@ -117,17 +112,14 @@ def test_starts_are_counted_on_a_full_disk(tmp_path: Path) -> None:
         mounted(tmp_path / "disk", "-o", "loop", str(disk)),
     ):
         fill(tmp_path / "disk")
-        said: list[str] = []
-        one = Starts.of(tmp_path / "disk", ["model"], 3, said.append)
-        for _ in range(3):
-            assert not one.spent()
+        one = Starts.of(tmp_path / "disk", ["model"])
+        for number in (1, 2, 3):
             one.begin()
-        assert one.spent()
-        assert said == [f"start {n} of 3: the last one never became ready" for n in (2, 3)]
+            assert one.count() == number
         one.forget()
-        assert not one.spent()
+        assert one.count() == 0
         with pytest.raises(StartError, match="No space left on device") as failed:
-            caches.hold(tmp_path / "disk" / "jit", "a-build", 1, {}, print)
+            caches.hold(tmp_path / "disk" / "jit", "a-build", {})
         assert failed.value.code == EX_CANTCREAT  # Docker tries again: somebody may make room
 
 
@@ -146,8 +138,7 @@ def test_what_no_restart_changes_is_tried_once(start: Start, policy: str, waits:
     one = start(SPARKFORGE_RESTART=policy, SPARKFORGE_LISTEN_PORT="x")
     if waits:
         assert f"{WAITS}a restart changes nothing (exit code 78)" in waiting(one)
-        words = "a restart changes nothing (exit code 78): SPARKFORGE_LISTEN_PORT is 'x'"
-        assert one.health() == f"unhealthy: waiting without a server: {words}: use 1 to 65535\n"
+        assert "SPARKFORGE_LISTEN_PORT" in one.health()
         assert stopped(one) == EX_CONFIG
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG
@@ -161,5 +152,5 @@ def test_a_wrong_backend_is_loaded_once(start: Start, tmp_path: Path) -> None:
     assert "error: vLLM chose the moe backend MARLIN; the profile says TRITON" in said
     assert not counts(tmp_path)
     assert stopped(one) == EX_CONFIG
-    left: Any = subprocess.run(["pgrep", "-f", f"fake_server.py {one.port}"], check=False)
+    left: Any = subprocess.run(["pgrep", "-f", f"fake_server.py {one.sockets}"], check=False)
     assert left.returncode == 1  # the server is gone, though the container stays

@@ -1,8 +1,4 @@
-"""The image's entrypoint with its warm-up, on a stand-in that only pretends to compile.
-
-Processes, signals, locks and files are real. With vLLM's own compiler:
-tests/patches/test_serving.py.
-"""
+"""The image's entrypoint with its warm-up, on a stand-in for vLLM; the processes are real."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -26,9 +21,6 @@ from tests.integration.test_supervise import end_group
 from tests.support import PATIENCE_S, ROOT, health_check, wait_for
 
 pytestmark = needs_haproxy
-
-RARE = "a_rare_option"
-COMPILED = f"prompt_logprobs {RARE}"
 
 
 class Started:
@@ -51,6 +43,8 @@ class Started:
             f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$at"\n'
         )
         (tools / "vllm").chmod(0o755)
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / "config.json").write_text("{}")
         (folder / "profile.json").write_text(json.dumps({"warm_up": "full"}))
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SPARKFORGE_")}
         self.env = {
@@ -60,12 +54,10 @@ class Started:
             "TMPDIR": str(sockets),
             "SPARKFORGE_LISTEN_PORT": str(self.port),
             "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
-            "SPARKFORGE_MODEL": "some/model",
-            "SPARKFORGE_DOWNLOAD": "vllm",
+            "SPARKFORGE_MODEL": str(folder / "model"),
             "SPARKFORGE_PROFILE": str(folder / "profile.json"),
             "SPARKFORGE_JIT_DIR": str(folder / "jit"),
             "SPARKFORGE_RELEASE": "1.0+a",
-            "FAKE_COMPILES": COMPILED,
             **variables,
         }
         self.output = folder / f"output-{self.port}"
@@ -99,17 +91,9 @@ class Started:
         assert self.process.wait(PATIENCE_S) == 0, self.text()
         return self.text()
 
-    def record(self) -> Any:
-        (path,) = self.folder.glob("jit/*/warm-up-*.json")
-        return json.loads(path.read_text())
-
     def health(self) -> str:
         done = health_check(self.env)
         return "well" if done.returncode == 0 else done.stderr
-
-    def ask(self, **body: Any) -> None:
-        url = f"http://127.0.0.1:{self.port}/v1/completions"
-        requests.post(url, json={"model": "m", **body}, timeout=PATIENCE_S).raise_for_status()
 
     def kill(self) -> None:
         """End it with all its processes."""
@@ -135,102 +119,38 @@ def start(tmp_path: Path, sockets: Path) -> Iterator[Start]:
         one.kill()
 
 
-def test_the_first_start_makes_all_of_it_and_the_next_a_short_one(start: Start) -> None:
-    first = start()
-    said = first.ready()
-    assert "warm-up: in full: no complete warm-up is on record" in said
-    assert re.search(r"logprobs of the prompt: 0\.[3-9] s, 1 files: Triton prompt_logprobs_k", said)
-    assert "prompt of 596 tokens" in said  # the server takes 600, four are for the answer
-    assert "3 at once" in said
-    first.stop()
-    record = first.record()
-    assert record["complete"]
-    assert record["files"] == ["triton/A1B2/prompt_logprobs_kernel.cubin"]
-    (run,) = record["runs"]
-    assert run["outcome"] == "well"
-    (made,) = (one for one in run["steps"] if one.get("compiled"))
-    assert made["kernels"] == ["Triton prompt_logprobs_kernel"]
-
-    second = start()
-    said = second.ready()
-    assert "all of it" not in said
-    assert "the caches gained 0 files" in said
-    second.stop()
-    assert len(second.record()["runs"][1]["steps"]) < len(run["steps"])
-    assert "waited for a compiler" not in first.text() + second.text()
-
-
-@pytest.mark.parametrize("damage", ["gone", "empty", "short", "record"])
-def test_what_is_gone_or_cut_short_is_made_again(start: Start, tmp_path: Path, damage: str) -> None:
-    first = start()
-    first.ready()
-    (record,) = tmp_path.glob("jit/*/warm-up-*.json")
-    (kernel,) = tmp_path.glob("jit/*/triton/*/*.cubin")
-    content = kernel.read_bytes()
-    first.stop()
-    if damage == "gone":
-        kernel.unlink()
-    elif damage == "record":
-        record.write_bytes(record.read_bytes()[:40])
-    else:
-        kernel.write_bytes(content[: len(content) // 2 if damage == "short" else 0])
-    said = start().ready()
-    reason = "no complete warm-up is" if damage == "record" else "1 of 1 recorded files are gone"
-    assert f"warm-up: in full: {reason}" in said
-    assert kernel.read_bytes() == content
-
-
-def test_a_short_one_that_compiles_something_becomes_a_whole_one(start: Start) -> None:
-    start(FAKE_COMPILES="").ready()
-    said = start().ready()
-    assert said.index("logprobs of the prompt: ") < said.index("in full: something was comp")
-    assert said.count("logprobs of the prompt") == 2
-
-
-def test_another_build_and_other_options_have_records_of_their_own(
-    start: Start, tmp_path: Path
-) -> None:
-    start().ready()
-    for changed in ({"SPARKFORGE_RELEASE": "1.0+b"}, {"SPARKFORGE_MXFP4_LAYERS": "qkv"}):
-        assert "no complete warm-up is on record" in start(**changed).ready()
-    names = sorted(one.name for one in (tmp_path / "jit").iterdir() if one.is_dir())
-    assert [name.partition("-")[0] for name in names] == ["1.0+a", "1.0+b"]
-    assert [len(list((tmp_path / "jit" / one).glob("warm-up-*.json"))) for one in names] == [2, 1]
-
-
-def test_health_says_starting_until_the_warm_up_has_ended(start: Start) -> None:
-    one = start(FAKE_COMPILES="logprobs JSON top_k seed stop bad_words n stream regex choice")
+def test_requests_come_before_the_server_is_healthy(start: Start, tmp_path: Path) -> None:
+    one = start(FAKE_TOKEN_S="0.1")
     wait_for(lambda: "warm-up 2/" in one.text())
-    assert (
-        requests.get(f"http://127.0.0.1:{one.port}/health", timeout=PATIENCE_S).status_code == 503
-    )
+    url = f"http://127.0.0.1:{one.port}/health"
+    assert requests.get(url, timeout=PATIENCE_S).status_code == 503
     assert re.match(r"starting: (loading|warm-up \d+/\d+: .*)\n$", one.health())
-    one.ready()
+    said = one.ready()
+    assert re.search(r"warm-up: 13 requests in \d+ s", said)
     assert one.health() == "well"
+    one.stop()
+    (folder,) = (tmp_path / "jit").glob("1.0+a-*/triton")
+    assert folder.is_dir()
 
 
-@pytest.mark.parametrize(("policy", "serves"), [("", False), ("fail", False), ("warn", True)])
-def test_a_request_that_fails_is_named(start: Start, policy: str, serves: bool) -> None:
-    one = start(FAKE_FAILS="min_p", SPARKFORGE_WARM_UP_FAILURE=policy)
-    words = "warm-up failed: min-p: StatusError: POST /v1/completions: 500 so it was asked for"
-    if serves:
-        assert f"warning: {words}" in one.ready()
-        assert one.health() == "well"
-    else:
-        assert one.process.wait(PATIENCE_S) == EX_CONFIG
-        assert f"error: {words}" in one.text()
-        assert "to serve anyway: SPARKFORGE_WARM_UP_FAILURE=warn" in one.text()
-        assert "ready after" not in one.text()
-    assert not one.record()["complete"]
-    assert one.record()["runs"][0]["steps"][-1]["name"] == "min-p"
-    assert "Traceback" not in one.text()
+def test_a_request_that_fails_ends_the_start(start: Start) -> None:
+    one = start(FAKE_FAILS="min_p")
+    assert one.process.wait(PATIENCE_S) == EX_CONFIG
+    assert "error: warm-up failed: sampling: POST /v1/completions: 500" in one.text()
+    assert "ready after" not in one.text()
+
+
+def test_a_request_that_is_refused_is_no_failure(start: Start) -> None:
+    one = start(FAKE_REFUSES="tool")
+    assert re.search(r"chat with tools: \d+\.\d s; refused: POST", one.ready())
 
 
 @pytest.mark.parametrize("answer", ["42", ""])
 def test_a_server_is_healthy_once_its_model_answers(
     start: Start, tmp_path: Path, answer: str
 ) -> None:
-    (tmp_path / "asks.json").write_text(json.dumps({"warm_up": "quick", "answers": True}))
+    keys = {"warm_up": "quick", "answers": True, "vocabulary": "harmony"}
+    (tmp_path / "asks.json").write_text(json.dumps(keys))
     one = start(SPARKFORGE_PROFILE=str(tmp_path / "asks.json"), FAKE_ANSWER=answer)
     if answer:
         assert "'What is 17 + 25?', 8 at once: correct answer" in one.ready()
@@ -238,28 +158,11 @@ def test_a_server_is_healthy_once_its_model_answers(
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG
         assert "error: warm-up failed: 'What is 17 + 25?', asked alone: status 200" in one.text()
-        assert "ready after" not in one.text()
-    assert one.record()["runs"][0]["steps"][-1]["name"] == "answers"
 
 
-def test_what_the_server_refuses_is_told_and_no_failure(start: Start) -> None:
-    one = start(FAKE_REFUSES="tool")
-    refused = r"chat with tools: \d+\.\d s; refused: POST /v1/chat/completions: 400"
-    assert re.search(refused, one.ready())
-    assert one.record()["complete"]
-
-
-def test_it_has_its_time_and_no_more(start: Start) -> None:
-    one = start(FAKE_HANGS="repetition_penalty", SPARKFORGE_WARM_UP_SECONDS="4")
-    said = one.ready()
-    assert re.search(r"warning: warm-up: its 4 s are over in step \d+ of \d+, penalties;", said)
-    assert not one.record()["complete"]
-    assert one.record()["runs"][0]["outcome"] == "time"
-
-
-def test_it_can_be_told_to_end_in_the_middle(start: Start) -> None:
+def test_it_can_be_ended_in_the_middle(start: Start) -> None:
     one = start(FAKE_HANGS="repetition_penalty")
-    wait_for(lambda: "bad words" not in one.text() and "logprobs of the prompt" in one.text())
+    wait_for(lambda: "log-probabilities" in one.text())
     one.process.terminate()
     assert one.process.wait(PATIENCE_S) == 0
     assert "ready after" not in one.text()
@@ -267,7 +170,7 @@ def test_it_can_be_told_to_end_in_the_middle(start: Start) -> None:
 
 def test_an_engine_that_dies_in_it_ends_the_start(start: Start) -> None:
     one = start(FAKE_HANGS="repetition_penalty")
-    wait_for(lambda: "logprobs of the prompt" in one.text())
+    wait_for(lambda: "log-probabilities" in one.text())
     os.kill(int(one.text().split("engine ")[1].split()[0]), signal.SIGKILL)
     server = int(re.findall(r"engine \d+ of (\d+)", one.text())[0])
     os.kill(server, signal.SIGKILL)
@@ -275,69 +178,18 @@ def test_an_engine_that_dies_in_it_ends_the_start(start: Start) -> None:
     assert "ready after" not in one.text()
 
 
-def test_off_means_off(start: Start, tmp_path: Path) -> None:
+def test_off_means_off(start: Start) -> None:
     one = start(SPARKFORGE_WARM_UP="off")
     wait_for(lambda: "first token" in one.text())
-    assert one.health() == "well"
+    wait_for(lambda: one.health() == "well")
     assert "warm-up" not in one.stop()
-    assert not list(tmp_path.glob("jit/*/warm-up-*.json"))
 
 
-def test_what_users_wait_for_is_told_and_is_in_the_next_warm_up(start: Start) -> None:
-    one = start()
-    one.ready()
-    one.ask(prompt=[7] * 150, max_tokens=1, user=RARE)
-    wait_for(lambda: "warning: a request waited for a compiler: Triton a_rare_opt" in one.text())
-    one.stop()
-    (late,) = one.record()["late"]
-    assert late["kernels"] == [f"Triton {RARE}_kernel"]
-    assert late["prompts_up_to"] == [200]
-    assert one.record()["lengths"] == [200]
-    next_one = start()
-    said = next_one.ready()
-    assert "prompt of 200 tokens" in said
-    assert "all of it" not in said
-
-
-def test_another_servers_warm_up_is_no_users_wait(start: Start) -> None:
-    one = start(SPARKFORGE_WARM_UP="quick", FAKE_COMPILES="")
-    one.ready()
-    other = start(FAKE_COMPILES="seed top_k min_p bad_words stream regex choice bias penalty")
-    other.ready()
-    assert other.stop().count("Triton") > 4
-    assert "waited for a compiler" not in one.stop()  # it looks once more at its end
-
-
-def test_a_folder_that_goes_while_it_serves_ends_no_server(start: Start, tmp_path: Path) -> None:
-    one = start()
-    one.ready()
-    (tmp_path / "jit").rename(tmp_path / "gone")
-    wait_for(lambda: "warning: compiled kernels are no longer watched" in one.text())
-    one.ask(prompt=[7] * 9, max_tokens=1)
-    one.stop()
-
-
-def test_a_killed_entrypoint_leaves_a_folder_that_the_next_can_use(start: Start) -> None:
-    one = start(FAKE_HANGS="repetition_penalty")
-    wait_for(lambda: "logprobs of the prompt" in one.text())
-    one.process.kill()
-    one.process.wait()
-    assert "no complete warm-up is on record" in start().ready()
-    assert start().record()["complete"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("WARM_UP", "on", "SPARKFORGE_WARM_UP is 'on': use off, quick or full"),
-        ("WARM_UP_SECONDS", "long", "SPARKFORGE_WARM_UP_SECONDS is 'long': use a number"),
-        ("JIT_BUDGET_GIB", "-1", "SPARKFORGE_JIT_BUDGET_GIB is '-1': use a number"),
-        ("JIT_DIR", "/dev/null/x", "compiled kernels cannot be stored in /dev/null/x: "),
-        ("JIT_DIR", "/proc", "compiled kernels cannot be stored in /proc: "),
-    ],
-)
-def test_settings_that_make_no_sense(start: Start, name: str, value: str, words: str) -> None:
-    one = start(**{f"SPARKFORGE_{name}": value})
+@pytest.mark.parametrize("folder", ["/dev/null/x", "/proc"])
+def test_a_folder_for_kernels_that_cannot_be_written_is_one_error(
+    start: Start, folder: str
+) -> None:
+    one = start(SPARKFORGE_JIT_DIR=folder)
     assert one.process.wait(PATIENCE_S) == EX_CONFIG
-    assert f"error: {words}" in one.text()
+    assert f"error: compiled kernels cannot be stored in {folder}: " in one.text()
     assert "Traceback" not in one.text()

@@ -49,7 +49,7 @@ class Served:
         self.compiled: set[Path] = set()
         self.port = free_port(0)
         (folder / "profile.json").write_text(json.dumps(profile))
-        (folder / "key").write_text("the-key\n")
+        (folder / "key").write_text("the-key\n")  # for clients
         if model is None:
             model = make_tiny_gpt_oss(folder / "model").path
         self.env = {
@@ -67,7 +67,7 @@ class Served:
             "SPARKFORGE_MODEL": str(model),
             "SPARKFORGE_MODEL_NAME": "tiny",
             "SPARKFORGE_SHARE": str(folder),
-            "SPARKFORGE_API_KEY_PATH": str(folder / "key"),
+            "VLLM_API_KEY": "the-key",
             "SPARKFORGE_HANG_SECONDS": str(HANG_S),
         }
         self.env.pop("SPARKFORGE_PROFILE", None)  # the default choice

@@ -146,7 +146,6 @@ def test_a_huge_body_is_refused(server: Served, piece: int) -> None:
         timeout=PATIENCE_S,
     )
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
-    assert "SPARKFORGE_MAX_BODY_MIB" in reply.text
     stays_well(server, 0.1)
 
 

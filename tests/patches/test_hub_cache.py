@@ -20,7 +20,7 @@ try:
 except PermissionError:
     pass
 quiet = lambda words: None
-folder = hub.fetch("{REPOSITORY}", "{REVISION}", os.environ, quiet, quiet).folder
+folder = hub.fetch("{REPOSITORY}", "{REVISION}", os.environ, quiet)
 try:
     files = [hf_hub_download("{REPOSITORY}", name, revision="{REVISION}")
              for name in ("config.json", "model.safetensors")]

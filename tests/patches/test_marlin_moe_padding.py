@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.inspect.perf.traffic import Moe, padded_dense, padded_experts
 from sparkforge.series import series
-from sparkforge.serving.traffic import Moe, padded_dense, padded_experts
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import run_module
 from tests.patches.releases import release_file

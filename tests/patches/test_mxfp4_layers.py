@@ -19,7 +19,8 @@ import pytest
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tensors import to_bf16
 from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint
-from sparkforge.serving import backends, plugin
+from sparkforge.serving import backends
+from sparkforge.serving.arguments import for_plugin
 from tests.patches import mx_reference as mx
 from tests.patches.probing import PROMPT, relative_distance, result_of, runner
 
@@ -114,7 +115,7 @@ def probe(
         "head": str(folder / "head.npy"),
         "ranks": RANKS,
         "layers": [*PARSED, *WRONG_LAYERS],
-        "command line": plugin.for_plugin(["--mxfp4-layers", "o,lm_head=mxfp8"]),
+        "command line": for_plugin(["--mxfp4-layers", "o,lm_head=mxfp8"]),
         "capabilities": [[7, 5], [8, 0], [9, 0], [10, 0], [12, 0], [12, 1]],
         "shapes": [[5120, 2880], [2880, 4096], [201088, 2880]],
     }

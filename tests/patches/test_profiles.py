@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from sparkforge.pins import pins
-from sparkforge.serving import backends, choices, command, plugin
-from sparkforge.serving.document import Document
+from sparkforge.serving import backends, settings
+from sparkforge.serving import profile as profiles
+from sparkforge.serving.arguments import CONFIG, for_plugin
 from sparkforge.serving.profile import Profile
 from tests.patches.checkout import CHECKOUT
 from tests.patches.probing import run_module
@@ -33,18 +34,18 @@ WRONG = {
     "unknown value": ["--moe-backend", "nosuch"],
     "unknown option": ["--nosuch"],
     "unknown parser": ["--tool-call-parser", "nosuch", "--enable-auto-tool-choice"],
-    "unknown layers": plugin.for_plugin(["--mxfp4-layers", "nosuch"]),
-    "unknown option of the plugin": [plugin.CONFIG, '{"sparkforge": {"nosuch": 1}}'],
+    "unknown layers": for_plugin(["--mxfp4-layers", "nosuch"]),
+    "unknown option of the plugin": [CONFIG, '{"sparkforge": {"nosuch": 1}}'],
 }
 
 
 @pytest.fixture(scope="module")
 def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     options = {
-        f"{name} {choice}": plugin.for_plugin(
+        f"{name} {choice}": for_plugin(
             [
-                *command.serve("m", Path("/s"), [])[3:],
-                *choices.pick(Profile.of(Document(name, DOCUMENTS[name])), choice, "").options(),
+                *settings.serve("m", [])[3:],
+                *profiles.pick(Profile.model_validate(DOCUMENTS[name]), choice, "").options(),
                 "--gpu-memory-utilization",
                 "0.74",
             ]
@@ -162,7 +163,8 @@ def test_the_harmony_vocabulary_is_in_the_package_and_is_the_pinned_one(
     patched_python: Path, tmp_path: Path
 ) -> None:
     pinned = PINS.vocabularies["harmony"].sha256
-    code = f"from sparkforge.serving import vocabulary as v; v.check({pinned!r}); print('same')"
+    code = "from sparkforge.serving.checkpoint import check_vocabulary as check;"
+    code += f" check({pinned!r}); print('same')"
     good = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     bad = good | {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}
     (tmp_path / "o200k_base.tiktoken").write_text("QQ== 0\n")

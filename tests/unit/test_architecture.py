@@ -16,7 +16,7 @@ MODULES = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAG
 # sparkforge is
 STARTS_PROCESSES = {
     "core/run.py",
-    "serving/session.py",
+    "serving/processes.py",
     "serving/triton_driver.py",
 }
 STARTING = re.compile(
@@ -30,7 +30,7 @@ _BUILD = {*_BASE, "sources", "series", "wheels", "runtime", "checkpoints", "serv
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "store": {"core"},
-    "pins": {"core"},
+    "pins": {"core", "serving"},  # a profile is read by both
     "checkpoints": {"serving"},  # trial.py writes what serving/preflight.py reads
     "runtime": {"core", "store"},
     "sources": _BASE,

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from sparkforge.core.errors import ProofError
 from sparkforge.inspect.perf.kernelwork import Work
 from sparkforge.inspect.perf.machines import SCHEDULERS, Machine
-from sparkforge.inspect.proofs.flow import WARP
-from sparkforge.serving.shapes import Shape
-from sparkforge.serving.traffic import (
+from sparkforge.inspect.perf.traffic import (
     Format,
+    Shape,
     distinct_experts,
     padded_experts,
     weight_bytes,
 )
+from sparkforge.inspect.proofs.flow import WARP
 
 MOST_SHARE = 0.6
 """Limit for all else as a share of memory's time: 40 % to spare."""

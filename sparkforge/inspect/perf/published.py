@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkforge.serving.traffic import Setup
+from sparkforge.inspect.perf.traffic import Setup
 
 READ_ON = "2026-11-20"
 

@@ -1,7 +1,7 @@
 """Ceilings of decoding speed: a memory's bandwidth divided by the bytes of a step.
 
 A ceiling is neither a measurement nor a promise: no engine can be faster, and its distance from it
-is unknown. ``serving/traffic.py`` counts the bytes.
+is unknown. ``inspect/perf/traffic.py`` counts the bytes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sparkforge.core.errors import UsageError
-from sparkforge.serving import traffic
-from sparkforge.serving.shapes import Shape
-from sparkforge.serving.traffic import BF16_BYTES, GB, Bytes, Format, Kind, weight_bytes
+from sparkforge.inspect.perf import traffic
+from sparkforge.inspect.perf.traffic import BF16_BYTES, GB, Bytes, Format, Kind, Shape, weight_bytes
 
 
 def parse_layers(text: str) -> Mapping[Kind, Format]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sparkforge.core import pages
 from sparkforge.inspect.perf.rooflinetable import Case, Row, compared, rows
+from sparkforge.inspect.perf.traffic import GB
 from sparkforge.inspect.plot import ticks
-from sparkforge.serving.traffic import GB
 
 _PARTS = (
     ("experts", "#3b6ea5"),

@@ -16,9 +16,8 @@ from sparkforge.inspect.perf.machines import GB10, SUSTAINED_GB_S
 from sparkforge.inspect.perf.published import FIGURES, READ_ON, Figure
 from sparkforge.inspect.perf.roofline import ceiling, parse_layers
 from sparkforge.inspect.perf.shapes import SHAPES
+from sparkforge.inspect.perf.traffic import GB, Bytes, KvCache, Moe, Setup, Shape, step_bytes
 from sparkforge.pins.pins import Target
-from sparkforge.serving.shapes import Shape
-from sparkforge.serving.traffic import GB, Bytes, KvCache, Moe, Setup, step_bytes
 
 NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
 CONTEXT = 2048

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparkforge.serving.shapes import Shape
+from sparkforge.inspect.perf.traffic import Shape
 
 SHAPES: Mapping[str, Shape] = {
     "gpt-oss-120b": Shape(

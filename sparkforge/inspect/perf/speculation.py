@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sparkforge.inspect.perf.roofline import parse_layers
-from sparkforge.serving.shapes import Shape
-from sparkforge.serving.traffic import Bytes, Setup, distinct_experts, step_bytes
+from sparkforge.inspect.perf.traffic import Bytes, Setup, Shape, distinct_experts, step_bytes
 
 TOKENS = range(2, 9)
 PROFILES: tuple[tuple[str, str], ...] = (

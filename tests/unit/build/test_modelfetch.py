@@ -147,7 +147,7 @@ def test_dry_run_starts_nothing(
         ('{"error": "no network", "code": 68}', 68, FetchError),
         ('{"error": "the disk is full", "code": 73}', 73, StoreError),
         ('{"error": "no token", "code": 78}', 78, FetchError),
-        ("python: can't open file 'fetching.py'", 2, EngineError),
+        ("python: can't open file 'hub.py'", 2, EngineError),
         ("", 125, EngineError),
     ],
 )

@@ -17,8 +17,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.inspect.perf import launches, rooflinepicture, rooflinetable, speculation
 from sparkforge.inspect.perf.roofline import ceiling, checkpoint, parse_layers
 from sparkforge.inspect.perf.shapes import SHAPES
-from sparkforge.pins import pins
-from sparkforge.serving.traffic import (
+from sparkforge.inspect.perf.traffic import (
     GB,
     MOE_MULTIPLES,
     Moe,
@@ -30,6 +29,7 @@ from sparkforge.serving.traffic import (
     step_bytes,
     weight_bytes,
 )
+from sparkforge.pins import pins
 from tests.support import ROOT
 
 BIG, SMALL = SHAPES["gpt-oss-120b"], SHAPES["gpt-oss-20b"]

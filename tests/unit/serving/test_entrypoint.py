@@ -6,30 +6,19 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkforge.build.packs import compiling, modules
+from sparkforge.build.packs import modules
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
-from sparkforge.serving import (
-    checks,
-    command,
-    compilers,
-    devices,
-    door,
-    hub,
-    memory,
-    packed,
-    pagecache,
-    starts,
-    supervise,
-)
+from sparkforge.serving import checkpoint, devices, door, hub, memory, settings, state, supervise
 from sparkforge.serving.errors import (
-    EX_CANTCREAT,
     EX_CONFIG,
     EX_DATAERR,
     EX_NOHOST,
@@ -37,72 +26,45 @@ from sparkforge.serving.errors import (
     EX_UNAVAILABLE,
     StartError,
 )
-from sparkforge.serving.hub import Snapshot
+from sparkforge.serving.memory import GIB
+from sparkforge.serving.profile import Profile
+from sparkforge.serving.settings import Variables
 from tests.support import ROOT, load_script
 
-VARIABLES = (
-    "MODEL_REVISION",
-    "MODEL_NAME",
-    "LISTEN_PORT",
-    "PROFILE",
-    "SERVE_ARGS",
-    "EXTRA_ARGS",
-    "MXFP4_LAYERS",
-    "GPU_MEMORY_UTILIZATION",
-    "BACKEND_CHECK",
-    "HANG_SECONDS",
-    "API_KEY_PATH",
-    "BIND",
-    "ALLOW_OPEN",
-    "START_LIMIT",
-    "RESTART",
-    "MEMORY_GUARD",
-    "MEMORY_MARKS",
-    "PREFLIGHT",
-    "SHARE",
-)
+FOLDER = "/hub/snapshots/abc"
+SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
 
 
 class Door:
-    """A front door that is not there."""
+    """A front door that does not exist."""
 
     died = False
 
     def __init__(self, rules: door.Rules) -> None:
         self.rules = rules
-        self.said: list[str] = []
 
     def refuse(self, short: bool) -> None:
-        self.said.append(f"refuse {short}")
-
-    def stall(self, stalled: bool) -> None:
-        self.said.append(f"stall {stalled}")
-
-    def ready(self) -> None:
-        self.said.append("ready")
+        pass
 
     def close(self) -> None:
-        self.said.append("close")
+        pass
 
 
 @pytest.fixture
 def entrypoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The module, in an environment of its own; the server is not run."""
-    module = load_script("entrypoint")
-    for name in VARIABLES:
-        monkeypatch.delenv(f"SPARKFORGE_{name}", raising=False)
-    for name in ("VLLM_API_KEY", "MAX_JOBS"):
-        monkeypatch.delenv(name, raising=False)
+    """The module, in an environment of its own; nothing is downloaded, and no server is run."""
+    for name in (*os.environ, "VLLM_API_KEY", "MAX_JOBS"):
+        if name.startswith("SPARKFORGE_") or name in ("VLLM_API_KEY", "MAX_JOBS"):
+            monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("SPARKFORGE_LISTEN_HOST", "127.0.0.1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
-    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "vllm")
     monkeypatch.setattr(shutil, "which", lambda name, **options: f"/usr/bin/{name}")
     monkeypatch.setattr(devices, "unified_bytes", lambda: None)
     monkeypatch.setattr(door, "Door", Door)
-    return module
+    monkeypatch.setattr(hub, "fetch", lambda *words: Path(FOLDER))
+    return load_script("entrypoint")
 
 
 def plan_of(
@@ -126,149 +88,50 @@ def profile(tmp_path: Path, **keys: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ("--mxfp4-layers qkv,o", ["--mxfp4-layers", "qkv,o"]),
-        ("--hf-overrides '{\"a\": 1}'", ["--hf-overrides", '{"a": 1}']),
-        ("", []),
-        (None, []),
-    ],
-)
-def test_extra_arguments_stand_between_the_targets_and_the_callers(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, extra: str | None, words: list[str]
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_SERVE_ARGS", "--max-model-len 9")
-    if extra is not None:
-        monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", extra)
-    plan = plan_of(entrypoint, monkeypatch, ["--max-num-seqs", "4"])
-    assert plan.command == [
-        *command.serve("some/model", door.engine_socket(), []),
-        *("--max-model-len", "9", *words, "--max-num-seqs", "4"),
-    ]
-
-
-def test_the_profiles_options_come_first_and_its_backends_are_expected(
+def test_options_are_those_of_profile_target_and_user(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
-    path = profile(
-        tmp_path, moe_backend="marlin", expect={"moe": "MARLIN", "attention": "TRITON_ATTN"}
-    )
+    expect = {"moe": "MARLIN", "attention": "TRITON_ATTN"}
+    path = profile(tmp_path, moe_backend="marlin", expect=expect)
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)
-    monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", "qkv")
+    monkeypatch.setenv("SPARKFORGE_SERVE_ARGS", "--max-model-len 9")
+    monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--hf-overrides '{\"a\": 1}'")
     plan = plan_of(entrypoint, monkeypatch, ["--attention-backend=FLASHINFER"])
-    assert plan.command[6:] == [
-        "--moe-backend",
-        "marlin",
-        "--mxfp4-layers=qkv",
-        "--attention-backend=FLASHINFER",
+    assert plan.command == [
+        *settings.serve(FOLDER, ["--served-model-name=some/model"]),
+        *("--moe-backend", "marlin", "--max-model-len", "9"),
+        *("--hf-overrides", '{"a": 1}', "--attention-backend=FLASHINFER"),
     ]
     # who names another attention backend gets it
     assert plan.expected == {"moe": "MARLIN"}
     assert plan.strict
 
 
-CHOICES = {
-    "choices": {"exact": {}, "fast": {"mxfp4_layers": "qkv,o,lm_head"}},
-    "choice": "exact",
-    "expect": {"moe": "MARLIN", "linear": "DECODE"},
-}
-
-
 @pytest.mark.parametrize(
-    ("chosen", "variables", "arguments", "layers"),
-    [
-        (None, {}, [], []),
-        ("exact", {}, [], []),
-        ("fast", {}, [], ["--mxfp4-layers", "qkv,o,lm_head"]),
-        # where nobody chose, other settings of layers count as ever
-        (None, {"MXFP4_LAYERS": "qkv"}, [], ["--mxfp4-layers=qkv"]),
-        (None, {}, ["--mxfp4-layers", "o"], ["--mxfp4-layers", "o"]),
-        (
-            "fast",
-            {"MXFP4_LAYERS": "o,qkv,lm_head"},
-            [],
-            ["--mxfp4-layers", "qkv,o,lm_head", "--mxfp4-layers=o,qkv,lm_head"],
-        ),
-    ],
+    ("chosen", "layers"),
+    [(None, []), ("exact", []), ("fast", ["--mxfp4-layers", "qkv,o"]), ("", None)],
 )
-def test_a_choice_of_the_images_profile_is_taken_by_its_name(
+def test_a_choice_of_the_images_profile(
     monkeypatch: pytest.MonkeyPatch,
     entrypoint: Any,
     tmp_path: Path,
     chosen: str | None,
-    variables: dict[str, str],
-    arguments: list[str],
-    layers: list[str],
+    layers: list[str] | None,
 ) -> None:
-    profile(tmp_path, **CHOICES)
+    choices = {"exact": {}, "fast": {"mxfp4_layers": "qkv,o"}}
+    expect = {"moe": "MARLIN", "linear": "DECODE"}
+    profile(tmp_path, choices=choices, choice="exact", max_num_seqs=3, expect=expect)
     monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
-    for name, value in {**variables, **({"PROFILE": chosen} if chosen else {})}.items():
-        monkeypatch.setenv(f"SPARKFORGE_{name}", value)
-    plan = plan_of(entrypoint, monkeypatch, arguments)
-    assert plan.command[6:] == layers
+    if chosen is not None:
+        monkeypatch.setenv("SPARKFORGE_PROFILE", chosen)
+    plan = plan_of(entrypoint, monkeypatch, [])
+    if layers is None:  # no profile
+        assert (plan.command[7:], plan.expected) == ([], {})
+        return
+    assert plan.command[7:] == ["--max-num-seqs", "3", *layers]
     assert set(plan.expected) == ({"moe", "linear"} if layers else {"moe"})
-
-
-def test_the_line_of_the_choice_comes_before_the_command(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    profile(tmp_path, **CHOICES)
-    model = make_tiny_gpt_oss(tmp_path / "model").path
-    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
-    monkeypatch.setenv("SPARKFORGE_MODEL", str(model))
-    plan_of(entrypoint, monkeypatch, [])
-    said = capsys.readouterr().err
-    assert "entrypoint: profile exact: a token reads 0.00" in said
-    assert "; with fast 0.00" in said
-    assert said.index("profile exact") < said.index("vllm serve")
-
-
-@pytest.mark.parametrize(
-    ("chosen", "layers", "arguments", "words"),
-    [
-        (
-            "fats",
-            "",
-            [],
-            "SPARKFORGE_PROFILE 'fats': no such profile: did you mean fast? use exact",
-        ),
-        ("mine.json", "", [], "SPARKFORGE_PROFILE 'mine.json': no such profile: use exact or fast"),
-        (
-            "fast",
-            "qkv",
-            [],
-            "SPARKFORGE_PROFILE=fast quantises qkv,o,lm_head, but SPARKFORGE_MXFP4_L",
-        ),
-        (
-            "exact",
-            "",
-            ["--mxfp4_layers=o"],
-            "=exact quantises no layers, but --mxfp4-layers is 'o'",
-        ),
-    ],
-)
-def test_a_choice_that_is_none_or_is_contradicted_is_one_error(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    chosen: str,
-    layers: str,
-    arguments: list[str],
-    words: str,
-) -> None:
-    profile(tmp_path, **CHOICES)
-    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
-    monkeypatch.setenv("SPARKFORGE_PROFILE", chosen)
-    monkeypatch.setenv("SPARKFORGE_MXFP4_LAYERS", layers)
-    assert entrypoint.main(arguments) == EX_CONFIG
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+    monkeypatch.setenv("SPARKFORGE_PROFILE", "fats")
+    assert entrypoint.main([]) == EX_CONFIG
 
 
 @pytest.mark.parametrize(
@@ -289,22 +152,13 @@ def test_the_check_of_backends_can_be_loosened(
     assert (plan.strict, plan.expected) == (strict, expected)
 
 
-def test_an_unknown_kind_of_check_is_refused(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "Fail")
-    assert entrypoint.main([]) == EX_CONFIG
-    assert "use fail, warn or off" in capsys.readouterr().err
-
-
 def test_without_a_compiler_a_cpu_is_served_without_torch_compile(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **options: None)
     plan = plan_of(entrypoint, monkeypatch, [])
     assert plan.command[-1] == "--enforce-eager"
     assert plan.variables["TORCH_COMPILE_DISABLE"] == "1"
-    assert "serving without torch.compile" in capsys.readouterr().err
 
 
 def gpu_without_compilers(
@@ -314,29 +168,23 @@ def gpu_without_compilers(
     monkeypatch.setattr(shutil, "which", lambda name, **options: None)
     monkeypatch.setattr(devices, "capabilities", lambda: [device])
     names = tuple(one.name for one in modules.chosen("default"))
-    monkeypatch.setattr(packed, "installed", lambda: packed.Pack("sm121f", names))
+    monkeypatch.setattr(devices, "installed", lambda: devices.Pack("sm121f", names))
     path = profile(tmp_path, cuda_arch="12.1", attention_backend="FLASHINFER")
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)
     monkeypatch.setenv("SPARKFORGE_PREFLIGHT", "off")
 
 
-def test_a_gpu_is_served_by_its_pack_without_compilers_and_with_torch_compile(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_gpu_is_served_by_its_pack_with_torch_compile(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
     gpu_without_compilers(monkeypatch, tmp_path, (12, 1))
     plan = plan_of(entrypoint, monkeypatch, [])
     assert "--enforce-eager" not in plan.command
     assert "TORCH_COMPILE_DISABLE" not in plan.variables
     assert plan.variables["FLASHINFER_DISABLE_JIT"] == "1"
-    said = capsys.readouterr().err
-    assert "and compiles no other" in said
-    assert "MAX_JOBS" not in said
 
 
-def test_what_no_module_is_there_for_ends_the_start_before_the_model_is_loaded(
+def test_missing_flashinfer_module_fails_before_load(
     monkeypatch: pytest.MonkeyPatch,
     entrypoint: Any,
     tmp_path: Path,
@@ -344,59 +192,33 @@ def test_what_no_module_is_there_for_ends_the_start_before_the_model_is_loaded(
 ) -> None:
     gpu_without_compilers(monkeypatch, tmp_path, (12, 1))
     assert entrypoint.main(["--kv-cache-dtype", "fp8_e5m2"]) == EX_CONFIG
-    assert "error: --kv-cache-dtype fp8_e5m2: this image lacks" in capsys.readouterr().err
+    assert "error: --kv-cache-dtype fp8_e5m2: " in capsys.readouterr().err
     monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "warn")
     plan_of(entrypoint, monkeypatch, ["--kv-cache-dtype", "fp8_e5m2"])
-    assert "warning: --kv-cache-dtype fp8_e5m2: this image lacks" in capsys.readouterr().err
 
 
-def test_a_pack_for_another_device_ends_the_start_unless_triton_computes_attention(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_pack_for_another_device_needs_attention_by_triton(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
     gpu_without_compilers(monkeypatch, tmp_path, (12, 0))
     assert entrypoint.main([]) == EX_CONFIG
-    said = capsys.readouterr().err
-    assert "error: attention by FlashInfer: this image has none for this device" in said
-    assert "--attention-backend TRITON_ATTN" in said
     plan_of(entrypoint, monkeypatch, ["--attention-backend", "TRITON_ATTN"])
-    assert "so vLLM cannot use FlashInfer" in capsys.readouterr().err
 
 
-def test_without_a_device_no_server_is_started_but_where_the_user_wants_it(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_without_a_device_the_user_must_agree(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch="12.1"))
     monkeypatch.setattr(devices, "capabilities", list)
     assert entrypoint.main([]) == EX_UNAVAILABLE
-    assert "error: no CUDA device is visible in this container" in capsys.readouterr().err
-    for check, said in (("warn", "warning: no CUDA device"), ("off", "")):
+    for check in ("warn", "off"):
         monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", check)
         plan_of(entrypoint, monkeypatch, [])
-        told = capsys.readouterr().err
-        assert said in told if said else "CUDA" not in told
-    monkeypatch.setenv("SPARKFORGE_BACKEND_CHECK", "fail")
-    monkeypatch.setattr(devices, "capabilities", lambda: [(9, 0)])
-    monkeypatch.setenv("SPARKFORGE_PREFLIGHT", "off")
-    plan_of(entrypoint, monkeypatch, [])
-    assert "for devices of compute capability 12.1, not 9.0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("code", "waits"), [(EX_NOHOST, False), (EX_CANTCREAT, False), (EX_DATAERR, True)]
-)
-def test_a_failed_download_is_one_line_and_no_failed_start(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    code: int,
-    waits: bool,
+@pytest.mark.parametrize(("code", "waits"), [(EX_NOHOST, False), (EX_DATAERR, True)])
+def test_a_failed_download_is_no_failed_start(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, code: int, waits: bool
 ) -> None:
     def fetch(model: str, revision: str, *more: object) -> None:
         assert (model, revision) == ("some/model", "abc")
@@ -404,34 +226,15 @@ def test_a_failed_download_is_one_line_and_no_failed_start(
 
     waited: list[object] = []
     monkeypatch.setattr(hub, "fetch", fetch)
-    monkeypatch.setattr(starts, "wait", waited.append)
-    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "")
+    monkeypatch.setattr(state, "wait", waited.append)
     monkeypatch.setenv("SPARKFORGE_RESTART", "unless-stopped")
     assert entrypoint.main(["--revision", "abc"]) == code
-    assert "entrypoint: error: the network is down\n" in capsys.readouterr().err
     assert bool(waited) == waits
     assert not list(tmp_path.rglob("starts-*"))
 
 
-def test_vllm_gets_the_folder_and_clients_the_models_name(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
-) -> None:
-    found = Snapshot(Path("/hub/snapshots/abc"), "abc")
-    monkeypatch.setattr(hub, "fetch", lambda *words: found)
-    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "entrypoint")
-    monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "abc")
-    command = plan_of(entrypoint, monkeypatch, []).command
-    assert command[2] == "/hub/snapshots/abc"
-    assert command[6:] == ["--served-model-name=some/model"]
-    monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "mine")
-    assert plan_of(entrypoint, monkeypatch, []).command[6:] == ["--served-model-name=mine"]
-
-
 def test_a_device_is_tried_once_before_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
     folder = tmp_path / "share" / "preflight"
     folder.mkdir(parents=True)
@@ -440,16 +243,11 @@ def test_a_device_is_tried_once_before_the_model(
     monkeypatch.setattr(devices, "capabilities", lambda: [(12, 1)])
     monkeypatch.setattr(devices, "driver", lambda: "580.95.05, CUDA 13.0")
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
-    monkeypatch.setenv(
-        "SPARKFORGE_PROFILE",
-        profile(
-            tmp_path,
-            cuda_arch="12.1",
-            moe_backend="marlin",
-            max_model_len=131072,
-            expect={"moe": "MARLIN", "linear": "MARLIN"},
-        ),
+    expect = {"moe": "MARLIN", "linear": "MARLIN"}
+    path = profile(
+        tmp_path, cuda_arch="12.1", moe_backend="marlin", max_model_len=131072, expect=expect
     )
+    monkeypatch.setenv("SPARKFORGE_PROFILE", path)
     plans: list[supervise.Plan] = []
     codes = iter([1, 0, 7, 7])
 
@@ -458,8 +256,7 @@ def test_a_device_is_tried_once_before_the_model(
         return supervise.End(next(codes))
 
     monkeypatch.setattr(supervise, "run", run)
-    assert entrypoint.main([]) == EX_CONFIG  # the first trial fails, and no model is looked at
-    assert "the preflight failed (exit code 1)" in capsys.readouterr().err
+    assert entrypoint.main([]) == EX_CONFIG  # the first trial fails, and nothing is downloaded
     assert entrypoint.main([]) == 7
     first, second, real = plans
     assert first.trial is not None
@@ -468,33 +265,18 @@ def test_a_device_is_tried_once_before_the_model(
     assert "131072" not in second.command
     assert second.expected == {"moe": "MARLIN"}
     assert second.variables["TRITON_CACHE_DIR"].startswith(str(tmp_path / "jit"))
-    assert (real.trial, real.command[2]) == (None, "some/model")
-    assert entrypoint.main([]) == 7
-    assert "passed before" in capsys.readouterr().err
+    assert (real.trial, real.command[2]) == (None, FOLDER)
+    assert entrypoint.main([]) == 7  # it passed before
     assert len(plans) == 4
     assert plans[3].trial is None
 
 
-def test_an_empty_profile_variable_means_none(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
-) -> None:
-    profile(tmp_path, max_num_seqs=3)
-    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
-    assert plan_of(entrypoint, monkeypatch, []).command[6:] == ["--max-num-seqs", "3"]
-    monkeypatch.setenv("SPARKFORGE_PROFILE", "")
-    assert plan_of(entrypoint, monkeypatch, []).command[6:] == []
-
-
-SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
-
-
 @pytest.mark.parametrize(
-    ("arguments", "share", "words"),
+    ("arguments", "words"),
     [
-        ([], None, ["--gpu-memory-utilization", "0.74"]),
-        ([], "0.5", ["--gpu-memory-utilization", "0.5"]),
-        (["--gpu_memory_utilization=0.6"], None, ["--gpu_memory_utilization=0.6"]),
-        (["--kv-cache-memory-bytes", "9"], None, ["--kv-cache-memory-bytes", "9"]),
+        ([], ["--gpu-memory-utilization", "0.74"]),
+        (["--gpu_memory_utilization=0.6"], ["--gpu_memory_utilization=0.6"]),
+        (["--kv-cache-memory-bytes", "9"], ["--kv-cache-memory-bytes", "9"]),
     ],
 )
 def test_the_share_of_memory_is_computed_unless_it_is_given(
@@ -502,60 +284,47 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
     entrypoint: Any,
     tmp_path: Path,
     arguments: list[str],
-    share: str | None,
     words: list[str],
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
-    monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", "off")
-    if share:
-        monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", share)
-    reading = memory.Reading(total=120 * memory.GIB, available=101 * memory.GIB)
-    monkeypatch.setattr(memory, "read", lambda: reading)
-    assert plan_of(entrypoint, monkeypatch, arguments).command[6:] == words
+    reading = memory.Reading(total=120 * GIB, available=101 * GIB)
+    monkeypatch.setattr(memory, "read", lambda *root: reading)
+    assert plan_of(entrypoint, monkeypatch, arguments).command[7:] == words
 
 
-@pytest.mark.parametrize(("mode", "refuses"), [("", True), ("warn", False), ("off", False)])
+@pytest.mark.parametrize(("mode", "acts"), [("", True), ("warn", False), ("off", None)])
 def test_a_shared_memory_is_guarded(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, mode: str, refuses: bool
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, mode: str, acts: bool | None
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
-    monkeypatch.setenv("SPARKFORGE_GPU_MEMORY_UTILIZATION", "0.5")
     monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", mode)
-    plan = plan_of(entrypoint, monkeypatch, [])
-    assert (plan.guard is None) is (mode == "off")
-    assert plan.guard is None or plan.guard.acts is refuses
+    guard = plan_of(entrypoint, monkeypatch, ["--gpu-memory-utilization=0.5"]).guard
+    assert (None if guard is None else guard.acts) == acts
 
 
-def test_a_machine_of_two_needs_room_for_half_of_the_model(
+def test_each_of_two_machines_needs_room_for_half_of_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(devices, "unified_bytes", lambda: None)
-    reading = memory.Reading(total=120 * memory.GIB, available=60 * memory.GIB)
-    monkeypatch.setattr(memory, "read", lambda: reading)
-    plan = memory.MemoryPlan(**SPARK_MEMORY)
-    options, description = memory.options(plan, [], "", machines=2)
-    assert options == ["--gpu-memory-utilization", "0.40"]
-    assert description == "60.0 of 120.0 GiB are available: --gpu-memory-utilization 0.40"
+    reading = memory.Reading(total=120 * GIB, available=60 * GIB)
+    monkeypatch.setattr(memory, "read", lambda *root: reading)
+    plan = Profile.model_validate({"memory": SPARK_MEMORY}).memory
+    assert memory.options(plan, [], machines=2)[0] == ["--gpu-memory-utilization", "0.40"]
     with pytest.raises(memory.MemoryShortError):
-        memory.options(plan, [], "", machines=1)
+        memory.options(plan, [], machines=1)
 
 
 def test_too_little_memory_ends_a_start_before_the_download(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
     def fetch(*words: object) -> None:
-        raise AssertionError("65 GB are fetched")
+        raise AssertionError("65 GB are downloaded")
 
-    reading = memory.Reading(total=120 * memory.GIB, available=80 * memory.GIB)
-    monkeypatch.setattr(memory, "read", lambda: reading)
+    reading = memory.Reading(total=120 * GIB, available=80 * GIB)
+    monkeypatch.setattr(memory, "read", lambda *root: reading)
     monkeypatch.setattr(hub, "fetch", fetch)
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
-    monkeypatch.setenv("SPARKFORGE_DOWNLOAD", "entrypoint")
     assert entrypoint.main([]) == EX_CONFIG
-    assert "error: 80.0 of 120.0 GiB are available; 12 are kept" in capsys.readouterr().err
 
 
 def test_without_counters_a_busy_server_is_not_ended(
@@ -565,21 +334,17 @@ def test_without_counters_a_busy_server_is_not_ended(
     assert plan_of(entrypoint, monkeypatch, ["--disable-log-stats"]).hang_s == 0
 
 
-def test_the_key_reaches_the_front_door_and_no_log(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_no_key_reaches_the_log(
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "key").write_text("very-secret\n")
-    monkeypatch.setenv("SPARKFORGE_API_KEY_PATH", str(tmp_path / "key"))
-    monkeypatch.setenv("SPARKFORGE_EXTRA_ARGS", "--seed 1")
-    plan = plan_of(entrypoint, monkeypatch, ["--hf-token=token-secret"])
-    assert "very-secret" not in plan.variables.values()
-    assert "very-secret" not in door.configuration(door.rules(os.environ), "outer")
+    monkeypatch.setenv("VLLM_API_KEY", "very-private")
+    plan = plan_of(entrypoint, monkeypatch, ["--hf-token=token-private"])
+    assert "very-private" not in plan.variables.values()
+    rules = door.rules(Variables.read(os.environ), os.environ)
+    assert "very-private" not in door.configuration(rules, "outer")
     said = capsys.readouterr()
-    assert "secret" not in said.out + said.err
-    assert "--seed 1 '--hf-token=***'" in said.err
+    assert "private" not in said.out + said.err
+    assert "'--hf-token=***'" in said.err
 
 
 @pytest.mark.parametrize(
@@ -588,18 +353,17 @@ def test_the_key_reaches_the_front_door_and_no_log(
         (["--api-key", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--seed", "1", "--api_key=my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--port", "9000"], "SPARKFORGE_PORT"),
-        (["--ssl-keyfile=/k"], "use a proxy for TLS"),
+        (["--ssl-keyfile=/k"], "proxy for TLS"),
+        (["--ssl_keyfile=/k"], "proxy for TLS"),
         (["--api-ke", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--por=9000"], "SPARKFORGE_PORT"),
-        (["--host", "192.168.1.4"], "SPARKFORGE_BIND"),
         (["--host=127.0.0.1"], "SPARKFORGE_BIND"),
-        (["--uds", "/tmp/x"], "uses that socket"),
-        (["--grpc"], "nothing would check"),
+        (["--uds", "/tmp/x"], "socket"),
+        (["--grpc"], "requests"),
         (["--config", "f.yaml"], "SPARKFORGE_EXTRA_ARGS"),
         (["--allowed-origins", '["*"]'], "SPARKFORGE_ORIGINS"),
     ],
 )
-@pytest.mark.parametrize("role", ["", "head", "worker"])
 @pytest.mark.parametrize("where", ["SPARKFORGE_SERVE_ARGS", "SPARKFORGE_EXTRA_ARGS", ""])
 def test_options_that_open_another_way_are_refused(
     monkeypatch: pytest.MonkeyPatch,
@@ -607,11 +371,8 @@ def test_options_that_open_another_way_are_refused(
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     hint: str,
-    role: str,
     where: str,
 ) -> None:
-    for name, value in {"ROLE": role, "HEAD": "::1", "WORKER": "::2", "IFNAME": "lo"}.items():
-        monkeypatch.setenv(f"SPARKFORGE_CLUSTER_{name}", value)
     if where:
         monkeypatch.setenv(where, shlex.join(words))
         words = []
@@ -622,34 +383,22 @@ def test_options_that_open_another_way_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value"),
     [
-        ("EXTRA_ARGS", '--hf-token "my-secret', "SPARKFORGE_EXTRA_ARGS is not valid shell"),
-        ("SERVE_ARGS", "--seed '1", "SPARKFORGE_SERVE_ARGS is not valid shell"),
-        ("LISTEN_PORT", "abc", "SPARKFORGE_LISTEN_PORT is 'abc': use 1 to 65535"),
-        ("LISTEN_PORT", "0", "SPARKFORGE_LISTEN_PORT is '0'"),
-        ("LISTEN_PORT", "65536", "SPARKFORGE_LISTEN_PORT is '65536'"),
-        ("LISTEN_PORT", "8" * 5000, "use 1 to 65535"),
-        ("MODEL", "--api-key=my-secret", "SPARKFORGE_MODEL begins with -"),
-        ("MODEL_NAME", "a\udcff", "SPARKFORGE_MODEL_NAME is not UTF-8 text"),
-        (
-            "GPU_MEMORY_UTILIZATION",
-            "lots",
-            "SPARKFORGE_GPU_MEMORY_UTILIZATION is 'lots': use a num",
-        ),
-        ("GPU_MEMORY_UTILIZATION", "5", "SPARKFORGE_GPU_MEMORY_UTILIZATION is '5': use a number"),
-        ("GPU_MEMORY_UTILIZATION", "nan", "SPARKFORGE_GPU_MEMORY_UTILIZATION is 'nan': use a num"),
-        (
-            "MXFP4_LAYERS",
-            "--host 0.0.0.0",
-            "SPARKFORGE_MXFP4_LAYERS is '--host 0.0.0.0': use a list",
-        ),
-        (
-            "API_KEY_PATH",
-            "/nowhere/key",
-            "SPARKFORGE_API_KEY_PATH names /nowhere/key, and there is",
-        ),
-        ("START_LIMIT", "some", "SPARKFORGE_START_LIMIT is 'some': use a number"),
+        ("EXTRA_ARGS", '--hf-token "my-secret'),
+        ("SERVE_ARGS", "--seed '1"),
+        ("LISTEN_PORT", "abc"),
+        ("LISTEN_PORT", "0"),
+        ("LISTEN_PORT", "8" * 5000),
+        ("LISTEN_HOST", "192.168.1.4"),
+        ("MODEL", "--api-key=my-secret"),
+        ("BACKEND_CHECK", "Fail"),
+        ("WARM_UP", "quick"),
+        ("HANG_SECONDS", "a minute"),
+        ("HANG_SECONDS", "-1"),
+        ("HANG_SECONDS", "nan"),
+        ("ALLOW_OPEN", "perhaps"),
+        ("ORIGINS", "http://x;y"),
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(
@@ -658,34 +407,31 @@ def test_a_variable_that_cannot_be_used_is_named(
     capsys: pytest.CaptureFixture[str],
     variable: str,
     value: str,
-    said: str,
 ) -> None:
     monkeypatch.setenv(f"SPARKFORGE_{variable}", value)
     assert entrypoint.main([]) == EX_CONFIG
-    err = capsys.readouterr().err
-    assert said in err
-    assert "my-secret" not in err
+    said = capsys.readouterr().err
+    assert f"SPARKFORGE_{variable}" in said
+    assert said.count("\n") == 1
+    assert variable == "MODEL" or "my-secret" not in said
 
 
 def test_empty_variables_mean_the_defaults(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
-    for name in ("LISTEN_PORT", "EXTRA_ARGS", "HANG_SECONDS"):
+    for name in ("LISTEN_PORT", "EXTRA_ARGS", "HANG_SECONDS", "WARM_UP", "ALLOW_OPEN"):
         monkeypatch.setenv(f"SPARKFORGE_{name}", "")
-    command = plan_of(entrypoint, monkeypatch, [""]).command
-    assert command[2:4] == ["some/model", "--uds"]
-    monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
-    monkeypatch.setenv("SPARKFORGE_JIT_BUDGET_GIB", "1e308")
-    assert str(tmp_path) in plan_of(entrypoint, monkeypatch, []).variables["TRITON_CACHE_DIR"]
-    monkeypatch.setenv("HF_HOME", "~nobody-of-that-name")
-    assert plan_of(entrypoint, monkeypatch, []).hang_s == 60
+    for name in ("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        monkeypatch.setenv(name, "")
+    plan = plan_of(entrypoint, monkeypatch, [])
+    assert plan.hang_s == 60
+    assert not [name for name, value in plan.variables.items() if name[:3] == "HF_" and not value]
     monkeypatch.setenv("SPARKFORGE_MODEL", "")
-    assert entrypoint.main([]) == EX_NOINPUT  # /model is not there
+    assert entrypoint.main([]) == EX_NOINPUT  # /model does not exist
 
 
-@pytest.mark.parametrize("own", [False, True])
 def test_the_images_module_of_triton_is_in_the_servers_cache(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path, own: bool
+    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
     module = tmp_path / "share" / "triton" / "cuda_utils.so"
     module.parent.mkdir(parents=True)
@@ -697,154 +443,11 @@ def test_the_images_module_of_triton_is_in_the_servers_cache(
     monkeypatch.syspath_prepend(tmp_path / "installed")
     monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path / "share"))
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
-    if own:
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
     variables = plan_of(entrypoint, monkeypatch, []).variables
-    cache = Path(variables["TRITON_CACHE_DIR"])
-    assert cache.is_relative_to(tmp_path / ("own" if own else "jit"))
-    (found,) = cache.glob("*/cuda_utils.so")
+    (found,) = Path(variables["TRITON_CACHE_DIR"]).glob("*/cuda_utils.so")
+    assert found.is_relative_to(tmp_path / "jit")
     assert found.read_bytes() == module.read_bytes()
     assert variables["TRITON_LIBCUDA_PATH"] == str(module.parent)
-
-
-def test_the_health_check_asks_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load_script("healthcheck")
-    asked: list[Path] = []
-
-    def client(address: Path, *more: object) -> Any:
-        asked.append(address)
-        raise OSError
-
-    monkeypatch.setattr(module, "Client", client)
-    monkeypatch.setattr(module.state, "read", lambda: module.state.State(module.state.READY))
-    with pytest.raises(OSError, match=r"^$"):
-        module.check()
-    assert asked == [door.own_socket()]
-
-
-def test_a_name_that_looks_like_an_option_stays_a_name(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_MODEL_NAME", "--host")
-    monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "-x")
-    command = plan_of(entrypoint, monkeypatch, []).command
-    assert command[6:8] == ["--revision=-x", "--served-model-name=--host"]
-
-
-@pytest.mark.parametrize(
-    ("options", "own", "expected"),
-    [
-        (["--moe-backend", "flashinfer_cutlass"], "", "2"),  # 20.1 GiB beside the model
-        ([], "", "2"),  # vLLM chooses: it may be the same
-        (["--moe-backend=marlin"], "", "8"),
-        (["--moe-backend", "marlin", "--gpu-memory-utilization=0.9"], "", "2"),
-        (["--moe-backend", "marlin", "--gpu-memory-utilization=0.99"], "", "1"),
-        ([], "5", "5"),
-    ],
-)
-def test_compilers_at_once_are_those_that_fit_beside_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    options: list[str],
-    own: str,
-    expected: str,
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
-    monkeypatch.setenv("MAX_JOBS", own)
-    reading = memory.Reading(int(119.7 * memory.GIB), int(115.85 * memory.GIB))
-    monkeypatch.setattr(memory, "read", lambda: reading)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(20)))
-    assert plan_of(entrypoint, monkeypatch, options).variables["MAX_JOBS"] == expected
-
-
-def test_compilers_fit_into_the_containers_limit_too() -> None:
-    reading = memory.Reading(120 * memory.GIB, 115 * memory.GIB, 24 * memory.GIB, 8 * memory.GIB)
-    words = ["--moe-backend", "marlin", "--gpu-memory-utilization", "0.8"]
-    assert compilers.jobs(words, reading, unified=True, cpus=20) == 6  # (24 - 8 - 4) / 2
-    roomy = memory.Reading(120 * memory.GIB, 115 * memory.GIB, 112 * memory.GIB)
-    assert compilers.jobs(words, roomy, unified=True, cpus=20) == 7  # (115 - 96 - 4) / 2
-
-
-def test_a_card_of_its_own_memory_leaves_the_hosts_to_compilers() -> None:
-    reading = memory.Reading(64 * memory.GIB, 40 * memory.GIB)
-    words = ["--gpu-memory-utilization", "0.9"]
-    assert compilers.jobs(words, reading, unified=False, cpus=20) == 4
-    assert compilers.jobs(words, reading, unified=False, cpus=2) == 2
-    # the image has nothing of the driver's
-    assert compiling.LARGEST_GIB == compilers.LARGEST_GIB
-
-
-@pytest.mark.parametrize("own", ["lots", "0", "-1", "2.5"])
-def test_compilers_at_once_are_a_whole_number(
-    monkeypatch: pytest.MonkeyPatch, entrypoint: Any, capsys: pytest.CaptureFixture[str], own: str
-) -> None:
-    monkeypatch.setenv("MAX_JOBS", own)
-    assert entrypoint.main([]) == EX_CONFIG
-    assert f"error: MAX_JOBS is '{own}': use a whole number" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "words",
-        "[]",
-        '{"memory": 5}',
-        '{"memory": {"least_gib": "x"}}',
-        '{"expect": ["x"]}',
-        '{"cudagraph_capture_sizes": 5}',
-        '{"cudagraph_capture_sizes": [1, "x"]}',
-        '{"vocabulary_sha256": 5}',
-        '{"warm_up": []}',
-        '{"moe_backend": {}}',
-        '{"expect": {"a": 1}}',
-        '{"enforce_eager": "yes"}',
-        '{"max_num_seqs": true}',
-        '{"max_num_seqs": "4"}',
-        '{"max_model_length": 4096}',
-        "[" * 200_000,
-        '{"a":' * 5000,
-    ],
-)
-def test_a_file_that_is_no_profile_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-) -> None:
-    (tmp_path / "mine.json").write_text(text)
-    monkeypatch.setenv("SPARKFORGE_PROFILE", str(tmp_path / "mine.json"))
-    assert entrypoint.main([]) == EX_CONFIG
-    said = capsys.readouterr().err
-    assert "entrypoint: error: invalid profile: " in said
-    assert "mine.json" in said
-    assert said.count("\n") == 1
-
-
-def test_a_profiles_own_value_is_not_called_a_variable(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, on_mismatch="maybe"))
-    assert entrypoint.main([]) == EX_CONFIG
-    assert "the profile's value for SPARKFORGE_BACKEND_CHECK is 'maybe'" in capsys.readouterr().err
-
-
-def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_text("{}")
-    # root may read any file
-    monkeypatch.setattr(os, "access", lambda path, how: "model" not in Path(path).name)
-    assert entrypoint.main([str(tmp_path)]) == EX_NOINPUT
-    assert "has files that user" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -853,11 +456,10 @@ def test_weights_that_cannot_be_read_are_told_before_the_server_starts(
         (None, 1 / 2, "model.safetensors: {size} bytes, its header says {whole}"),
         (None, 0, "model.safetensors: no safetensors header"),
         (["model.safetensors", "b.safetensors"], 1, "b.safetensors: missing"),
-        (["a.safetensors", "b.safetensors"], 1, "a.safetensors: missing (and 1 more)"),
-        (["../model.safetensors"], 1, "names '../model.safetensors', which is no shard"),
+        (["../model.safetensors"], 1, "'../model.safetensors'"),
     ],
 )
-def test_weights_that_are_cut_off_are_told_before_the_server_starts(
+def test_damaged_weights_fail_before_the_start(
     entrypoint: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -868,57 +470,48 @@ def test_weights_that_are_cut_off_are_told_before_the_server_starts(
     model = make_tiny_gpt_oss(tmp_path / "model").path
     weights = model / "model.safetensors"
     whole = weights.stat().st_size
-    checks.checkpoint(model)
+    checkpoint.check(model)
     os.truncate(weights, size := int(whole * keep))
     if index is not None:
         names = {str(number): name for number, name in enumerate(index)}
-        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+        (model / checkpoint.INDEX).write_text(json.dumps({"weight_map": names}))
     assert entrypoint.main([str(model)]) == EX_NOINPUT
-    said = capsys.readouterr().err
-    assert f"error: the model in {model} is not complete: " in said
-    assert fragment.format(size=size, whole=whole) in said
-    assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize("seconds", ["a minute", "-1", "nan", "inf"])
-def test_seconds_without_progress_are_a_number(
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Any,
-    capsys: pytest.CaptureFixture[str],
-    seconds: str,
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_HANG_SECONDS", seconds)
-    assert entrypoint.main([]) == EX_CONFIG
-    assert f"SPARKFORGE_HANG_SECONDS is '{seconds}': use a number" in capsys.readouterr().err
+    assert fragment.format(size=size, whole=whole) in capsys.readouterr().err
 
 
 def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
     monkeypatch: pytest.MonkeyPatch, entrypoint: Any, tmp_path: Path
 ) -> None:
-    snapshot = tmp_path / "hf/hub/models--some--model/snapshots/abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "model-00001.safetensors").write_bytes(b"x" * 9)
-    (snapshot / "config.json").write_text("{}")
-    monkeypatch.setenv("SPARKFORGE_MODEL_REVISION", "abc")
-    monkeypatch.setenv(
-        "SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY, evict_page_cache=True)
-    )
+    (tmp_path / "model-00001.safetensors").write_bytes(b"x" * 9)
+    monkeypatch.setattr(hub, "fetch", lambda *words: tmp_path)
+    keys = {"memory": SPARK_MEMORY, "evict_page_cache": True}
+    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, **keys))
+    monkeypatch.setenv("SPARKFORGE_MEMORY_GUARD", "off")
     order: list[str] = []
 
-    def evict(files: list[Path]) -> int:
-        order.extend(file.name for file in files)
-        return 9
+    def share(*words: object) -> tuple[list[str], str]:
+        order.append("share")
+        return [], ""
 
-    def read() -> memory.Reading:
-        order.append("read")
-        return memory.Reading(120 << 30, 110 << 30)
-
-    monkeypatch.setattr(pagecache, "evict", evict)
-    monkeypatch.setattr(memory, "read", read)
-    plan = plan_of(entrypoint, monkeypatch, [])
-    plan.at_first_token()
+    reading = memory.Reading(120 << 30, 110 << 30)
+    monkeypatch.setattr(memory, "drop", lambda files: order.append("drop"))
+    monkeypatch.setattr(memory, "options", share)
+    monkeypatch.setattr(memory, "read", lambda *root: reading)
+    plan_of(entrypoint, monkeypatch, []).at_first_token()
     # first of all: is there enough at all?
-    assert order == ["read", "model-00001.safetensors", "read", "read", "model-00001.safetensors"]
+    assert order == ["share", "drop", "share", "drop"]
+
+
+def test_a_model_is_found_in_the_hubs_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "models--openai--gpt-oss-120b"
+    found = folder / "snapshots" / "abc"
+    found.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", None) is None
+    (folder / "refs" / "main").write_text("abc")
+    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", None) == found
+    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", "abc") == found
+    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", "def") is None
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx"])
@@ -929,3 +522,15 @@ def test_compose_and_pins_name_the_same_model(target: str) -> None:
     compose = (ROOT / "docker-compose.yml").read_text()
     assert f"SPARKFORGE_MODEL: {loaded.models[name].repository}\n" in compose
     assert f"SPARKFORGE_MODEL_REVISION: {loaded.models[name].revision}\n" in compose
+
+
+def test_the_health_check_imports_little() -> None:
+    """It runs every five seconds."""
+    code = (
+        "import runpy, sys; runpy.run_path('scripts/healthcheck.py', run_name='x');"
+        " print(*{'pydantic', 'yaml', 'jinja2', 'huggingface_hub'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n"

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from sparkforge.checkpoints import gptoss, trial
-from sparkforge.serving import door, preflight
-from sparkforge.serving.document import Document, DocumentError
+from sparkforge.serving import preflight
+from sparkforge.serving.errors import StartError
+from sparkforge.serving.progress import PROBLEMS, Client
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -64,7 +65,7 @@ def distances(model: gptoss.Model, reference: Any) -> list[float]:
                 }
             ]
         }
-        one, problem = preflight.compare(Document("reference", wanted), Document("answer", answer))
+        one, problem = preflight.compare(wanted, answer)
         assert problem == ""
         found += one
     return found
@@ -139,32 +140,26 @@ def test_what_is_no_number_does_not(number: float) -> None:
     assert "the limits are" in preflight.judge([0.0] * 9 + [number])
 
 
-WANTED = Document(
-    "reference",
-    {
-        "tokens": [1, 2],
-        "prompt": [-1.0],
-        "next": [
-            {"token": 5, "logprob": -0.5, "lead": 0.2},
-            {"token": 6, "logprob": -0.1, "lead": 3},
-        ],
-    },
-)
+WANTED = {
+    "tokens": [1, 2],
+    "prompt": [-1.0],
+    "next": [
+        {"token": 5, "logprob": -0.5, "lead": 0.2},
+        {"token": 6, "logprob": -0.1, "lead": 3},
+    ],
+}
 
 
-def answer(tokens: list[int], first: Any = None) -> Document:
-    return Document(
-        "answer",
-        {
-            "choices": [
-                {
-                    "prompt_logprobs": [None, first or {"2": {"logprob": -1.1}}],
-                    "token_ids": tokens,
-                    "logprobs": {"token_logprobs": [-0.5, -0.3]},
-                }
-            ]
-        },
-    )
+def answer(tokens: list[int], first: Any = None) -> Any:
+    return {
+        "choices": [
+            {
+                "prompt_logprobs": [None, first or {"2": {"logprob": -1.1}}],
+                "token_ids": tokens,
+                "logprobs": {"token_logprobs": [-0.5, -0.3]},
+            }
+        ]
+    }
 
 
 def test_a_close_race_may_end_otherwise_and_a_clear_one_not() -> None:
@@ -178,20 +173,20 @@ def test_a_close_race_may_end_otherwise_and_a_clear_one_not() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        Document("a", {}),
-        Document("a", {"choices": [{}]}),
+        {},
+        {"choices": [{}]},
         answer([]),
         answer([5], {"2": {"logprob": "x"}}),
         answer([5], {"3": {"logprob": -1.0}}),
     ],
 )
-def test_an_answer_of_another_shape_is_one_error(bad: Document) -> None:
-    with pytest.raises(DocumentError):
+def test_an_answer_of_another_shape_is_one_error(bad: Any) -> None:
+    with pytest.raises(PROBLEMS):
         preflight.compare(WANTED, bad)
 
 
 def prepared(model: Path, folder: Path, driver: str, *words: str) -> preflight.Trial:
-    return preflight.Trial.of(model, words, driver, folder, lambda line: None)
+    return preflight.Trial.of(model, words, driver, folder, Client(folder, 1))
 
 
 def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> None:
@@ -213,31 +208,20 @@ def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> 
 def test_the_last_value_of_an_option_is_the_one_that_is_tried(tmp_path: Path) -> None:
     (tmp_path / preflight.REFERENCE).write_text("{}")
     words = ("--moe-backend", "marlin", "--max-model-len", "131072", "--moe-backend=triton")
-    command = prepared(tmp_path, tmp_path, "", *words).command
-    assert command[command.index("--moe-backend") + 1] == "triton"
-    assert "131072" not in command
-    assert "--decode-kernels" not in command
-    assert command[command.index("--uds") + 1] == str(door.engine_socket())
+    options = prepared(tmp_path, tmp_path, "", *words).options
+    assert options[options.index("--moe-backend") + 1] == "triton"
+    assert "131072" not in options
+    assert "--decode-kernels" not in options
 
 
 def test_kernels_that_the_user_switches_off_are_not_tried(tmp_path: Path) -> None:
     (tmp_path / preflight.REFERENCE).write_text("{}")
     words = ("--decode-kernels", "auto", "--mxfp4-layers", "qkv", "--decode_kernels=off")
-    command = prepared(tmp_path, tmp_path, "", *words).command
-    assert command[command.index("--decode-kernels") + 1] == "off"
-    assert "--mxfp4-layers" not in command
+    options = prepared(tmp_path, tmp_path, "", *words).options
+    assert options[options.index("--decode-kernels") + 1] == "off"
+    assert "--mxfp4-layers" not in options
 
 
 def test_an_image_without_the_checkpoint_says_so(tmp_path: Path) -> None:
-    with pytest.raises(preflight.PreflightError, match="SPARKFORGE_PREFLIGHT=off"):
+    with pytest.raises(StartError, match="SPARKFORGE_PREFLIGHT=off"):
         prepared(tmp_path / "none", tmp_path, "")
-
-
-@pytest.mark.parametrize(
-    ("mode", "arch", "made"),
-    [("auto", None, False), ("auto", "12.1", True), ("off", "12.1", False), ("always", None, True)],
-)
-def test_it_is_made_on_devices_and_where_it_is_asked_for(
-    mode: str, arch: str | None, made: bool
-) -> None:
-    assert preflight.wanted(mode, on_device=arch is not None) == made

@@ -8,27 +8,27 @@ from typing import NoReturn
 
 import pytest
 
-from sparkforge.serving import router, session
+from sparkforge.serving import door, processes, router
 from sparkforge.serving.errors import EX_CONFIG, EX_NOHOST, StartError
+from sparkforge.serving.settings import Variables
 from tests.support import load_script
 
 TWO = "192.168.100.1:8000,192.168.100.2:8000"
 
 
-def settings(text: str = TWO, **more: str) -> router.Settings:
-    return router.read({"SPARKFORGE_REPLICAS": text, "SPARKFORGE_BIND": "127.0.0.1", **more})
-
-
-def configuration(found: router.Settings) -> str:
-    return router.configuration(found, {one.name: router.resolve(one) for one in found.replicas})
+def configuration(text: str = TWO, **more: str) -> str:
+    given = {"SPARKFORGE_BIND": "127.0.0.1", **more}
+    addresses = {one.name: router.resolve(one) for one in router.replicas(text)}
+    rules = door.rules(Variables.read(given), given)
+    return door.configuration(rules, "router", addresses, router.conversation())
 
 
 def test_a_list_has_commas_spaces_or_both() -> None:
-    first, second = settings(" 192.168.100.1:8000, spark-2:80\n").replicas
+    first, second = router.replicas(" 192.168.100.1:8000, spark-2:80\n")
     assert first == router.Replica("192.168.100.1:8000", "192.168.100.1", 8000)
     assert second == router.Replica("spark-2:80", "spark-2", 80)
-    assert settings("spark_2.lan-1:80").replicas[0].host == "spark_2.lan-1"
-    (only,) = settings("[fd00::2]:8000").replicas
+    assert router.replicas("spark_2.lan-1:80")[0].host == "spark_2.lan-1"
+    (only,) = router.replicas("[fd00::2]:8000")
     assert router.resolve(only) == "ipv6@fd00::2:8000"
     assert only.name == "fd00::2:8000"  # HAProxy takes no bracket in a name
 
@@ -62,29 +62,20 @@ def test_a_list_has_commas_spaces_or_both() -> None:
 )
 def test_a_wrong_list_is_one_error(text: str, reason: str) -> None:
     with pytest.raises(StartError) as error:
-        settings(text)
+        router.replicas(text)
     assert reason in str(error.value)
     assert error.value.code == EX_CONFIG
 
 
 def test_a_name_without_an_address_is_tried_again() -> None:
-    (one,) = settings("no-such-machine.invalid:8000").replicas
+    (one,) = router.replicas("no-such-machine.invalid:8000")
     with pytest.raises(StartError, match=r"no-such-machine\.invalid has no address") as error:
         router.resolve(one)
     assert error.value.code == EX_NOHOST
 
 
-def test_other_settings_are_checked_as_the_servers() -> None:
-    with pytest.raises(StartError, match="SPARKFORGE_ROUTER_POLICY is 'x': use prefix or least"):
-        settings(SPARKFORGE_ROUTER_POLICY="x")
-    with pytest.raises(StartError, match=r"published on 0\.0\.0\.0 without an API key"):
-        settings(SPARKFORGE_BIND="0.0.0.0")
-    settings(SPARKFORGE_BIND="0.0.0.0", VLLM_API_KEY="k")
-    settings(SPARKFORGE_BIND="0.0.0.0", SPARKFORGE_ALLOW_OPEN="1")
-
-
 def test_the_configuration_names_each_server() -> None:
-    text = configuration(settings(SPARKFORGE_LISTEN_PORT="8001"))
+    text = configuration(SPARKFORGE_LISTEN_PORT="8001")
     assert "bind *:8001 proto h1" in text
     for name in TWO.split(","):
         # ready ones, those that want no new requests, and for its metrics
@@ -92,13 +83,6 @@ def test_the_configuration_names_each_server() -> None:
         assert f"use_backend metrics-of-{name} if {{ path /replicas/{name}/metrics }}" in text
     assert "balance hash var(txn.key)" in text
     assert "of 2 replicas serve: 192.168.100.1:8000 %[srv_is_up(" in text
-
-
-def test_least_busy_reads_no_body() -> None:
-    text = configuration(settings(SPARKFORGE_ROUTER_POLICY="least-busy"))
-    assert "balance leastconn" in text
-    assert "json_query" not in text
-    assert "balance hash" not in text
 
 
 def test_it_becomes_haproxy(
@@ -111,19 +95,18 @@ def test_it_becomes_haproxy(
         raise InterruptedError
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(session, "become", become)
+    monkeypatch.setattr(processes, "become", become)
     monkeypatch.setattr(shutil, "which", lambda name, path: f"/usr/sbin/{name}")
     with pytest.raises(InterruptedError):
         router.run({"SPARKFORGE_REPLICAS": TWO, "SPARKFORGE_BIND": "127.0.0.1"})
     ((*_, path),) = started
-    assert Path(path).read_text() == configuration(settings())
-    assert "router of 2 replicas, prefix: 192.168.100.1:8000, " in capsys.readouterr().err
+    assert Path(path).read_text() == configuration()
+    assert "router of 2 replicas: 192.168.100.1:8000, " in capsys.readouterr().err
 
 
 def test_the_entrypoint_is_the_router_where_it_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SPARKFORGE_ROLE", "router")
     monkeypatch.setenv("SPARKFORGE_REPLICAS", "spark-2")
     monkeypatch.delenv("SPARKFORGE_RESTART", raising=False)
     assert load_script("entrypoint").main([]) == EX_CONFIG

@@ -3,8 +3,7 @@
 It counts the bytes that each step has to read: weights as the backend stores them (with padding,
 scales and biases), keys and values of the context, norms, sinks and rows of the embedding. It
 ignores activations and new keys and values, which are well under 1 MB per token, caches between
-steps, and all computation. The start of a server prints the result for its profile, and
-``build.py roofline`` makes ceilings from it.
+steps, and all computation. ``build.py roofline`` and ``bench`` make ceilings from it.
 
 1 GB is 10^9 bytes.
 """
@@ -14,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
-
-from sparkforge.serving.shapes import Shape
 
 GB = 10**9
 MX_BLOCK = 32
@@ -46,6 +43,40 @@ Marlin with our series. It pads the rows of w2 on, to 128, which the decode kern
 Marlin does (0.7 % more of gpt-oss's experts). ``bf16_dequant``, our plugin's,
 expands the experts to BF16.
 """
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A gpt-oss model: decoder layers with attention, a router and experts, and a head."""
+
+    layers: int
+    """Decoder layers."""
+    sliding_layers: int
+    """Layers with attention to ``sliding_window`` tokens only."""
+    sliding_window: int
+    hidden: int
+    """Width of the residual stream."""
+    intermediate: int
+    """Width of one expert between gate/up and down."""
+    experts: int
+    top_k: int
+    """``experts``, ``top_k``: experts of a layer, and of each token."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """``heads``, ``kv_heads``, ``head_dim``: attention; every query head has one sink."""
+    vocab: int
+    """Rows of the embedding and of the separate head."""
+
+    @property
+    def qkv_rows(self) -> int:
+        """Outputs of the fused q, k and v projection."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def o_columns(self) -> int:
+        """Inputs of the output projection."""
+        return self.heads * self.head_dim
 
 
 @dataclass(frozen=True)

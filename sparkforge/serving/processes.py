@@ -1,4 +1,4 @@
-"""The processes of a server: all of the session that it leads."""
+"""The processes that this program starts: each leads a session of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Process:
 
 
 def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, with one pipe for stdout and stderr."""
+    """Start a program with one pipe for stdout and stderr."""
     return subprocess.Popen(
         command,
         env=dict(variables),
@@ -35,7 +35,7 @@ def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Po
 
 
 def beside(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, with this process's output and more variables."""
+    """Start a program with this process's output and more variables."""
     env = {**os.environ, **variables}
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -84,15 +84,3 @@ def kill(leader: int) -> None:
             os.kill(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-
-
-def ended_by(code: int | None) -> str:
-    """Describe an exit code, or a signal's number below zero; "" for 0 and None."""
-    if not code:
-        return ""
-    if code > 0:
-        return f" (exit code {code})"
-    try:
-        return f" ({signal.Signals(-code).name})"
-    except ValueError:
-        return f" (signal {-code})"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sparkforge.serving.arguments import for_plugin, has, value
 from sparkforge.serving.errors import EX_CONFIG, SettingError
-from sparkforge.serving.plugin import for_plugin
 
 
 def passed(words: str) -> tuple[list[str], Any]:
@@ -59,9 +59,7 @@ def test_our_options_go_into_the_configuration(words: str, kept: str, ours: dict
         ("--name mxfp4-layers --mxfp4-layers-of-mine 1", None),
         # no option of ours: for vLLM to judge
         ("--additional-config secret", None),
-        ("--additional_config [1] --additional-config=", None),
         ("--additional-config", None),
-        ("--additional-config.a=1", None),
     ],
 )
 def test_without_one_nothing_is_added(words: str, kept: str | None) -> None:
@@ -92,32 +90,40 @@ def test_a_given_configuration_is_kept_beside_them(words: str, config: str) -> N
     assert for_plugin(["--decode-kernels=off", "-x", *words.split()]) == expected
 
 
-def test_with_single_keys_of_it_vllm_merges() -> None:
-    """A further --additional-config would be dropped by its parser."""
-    given = ["--additional_config.sparkforge.x", "1", "--additional-config.a=2"]
-    assert for_plugin([*given, "--decode-kernels", "off"]) == [
-        *given,
-        '--additional-config.sparkforge={"decode_kernels":"off"}',
-    ]
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--additional-config secret",
+        "--additional-config=[1]",
+        '--additional-config {"sparkforge":"secret"}',
+        "--additional-config.a=secret",
+        "--mxfp4-layers",
+        "--decode-kernels --enforce-eager",
+    ],
+)
+def test_what_cannot_be_passed_is_an_error_with_a_hint(words: str) -> None:
+    with pytest.raises(SettingError) as refusal:
+        for_plugin(["--moe-backend", "bf16_dequant", *words.split()])
+    assert refusal.value.code == EX_CONFIG
+    assert refusal.value.hint
+    assert "secret" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "there"),
     [
-        ("--additional-config secret", "the value in --additional-config is no JSON object"),
-        ("--additional-config=[1]", "the value in --additional-config is no JSON object"),
-        ("--additional-config", "the value in --additional-config is no JSON object"),
-        (
-            '--additional-config {"sparkforge":"secret"}',
-            "the value of sparkforge in --additional-config is no JSON object",
-        ),
-        ("--mxfp4-layers", "--mxfp4-layers has no value"),
-        ("--decode-kernels --enforce-eager", "--decode-kernels has no value"),
+        (["--moe-backend", "x"], True),
+        (["--moe_backend=x"], True),
+        (["--moe-backend-of-mine", "--other", "--", "moe-backend"], False),
     ],
 )
-def test_what_cannot_be_passed_is_an_error_with_a_hint(words: str, what: str) -> None:
-    with pytest.raises(SettingError) as refusal:
-        for_plugin(["--moe-backend", "bf16_dequant", *words.split()])
-    assert (refusal.value.what, refusal.value.code) == (what, EX_CONFIG)
-    assert refusal.value.hint
-    assert "secret" not in str(refusal.value)
+def test_an_option_is_found_as_vllm_would_take_it(words: list[str], there: bool) -> None:
+    assert has(words, "--moe-backend") is there
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [([], None), (["--n", "1", "--n=2", "--m", "3"], "2"), (["--n_o", "1"], None), (["--n"], None)],
+)
+def test_of_two_values_the_later_counts(words: list[str], last: str | None) -> None:
+    assert value(words, "--n") == last

@@ -1,0 +1,116 @@
+"""Profiles: their options, the user's choice, files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkforge.pins import pins
+from sparkforge.serving import profile as profiles
+from sparkforge.serving.errors import StartError
+from sparkforge.serving.profile import Choice, MemoryPlan, Profile
+from tests.support import ROOT
+
+PLAN = MemoryPlan(keep_free_gib=12, most_percent=80, least_gib=75)
+
+
+def test_options_of_a_full_profile() -> None:
+    assert Profile(
+        model="m",
+        moe_backend="marlin",
+        attention_backend="FLASHINFER",
+        kv_cache_dtype="auto",
+        max_model_len=8,
+        cudagraph_capture_sizes=(1, 2),
+        tool_call_parser="openai",
+        reasoning_parser="openai_gptoss",
+        prefix_caching=False,
+        enforce_eager=True,
+        memory=PLAN,
+        expect={"moe": "M"},
+    ).options() == [
+        *("--moe-backend", "marlin", "--attention-backend", "FLASHINFER"),
+        *("--kv-cache-dtype", "auto", "--max-model-len", "8"),
+        *("--reasoning-parser", "openai_gptoss", "--cudagraph-capture-sizes", "1", "2"),
+        *("--tool-call-parser", "openai", "--no-enable-prefix-caching", "--enforce-eager"),
+        "--enable-auto-tool-choice",
+    ]
+    assert Profile().options() == []
+    assert Profile(memory=PLAN).options() == []
+    share = ["--gpu-memory-utilization", "0.80"]
+    assert Profile(memory=PLAN).options(most_memory=True) == share
+
+
+def test_the_image_reads_every_profile_that_a_build_writes(tmp_path: Path) -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
+    documents = [loaded.profile_of(target) for target in loaded.targets.values()]
+    assert len([document for document in documents if document]) > 2
+    for document in documents:
+        (tmp_path / "profile.json").write_text(json.dumps(document))
+        assert Profile.load(tmp_path / "profile.json").document() == document
+
+
+@pytest.mark.parametrize(
+    ("words", "caller", "kinds"),
+    [
+        ([], [], "moe experts"),
+        (["--mxfp4-layers", "qkv,o"], [], "moe experts linear"),
+        (["--mxfp4-layers=lm_head=mxfp8"], [], "moe experts linear"),
+        (["--mxfp4-layers", "moe"], [], "moe experts"),
+        (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe experts"),
+        (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe experts"),
+        (["--mxfp4-layers", "qkv"], ["--moe-backend=triton"], "linear"),
+        (["--mxfp4-layers", "qkv"], ["--decode-kernels", "off"], "moe"),
+        (["--mxfp4-layers", "qkv"], ["--enable-lora"], "moe linear"),
+        ([], ["--enable-expert-parallel"], "moe"),
+        ([], ["--dtype", "half"], "moe"),
+    ],
+)
+def test_a_word_is_expected_of_what_the_options_leave_to_the_profile(
+    words: list[str], caller: list[str], kinds: str
+) -> None:
+    profile = Profile(expect={"moe": "MARLIN", "experts": "DECODE", "linear": "MARLIN"})
+    assert list(profile.expectations([*words, *caller], caller)) == kinds.split()
+
+
+def test_a_choice_has_its_own_layers() -> None:
+    choices = {"exact": Choice(), "fast": Choice(mxfp4_layers="qkv,o")}
+    profile = Profile(choices=choices, choice="exact")
+    assert profile.options() == []
+    assert profiles.pick(profile, "fast", "--profile").options() == ["--mxfp4-layers", "qkv,o"]
+    with pytest.raises(profiles.ChoiceError) as error:
+        profiles.pick(profile, "fats", "--profile")
+    assert "fast" in error.value.hint
+
+
+def test_a_file_may_be_yaml(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("moe_backend: marlin\nmax_num_seqs: 4\n")
+    words = ["--moe-backend", "marlin", "--max-num-seqs", "4"]
+    assert Profile.load(tmp_path / "mine.yaml").options() == words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "words",
+        "[]",
+        '{"memory": 5}',
+        '{"expect": {"a": 1}}',
+        '{"cudagraph_capture_sizes": [2, 1]}',
+        '{"enforce_eager": "yes"}',
+        '{"max_num_seqs": true}',
+        '{"max_model_length": 4096}',
+        '{"on_mismatch": "maybe"}',
+        '{"choice": "fast", "choices": {"exact": {}}}',
+        "[" * 20_000,
+        "a: [",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_file_that_is_no_profile_is_one_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine").write_text(text)
+    with pytest.raises(StartError, match="mine") as error:
+        Profile.load(tmp_path / "mine")
+    assert "\n" not in str(error.value)
