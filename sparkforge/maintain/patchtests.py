@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkforge.core.errors import SeriesError, UsageError
-from sparkforge.core.programs import failure_text
-from sparkforge.core.run import call
+from sparkforge.core.run import call, failure_text
 from sparkforge.maintain import reduced
 from sparkforge.sources.project import Project
 

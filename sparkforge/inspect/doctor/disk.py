@@ -10,7 +10,7 @@ from sparkforge.inspect.doctor import host, model
 from sparkforge.inspect.doctor.check import Found, check, error, ok, unknown, warning
 from sparkforge.inspect.doctor.readings import Machine
 from sparkforge.inspect.doctor.wanted import Wanted
-from sparkforge.serving import choices
+from sparkforge.serving import profile as profiles
 
 _LEAST = 2 * 10**9
 _FREE = (
@@ -68,19 +68,18 @@ def disk(seen: Machine, want: Wanted) -> Found:
 @check("profile")
 def profile(seen: Machine, want: Wanted) -> Found:
     """The server does not start with a wrong one (docs/serving.md, exact, balanced, fast)."""
-    given, layers = seen.variables.get(choices.VARIABLE), seen.variables.get(choices.LAYERS)
-    named, chosen = choices.named(seen.variables), want.profile
+    given = seen.variables.get(profiles.VARIABLE)
+    named, chosen = profiles.named(seen.variables), want.profile
     if not chosen.choices:
         return None
     if given is not None and not named:
         return unknown(f"of your own: {given}" if given else "none")
     try:
         if named:
-            chosen = choices.pick(chosen, named, choices.VARIABLE)
-            choices.check(chosen, f"{choices.VARIABLE}={named}", {choices.LAYERS: layers})
-    except choices.ChoiceError as why:
+            chosen = profiles.pick(chosen, named, profiles.VARIABLE)
+    except profiles.ChoiceError as why:
         return error(why.what, why.hint)
-    return ok(f"{chosen.choice}{f'; {choices.LAYERS}: {layers}' if layers else ''}")
+    return ok(str(chosen.choice))
 
 
 @check("port")

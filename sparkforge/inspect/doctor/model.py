@@ -12,8 +12,7 @@ from sparkforge.build.composing import MODELS_VOLUME
 from sparkforge.inspect.doctor.check import Found, check, error, ok, unknown, warning
 from sparkforge.inspect.doctor.readings import Machine, expanded
 from sparkforge.inspect.doctor.wanted import Wanted
-from sparkforge.serving import shards
-from sparkforge.serving.document import DocumentError
+from sparkforge.serving import checkpoint as shards
 
 _USER = 10001  # user and group of the image (Dockerfile)
 _MOST_FILES = 10_000
@@ -148,7 +147,7 @@ def read(hub: Path, repository: str, revision: str) -> Checkpoint:
     try:
         names = shards.named(folder)
         problems += [] if names else ["no safetensors file"]
-    except (OSError, DocumentError) as why:
+    except (OSError, ValueError) as why:
         problems.append(str(why))
         damaged.append(shards.INDEX)
     for name in names:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from sparkforge.core import generated, pages
+from sparkforge.core import pages
 from sparkforge.inspect import datafile
 from sparkforge.pins.types import Model
 
@@ -65,7 +65,7 @@ def page(path: Path) -> str:
         evidence=_evidence,
         levels=LEVELS,
     )
-    return generated.between(path, text)
+    return pages.between(path, text)
 
 
 def _row(claim: Claim) -> tuple[str, ...]:
