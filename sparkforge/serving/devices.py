@@ -2,7 +2,7 @@
 
 vLLM uses FlashInfer only where nvcc is on the PATH, or where it is told that nothing has to be
 compiled. FlashInfer looks for nvcc in CUDA_HOME first. An image has neither nvcc nor a C++ compiler
-unless it was built to keep them (docs/packs.md).
+unless it was built to keep them (docs/build.md).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ _KV_TYPES = {"fp8": "e4m3", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 """FlashInfer's names, by values of ``--kv-cache-dtype``; of all others BF16 is meant."""
 _PAGES = (64, 32, 16)
 """Sizes of FlashInfer's pages on SM 12.x; the last is vLLM's block size by default."""
-_REMEDY = "build an image that has them (docs/packs.md)"
+_REMEDY = "build an image that has them (docs/build.md)"
 
 
 @dataclass(frozen=True)

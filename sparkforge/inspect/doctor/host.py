@@ -65,7 +65,7 @@ def git(seen: Machine, want: Wanted) -> Found:
 
 @check("compiler", "platform")
 def compiler(seen: Machine, want: Wanted) -> Found:
-    """It compiles the host code of FlashInfer's modules (docs/packs.md)."""
+    """It compiles the host code of FlashInfer's modules (docs/build.md)."""
     if not want.compiles:
         return None
     output = seen.run("g++", "--version")
@@ -100,7 +100,7 @@ def time(seen: Machine, want: Wanted) -> Found:
 
 @check("memory", "platform")
 def memory_free(seen: Machine, want: Wanted) -> Found:
-    """The server does not start with less than the profile needs (docs/memory.md)."""
+    """The server does not start with less than the profile needs (docs/serving.md)."""
     have = memory.meminfo(seen.text("/proc/meminfo"))
     if not have.get("MemTotal") or "MemAvailable" not in have:
         return unknown("/proc/meminfo has no memory information")
