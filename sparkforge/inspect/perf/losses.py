@@ -83,7 +83,7 @@ class Report:
         ]
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON values; docs/mxfp4-layers.md describes it."""
+        """Return it as JSON values; docs/kernels.md describes it."""
         return {
             "limits": asdict(self.limits),
             "as_it_is": {"right": self.right, "questions": self.noise.questions},

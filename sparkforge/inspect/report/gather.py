@@ -12,7 +12,7 @@ from sparkforge.build import receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.receipt import Receipt
 from sparkforge.core.hashing import sha256_file
-from sparkforge.inspect.perf import kernelwork
+from sparkforge.inspect.perf import kernelrecord
 from sparkforge.inspect.report import claims
 from sparkforge.inspect.report.claims import Area
 from sparkforge.inspect.report.measured import Measured, Part, measured, read
@@ -119,7 +119,7 @@ def gather(here: Checkout, target: str, all_series: Sequence[Series]) -> Gathere
     built = read(folder / receipt.NAME, Receipt, f"build.py --target {target}")
     bill = read(folder / receipt.SBOM, _Bill, f"build.py --target {target}")
     proofs_path = root / "dist" / "proofs" / "report.json"
-    recorded = kernelwork.load()
+    recorded = kernelrecord.load()
     return Gathered(
         target=target,
         version=release_name(pins, pins.target(target)),

@@ -26,7 +26,7 @@ from sparkforge.inspect.bench import pictures, result, sides, tables, text
 from sparkforge.inspect.bench import samples as measured
 from sparkforge.inspect.bench.benchy import check_tokenizer
 from sparkforge.inspect.bench.guard import Guard, Times, times
-from sparkforge.inspect.perf import rooflinetable
+from sparkforge.inspect.perf import roofline
 from sparkforge.runtime.servers import Launch
 from sparkforge.store.store import Store
 from tests.results import artefact, context_of, step
@@ -447,8 +447,8 @@ def test_ceilings_are_those_of_the_roofline() -> None:
     deep = tables.Test(100_000, 2048, 128, 1)
     found = sides.ceilings(context, context.serving, [ONE, FOUR, deep])
     assert [(one.context, one.batch) for one in found] == [(528, 1), (528, 4), (102_112, 1)]
-    case = rooflinetable.case(context.target, "spark", context=528)
-    row = next(one for one in rooflinetable.rows(case) if one.name == "Marlin pads less")
+    case = roofline.case(context.target, "spark", context=528)
+    row = next(one for one in roofline.rows(case) if one.name == "Marlin pads less")
     assert found[0].tok_s == pytest.approx(row.ceiling)
     assert found[2].tok_s < found[0].tok_s < found[1].tok_s
     cpu = context_of("cpu")
