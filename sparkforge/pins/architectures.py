@@ -1,6 +1,6 @@
 """NVIDIA's rules for the devices that run code for an architecture.
 
-CUDA C++ programming guide, "Compute capabilities"; docs/sm12x.md. Code for ``120`` and its family
+CUDA C++ programming guide, "Compute capabilities"; docs/kernels.md. Code for ``120`` and its family
 form ``120f`` load on 12.0 and 12.1, code for ``120a`` on 12.0 only.
 """
 

@@ -25,7 +25,7 @@ class Choice(Model):
     """Settings of a profile that depend on the user's choice."""
 
     mxfp4_layers: LayerList | None = None
-    """Dense layers to quantise while loading; docs/mxfp4-layers.md."""
+    """Dense layers to quantise while loading; docs/kernels.md."""
 
 
 class Profile(Model):

@@ -16,7 +16,7 @@ from sparkforge.serving.traffic import GB, Format, Kind, KvCache, Moe, Setup
 VARIABLE = "SPARKFORGE_PROFILE"
 LAYERS = "SPARKFORGE_MXFP4_LAYERS"
 OPTION = "--mxfp4-layers"
-_CONTEXT = 2048  # tokens, as in docs/roofline.md
+_CONTEXT = 2048  # tokens, as in docs/kernels.md
 _Layers = Mapping[Kind, Format]
 
 

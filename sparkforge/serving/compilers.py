@@ -17,8 +17,8 @@ from sparkforge.serving.profile import Profile
 
 LARGEST_GIB = 8.0
 """One nvcc at the largest file of FlashInfer's MoE for SM 12.x: 7.7 was measured
-(docs/proofs.md). FlashInfer's other kernels of a gpt-oss server (attention, sampling) took
-less than 0.5 where they were measured, for 12.1 with nvcc 13.0."""
+(docs/evidence/machine-code.md). FlashInfer's other kernels of a gpt-oss server (attention,
+sampling) took less than 0.5 where they were measured, for 12.1 with nvcc 13.0."""
 USUAL_GIB = 2.0
 KEEP_GIB = 4.0
 """For vLLM's own processes, which grow while they compile."""

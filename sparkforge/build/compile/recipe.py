@@ -137,7 +137,7 @@ def arch_list(cuda_arch: str | None) -> str | None:
     """Return TORCH_CUDA_ARCH_LIST for a target's architecture.
 
     From 10.0 on with the family's ``f``: kernels for plain 12.1 (and 12.0) that use block-scaled
-    MMA compile without a warning and hold a trap (docs/proofs.md); ``a`` of 12.0 does not load on
+    MMA compile without a warning and hold a trap (docs/kernels.md); ``a`` of 12.0 does not load on
     12.1. vLLM's CMake reads 12.1f as 12.0 where a file needs no more, and builds 12.0f where it
     needs the family's instructions (every file's flags: tests/patches/golden/cuda-archs.json).
     """

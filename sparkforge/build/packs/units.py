@@ -53,7 +53,7 @@ class Cost:
     seconds: float
 
 
-# nvcc 13.0.88 on x86-64 (docs/packs.md, docs/proofs.md); the first that matches counts
+# nvcc 13.0.88 on x86-64 (docs/evidence/machine-code.md); the first that matches counts
 COSTS = (
     Cost(r"gemm_grouped/120/", 8.0, 171),  # 7.7 measured
     Cost(r"gemm_grouped/80/", 6.0, 153),

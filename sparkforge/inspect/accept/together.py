@@ -180,7 +180,7 @@ CHECKS = (
     Check(
         "decode kernels",
         "`/metrics`: each kind passed its self-check",
-        "the log has the reason (docs/decode-kernels.md)",
+        "the log has the reason (docs/kernels.md)",
         _kernels,
     ),
     Check(

@@ -74,7 +74,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Memory's limit for tokens a second, over all sequences (docs/roofline.md)."""
+    """Memory's limit for tokens a second, over all sequences (docs/kernels.md)."""
 
     context: int
     batch: int

@@ -14,7 +14,7 @@ from sparkforge.serving.profile import Profile
 
 # Bytes of a model's files, for the disk of its download; other models are not checked.
 MODEL_BYTES: Mapping[str, int] = {"gpt-oss-120b": 65_200_000_000, "gpt-oss-20b": 13_800_000_000}
-"""Of OpenAI's safetensors files; docs/roofline.md computes the same from the shapes."""
+"""Of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes."""
 
 
 @dataclass(frozen=True)
