@@ -15,7 +15,6 @@ from sparkforge.core.errors import UsageError
 from sparkforge.inspect.accept.row import ACCURACY, LOAD
 from sparkforge.inspect.bench import compare, result
 from sparkforge.inspect.bench.result import Result
-from sparkforge.inspect.perf import losses
 
 _T = TypeVar("_T")
 _KINDS = {"": "Acceptance", LOAD: "Load", ACCURACY: "Accuracy"}
@@ -81,7 +80,6 @@ def measured(root: Path, folder: Path) -> Sequence[Measured]:
         *_accepted(folder, root),
         *_compared(found, root),
         *(_benched(file, run, root) for file, run in found.items()),
-        *(_quality(file, root) for file in _by_time(folder, losses.FILE)[-1:]),
     ]
 
 
@@ -123,19 +121,6 @@ def _benched(file: Path, run: Result, root: Path) -> Measured:
             for name, alt in result.PICTURES.items()
             if (picture := file.with_name(name)).is_file()
         ],
-    )
-
-
-def _quality(file: Path, root: Path) -> Measured:
-    found = losses.load(file)
-    head, *rows = losses.table(found.report)
-    failed = [f"{name} could not be served: {why}" for name, why in found.report.failed.items()]
-    notes = "".join(f" {text}." for text in (*found.report.beyond, *failed))
-    return Measured(
-        title=f"Quantised layers of {Path(found.model).name}, {found.started}",
-        file=f"{file.relative_to(root)}.{notes}",
-        head=head,
-        rows=rows,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shutil
 import struct
@@ -25,9 +24,6 @@ from sparkforge.inspect.accept import load
 from sparkforge.inspect.accept.row import Row
 from sparkforge.inspect.bench import pictures
 from sparkforge.inspect.bench.result import save
-from sparkforge.inspect.perf import losses
-from sparkforge.inspect.perf.distance import Distance
-from sparkforge.inspect.perf.losses import Limits, Measured, Record
 from sparkforge.inspect.report import claims
 from tests.support import ROOT, sha256
 from tests.unit.inspect.bench_results import ONE, result, samples
@@ -264,35 +260,6 @@ def test_the_page_compares_the_two_sides_of_a_run(checkout: Path) -> None:
     assert "B / A" not in page_of(checkout)
 
 
-def quality_record() -> Record:
-    far = Distance(0.25, 1.5, 0.5, 0.125, 0.75, 32, (0.25, 0.25), (0.5, 0.5))
-    near = replace(far, mean_kl=0.0, kl_by_text=(0.0, 0.0), agreement=1.0)
-    right = Measured(near, 9, 0, 0, 10, 0)
-    found = losses.Report(
-        9, right, {NASTY: replace(right, distance=far)}, {"o": "no server"}, Limits(0.1, 0.6)
-    )
-    return Record("2026-11-23", "cpu", "0.31.0-spark.1", "3" * 64, "/models/tiny", (), found)
-
-
-def test_the_page_has_the_newest_result_of_bench_quality(checkout: Path) -> None:
-    record = quality_record()
-    for at, name in enumerate(("20261122-quality", "20261123-quality")):
-        folder = checkout / "dist" / "cpu" / "bench" / name
-        losses.save(replace(record, started=name), folder)
-        os.utime(folder / losses.FILE, (at, at))
-    page = page_of(checkout)
-    assert page.count("Quantised layers of tiny") == 1
-    assert "Quantised layers of tiny, 20261123-quality" in page
-    assert "mean KL 0.2500 is over 0.1. " in page
-    assert "o could not be served: no server." in page
-    reader = Reader()
-    reader.feed(page)
-    assert reader.row("(noise)").endswith("9/10 0 -")
-    assert reader.row(f"{NASTY} 0.25000").endswith("1.5000 0.5000 +0.1250 0.7500 9/10 0 kl, token")
-    (folder / losses.FILE).write_text("{}")
-    assert report(checkout) == UsageError.exit_code
-
-
 def test_a_build_of_other_pins_is_named(checkout: Path) -> None:
     path = checkout / "pins.yaml"
     path.write_text(f"{path.read_text()}# changed\n")
@@ -391,7 +358,6 @@ def shown(checkout: Path) -> Path:
     for one in (release, replace(build, disturbed=("the GPU was hot",))):
         pictures.draw(one, folder / one.identity.origin)
         save(one, folder / one.identity.origin)
-    losses.save(quality_record(), folder.with_name("20261123-quality"))
     long = f"expected {'tokens ' * 30}, got https://127.0.0.1/{'x' * 90}"
     rows = [Row("load: memory", "fail", 600, long), Row("accuracy", "not checked", 1, "no file")]
     accepted(checkout, "2026-11-23T160000Z", Row("chat", "ok", 1, "42"), *rows)
