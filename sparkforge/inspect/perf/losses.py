@@ -205,7 +205,8 @@ def added(before: Sequence[float], after: Sequence[float]) -> float:
 def chance_to_lose(lost: int, gained: int) -> float:
     """Return the probability of at least so many losses, if both are equally likely (McNemar)."""
     changed = lost + gained
-    return sum(math.comb(changed, count) for count in range(lost, changed + 1)) / 2**changed
+    ways = sum(math.comb(changed, count) for count in range(lost, changed + 1))
+    return math.ldexp(ways, -changed)
 
 
 def table(report: Report) -> list[tuple[str, ...]]:
