@@ -1,4 +1,4 @@
-"""`python3 -m tools.proofs decode-kernels`: from the stage's files to a verdict and a record.
+"""`tools.proofs decode-kernels`: from the stage's files to a verdict and a record.
 
 The compiler and the reader of machine code are made up; the listings are recorded ones.
 """

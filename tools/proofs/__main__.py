@@ -1,4 +1,4 @@
-"""Run proofs: ``python3 -m tools.proofs [NAME...]``, from .venv of the checkout."""
+"""Run proofs: ``.venv/bin/python -m tools.proofs [NAME...]``, from .venv of the checkout."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from threading import Event
 
 from sparkforge.build import jobs
 from sparkforge.build.options import host_platform
-from sparkforge.core import generated, git
+from sparkforge.core import git
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import CommandError, ProofError, SparkforgeError
+from sparkforge.core.errors import CommandError, ProofError, SparkforgeError, StaleError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
@@ -176,9 +176,11 @@ def run(
                 tell(Verdict(f"{unit.name} {arch}", False, (), tuple(decode.problems(stage, arch))))
                 for arch in unit.archs
             ]
-            wanted = {kernelrecord.FILE: kernelrecord.text(stage.record)}
-            command = "-m tools.proofs decode-kernels --record"
-            generated.settle(wanted, command, check=not record)
+            text = kernelrecord.text(stage.record)
+            if record:
+                kernelrecord.FILE.write_text(text)
+            elif not kernelrecord.FILE.is_file() or kernelrecord.FILE.read_text() != text:
+                raise StaleError(f"{kernelrecord.FILE}: out of date", kernelrecord.HINT)
     with project.store.temporary("proofs") as work:
         for needs_tree in (False, True):
             group = [unit for unit in compiled if unit.tree == needs_tree]
@@ -206,7 +208,7 @@ def _compiled(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Return the exit code: 0, or that of the first error."""
-    parser = argparse.ArgumentParser(prog="python3 -m tools.proofs", description=__doc__)
+    parser = argparse.ArgumentParser(prog=".venv/bin/python -m tools.proofs", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="units (default: all)")
     parser.add_argument("--ci", action="store_true", help="the smallest sufficient set")
     parser.add_argument("--list", action="store_true", help="list the units and exit")

@@ -1,7 +1,7 @@
 """Resources of the decode kernels by architecture, recorded in the checkout.
 
 `build.py docs` makes the table of docs/kernels.md from this record, without a compiler or a GPU.
-`python3 -m tools.proofs decode-kernels` compares it with the machine code; --record writes it.
+tools/proofs compares it with the machine code, and writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkforge.core.hashing import digests
 from sparkforge.pins.compiling import Plugin
 
 FILE = Path(__file__).with_name("decode_kernels.json")
-_HINT = "update it: python3 -m tools.proofs decode-kernels --record, then build.py docs"
+HINT = "update it: .venv/bin/python -m tools.proofs decode-kernels --record, then build.py docs"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def load(path: Path = FILE) -> Recorded:
     """Return the record; StaleError if there is none of this version."""
     found = typed.load(Recorded, plain.json_of(path.read_bytes())) if path.is_file() else None
     if found is None:
-        raise StaleError(f"{path}: missing, or of another version", _HINT)
+        raise StaleError(f"{path}: missing, or of another version", HINT)
     return found
 
 
@@ -68,7 +68,7 @@ def check(recorded: Recorded, root: Path, pin: Plugin) -> None:
     if differ := sorted(
         path for path in now.keys() | then.keys() if now.get(path) != then.get(path)
     ):
-        raise StaleError(f"{FILE}: the kernels have changed since: {', '.join(differ)}", _HINT)
+        raise StaleError(f"{FILE}: the kernels have changed since: {', '.join(differ)}", HINT)
 
 
 def markdown(recorded: Recorded) -> str:

@@ -7,7 +7,7 @@ is unknown. ``serving/traffic.py`` counts the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,14 @@ class Row:
     """One configuration, the bytes of a step, and the ceiling over all sequences.
 
     Attributes:
-        ceiling: tokens a second.
         gain: the ceiling relative to the release's.
     """
 
     name: str
     moe: Moe
     layers: str
-    step: Bytes
-    ceiling: float
+    bytes: Bytes
+    ceiling_tok_s: float
     gain: float
     gb_per_token: float
 
@@ -138,20 +137,20 @@ def rows(case: Case, layers: str | None = None) -> list[Row]:
         setup = Setup(moe, parse_layers(spec) if spec else {}, case.kv_cache)
         step = step_bytes(case.shape, setup, context=case.context, batch=case.batch)
         speed = ceiling(step, case.bandwidth, case.batch)
-        gain = speed / made[0].ceiling if made else 1.0
+        gain = speed / made[0].ceiling_tok_s if made else 1.0
         made.append(Row(name, moe, spec, step, speed, gain, step.total / case.batch / GB))
     return made
 
 
 def cells(row: Row, batch: int) -> tuple[str, ...]:
     """Return the texts of a row, below ``HEAD``: GB a token of each part, and the ceiling."""
-    step = row.step
+    step = row.bytes
     parts = (step.experts, step.qkv + step.o, step.lm_head, step.kv, step.router + step.other)
     return (
         row.name,
         *(f"{part / batch / GB:.3f}" for part in parts),
         f"{row.gb_per_token:.3f}",
-        f"{row.ceiling:.1f} tok/s",
+        f"{row.ceiling_tok_s:.1f} tok/s",
         f"x{row.gain:.2f}",
     )
 
@@ -167,12 +166,12 @@ def svg(case: Case) -> str:
     table = rows(case)
     bars = []
     for i, row in enumerate(table):
-        step, x, parts = row.step, float(_LEFT), []
+        step, x, parts = row.bytes, float(_LEFT), []
         sizes = (step.experts, step.qkv + step.o, step.lm_head, step.kv + step.router + step.other)
         for size, (_, colour) in zip(sizes, _PARTS, strict=True):
             parts.append({"x": x, "width": size / case.batch / GB * _SCALE, "colour": colour})
             x += size / case.batch / GB * _SCALE
-        text = f"{row.gb_per_token:.2f} GB, {row.ceiling:.0f} tok/s"
+        text = f"{row.gb_per_token:.2f} GB, {row.ceiling_tok_s:.0f} tok/s"
         bars.append(
             {"name": row.name, "y": _TOP + i * _LINE, "parts": parts, "end": x + 6, "text": text}
         )
@@ -199,16 +198,5 @@ def as_json(case: Case, table: Sequence[Row]) -> Mapping[str, Any]:
         "context": case.context,
         "batch": case.batch,
         "kv_cache_dtype": case.kv_cache,
-        "rows": [
-            {
-                "name": row.name,
-                "moe": row.moe,
-                "layers": row.layers,
-                "bytes": row.step.parts(),
-                "gb_per_token": row.gb_per_token,
-                "ceiling_tok_s": row.ceiling,
-                "gain": row.gain,
-            }
-            for row in table
-        ],
+        "rows": [asdict(row) for row in table],
     }

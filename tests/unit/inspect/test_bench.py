@@ -449,7 +449,7 @@ def test_ceilings_are_those_of_the_roofline() -> None:
     assert [(one.context, one.batch) for one in found] == [(528, 1), (528, 4), (102_112, 1)]
     case = roofline.case(context.target, "spark", context=528)
     row = next(one for one in roofline.rows(case) if one.name == "Marlin pads less")
-    assert found[0].tok_s == pytest.approx(row.ceiling)
+    assert found[0].tok_s == pytest.approx(row.ceiling_tok_s)
     assert found[2].tok_s < found[0].tok_s < found[1].tok_s
     cpu = context_of("cpu")
     assert sides.ceilings(cpu, cpu.serving, [ONE]) == ()
