@@ -27,20 +27,20 @@ def logs(*probabilities: float) -> dict[int, float]:
 # -- one position -------------------------------------------------------------------
 
 
-def test_the_divergence_is_kullback_and_leiblers() -> None:
+def test_divergence_is_kullback_leibler() -> None:
     kl, covered = losses.divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
     assert kl == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
     assert covered == pytest.approx(1)
 
 
-def test_it_is_not_symmetric_and_zero_for_the_same() -> None:
+def test_divergence_is_zero_for_equal_distributions() -> None:
     p, q = logs(0.9, 0.1), logs(0.5, 0.5)
     assert losses.divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
     assert losses.divergence(q, p)[0] != pytest.approx(losses.divergence(p, q)[0])
     assert losses.divergence(p, p)[0] == 0
 
 
-def test_what_is_not_named_by_both_counts_as_one_token() -> None:
+def test_unreturned_tokens_count_as_one() -> None:
     p, q = logs(0.6, 0.2, 0.1, 0.1), logs(0.3, 0.4, 0.15, 0.15)
     whole = losses.divergence(p, q)[0]
     named = {0: p[0], 1: p[1]}
@@ -53,7 +53,7 @@ def test_what_is_not_named_by_both_counts_as_one_token() -> None:
     assert kl < whole  # merging tokens can only lose divergence
 
 
-def test_nothing_in_common_is_far_and_finite() -> None:
+def test_disjoint_tokens_give_a_finite_divergence() -> None:
     kl, covered = losses.divergence({0: 0.0}, {1: 0.0})
     assert covered == 0
     assert 10 < kl < 20
@@ -61,7 +61,7 @@ def test_nothing_in_common_is_far_and_finite() -> None:
     assert 5 < kl < 10
 
 
-def test_it_is_never_more_than_that_over_the_whole_vocabulary() -> None:
+def test_divergence_is_a_lower_bound() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
         p, q = (logs(*random.dirichlet(np.full(40, 0.3))) for _ in range(2))
@@ -135,7 +135,7 @@ def test_wrong_answers(said: str, answer: str) -> None:
     assert not quality.is_right(said, answer)
 
 
-def test_the_material_is_sound() -> None:
+def test_material_is_complete() -> None:
     material = Material.load(Plan())
     assert len(set(material.prompts)) == 24
     assert len({question for question, _ in material.questions}) == 65
@@ -175,16 +175,16 @@ NOISE = measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1])
         (measured([0.0, 0.0, 0.0, 0.0], [1, 1, 1, 1]), []),  # nearer than the noise
     ],
 )
-def test_a_loss_is_beyond_noise_or_it_is_none(one: Measured, metrics: list[str]) -> None:
+def test_losses_beyond_noise(one: Measured, metrics: list[str]) -> None:
     assert list(losses.beyond(one, NOISE, Limits())) == metrics
 
 
-def test_one_text_shows_no_noise() -> None:
+def test_one_text_has_no_interval() -> None:
     one, other = measured([0.001], [1]), measured([5.0], [0.0])
     assert losses.beyond(other, one, Limits()) == {}
 
 
-def test_of_equal_models_few_are_beyond_noise() -> None:
+def test_equal_models_are_rarely_beyond_noise() -> None:
     random = np.random.default_rng(3)
 
     def equal() -> Measured:
@@ -253,7 +253,7 @@ class _Models:
         yield Server
 
 
-def test_each_choice_is_served_once_and_held_against_the_limits(
+def test_each_choice_is_served_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = _Models(monkeypatch)
@@ -278,7 +278,7 @@ def test_each_choice_is_served_once_and_held_against_the_limits(
     assert [row[0] for row in losses.table(report)] == ["layers", "(noise)", "qkv", "lm_head"]
 
 
-def test_the_second_server_of_the_model_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_server_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(8)
     order: list[int] = []
 
@@ -299,7 +299,7 @@ def test_the_second_server_of_the_model_gets_other_batches(monkeypatch: pytest.M
     assert sorted(order[8:]) == list(range(8))
 
 
-def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
+def test_choice_that_fails_to_start_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = _Models(monkeypatch)
@@ -317,7 +317,7 @@ def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
     assert bench.judge_quality(replace(found, failed={}, layers={})) == 0
 
 
-def test_only_what_the_model_wrote_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_continuations_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
     def ask(server: Any, **body: Any) -> Any:

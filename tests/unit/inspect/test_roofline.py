@@ -60,7 +60,7 @@ def checkpoint(shape: Shape) -> tuple[int, int]:
     return packed + biases + dense, int(weight_bytes(packed, 1, "mxfp4")) + 2 * (biases + dense)
 
 
-def test_the_shapes_give_what_openai_published() -> None:
+def test_shapes_give_published_sizes() -> None:
     """Model card of gpt-oss, table 1: 116.83 and 20.91 B parameters, 60.8 and 12.8 GiB."""
     for shape, billions, gib in ((BIG, 116.83, 60.8), (SMALL, 20.91, 12.8)):
         parameters, size = checkpoint(shape)
@@ -69,7 +69,7 @@ def test_the_shapes_give_what_openai_published() -> None:
     assert round(checkpoint(BIG)[1] / GB, 1) == 65.2  # the safetensors files together
 
 
-def test_stock_and_the_whole_series_by_hand() -> None:
+def test_bytes_of_release_and_series() -> None:
     """Issue's check points: 5.25 GB → at most 2.83, ceiling 52 → at least 95 at 273 GB/s."""
     # 36 layers, 4 experts, gate/up/down; 17 bytes for 32 weights; biases of two bytes
     marlin = 36 * 4 * (3 * 3072 * 2944 * 17 // 32 + 2 * (2 * 2944 + 3072))
@@ -153,7 +153,9 @@ contexts, batches = st.integers(1, 131072), st.integers(1, 512)
 
 
 @given(shapes, setups, contexts, batches)
-def test_more_is_never_less(shape: object, setup: Setup, context: int, batch: int) -> None:
+def test_bytes_grow_with_context_batch_and_bits(
+    shape: object, setup: Setup, context: int, batch: int
+) -> None:
     assert isinstance(shape, type(BIG))
     now = step_bytes(shape, setup, context=context, batch=batch)
     assert all(part > 0 for part in now.parts().values())
@@ -208,7 +210,7 @@ def test_distinct_experts_by_counting() -> None:
         ("moe=mxfp4", {}),
     ],
 )
-def test_layers_are_read(text: str, layers: dict[str, str]) -> None:
+def test_layers_are_parsed(text: str, layers: dict[str, str]) -> None:
     assert parse_layers(text) == layers
 
 
@@ -218,7 +220,7 @@ def test_wrong_layers_are_refused(text: str) -> None:
         parse_layers(text)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["roofline", "--target", "spark", "--layers", "o", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert "not measurements" in told["note"]
@@ -260,9 +262,7 @@ def test_wrong_options_are_refused(words: list[str]) -> None:
 # -- the page ---------------------------------------------------------------------------
 
 
-def test_the_page_is_what_the_model_says(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_page_follows_pins(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["docs", "--check"]) == 0
     # a project of its own, whose page lags behind
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
@@ -283,7 +283,7 @@ def test_the_page_is_what_the_model_says(
     assert main(here) == 2
 
 
-def test_the_picture_shows_the_bytes() -> None:
+def test_picture_shows_the_bytes() -> None:
     target = pins.load(ROOT / "pins.yaml").target("spark")
     case = roofline.case(target, "spark")
     picture = roofline.svg(case)
