@@ -159,7 +159,7 @@ def _failure(request: Request, arch: str, text: str) -> CompileError:
         return CompileError(f"{request.source}: sm_{arch} cannot be compiled:\n{said}")
     path, line, what = errors[0]
     more = f", and {len(errors) - 1} more errors" if len(errors) > 1 else ""
-    remedy = "use only what NVRTC has (docs/decode-kernels.md)"
+    remedy = "use only what NVRTC has (docs/kernels.md)"
     return CompileError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
 
 

@@ -8,7 +8,7 @@ from sparkforge.serving import memory
 
 NVCC_GIB = 8.9
 """Memory counted for one nvcc: the largest file measured, one of vLLM's; most take less than 1
-(docs/build.md). FlashInfer's largest takes 7.6 (docs/proofs.md)."""
+(docs/build.md). FlashInfer's largest takes 7.6 (docs/evidence/machine-code.md)."""
 CXX_GIB = 2.0
 """Memory counted for one g++; the C++ files of vLLM that were compiled here took less than 1."""
 KEEP_GIB = 4.0

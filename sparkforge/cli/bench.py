@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from sparkforge.build import executor, publish
 from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
 from sparkforge.build.setup import last_context
 from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
+from sparkforge.core.disk import write_file
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
@@ -105,22 +107,23 @@ def _quality(options: QualityOptions) -> int:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)
         start = quality.starter(context, product, model, tiny, work)
         report = quality.run(start, plan, limits, quality.Material.load(plan))
-    record = losses.Record(
-        started.isoformat(timespec="seconds"),
-        context.target_name,
-        context.release,
-        sha256_file(context.pins_path),
-        str(model or tiny),
-        tuple(redacted((*context.serve, *context.arguments))),
-        report,
-    )
+    document = {
+        "started": started.isoformat(timespec="seconds"),
+        "target": context.target_name,
+        "release": context.release,
+        "pins": sha256_file(context.pins_path),
+        "model": str(model or tiny),
+        "options": redacted((*context.serve, *context.arguments)),
+        **report.document(),
+    }
     folder = command.new_folder(context.root / "dist" / context.target_name / "bench", "quality")
-    losses.save(record, folder)
+    file = folder / "quality.json"
+    write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
     if options.output.json:
-        log.json({"model": record.model, **report.document()})
+        log.json(document)
     else:
         log.table(losses.table(report))
-    log.info(f"result   {folder / losses.FILE}")
+    log.info(f"result   {file}")
     return judge_quality(report)
 
 

@@ -37,36 +37,22 @@ def _docs(options: Options) -> int:
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.inspect.accept import command as accept
-    from sparkforge.inspect.perf import (
-        h200,
-        kerneltable,
-        kernelwork,
-        rooflinepicture,
-        rooflinetable,
-    )
+    from sparkforge.inspect.perf import kernelrecord, roofline
     from sparkforge.inspect.report import claims
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins
     folder = root / "docs"
-    case = rooflinetable.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
+    case = roofline.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
     patches = chosen_series(None, root, all_pins)
-    recorded = kernelwork.load()
-    speeds = h200.load(folder / "h200.yaml")
-    by_batch, by_step = h200.pictures(speeds)
+    recorded = kernelrecord.load()
+    kernels = f"{roofline.markdown(case)}\n\n{kernelrecord.markdown(recorded)}"
     if all_pins.plugin is not None:
-        kernelwork.check(recorded, root, all_pins.plugin)
+        kernelrecord.check(recorded, root, all_pins.plugin)
     return {
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
-        folder / "roofline.md": pages.between(folder / "roofline.md", rooflinetable.markdown(case)),
-        folder / "roofline.svg": rooflinepicture.svg(case),
-        folder / "published.svg": rooflinepicture.published(case),
-        folder / "h200.md": pages.between(folder / "h200.md", h200.markdown(speeds)),
-        folder / "h200.svg": by_batch,
-        folder / "h200-steps.svg": by_step,
-        folder / "decode-kernels.md": pages.between(
-            folder / "decode-kernels.md", kerneltable.markdown(recorded)
-        ),
+        folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
+        folder / "roofline.svg": roofline.svg(case),
         folder / "status.md": claims.page(folder / "status.md"),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
     }
@@ -77,8 +63,7 @@ COMMANDS = (
         "docs",
         Options,
         _docs,
-        description="Write docs/patches.md, the pictures of docs, and the tables in"
-        " docs/measure.md, docs/decode-kernels.md, docs/h200.md, docs/roofline.md"
-        " and docs/status.md.",
+        description="Write docs/patches.md, docs/roofline.svg, and the tables in docs/kernels.md,"
+        " docs/measure.md and docs/status.md.",
     ),
 )

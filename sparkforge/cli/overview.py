@@ -36,7 +36,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "roofline": "compute the decode speed that memory bandwidth allows",
         "bench": "measure speed and answers of the last build; compare two results",
         "ablate": "check that tests notice a missing patch; find the patch that breaks something",
-        "proofs": "compile, disassemble and check the GPU kernels",
+        "proofs": "check the machine code in a target's wheels",
         "report": "write one HTML page about the last build and its checks",
     },
 }

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.core.command import Entry, count, needed, option, positive, switch
+from sparkforge.core.command import Entry, count, needed, option, positive
 from sparkforge.core.log import log
-from sparkforge.pins.pins import Target
 from sparkforge.sources.project import checkout, pins_option
 
 
@@ -34,20 +33,16 @@ class Options:
     kv_cache_dtype: Literal["auto", "fp8"] = option(
         "type of the KV cache; auto: BF16", default="auto", choices=("auto", "fp8")
     )
-    kernels: bool = switch("show what limits each decode kernel instead, from its machine code")
     pins: Path | None = pins_option()
     output: OutputOptions
 
 
 def _roofline(options: Options) -> int:
     """Print the bytes that each configuration reads a token, and the ceiling that follows."""
-    from sparkforge.inspect.perf import rooflinetable
+    from sparkforge.inspect.perf import roofline
 
-    target = checkout(options.pins).pins.target(options.target)
-    if options.kernels:
-        return _kernels(options, target)
-    case = rooflinetable.case(
-        target,
+    case = roofline.case(
+        checkout(options.pins).pins.target(options.target),
         options.target,
         model=options.model,
         bandwidth=options.bandwidth,
@@ -55,23 +50,16 @@ def _roofline(options: Options) -> int:
         batch=options.batch,
         kv_cache=options.kv_cache_dtype,
     )
-    table = rooflinetable.rows(case, options.layers)
+    table = roofline.rows(case, options.layers)
     if options.output.json:
-        log.json(rooflinetable.as_json(case, table))
+        log.json(roofline.as_json(case, table))
         return 0
-    rooflinetable.show(case, table)
-    return 0
-
-
-def _kernels(options: Options, target: Target) -> int:
-    """Print the limit of each decode kernel."""
-    from sparkforge.inspect.perf import kerneltable, kernelwork
-
-    machine, recorded = kerneltable.machine_of(target, options.target), kernelwork.load()
-    if options.output.json:
-        log.json(kerneltable.as_json(recorded, machine))
-        return 0
-    kerneltable.show(recorded, machine)
+    log.heading(
+        f"{case.model}, {case.context} tokens of context, batch {case.batch}, at"
+        f" {case.bandwidth:g} GB/s"
+    )
+    log.info(roofline.NOTE)
+    log.table([roofline.HEAD, *(roofline.cells(row, case.batch) for row in table)])
     return 0
 
 

@@ -153,7 +153,7 @@ def _machine_code(here: Where, target: Target, pins: Pins) -> Iterator[Problem]:
     for i, arch in enumerate(code.architectures):
         if not loads(arch, target.cuda_arch):
             what = f"code for {arch} does not load on {target.cuda_arch}"
-            yield (*here, "architectures", i), what, "remove it (docs/sm12x.md)"
+            yield (*here, "architectures", i), what, "remove it (docs/kernels.md)"
 
 
 def _wheel(here: Where, name: str, target: Target, pins: Pins) -> Iterator[Problem]:

@@ -184,7 +184,7 @@ LayerList = Annotated[
     str,
     shaped(
         r"^[a-z0-9_]+(=[a-z0-9_]+)?(,[a-z0-9_]+(=[a-z0-9_]+)?)*$",
-        "list layers as in qkv,o,lm_head=mxfp8 (docs/mxfp4-layers.md)",
+        "list layers as in qkv,o,lm_head=mxfp8 (docs/kernels.md)",
     ),
 ]
 Backend = Annotated[str, shaped(r"^[A-Z0-9_]+$", "give a backend name in capitals")]

@@ -158,7 +158,7 @@ class Pack:
             raise ValueError(f"{manifest}: {error!r}") from None
 
     def fits(self, device: Capability) -> bool:
-        """Return whether a device loads this machine code: NVIDIA's rules (docs/sm12x.md)."""
+        """Return whether a device loads this machine code: NVIDIA's rules (docs/kernels.md)."""
         found = re.fullmatch(r"sm(\d+)(\d)([af]?)", self.architecture)
         if found is None:
             return False

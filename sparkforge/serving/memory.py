@@ -259,8 +259,9 @@ def resident(file: Path) -> int:
 # -- compilers -------------------------------------------------------------------------------------
 
 LARGEST_GIB, USUAL_GIB, KEEP_GIB = 8.0, 2.0, 4.0
-"""One nvcc at the largest file of FlashInfer's MoE for SM 12.x (7.7 was measured: docs/proofs.md),
-at any other, and what vLLM's own processes need while they compile."""
+"""One nvcc at the largest file of FlashInfer's MoE for SM 12.x (7.7 was measured:
+docs/evidence/machine-code.md), at any other, and what vLLM's own processes need while they
+compile."""
 
 
 def max_jobs(profile: Profile, command: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -99,7 +99,7 @@ class Choice(_Model):
     """The settings of a profile that the user's choice determines."""
 
     mxfp4_layers: LayerList | None = None
-    """Dense layers to quantise while loading; docs/mxfp4-layers.md."""
+    """Dense layers to quantise while loading; docs/kernels.md."""
 
 
 class Profile(_Model):

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from sparkforge.core.errors import QualityError
-from sparkforge.inspect.perf import losses
 
 
 def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
@@ -32,12 +31,8 @@ def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
     assert noise["mean_kl"] < eight["mean_kl"] / 3 < four["mean_kl"] / 9
     assert noise["agreement"] > 0.95
     assert eight["covered"] > 0.99
-    assert "kl" in four["beyond"]
+    assert any(one.startswith("qkv,o,lm_head: mean KL") for one in found["beyond"])
     assert "qkv,o,lm_head: mean KL" in done.stderr
-    assert "is beyond noise" in done.stderr
     assert "Traceback" not in done.stderr
-    (file,) = checkout.glob(f"dist/cpu/bench/*-quality/{losses.FILE}")
-    kept = losses.load(file)
-    document = json.loads(json.dumps(kept.report.document()))  # lists in place of tuples
-    assert document == {key: found[key] for key in found if key != "model"}
-    assert (kept.target, kept.model) == ("cpu", found["model"])
+    (file,) = checkout.glob("dist/cpu/bench/*-quality/quality.json")
+    assert json.loads(file.read_text()) == found

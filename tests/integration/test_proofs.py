@@ -1,4 +1,4 @@
-"""`build.py proofs` on the smallest kernel, with the real nvcc and the real cuobjdump."""
+"""Units and wheels on the smallest kernel, with the real nvcc and the real cuobjdump."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from sparkforge.core.errors import MachineError, ProofError
-from tests.support import PATIENCE_S, ROOT
+from sparkforge.core.errors import MachineError, ProofError, UsageError, WheelError
+from tests.support import PATIENCE_S, ROOT, make_wheel
+from tools.proofs import nvcc
 
-NAMES = ("block-scaled-mma", "block-scaled-mma-plain")
+SOURCE = nvcc.INCLUDE / "block_scaled.cu"
+CUBINS = "vllm_sparkforge/decode/cubins"
+MMA = {"QMMA.SF.16832.F32.E4M3.E4M3.E8": 1}
 
 
 def checkout(folder: Path) -> Path:
@@ -29,19 +32,9 @@ def checkout(folder: Path) -> Path:
     return pins
 
 
-def run(store: Path, *words: str, code: int = 0, **env: str) -> tuple[str, str]:
+def run(store: Path, *words: str | Path, code: int = 0, **env: str) -> str:
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sparkforge",
-            "proofs",
-            *words,
-            "--store",
-            store,
-            "--pins",
-            checkout(store.parent),
-        ],
+        [sys.executable, "-m", *words, "--store", store, "--pins", checkout(store.parent)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         capture_output=True,
@@ -51,102 +44,127 @@ def run(store: Path, *words: str, code: int = 0, **env: str) -> tuple[str, str]:
     )
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stdout + done.stderr
-    return done.stdout, done.stderr
+    return done.stderr
+
+
+def report(store: Path, name: str) -> Any:
+    return json.loads((checkout(store.parent).parent / "dist" / "proofs" / name).read_text())
+
+
+def check(store: Path, wheel: Path, code: int = 0, target: str = "spark") -> Any:
+    """Return the document of `build.py proofs`."""
+    run(store, "sparkforge", "proofs", "--wheel", wheel, "--target", target, code=code)
+    return report(store, f"wheels-{target}.json")
+
+
+def compiled(folder: Path, name: str, *archs: str) -> bytes:
+    out = folder / f"{name}.so"
+    kinds = [
+        "arch=compute_120f,code=compute_120f"
+        if one == "ptx"
+        else f"arch=compute_{one},code=sm_{one}"
+        for one in archs
+    ]
+    words = [word for kind in kinds for word in ("-gencode", kind)]
+    subprocess.run(
+        ["nvcc", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", *words, SOURCE, "-o", out],
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    return out.read_bytes()
 
 
 @pytest.fixture(scope="module")
-def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on this machine")
-    store = tmp_path_factory.mktemp("proofs") / "store"
-    out, _ = run(store, *NAMES, "--json")
-    return store, json.loads(out)
+    return tmp_path_factory.mktemp("proofs") / "store"
 
 
-def test_the_smallest_kernel_is_proved_and_its_stub_is_seen(
-    proved: tuple[Path, dict[str, Any]],
-) -> None:
-    document = proved[1]
+def test_smallest_kernel_passes_and_its_stub_is_found(store: Path) -> None:
+    run(store, "tools.proofs", "block-scaled-mma", "block-scaled-mma-plain")
+    document = report(store, "report.json")
     assert document["ok"] is True
-    assert "13." in document["nvcc"]
     found = {proof["label"]: proof for proof in document["proofs"]}
     assert set(found) == {
-        "block-scaled-mma 121a",
-        "block-scaled-mma 120f",
-        "block-scaled-mma-plain 121",
-        "block-scaled-mma-plain 120",
+        *(f"block-scaled-mma {arch}" for arch in ("121a", "120f")),
+        *(f"block-scaled-mma-plain {arch}" for arch in ("121", "120")),
     }
-    for arch in ("121a", "120f"):
-        proof = found[f"block-scaled-mma {arch}"]
-        assert proof["problems"] == []
-        assert proof["kernels"][0]["mma"] == {"QMMA.SF.16832.F32.E4M3.E4M3.E8": 1}
-    for arch in ("121", "120"):
-        proof = found[f"block-scaled-mma-plain {arch}"]
-        assert "an empty stub" in proof["problems"][0]
-        assert proof["kernels"][0]["traps"] is True
-    codes = {found[f"block-scaled-mma {arch}"]["kernels"][0]["code"] for arch in ("121a", "120f")}
-    assert len(codes) == 1
-    dist = checkout(proved[0].parent).parent / "dist" / "proofs"
-    assert "| block-scaled-mma | 121a | 1 |" in (dist / "report.md").read_text()
-    assert json.loads((dist / "report.json").read_text()) == document
+    assert found["block-scaled-mma 121a"]["kernels"][0]["mma"] == MMA
+    assert found["block-scaled-mma-plain 121"]["kernels"][0]["traps"] is True
 
 
-def test_what_is_proved_is_not_compiled_again(
-    proved: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    store, first = proved
-    # the real nvcc's version, and a compiler that must not be called
+def test_source_that_nvcc_refuses_is_named(store: Path, tmp_path: Path) -> None:
     fake = tmp_path / "nvcc"
-    real = shutil.which("nvcc")
-    fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\nexit 9\n')
+    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo a release\n[ "$1" = --version ]\n')
     fake.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    out, _ = run(store, *NAMES, "--json", "--offline", PATH=path)
-    assert json.loads(out)["proofs"] == first["proofs"]
+    words = ("tools.proofs", "block-scaled-mma")
+    assert "block-scaled-mma 121a" in run(store, *words, code=ProofError.exit_code, PATH=path)
 
 
-def test_cleaning_what_is_superseded_keeps_the_proofs(
-    proved: tuple[Path, dict[str, Any]],
+def test_without_nvcc_units_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    only = {"PATH": str(tmp_path / "bin")}
+    words = ("tools.proofs", "block-scaled-mma")
+    assert "nvcc" in run(tmp_path / "store", *words, code=MachineError.exit_code, **only)
+
+
+def test_library_for_the_device_keeps_the_contract(store: Path, tmp_path: Path) -> None:
+    code = compiled(tmp_path, "good", "120f", "90")
+    files = {"demo/kernels.so": code, "demo/script.so": b"INPUT(other)"}
+    (library,) = check(store, make_wheel(tmp_path, files=files))["libraries"]
+    assert library["images"] == {"120f": 1, "90": 1}
+    assert (library["kernels"], library["mma"], library["problems"]) == (1, MMA, [])
+    # a library is read once, whichever wheel it is in
+    (readers,) = (store / "artefacts" / "proof-readers").glob("*/bin")
+    (readers / "nvdisasm").rename(tmp_path / "nvdisasm")
+    check(store, make_wheel(tmp_path, files={"other/same.so": code}))
+    (tmp_path / "nvdisasm").rename(readers / "nvdisasm")
+
+
+@pytest.mark.parametrize(
+    ("archs", "rule", "kernel"),
+    [
+        (("120",), "stub", "block_scaled"),
+        (("120a", "90"), "loads", ""),
+        (("ptx",), "native", "block_scaled"),
+    ],
+)
+def test_broken_rule_names_the_kernel(
+    store: Path, tmp_path: Path, archs: tuple[str, ...], rule: str, kernel: str
 ) -> None:
-    store, first = proved
-    subprocess.run(
-        [sys.executable, "-m", "sparkforge", "clean", "--superseded", "--store", store],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    kept = [path for path in (store / "artefacts").glob("proof-*/*") if path.is_dir()]
-    assert len(kept) == 1 + 2 * len(first["proofs"])  # readers; machine code and facts of each
+    wheel = make_wheel(tmp_path, files={"demo/kernels.so": compiled(tmp_path, "x", *archs)})
+    (library,) = check(store, wheel, ProofError.exit_code)["libraries"]
+    (problem,) = library["problems"]
+    assert (problem["rule"], problem["kernel"]) == (rule, kernel)
+    if rule == "loads":  # 120a is for 12.0
+        assert check(store, wheel, target="rtx")["ok"] is True
 
 
-def test_a_source_that_nvcc_refuses_is_named(
-    proved: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    fake = tmp_path / "nvcc"
-    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo another release\nexec false\n')
-    fake.write_text(fake.read_text().replace("exec false", '[ "$1" = --version ] || exit 9'))
-    fake.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    _, err = run(proved[0], "block-scaled-mma", "--offline", code=ProofError.exit_code, PATH=path)
-    assert "block-scaled-mma 121a: nvcc fails" in err
+def test_cubins_of_a_folder_are_one_library(store: Path, tmp_path: Path) -> None:
+    cubins = {}
+    for arch in ("90", "121a"):
+        out = tmp_path / f"sm_{arch}.cubin"
+        flags = ("-std=c++17", f"-arch=sm_{arch}", "-cubin")
+        subprocess.run(["nvcc", *flags, SOURCE, "-o", out], check=True, timeout=PATIENCE_S)
+        cubins[f"{CUBINS}/{out.name}"] = out.read_bytes()
+    (library,) = check(store, make_wheel(tmp_path, files=cubins), ProofError.exit_code)["libraries"]
+    assert library["file"] == f"{CUBINS}/*.cubin"
+    assert library["images"] == {"121a": 1, "90": 1}
+    (problem,) = library["problems"]  # pins.yaml needs decode kernels there
+    assert problem["rule"] == "mma"
 
 
-def test_without_nvcc_it_says_what_to_install(tmp_path: Path) -> None:
-    only = tmp_path / "bin"
-    only.mkdir()
-    for program in ("git", "tar"):
-        if found := shutil.which(program):
-            (only / program).symlink_to(found)
-    _, err = run(
-        tmp_path / "store", "block-scaled-mma", code=MachineError.exit_code, PATH=str(only)
-    )
-    assert "nvcc: not installed on this machine" in err
-    assert "CUDA 13.0" in err
-
-
-def test_the_list_needs_no_compiler(tmp_path: Path) -> None:
-    out, _ = run(tmp_path / "store", "--list", "--ci", "--json", PATH="/nowhere")
-    listed = json.loads(out)
-    assert listed["block-scaled-mma"]["archs"] == ["121a", "120f"]
-    assert not (tmp_path / "store").exists()
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--wheel", "x.whl"), UsageError.exit_code),  # no target
+        (("--target", "cpu"), UsageError.exit_code),  # no contract
+        (("--wheel", "missing.whl", "--target", "spark"), UsageError.exit_code),
+        (("--target", "spark"), UsageError.exit_code),  # no build yet
+        (("--wheel", str(ROOT / "README.md"), "--target", "spark"), WheelError.exit_code),
+    ],
+)
+def test_wrong_input_is_one_error(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
+    run(tmp_path / "store", "sparkforge", "proofs", *words, code=code)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.inspect.proofs.cubin import INCLUDES
 from tests.patches.checkout import ROOT
+from tools.proofs.nvcc import INCLUDES
 
 PROBES = Path(__file__).with_name("probes")
 STUBS = ROOT / "sparkforge" / "build" / "packs" / "include"  # names of cuBLAS's status codes

@@ -267,7 +267,7 @@ def test_padding_is_the_least_that_marlin_takes(kernels: Kernels, patched: Any) 
 
 
 def test_down_has_a_tile_with_many_columns(kernels: Kernels, patched: Any) -> None:
-    """With many rows, tile 128 x 64 is a fifth slower than 64 x 128 (docs/h200.md)."""
+    """With many rows, tile 128 x 64 is a fifth slower than 64 x 128 (docs/evidence/h200.md)."""
     for answers in patched["sizes"]:
         hidden, inner = answers["MARLIN"]
         for block in BLOCKS:

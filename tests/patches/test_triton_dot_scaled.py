@@ -12,8 +12,9 @@ import pytest
 
 from sparkforge.build.context import Context
 from sparkforge.core.run import call
-from sparkforge.inspect.proofs import toolchain, triton_aot
-from sparkforge.inspect.proofs.toolchain import Readers
+from sparkforge.inspect.proofs import cuobjdump
+from sparkforge.inspect.proofs.cuobjdump import Readers
+from tests.patches import triton_aot
 from tests.patches.checkout import ROOT
 
 PROBE = ROOT / "tests" / "patches" / "probes" / "probe_dot_scaled.py"
@@ -23,7 +24,7 @@ KERNELS = ("mxfp8-mxfp8", "mxfp8-mxfp4", "fp8-fp8", "bf16-bf16", "bf16-tma")
 @pytest.fixture(scope="module")
 def readers(cpu_context: Context) -> Readers:
     context = cpu_context
-    return toolchain.readers(context.store, context.root, context.platform, context.access)
+    return cuobjdump.readers(context.store, context.root, context.platform, context.access)
 
 
 @pytest.fixture(scope="module")

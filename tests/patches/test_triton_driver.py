@@ -16,8 +16,8 @@ import pytest
 
 from sparkforge.build.context import Context
 from sparkforge.core.run import call
-from sparkforge.inspect.proofs import triton_aot
 from sparkforge.serving import triton_driver
+from tests.patches import triton_aot
 from tests.patches.checkout import ROOT
 
 PROGRAM = ROOT / "sparkforge" / "serving" / "triton_driver.py"

@@ -12,21 +12,25 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import Context
-from sparkforge.inspect.proofs import checks, toolchain, triton_aot
-from sparkforge.inspect.proofs.triton_aot import Built
+from sparkforge.inspect.proofs import cuobjdump
+from tests.patches import triton_aot
+from tests.patches.triton_aot import SHARED_LIMIT, Built
 
 Build = Callable[[str, bool, bool], Sequence[Built]]
 
 
 @pytest.fixture(scope="module")
-def build(cpu_context: Context, patched_python: Path) -> Build:
+def build(
+    cpu_context: Context, patched_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Build:
     """Build for a capability, with our series of Triton and of triton_kernels or without."""
     context = cpu_context
-    readers = toolchain.readers(context.store, context.root, context.platform, context.access)
+    readers = cuobjdump.readers(context.store, context.root, context.platform, context.access)
 
     def go(capability: str, triton: bool, kernels: bool) -> Sequence[Built]:
         folder = triton_aot.packages(context, triton=triton, kernels=kernels)
-        cases, _ = triton_aot.build(context, patched_python, folder, capability, readers)
+        out = tmp_path_factory.mktemp("scatter")
+        cases = triton_aot.build(patched_python, folder, capability, readers, out)
         assert [case.block_m for case in cases] == [16, 32]
         return cases
 
@@ -41,7 +45,7 @@ def test_fused_scatter_builds_without_tma(build: Build, capability: str) -> None
         assert case.gather4 > 0, "SM12x gathers by TMA, and goes on doing so"
         (kernel,) = case.kernels
         assert kernel.target == f"sm_{capability}a"
-        assert 0 < case.shared <= checks.SHARED_LIMIT
+        assert 0 < case.shared <= SHARED_LIMIT
         # as measured with Triton 3.8.0, to notice more
         assert (kernel.stack, kernel.local) == (48 if case.block_m == 32 else 0, 0)
         assert set(kernel.mma) == {"HMMA.16816.F32.BF16"}

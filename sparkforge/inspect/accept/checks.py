@@ -362,7 +362,7 @@ def backends(subject: Subject) -> str:
     return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in watch.seen.items())
 
 
-@check("the log has the reason (docs/decode-kernels.md)")
+@check("the log has the reason (docs/kernels.md)")
 def decode_kernels(subject: Subject) -> str:
     """`/metrics`: each kind passed its self-check."""
     found = subject.metrics("vllm:decode_kernels_in_use")  # none on a CPU

@@ -12,7 +12,7 @@ from sparkforge.pins.types import Platform
 from sparkforge.serving.profile import Profile
 
 _GB = 10**9
-# of OpenAI's safetensors files; docs/roofline.md computes the same from the shapes
+# of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
 _MODEL_GB: Mapping[str, float] = {"gpt-oss-120b": 65.2, "gpt-oss-20b": 13.8}
 
 

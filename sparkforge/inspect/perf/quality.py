@@ -28,8 +28,7 @@ from sparkforge.core import plain
 from sparkforge.core.errors import SmokeError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
-from sparkforge.inspect.perf.distance import Logprobs, distance
-from sparkforge.inspect.perf.losses import Limits, Measured, Report
+from sparkforge.inspect.perf.losses import Limits, Logprobs, Measured, Report, distance
 from sparkforge.runtime import servers
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
 from sparkforge.store.artefact import Artefact
@@ -75,17 +74,11 @@ class Material:
     def load(cls, plan: Plan, path: Path = MATERIAL) -> Material:
         """Read the plan's part of quality.json."""
         data = plain.json_of(path.read_text(encoding="utf-8"))
-
-        def put(text: str) -> str:
-            wrapped: str = data["template"].replace("{text}", text)
-            return wrapped
-
+        template: str = data["template"]
+        questions = data["questions"][: plan.questions]
         return cls(
-            [put(text) for text in data["prompts"][: plan.prompts]],
-            [
-                (put(item["question"]), item["answer"])
-                for item in data["questions"][: plan.questions]
-            ],
+            [template.replace("{text}", text) for text in data["prompts"][: plan.prompts]],
+            [(template.replace("{text}", one["question"]), one["answer"]) for one in questions],
         )
 
 
@@ -110,12 +103,8 @@ class Seen:
 
 def is_right(reply: str, answer: str) -> bool:
     """Return whether the first line with text has the answer as a separate word."""
-    plain = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", reply).strip()
-    line = plain.partition("\n")[0].lower()
+    line = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", reply).strip().partition("\n")[0].lower()
     return re.search(rf"(?<![\w.:]){re.escape(answer.lower())}(?![\w:]|\.\d)", line) is not None
-
-
-# -- talking to a server -----------------------------------------------------------------------
 
 
 def _ask(server: Server, **body: Any) -> Any:
@@ -199,9 +188,6 @@ def starter(
     return start
 
 
-# -- the measurement ----------------------------------------------------------------------------
-
-
 def run(start: Start, plan: Plan, limits: Limits, material: Material) -> Report:
     """Serve, score and compare.
 
@@ -240,7 +226,7 @@ def measured(texts: Sequence[Text], reference: Seen, seen: Seen, material: Mater
     before, after = _right(reference, material), _right(seen, material)
     pairs = list(zip(before, after, strict=True))
     return Measured(
-        distance=distance([text.written for text in texts], reference.scored, seen.scored),
+        **distance([text.written for text in texts], reference.scored, seen.scored),
         right=sum(after),
         lost=pairs.count((True, False)),
         gained=pairs.count((False, True)),

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sparkforge.core.log import counted
-from sparkforge.inspect.proofs.sass import Kernel
+from sparkforge.inspect.proofs.machinecode import Kernel
 from sparkforge.inspect.proofs.wheelcode import CodeResult, Device, Library
 from sparkforge.pins.contracts import Code, Contract, Excused
 
@@ -20,94 +19,74 @@ class Problem:
     """A broken rule.
 
     Attributes:
-        library: the file in the wheel.
-        rule: its name in docs/proofs.md.
+        rule: its name in docs/kernels.md.
         kernel: mangled name; "": the library as a whole.
         text: the problem.
     """
 
-    library: str
     rule: str
     kernel: str
     text: str
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A library with its problems.
-
-    Attributes:
-        unused: reason why the target does not use it, so nothing is checked; "": used.
-    """
-
-    library: Library
-    unused: str
-    problems: tuple[Problem, ...]
-
-
-def check(library: Library, contract: Contract, device: Device) -> Checked:
-    """Compare a library with the contract."""
+def check(library: Library, contract: Contract, device: Device) -> list[Problem]:
+    """Return the rules that a library breaks; none if the target does not use it."""
     rules = contract.rules(library.file)
     if rules.unused is not None:
-        return Checked(library, rules.unused, ())
-    found = (
-        Problem(library.file, rule, kernel, text)
-        for rule, kernel, text in (
-            *_loads(library.code, device),
-            *_native(library.code, rules, device),
-            *_needed(library.code.kernels, rules),
-            *_each(library.code.kernels, rules, contract),
-        )
-    )
-    return Checked(library, "", tuple(found))
+        return []
+    return [
+        *_code(library.code, rules, device),
+        *_needed(library.code.kernels, rules),
+        *(
+            problem
+            for kernel in library.code.kernels
+            for problem in _limits(kernel, rules, contract)
+        ),
+    ]
 
 
-_Found = Iterator[tuple[str, str, str]]
-
-
-def _loads(code: CodeResult, device: Device) -> _Found:
+def _code(code: CodeResult, rules: Code, device: Device) -> Iterator[Problem]:
     if not code.kernels and not code.jit:
         archs = ", ".join(sorted({*code.images, *code.ptx}))
-        yield "loads", "", f"has code for {archs}: nothing of it runs on {device.capability}"
-
-
-def _native(code: CodeResult, rules: Code, device: Device) -> _Found:
+        text = f"has code for {archs}: nothing of it runs on {device.capability}"
+        yield Problem("loads", "", text)
     for name in code.jit:
         if not _excused(name, rules.jit):
-            yield "native", name, f"is in PTX only: compiled at run time on {device.capability}"
+            text = f"is in PTX only: compiled at run time on {device.capability}"
+            yield Problem("native", name, text)
 
 
-def _needed(kernels: Sequence[Kernel], rules: Code) -> _Found:
+def _needed(kernels: Sequence[Kernel], rules: Code) -> Iterator[Problem]:
     for need in rules.needs:
         named = [kernel for kernel in kernels if re.search(need.kernels, kernel.name)]
         if len(named) < need.least:
-            yield "mma", "", f"has {counted(len(named), 'kernel')} {need.kernels}, not {need.least}"
+            text = f"has {len(named)} kernels {need.kernels}, not {need.least}"
+            yield Problem("mma", "", text)
         for kernel in named:
             if not any(re.fullmatch(need.mma, word) for word in kernel.mma):
                 has = ", ".join(kernel.mma) or "none"
-                yield "mma", kernel.name, f"has no {need.mma}; matrix instructions: {has}"
+                text = f"has no {need.mma}; matrix instructions: {has}"
+                yield Problem("mma", kernel.name, text)
 
 
-def _each(kernels: Sequence[Kernel], rules: Code, contract: Contract) -> _Found:
-    stack = contract.stack if rules.stack is None else rules.stack
-    for kernel in kernels:
-        name = kernel.name
-        stub = kernel.traps and not any(map(_WORK.fullmatch, kernel.opcodes))
-        if stub and not _excused(name, rules.stubs):
-            yield "stub", name, "only traps: an empty stub"
-        if foreign := [word for word in kernel.opcodes if re.fullmatch(contract.foreign, word)]:
-            yield "foreign", name, f"uses {', '.join(foreign)}, which the device lacks"
-        if kernel.registers > contract.registers:
-            yield "registers", name, f"uses {kernel.registers} registers, not {contract.registers}"
-        if kernel.stack + kernel.local > stack:
-            yield "stack", name, f"has {kernel.stack + kernel.local} B of stack, not {stack}"
-        shared = kernel.shared + (kernel.shared_dynamic or 0)
-        if shared > contract.shared:
-            yield (
-                "shared",
-                name,
-                f"needs {shared} B of shared memory, a block has {contract.shared}",
-            )
+def _limits(kernel: Kernel, rules: Code, contract: Contract) -> Iterator[Problem]:
+    name = kernel.name
+    stub = kernel.traps and not any(map(_WORK.fullmatch, kernel.opcodes))
+    if stub and not _excused(name, rules.stubs):
+        yield Problem("stub", name, "only traps: an empty stub")
+    if foreign := [word for word in kernel.opcodes if re.fullmatch(contract.foreign, word)]:
+        yield Problem("foreign", name, f"uses {', '.join(foreign)}, which the device lacks")
+    for rule, has, most in (
+        ("registers", kernel.registers, contract.registers),
+        (
+            "stack",
+            kernel.stack + kernel.local,
+            contract.stack if rules.stack is None else rules.stack,
+        ),
+        ("shared", kernel.shared + (kernel.shared_dynamic or 0), contract.shared),
+    ):
+        if has > most:
+            yield Problem(rule, name, f"{rule}: {has}, the limit is {most}")
 
 
 def _excused(name: str, exceptions: Sequence[Excused]) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from sparkforge.core import pages
-from sparkforge.inspect import datafile
+from sparkforge.core.errors import UsageError
+from sparkforge.pins import yamlfile
 from sparkforge.pins.types import Model
 
 Machine = Literal["x86", "arm64", "h200", "spark"]
@@ -56,7 +57,7 @@ def page(path: Path) -> str:
     Raises:
         UsageError: one of the two is missing or malformed.
     """
-    areas = datafile.load(path.with_name("claims.yaml"), TypeAdapter(tuple[Area, ...]))
+    areas = _load(path.with_name("claims.yaml"))
     text = pages.render(
         Path(__file__).with_name("status.md.j2"),
         areas=areas,
@@ -81,3 +82,28 @@ def _row(claim: Claim) -> tuple[str, ...]:
 def _evidence(claim: Claim) -> str:
     left = "" if claim.open is None else f" *Open:* {claim.open}."
     return pages.Markdown(f"**{claim.claim}**: {claim.tested}.{left}")
+
+
+def _load(path: Path) -> tuple[Area, ...]:
+    """Read the claims.
+
+    Raises:
+        UsageError: it is missing or malformed.
+    """
+    hint = f"the head of docs/{path.name} describes the values"
+    try:
+        document = yamlfile.read(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "restore it from git") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8", hint) from None
+    except yamlfile.NotYamlError as error:
+        raise UsageError(f"{path}:{error.line}: {error}", hint) from None
+    for line, problem in document.problems:
+        raise UsageError(f"{path}:{line}: {problem}", hint)
+    try:
+        return TypeAdapter(tuple[Area, ...]).validate_python(document.data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        line, where = document.line(first["loc"]), yamlfile.dotted(first["loc"])
+        raise UsageError(f"{path}:{line}: {where}: {first['msg']}", hint) from None

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparkforge.inspect.proofs.probe_scatter import compile_instead_of_launching
 from tests.patches.probes import fake_cuda
+from tests.patches.probes.probe_scatter import compile_instead_of_launching
 
 # Experts share nothing that matters here, so a few stand for 128; tokens are then multiplied.
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 4, 2880, 2880

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkforge.inspect.proofs import contract
-from sparkforge.inspect.proofs.sass import Kernel
+from sparkforge.inspect.proofs.machinecode import Kernel
 from sparkforge.inspect.proofs.wheelcode import CodeResult, Device, Library
 from sparkforge.pins import pins
 from sparkforge.pins.contracts import Contract
@@ -23,13 +23,10 @@ GOOD = Kernel(
     registers=168,
     stack=0,
     local=0,
-    spill_loads=0,
-    spill_stores=0,
     shared=1024,
     shared_dynamic=None,
     mma={SCALED: 32},
     opcodes=("EXIT", "LDG", "QMMA", "STG"),
-    instructions=200,
     traps=False,
     code="c0de",
 )
@@ -48,13 +45,12 @@ def problems(
 ) -> list[tuple[str, str]]:
     libraries = [{"files": "demo/*.so", **rules}] if rules is not None else []
     agreed = Contract.model_validate({**LIMITS, "libraries": libraries})
-    code = CodeResult(images or {"120f": 1}, {}, kernels, jit, ())
-    checked = contract.check(Library("demo/kernels.so", code), agreed, DEVICE)
-    assert all(problem.library == "demo/kernels.so" for problem in checked.problems)
-    return [(problem.rule, problem.kernel) for problem in checked.problems]
+    code = CodeResult(images or {"120f": 1}, {}, kernels, jit)
+    found = contract.check(Library("demo/kernels.so", code), agreed, DEVICE)
+    return [(problem.rule, problem.kernel) for problem in found]
 
 
-def test_good_kernels_keep_it() -> None:
+def test_good_kernel_keeps_the_contract() -> None:
     assert problems(GOOD) == []
 
 
@@ -74,11 +70,11 @@ def test_each_limit_names_the_kernel(rule: str, change: dict[str, Any]) -> None:
     assert problems(GOOD, replace(GOOD, name="_Z3bad", **change)) == [(rule, "_Z3bad")]
 
 
-def test_an_assertion_is_no_stub() -> None:
+def test_assertion_is_no_stub() -> None:
     assert problems(replace(GOOD, traps=True, opcodes=("BPT", "EXIT", "LDG", "STG"))) == []
 
 
-def test_code_for_other_devices_only_does_not_load() -> None:
+def test_code_for_other_devices_does_not_load() -> None:
     assert problems(images={"90a": 3}) == [("loads", "")]
 
 
@@ -88,7 +84,7 @@ def test_ptx_alone_is_not_native() -> None:
     assert problems(GOOD, jit=("_Z6repack", "_Z5other"), rules=excuse) == [("native", "_Z5other")]
 
 
-def test_kernels_that_are_needed_have_their_instruction() -> None:
+def test_needed_kernels_have_their_instruction() -> None:
     rules = {"needs": [{"kernels": "gemm", "mma": r"[QO]MMA\.SF\..*", "least": 2}]}
     plain = replace(GOOD, name="_Z5gemm2", mma={"HMMA.16816.F32.BF16": 4})
     assert problems(GOOD, rules=rules) == [("mma", "")]
@@ -96,7 +92,7 @@ def test_kernels_that_are_needed_have_their_instruction() -> None:
     assert problems(GOOD, replace(GOOD, name="_Z5gemm2"), rules=rules) == []
 
 
-def test_exceptions_are_a_librarys_own() -> None:
+def test_exceptions_apply_to_one_library() -> None:
     bad = replace(GOOD, name="_Z3bad", stack=8)
     assert problems(bad, rules={"stack": 8}) == []
     assert problems(bad, rules={"files": "other/*.so", "stack": 8}) == [("stack", "_Z3bad")]
@@ -104,11 +100,11 @@ def test_exceptions_are_a_librarys_own() -> None:
     assert problems(stub, rules={"stubs": [{"kernels": "gemm", "reason": "9.0"}]}) == []
 
 
-def test_an_unused_library_is_counted_only() -> None:
+def test_unused_library_is_not_checked() -> None:
     assert problems(images={"90a": 3}, rules={"unused": "for 9.0"}) == []
 
 
-def test_the_contracts_of_pins_yaml_give_reasons() -> None:
+def test_contracts_in_pins_give_reasons() -> None:
     loaded = pins.load(ROOT / "pins.yaml")
     assert {name for name, one in loaded.targets.items() if one.machine_code} == {"rtx", "spark"}
     for agreed in loaded.contracts.values():

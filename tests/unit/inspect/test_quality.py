@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ import pytest
 
 from sparkforge.cli import bench
 from sparkforge.core.errors import QualityError, SmokeError, UsageError
-from sparkforge.inspect.perf import distance, losses, quality
-from sparkforge.inspect.perf.distance import Distance
+from sparkforge.inspect.perf import losses, quality
 from sparkforge.inspect.perf.losses import Limits, Measured
 from sparkforge.inspect.perf.quality import Material, Plan, Seen, Text
 
@@ -27,60 +27,60 @@ def logs(*probabilities: float) -> dict[int, float]:
 # -- one position -------------------------------------------------------------------
 
 
-def test_the_divergence_is_kullback_and_leiblers() -> None:
-    kl, covered = distance.divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
+def test_divergence_is_kullback_leibler() -> None:
+    kl, covered = losses.divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
     assert kl == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
     assert covered == pytest.approx(1)
 
 
-def test_it_is_not_symmetric_and_zero_for_the_same() -> None:
+def test_divergence_is_zero_for_equal_distributions() -> None:
     p, q = logs(0.9, 0.1), logs(0.5, 0.5)
-    assert distance.divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
-    assert distance.divergence(q, p)[0] != pytest.approx(distance.divergence(p, q)[0])
-    assert distance.divergence(p, p)[0] == 0
+    assert losses.divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
+    assert losses.divergence(q, p)[0] != pytest.approx(losses.divergence(p, q)[0])
+    assert losses.divergence(p, p)[0] == 0
 
 
-def test_what_is_not_named_by_both_counts_as_one_token() -> None:
+def test_unreturned_tokens_count_as_one() -> None:
     p, q = logs(0.6, 0.2, 0.1, 0.1), logs(0.3, 0.4, 0.15, 0.15)
-    whole = distance.divergence(p, q)[0]
+    whole = losses.divergence(p, q)[0]
     named = {0: p[0], 1: p[1]}
-    kl, covered = distance.divergence(named, {0: q[0], 1: q[1]})
+    kl, covered = losses.divergence(named, {0: q[0], 1: q[1]})
     assert covered == pytest.approx(0.8)
     assert kl == pytest.approx(0.6 * math.log(2) + 0.2 * math.log(0.5) + 0.2 * math.log(0.2 / 0.3))
-    kl, covered = distance.divergence({0: p[0]}, {0: q[0], 2: q[2]})
+    kl, covered = losses.divergence({0: p[0]}, {0: q[0], 2: q[2]})
     assert covered == pytest.approx(0.6)
     assert kl == pytest.approx(0.6 * math.log(2) + 0.4 * math.log(0.4 / 0.7))
     assert kl < whole  # merging tokens can only lose divergence
 
 
-def test_nothing_in_common_is_far_and_finite() -> None:
-    kl, covered = distance.divergence({0: 0.0}, {1: 0.0})
+def test_disjoint_tokens_give_a_finite_divergence() -> None:
+    kl, covered = losses.divergence({0: 0.0}, {1: 0.0})
     assert covered == 0
     assert 10 < kl < 20
-    kl, _ = distance.divergence({0: math.log(0.5)}, {0: 0.0})
+    kl, _ = losses.divergence({0: math.log(0.5)}, {0: 0.0})
     assert 5 < kl < 10
 
 
-def test_it_is_never_more_than_that_over_the_whole_vocabulary() -> None:
+def test_divergence_is_a_lower_bound() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
         p, q = (logs(*random.dirichlet(np.full(40, 0.3))) for _ in range(2))
         whole = sum(math.exp(p[t]) * (p[t] - q[t]) for t in p)
         for top in (1, 5, 20, 40):
             named = [dict(sorted(d.items(), key=lambda i: -i[1])[:top]) for d in (p, q)]
-            kl, _ = distance.divergence(*named)
+            kl, _ = losses.divergence(*named)
             assert kl <= whole + 1e-4
             # the servers return the scored token, too, however unlikely it is
             scored = max(p, key=p.__getitem__)
             named = [{**one, scored: d[scored]} for one, d in zip(named, (p, q), strict=True)]
-            assert distance.divergence(*named)[0] <= whole + 1e-4
+            assert losses.divergence(*named)[0] <= whole + 1e-4
         assert kl == pytest.approx(whole, abs=1e-4)  # all 40 are named
 
 
 def test_distances_are_over_all_positions() -> None:
     same, other = logs(0.9, 0.1), logs(0.1, 0.9)
     tokens, texts = [[0, 1], [0]], [[same, same], [same]]
-    found = distance.distance(tokens, texts, [[same, other], [same]])
+    found = SimpleNamespace(**losses.distance(tokens, texts, [[same, other], [same]]))
     kl = 0.9 * math.log(9) + 0.1 * math.log(1 / 9)
     assert found.kl_by_text == pytest.approx((kl / 2, 0))
     assert list(found.agreement_by_text) == [0.5, 1.0]
@@ -91,7 +91,7 @@ def test_distances_are_over_all_positions() -> None:
     # token 1 has become likelier: less surprise, a negative change
     assert found.nll_change == pytest.approx((math.log(0.1) - math.log(0.9)) / 3)
     with pytest.raises(ValueError, match="zip"):
-        distance.distance([[0]], [[same, same]], [[same, same]])
+        losses.distance([[0]], [[same, same]], [[same, same]])
 
 
 # -- answers ------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_wrong_answers(said: str, answer: str) -> None:
     assert not quality.is_right(said, answer)
 
 
-def test_the_material_is_sound() -> None:
+def test_material_is_complete() -> None:
     material = Material.load(Plan())
     assert len(set(material.prompts)) == 24
     assert len({question for question, _ in material.questions}) == 65
@@ -153,8 +153,8 @@ def measured(
     kl: Sequence[float], same: Sequence[float], lost: int = 0, gained: int = 0
 ) -> Measured:
     means = (sum(kl) / len(kl), sum(same) / len(same))
-    found = Distance(means[0], max(kl), means[1], 0.0, 1.0, 8, tuple(kl), tuple(same))
-    return Measured(found, 10 - lost + gained, lost, gained, 20, lost + gained)
+    far = (means[0], max(kl), means[1], 0.0, 1.0, 8, tuple(kl), tuple(same))
+    return Measured(*far, 10 - lost + gained, lost, gained, 20, lost + gained)
 
 
 NOISE = measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1])
@@ -175,16 +175,16 @@ NOISE = measured([0.001, 0.002, 0.003, 0.002], [1, 0.9, 1, 1])
         (measured([0.0, 0.0, 0.0, 0.0], [1, 1, 1, 1]), []),  # nearer than the noise
     ],
 )
-def test_a_loss_is_beyond_noise_or_it_is_none(one: Measured, metrics: list[str]) -> None:
+def test_losses_beyond_noise(one: Measured, metrics: list[str]) -> None:
     assert list(losses.beyond(one, NOISE, Limits())) == metrics
 
 
-def test_one_text_shows_no_noise() -> None:
+def test_one_text_has_no_interval() -> None:
     one, other = measured([0.001], [1]), measured([5.0], [0.0])
     assert losses.beyond(other, one, Limits()) == {}
 
 
-def test_of_equal_models_few_are_beyond_noise() -> None:
+def test_equal_models_are_rarely_beyond_noise() -> None:
     random = np.random.default_rng(3)
 
     def equal() -> Measured:
@@ -198,22 +198,27 @@ def test_of_equal_models_few_are_beyond_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "words"),
+    ("limits", "metrics"),
     [
         (Limits(0.1), []),
-        (Limits(0.01), ["mean KL 0.0200 is over 0.01"]),
-        (Limits(0.1, 0.95), ["the same at 0.900 of positions, below 0.95"]),
-        (Limits(0.1, 0.5, 0.05), ["2 right answers lost and 0 gained, a drop of 0.100 of all"]),
+        (Limits(0.01), ["kl"]),
+        (Limits(0.1, 0.95), ["token"]),
+        (Limits(0.1, 0.5, 0.05), ["answers"]),
         (Limits(0.1, 0.5, 0.1), []),
     ],
 )
-def test_a_limit_takes_the_place_of_noise(limits: Limits, words: list[str]) -> None:
+def test_limit_replaces_noise(limits: Limits, metrics: list[str]) -> None:
     one = measured([0.02] * 4, [0.9] * 4, lost=2)
     near = measured([0.0] * 4, [0.9] * 4)
-    found = list(losses.beyond(one, near, limits).values())
-    assert len(found) == len(words)
-    for sentence, fragment in zip(found, words, strict=True):
-        assert fragment in sentence
+    assert list(losses.beyond(one, near, limits)) == metrics
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (10, 2.228), (11, 2.201), (23, 2.069)])
+def test_interval_is_students(freedom: int, t: float) -> None:
+    after = [1.0] * freedom + [0.0]
+    low = losses.added([0.0] * (freedom + 1), after)
+    error = np.std(after, ddof=1) / math.sqrt(freedom + 1)
+    assert (np.mean(after) - low) / error == pytest.approx(t, rel=0.015)
 
 
 # -- the whole ------------------------------------------------------------------------
@@ -248,7 +253,7 @@ class _Models:
         yield Server
 
 
-def test_each_choice_is_served_once_and_held_against_the_limits(
+def test_each_choice_is_served_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = _Models(monkeypatch)
@@ -264,17 +269,16 @@ def test_each_choice_is_served_once_and_held_against_the_limits(
         (*common, "--mxfp4-layers", "lm_head"),
     ]
     assert models.mixed == [False, True, False, False]
-    assert found["as_it_is"]["right"] == 1
+    assert found["right"] == 1
     assert found["noise"]["mean_kl"] == 0
     assert found["layers"]["qkv"]["mean_kl"] == 0
     assert found["layers"]["lm_head"]["mean_kl"] > 1
     assert found["layers"]["lm_head"]["other_answers"] == 2
-    assert found["layers"]["lm_head"]["beyond"] == ["kl", "token", "answers"]
-    assert all(sentence.startswith("lm_head: ") for sentence in found["beyond"])
+    assert [sentence.partition(":")[0] for sentence in found["beyond"]] == ["lm_head"] * 3
     assert [row[0] for row in losses.table(report)] == ["layers", "(noise)", "qkv", "lm_head"]
 
 
-def test_the_second_server_of_the_model_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_server_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(8)
     order: list[int] = []
 
@@ -295,7 +299,7 @@ def test_the_second_server_of_the_model_gets_other_batches(monkeypatch: pytest.M
     assert sorted(order[8:]) == list(range(8))
 
 
-def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
+def test_choice_that_fails_to_start_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = _Models(monkeypatch)
@@ -313,7 +317,7 @@ def test_a_choice_that_cannot_be_served_takes_nothing_from_the_others(
     assert bench.judge_quality(replace(found, failed={}, layers={})) == 0
 
 
-def test_only_what_the_model_wrote_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_continuations_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
     def ask(server: Any, **body: Any) -> Any:

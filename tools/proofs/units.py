@@ -6,15 +6,12 @@ architectures in ``ci``, otherwise all are used.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from sparkforge.core.errors import UsageError
-from sparkforge.inspect.proofs.checks import Promise
+from tools.proofs.checks import Promise
 
-HERE = Path(__file__).parent / "include"
 BOTH = ("121a", "120f")
 _KERNELS = "csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels"
 _LAUNCHER = "tensorrt_llm/kernels/cutlass_kernels/moe_gemm/launchers/moe_gemm_tma_ws_launcher.inl"
@@ -23,7 +20,6 @@ _LAUNCHER = "tensorrt_llm/kernels/cutlass_kernels/moe_gemm/launchers/moe_gemm_tm
 MXFP8_MXFP8 = r"QMMA\.SF\.16832\.F32\.E4M3\.E4M3\.E8"
 MXFP8_MXFP4 = r"QMMA\.SF\.16832\.F32\.(E4M3\.E2M1|E2M1\.E4M3)\.E8"
 FP8_FP8 = r"QMMA\.16832\.F32\.E4M3\.E4M3"
-BF16 = r"HMMA\.16816\.F32\.BF16"
 NVFP4_NVFP4 = r"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.UE4M3\.4X"
 
 
@@ -38,11 +34,10 @@ class Unit:
         ci: architectures for `--ci`.
         promise: requirements for the machine code.
         text: the source, or
-        file: its path in the upstream's tree (without ``upstream``: our own ``.cu``), or
+        file: its path in FlashInfer's tree (without ``tree``: in ``include/``), or
         generated: operand types of a file by FlashInfer's generator, in its notation.
-        upstream: of the patched tree with its headers, or None.
-        triton: built by ``triton_aot``, not by nvcc.
-        stage: machine code of the build's stage ``kernels``; ``decode`` has its requirements.
+        tree: needs FlashInfer's patched tree, for its headers.
+        stage: machine code of the build's stage ``kernels``; ``decode`` checks it.
         control: must fail, which shows that the checks find failures.
     """
 
@@ -54,8 +49,7 @@ class Unit:
     text: str | None = None
     file: str | None = None
     generated: tuple[str, str] | None = None
-    upstream: str | None = "flashinfer"
-    triton: bool = False
+    tree: bool = True
     stage: bool = False
     control: bool = False
 
@@ -93,7 +87,7 @@ TINY = Unit(
     Promise(MXFP8_MXFP8, kernels=1),
     ci=BOTH,
     file="block_scaled.cu",
-    upstream=None,
+    tree=False,
 )
 CORNERS = Unit(
     "moe-mxfp8-mxfp4-corners",
@@ -124,22 +118,13 @@ UNITS: tuple[Unit, ...] = (
         text=_instantiate(_moe(_E4M3, _E2M1, "NONE", 128, 32, swap_ab=False)),
     ),
     Unit(
-        "triton-scatter",
-        "triton_kernels' matmul that scatters its rows, as Triton builds it: no TMA scatter",
-        ("121a", "120a"),
-        Promise(BF16, kernels=1, stack=48, sized=True),
-        ci=("121a",),
-        triton=True,
-        upstream=None,
-    ),
-    Unit(
         "decode-kernels",
-        "every decode kernel of the vLLM series, as the wheels have them: loads, no local memory",
+        "every decode kernel of the plugin, as its wheel has them: registers, no spills",
         ("121a", "120a", "90a"),
         Promise(None),
         ci=("121a", "120a", "90a"),
         stage=True,
-        upstream=None,
+        tree=False,
     ),
     Unit(
         "moe-mxfp8-mxfp4",
@@ -178,13 +163,6 @@ UNITS: tuple[Unit, ...] = (
         file=f"{_KERNELS}/moe_gemm/moe_gemm_kernels_fp8_fp8.cu",
     ),
 )
-
-
-def generated_kernels(source: str) -> list[tuple[str, str]]:
-    """Return (activation, weight) type of every SM12x kernel that a generated file instantiates."""
-    return re.findall(
-        r"^\s*INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\(Sm120, (\w+), (\w+),", source, re.MULTILINE
-    )
 
 
 def choose(names: Sequence[str], *, ci: bool) -> list[Unit]:

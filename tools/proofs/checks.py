@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkforge.core.log import counted
-from sparkforge.inspect.proofs.sass import Kernel
+from sparkforge.inspect.proofs.machinecode import Kernel
 
 SHARED_LIMIT = 101_376
 """Limit for a block's shared memory on SM12x in bytes (99 KiB; CUDA's programming guide)."""
@@ -38,13 +37,20 @@ class Promise:
     sized: bool = False
 
 
-def problems(kernels: Sequence[Kernel], promise: Promise, arch: str) -> list[str]:
-    """Return the problems; an empty list is a proof."""
+def problems(
+    kernels: Sequence[Kernel], promise: Promise, arch: str, count: int | None = None
+) -> list[str]:
+    """Return the problems; an empty list is a proof.
+
+    Args:
+        arch: e.g. ``121a``.
+        count: required number of kernels, None: at least one.
+    """
     if not kernels:
         return ["has no kernel"]
     found = [problem for kernel in kernels for problem in _problems(kernel, promise, arch)]
-    if promise.kernels is not None and len(kernels) != promise.kernels:
-        found.append(f"has {counted(len(kernels), 'kernel')}, not {promise.kernels}")
+    if count is not None and len(kernels) != count:
+        found.append(f"has {len(kernels)} kernels, not {count}")
     return found
 
 
@@ -58,7 +64,7 @@ def _problems(kernel: Kernel, promise: Promise, arch: str) -> list[str]:
     if promise.mma is not None:
         if not kernel.mma:
             stub = f": {STUB}" if kernel.traps else ""
-            found.append(f"has no matrix instruction in {kernel.registers} registers{stub}")
+            found.append(f"has no matrix instruction{stub}")
         found += [
             f"has {count} {word}, which is not {promise.mma}"
             for word, count in kernel.mma.items()
@@ -71,9 +77,4 @@ def _problems(kernel: Kernel, promise: Promise, arch: str) -> list[str]:
         found.append(f"needs {shared} B of shared memory; a block has {SHARED_LIMIT} at most")
     if promise.sized and kernel.shared_dynamic is None:
         found.append("does not state its dynamic shared memory")
-    return [f"{short(kernel.name)}: {problem}" for problem in found]
-
-
-def short(name: str) -> str:
-    """Return a kernel's name in a readable length."""
-    return name if len(name) <= 60 else f"{name[:36]}…{name[-20:]}"
+    return [f"{kernel.name[:60]}: {problem}" for problem in found]

@@ -1,8 +1,4 @@
-"""Compile units with nvcc and our own headers: all that decides the bytes of machine code.
-
-The code of this module and of its imports is in the keys of machine code, so an edit here compiles
-all units again.
-"""
+"""Compile units with nvcc and our own headers."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ from pathlib import Path
 
 from sparkforge.core.run import call
 
-NAME = "unit.cubin"
-_OURS = Path(__file__).with_name("include")
-_CUBLAS = Path(__file__).parents[2] / "build/packs/include"
+INCLUDE = Path(__file__).with_name("include")
+"""Our own sources and headers."""
+_CUBLAS = Path(__file__).parents[2] / "sparkforge/build/packs/include"
 
 # As FlashInfer 0.7.0.post1 compiles its fused MoE for SM12x (jit/cpp_ext.py, jit/fused_moe.py).
 # Without flags of a host object, since the result is a cubin.
@@ -53,14 +49,19 @@ INCLUDES = (
 )
 
 
-def compile_unit(text: str, file: str | None, arch: str, tree: Path | None, folder: Path) -> None:
-    """Compile a source to ``NAME`` in a folder: machine code of one architecture, no host code.
+def identity() -> str:
+    """Return nvcc's release and build; MachineError if it is not on the PATH."""
+    lines = call("nvcc", "--version").stdout.decode().strip().splitlines()
+    return " ".join(line.strip() for line in lines[-2:])
+
+
+def compile_unit(source: Path, arch: str, tree: Path | None, out: Path) -> None:
+    """Compile a source to machine code of one architecture, without host code.
 
     Args:
-        text: the source.
-        file: its path in the tree, if it has one: it includes files beside it.
         arch: e.g. ``121a``.
         tree: FlashInfer's patched tree, for its headers, or None.
+        out: the cubin.
 
     Raises:
         MachineError, CommandError: nvcc is missing or fails.
@@ -68,11 +69,6 @@ def compile_unit(text: str, file: str | None, arch: str, tree: Path | None, fold
     words: list[str | Path] = ["-std=c++17"]
     if tree is not None:
         words = [*_FLAGS, "-include", "sparkforge_shared_bytes.h"]
-        for include in (_OURS, _CUBLAS, *(tree / path for path in INCLUDES)):
+        for include in (INCLUDE, _CUBLAS, *(tree / path for path in INCLUDES)):
             words += ["-isystem", include]
-    if tree is not None and file is not None:
-        source = tree / file
-    else:
-        source = folder / "unit.cu"
-        source.write_text(text, encoding="utf-8")
-    call("nvcc", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", folder / NAME)
+    call("nvcc", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", out)

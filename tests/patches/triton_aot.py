@@ -1,0 +1,157 @@
+"""The pinned Triton and triton_kernels, with our series or without.
+
+Kernels are compiled by Triton and ptxas for a made-up device, and not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkforge.build.context import Context
+from sparkforge.build.stages.wheels import release_wheel
+from sparkforge.core import git
+from sparkforge.core.run import call
+from sparkforge.inspect.proofs.cuobjdump import Readers
+from sparkforge.inspect.proofs.machinecode import Kernel
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.series import series
+from sparkforge.series.series import Patched
+from sparkforge.sources import sources
+from sparkforge.store.codekey import code_of
+from sparkforge.wheels import overlay
+
+_WHEEL = "cp311-amd64"
+_PROBE = Path(__file__).parent / "probes" / "probe_scatter.py"
+# files of Triton's wheel for compiling: no profiler, no debugger's plugins
+_PARTS = ("triton/", "triton-")
+_LEFT_OUT = (
+    "triton/backends/nvidia/lib/cupti/",
+    "triton/instrumentation/",
+    "triton/plugins/",
+    "triton/FileCheck",
+    "triton/_C/libproton.so",
+)
+SHARED_LIMIT = 101_376  # bytes of a block on SM12x
+
+
+@dataclass(frozen=True)
+class Built:
+    """The probe's result for one tile height.
+
+    Attributes:
+        error: of the compile, or "".
+        scatter4, gather4: TMA scatters and gathers in the PTX.
+        shared: dynamic bytes per block that Triton requests.
+    """
+
+    block_m: int
+    error: str
+    kernels: tuple[Kernel, ...]
+    scatter4: int
+    gather4: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class PackagesResult:
+    """Triton, triton_kernels or both, in the artefact's folder."""
+
+
+def _layer(context: Context, upstream: str, patched: bool) -> overlay.Layer:
+    """Return an upstream's tree with its series or without."""
+    pinned = context.pins.upstream(upstream)
+    source = sources.ensure(context.store, upstream, pinned, RELEASE_PLAN, context.access)
+    tree = Patched(source, source.commit, source.tree)
+    if patched:
+        tree = series.apply(context.store, context.series_of(upstream), source)
+    return overlay.Layer(tree, pinned.paths)
+
+
+def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> Path:
+    """Return a folder with Triton and triton_kernels for a path.
+
+    Args:
+        triton, kernels: whether with our series.
+    """
+    file = context.pins.upstream("triton").files[_WHEEL]
+    layer, ours = _layer(context, "triton", triton), _layer(context, "triton-kernels", kernels)
+    wheel = release_wheel(context, "triton", file)
+
+    def release(folder: Path) -> PackagesResult:
+        with zipfile.ZipFile(wheel) as archive:
+            for info in archive.infolist():
+                if info.filename.startswith(_PARTS) and not info.filename.startswith(_LEFT_OUT):
+                    path = Path(archive.extract(info, folder / "files"))
+                    executable = (info.external_attr >> 16) & 0o100
+                    path.chmod(0o755 if executable or info.is_dir() else 0o644)
+        return PackagesResult()
+
+    def make(folder: Path) -> PackagesResult:
+        unpacked = context.store.build(
+            "test-triton", {"wheel": file.sha256}, PackagesResult, release
+        )
+        shutil.copytree(unpacked.path / "files", folder, copy_function=os.link, dirs_exist_ok=True)
+        request = overlay.Request(
+            wheel=wheel,
+            name=None,
+            local="proof",
+            drop_requires=(),
+            version_file=None,
+            epoch=context.epoch,
+        )
+        with context.store.temporary("triton") as work:
+            made = overlay.build(request, [layer], work)
+            with zipfile.ZipFile(made.path) as patched:
+                for member in (*made.replaced, *made.added):
+                    (folder / member).unlink(missing_ok=True)  # the release's own
+                    patched.extract(member, folder)
+        tree = f"{ours.patched.commit}:python/triton_kernels"
+        git.unpack(ours.patched.source.repo, tree, ["triton_kernels"], folder / "kernels")
+        return PackagesResult()
+
+    inputs = {
+        "wheel": file.sha256,
+        "triton": layer.patched.tree,
+        "triton_kernels": ours.patched.tree,
+        "code": code_of("sparkforge.wheels.overlay"),
+    }
+    return context.store.build("test-triton", inputs, PackagesResult, make).path
+
+
+def build(
+    python: Path, packages: Path, capability: str, readers: Readers, out: Path
+) -> Sequence[Built]:
+    """Build the scattering matmul and read its machine code.
+
+    Args:
+        python: an interpreter with PyTorch.
+        capability: e.g. ``121``.
+        out: a new folder.
+
+    Returns:
+        One for each tile height.
+    """
+    path = f"{packages}:{packages / 'kernels'}"
+    env = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(out / "cache"), "TMPDIR": str(out)}
+    call(python, "-P", _PROBE, capability, out, env=env)
+    return [
+        Built(
+            block_m=case["block_m"],
+            error=case["error"],
+            kernels=tuple(
+                found
+                for kernel in case["kernels"]
+                for found in readers.read(out / f"{kernel['name']}.cubin")
+            ),
+            scatter4=sum(kernel["scatter4"] for kernel in case["kernels"]),
+            gather4=sum(kernel["gather4"] for kernel in case["kernels"]),
+            shared=max((kernel["shared"] for kernel in case["kernels"]), default=0),
+        )
+        for case in json.loads((out / "kernels.json").read_text())["cases"]
+    ]

@@ -1,0 +1,1 @@
+"""Tools for maintainers, which no build needs."""

@@ -1,0 +1,1 @@
+"""Compile kernels, disassemble them, and compare them with what they promise: README.md."""
