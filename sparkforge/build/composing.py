@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sparkforge.build import image
 from sparkforge.build.options import OutputOptions, platform_of
 from sparkforge.core.command import Entry, argument, needed, option, switch
-from sparkforge.core.errors import ImageError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
@@ -212,7 +212,7 @@ def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int
 
 
 def rollback(options: RollbackOptions) -> int:
-    """Switch Compose to the previous image, or to the named one; ImageError if there is none."""
+    """Switch Compose to the previous image, or to the named one; BuildError if there is none."""
     place = checkout(options.pins)
     target = options.target
     pinned = place.pins.target(target)
@@ -241,15 +241,15 @@ def _chosen(built: Sequence[BuiltImage], target: str, wanted: str | None, used: 
             names = (image.image, image.image.partition(":")[2], image.image_id)
             if familiar(wanted) in names:
                 return image
-        raise ImageError(f"the engine has no image {wanted} of target {target}", hint)
+        raise BuildError(f"the engine has no image {wanted} of target {target}", hint)
     at = next((at for at, image in enumerate(built) if image.used), None)
     if at is None:
         what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
-        raise ImageError(f"no previous image of {target} is known: {what}", hint)
+        raise BuildError(f"no previous image of {target} is known: {what}", hint)
     for image in built[at + 1 :]:
         if image.image_id != built[at].image_id:  # not another name of the same image
             return image
-    raise ImageError(f"{built[at].image} is the oldest image of target {target}", hint)
+    raise BuildError(f"{built[at].image} is the oldest image of target {target}", hint)
 
 
 COMMANDS = (Entry("images", ImagesOptions, images), Entry("rollback", RollbackOptions, rollback))

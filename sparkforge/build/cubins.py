@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Event
 
 from sparkforge.build.jobs import width
-from sparkforge.core.errors import CompileError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.parallel import in_parallel
@@ -99,7 +99,7 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
         sha256 by file name.
 
     Raises:
-        CompileError: the compiler refuses a source, or a kernel keeps values of a thread in memory.
+        BuildError: the compiler refuses a source, or a kernel keeps values of a thread in memory.
         CommandError: the compiler cannot run, or does not end.
     """
 
@@ -150,17 +150,17 @@ def _compile(request: Request, toolchain: Path, arch: str, out: Path) -> str:
 _ERROR = re.compile(r"^(\S+)\((\d+)\): (?:catastrophic )?error: (.+)$", re.MULTILINE)
 
 
-def _failure(request: Request, arch: str, text: str) -> CompileError:
+def _failure(request: Request, arch: str, text: str) -> BuildError:
     """Return the error of a compiler's output: the first place that it names."""
     errors = _ERROR.findall(text)
     if not errors:
         lines = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
         said = "\n".join(f"    {line}" for line in lines)
-        return CompileError(f"{request.source}: sm_{arch} cannot be compiled:\n{said}")
+        return BuildError(f"{request.source}: sm_{arch} cannot be compiled:\n{said}")
     path, line, what = errors[0]
     more = f", and {len(errors) - 1} more errors" if len(errors) > 1 else ""
     remedy = "use only what NVRTC has (docs/kernels.md)"
-    return CompileError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
+    return BuildError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
 
 
 _USAGE = re.compile(
@@ -196,11 +196,11 @@ def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
     every = set().union(*names.values())
     if not every:
         msg = f"{request.source}: no kernel is in it"
-        raise CompileError(msg, 'declare kernels as extern "C" __global__')
+        raise BuildError(msg, 'declare kernels as extern "C" __global__')
     for arch, here in names.items():
         if missing := sorted(every - here):
             msg = f"{request.source}: sm_{arch} has no {missing[0]}, which others have"
-            raise CompileError(msg, "compile every kernel for every architecture")
+            raise BuildError(msg, "compile every kernel for every architecture")
     spilling = [
         (kernel.name, f"sm_{arch} {kernel.name}: {kernel.spills} B, {kernel.local} B of stack")
         for arch, kernels in found.items()
@@ -209,11 +209,11 @@ def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
     ]
     if lines := [f"\n  {line}" for name, line in spilling if name not in request.spills]:
         msg = f"{request.source}: kernels keep registers in memory (spills):{''.join(lines)}"
-        raise CompileError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")
+        raise BuildError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")
     known = {name for name, _ in spilling}
     if needless := [name for name in request.spills if name not in known]:
         msg = f"{request.source}: {needless[0]} does not spill, but plugin.spills lists it"
-        raise CompileError(msg, "remove it there, in pins.yaml")
+        raise BuildError(msg, "remove it there, in pins.yaml")
 
 
 def _manifest(request: Request, found: Mapping[str, Sequence[Kernel]], out: Path) -> bytes:

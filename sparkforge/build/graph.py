@@ -110,8 +110,8 @@ def graph_of(context: Context) -> Graph:
 
     Raises:
         SeriesError: a series is malformed.
-        CompileError: wheels are compiled, and the series changes what can't be.
-        EngineError: wheels are compiled, and the target has no base image.
+        BuildError: wheels are compiled, and the series changes what can't be.
+        MachineError: wheels are compiled, and the target has no base image.
         UsageError: the target gets a pack, and has no GPU.
         PinsError: there is no module of a pack's name, or files of the plugin are missing.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkforge.build.context import Context
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
-from sparkforge.core.errors import ImageError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import code_digest
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
@@ -55,12 +55,12 @@ def recipe_digest(root: Path) -> str:
     """Return one digest of the Dockerfile and the scripts that it copies.
 
     Raises:
-        ImageError: one of them is missing.
+        BuildError: one of them is missing.
     """
     try:
         return code_digest(*(root / name for name in RECIPE))
     except FileNotFoundError as error:
-        raise ImageError(f"{error.filename}: no such file", "restore it: git checkout") from None
+        raise BuildError(f"{error.filename}: no such file", "restore it: git checkout") from None
 
 
 def labels(context: Context, base: BaseImage) -> dict[str, str]:
@@ -137,7 +137,7 @@ def build(
     Its tag begins with the release and ends with the image's id: no other image ever gets it.
 
     Raises:
-        ImageError: the build failed.
+        BuildError: the build failed.
     """
     from sparkforge.build import sbom
 
@@ -165,7 +165,7 @@ def archive(
     """Build an image without the engine's cache, into a file of a folder.
 
     Raises:
-        ImageError: the build failed.
+        BuildError: the build failed.
     """
     name = f"{repository(context.target_name)}:cold"
     return ImageArchiveResult(_build(engine, context, base, contents, folder, name), ARCHIVE)
@@ -215,18 +215,18 @@ def _build(
                 ca_bundle=context.ca_bundle,
             )
         )
-    except ImageError as error:
+    except BuildError as error:
         where = f"targets.{context.target_name}"
         if has := list(dict.fromkeys(_HAS.findall(str(error)))):
             remedy = f"use a base without them, or remove them from absent of {where}"
-            raise ImageError("\n".join(has), remedy) from None
+            raise BuildError("\n".join(has), remedy) from None
         if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
             remedy = (
                 f"add the package to system_packages of {where} (for a program of the build:"
                 " build_packages), or use a base that has it (for a wheel: lock it); see needs"
                 " there"
             )
-            raise ImageError("\n".join(lacks), remedy) from None
+            raise BuildError("\n".join(lacks), remedy) from None
         raise
     digest: str | None = plain.json_of(metadata.read_text()).get("containerimage.digest")
     return digest

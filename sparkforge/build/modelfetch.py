@@ -18,10 +18,10 @@ from sparkforge.build import composing
 from sparkforge.build.options import OutputOptions
 from sparkforge.core.command import Entry, needed, switch
 from sparkforge.core.errors import (
-    EngineError,
+    BuildError,
     FetchError,
-    ImageError,
     IntegrityError,
+    MachineError,
     StoreError,
     UsageError,
 )
@@ -56,7 +56,7 @@ def run(options: Options) -> int:
 
     Raises:
         UsageError: the target has no model of the hub, or the folder is missing.
-        ImageError: no image of the target is here.
+        BuildError: no image of the target is here.
         FetchError, IntegrityError, StoreError: the download failed.
     """
     here = checkout(options.pins)
@@ -123,7 +123,7 @@ def _image(target: str, variables: Mapping[str, str]) -> str:
     if images := composing.on_engine(engine, [target], variables):
         return images[0].image
     msg = f"no image of target {target} on this machine; the download runs in the image"
-    raise ImageError(msg, f"build it: python3 build.py --target {target}")
+    raise BuildError(msg, f"build it: python3 build.py --target {target}")
 
 
 def _download(name: str, command: list[str], given: Mapping[str, str]) -> None:
@@ -155,7 +155,7 @@ def _download(name: str, command: list[str], given: Mapping[str, str]) -> None:
         raise kind(str(end["error"]), "the next run continues from here")
     else:
         msg = f"the download failed with exit code {code}: {other[-1]}"
-        raise EngineError(msg, "an image of an older checkout cannot download: build it again")
+        raise MachineError(msg, "an image of an older checkout cannot download: build it again")
 
 
 COMMANDS = (Entry("model fetch", Options, run, "download the model to where Compose looks for it"),)

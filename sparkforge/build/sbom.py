@@ -46,7 +46,7 @@ from sparkforge import __version__
 from sparkforge.build.context import Context
 from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import CompiledWheelResult, PackResult, PluginResult, WheelResult
-from sparkforge.core.errors import WheelError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import UNKNOWN
@@ -127,7 +127,7 @@ def document(
         system: the distribution's packages in the image, where they are known.
 
     Raises:
-        WheelError: a third-party wheel can't be read.
+        BuildError: a third-party wheel can't be read.
     """
     parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
     if plugin is not None:
@@ -283,7 +283,7 @@ def _license(wheel: Path) -> str | None:
             stated = BytesHeaderParser().parsebytes(archive.read(member))["License-Expression"]
     except (BadZipFile, StopIteration):
         msg = f"{wheel.name}: not a readable wheel"
-        raise WheelError(msg, "run build.py clean, then build again") from None
+        raise BuildError(msg, "run build.py clean, then build again") from None
     return None if stated is None else str(stated).strip()
 
 

@@ -22,7 +22,7 @@ from sparkforge.build import image
 from sparkforge.build.context import Context
 from sparkforge.build.publish import for_compose, made, tiny_model
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.core.errors import SmokeError, UsageError
+from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
 from sparkforge.runtime import envfile, servers
@@ -149,8 +149,8 @@ def serve(
         The exit code.
 
     Raises:
-        SmokeError: the server ended by itself, or was not ready in time.
-        PortError: its port is taken.
+        ServerError: the server ended by itself, or was not ready in time.
+        MachineError: its port is taken.
     """
     built = product.result
     is_image = isinstance(built, ImageResult)
@@ -199,7 +199,7 @@ def _first_answer(server: ProcessServer, name: str | None) -> tuple[str, bool]:
             first.raise_for_status()
     except (requests.RequestException, LookupError, TypeError) as error:
         msg = f"the server did not answer its first request: {error}\n{servers.tail(server)}"
-        raise SmokeError(msg) from error
+        raise ServerError(msg) from error
     return model, False
 
 
@@ -215,7 +215,7 @@ def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
         log.info(f"stopped in {stopped.seconds:.1f} s")
         return 0
     follower.show()
-    raise SmokeError(f"the server {ending(code)}:\n{servers.tail(server)}")
+    raise ServerError(f"the server {ending(code)}:\n{servers.tail(server)}")
 
 
 @contextmanager

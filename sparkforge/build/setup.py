@@ -15,7 +15,7 @@ from sparkforge.build.options import (
     platform_of,
     source_plan,
 )
-from sparkforge.core.errors import EngineError, UsageError
+from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
@@ -46,7 +46,7 @@ def context_of(
 
     Raises:
         UsageError: another machine is needed, or options contradict each other.
-        EngineError: an engine was requested, or is needed, and is not available.
+        MachineError: an engine was requested, or is needed, and is not available.
     """
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
@@ -182,7 +182,7 @@ def _engine_for(
             f"start Docker Engine {engine.OLDEST_ENGINE} or newer, and give a base (--base IMAGE)"
             " if none is pinned; or use --wheels overlay, which needs neither"
         )
-        raise EngineError(msg, remedy)
+        raise MachineError(msg, remedy)
     return chosen, why
 
 
@@ -196,7 +196,7 @@ def last_context(
     """Return a target's last build up to its image, for a command that serves it.
 
     Raises:
-        UsageError, EngineError: as ``context_of``.
+        UsageError, MachineError: as ``context_of``.
     """
     variant = last_variant(project, name, variant)
     return context_of(project, name, variant, "image", server=server, arguments=arguments)

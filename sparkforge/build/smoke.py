@@ -13,7 +13,7 @@ import requests
 
 from sparkforge.build.results import Answer, ReleaseProof, SmokeResult
 from sparkforge.core import plain
-from sparkforge.core.errors import SmokeError
+from sparkforge.core.errors import ServerError
 from sparkforge.core.log import counted, log
 from sparkforge.runtime.servers import MODEL_NAME, Server, complete, tail, wait_ready
 
@@ -44,7 +44,7 @@ def exercise(
     """Start the patched server, check that it keeps to the OpenAI API, and stop it.
 
     Raises:
-        SmokeError: an answer is wrong; the message says which, and how.
+        ServerError: an answer is wrong; the message says which, and how.
     """
     with start() as server:
         ready = wait_ready(server, timeout_s)
@@ -98,7 +98,7 @@ def check_release(
         answers: of the patched server to ``PROMPTS``.
 
     Raises:
-        SmokeError: it serves where it has no backend (then the patch is needless), it answers
+        ServerError: it serves where it has no backend (then the patch is needless), it answers
             something else, or it fails in another way.
     """
     with start() as server:
@@ -108,7 +108,7 @@ def check_release(
             return ReleaseProof("refused", refusal)
         if start_hidden is None:
             msg = "the unpatched release serves this checkpoint: the patch is not needed here"
-            raise SmokeError(msg, "see the patch's Drop-when")
+            raise ServerError(msg, "see the patch's Drop-when")
         difference = _compare(server, answers)
     log.info(
         f"the unpatched release serves the checkpoint on its own backend: {len(answers)} prompts,"
@@ -117,7 +117,7 @@ def check_release(
     with start_hidden() as server:
         if (refusal := _refusal(server, timeout_s)) is None:
             msg = "the unpatched release also serves this checkpoint with AMX hidden"
-            raise SmokeError(msg, "see the patch's Drop-when")
+            raise ServerError(msg, "see the patch's Drop-when")
     log.info(f"with AMX hidden from that process it fails: {refusal}")
     return ReleaseProof("compared", refusal, hidden="amx", difference=round(difference, 4))
 
@@ -126,14 +126,14 @@ def _refusal(server: Server, timeout_s: float, *others: str) -> str | None:
     """Return the words with which a server refuses the checkpoint; None: it is ready."""
     try:
         wait_ready(server, timeout_s)
-    except SmokeError as error:
+    except ServerError as error:
         if server.exited() is None:
             raise
         output = server.output()
         if known := next((words for words in (STOCK_ERROR, *others) if words in output), None):
             return known
         msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{tail(server)}"
-        raise SmokeError(msg, "see the patch's Drop-when") from error
+        raise ServerError(msg, "see the patch's Drop-when") from error
     return None
 
 
@@ -176,7 +176,7 @@ def _models(server: Server) -> Any:
         reply.raise_for_status()
         return reply.json()
     except requests.RequestException as error:
-        raise SmokeError(f"/v1/models: {error}\n{tail(server)}") from error
+        raise ServerError(f"/v1/models: {error}\n{tail(server)}") from error
 
 
 def _post(server: Server, **more: Any) -> requests.Response:
@@ -224,4 +224,4 @@ def _status(server: Server, **wrong: Any) -> int:
 def _expect(truth: bool, otherwise: str, server: Server) -> None:
     if not truth:
         msg = f"{otherwise}; end of the server log:\n{tail(server, 8)}"
-        raise SmokeError(msg, "run it again: build.py smoke --target NAME")
+        raise ServerError(msg, "run it again: build.py smoke --target NAME")

@@ -13,7 +13,7 @@ from sparkforge.build.options import OutputOptions, ServerOptions, VariantOption
 from sparkforge.build.setup import last_context
 from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import QualityError, SmokeError, UsageError
+from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.inspect.bench import command
@@ -135,11 +135,11 @@ def judge_quality(report: losses.Report) -> int:
             "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set a limit:"
             " --max-kl, --min-agreement, --max-score-drop"
         )
-        code = log.failure(QualityError("\n".join(report.beyond), remedy))
+        code = log.failure(CheckError("\n".join(report.beyond), remedy))
     if report.failed:
         words = "\n".join(f"{name}: {what}" for name, what in report.failed.items())
         remedy = "the other results are above; see the servers' output"
-        code = log.failure(SmokeError(words, remedy))
+        code = log.failure(ServerError(words, remedy))
     return code
 
 

@@ -23,7 +23,7 @@ from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import context_of, last_variant
 from sparkforge.core import disk, typed
 from sparkforge.core.command import Entry, behind, needed, option, repeated, switch
-from sparkforge.core.errors import EngineError, MachineError, UsageError
+from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import interpreter
@@ -144,7 +144,7 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
 
     try:
         context = planned(until, options.force)
-    except (UsageError, EngineError) as error:
+    except (UsageError, MachineError) as error:
         target = project.pins.target(options.target)
         here = MACHINES.get(platform.machine()) == platform_of(target)
         if here or STAGES.index(until) <= STAGES.index(PLANNED):

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkforge.build.options import OutputOptions
 from sparkforge.core.command import Entry, argument, option, repeated, switch
-from sparkforge.core.errors import SeriesError, StaleError, UsageError
+from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import exporting, importing, series, worktree
@@ -111,7 +111,7 @@ def _export(options: ExportOptions) -> int:
             fresh, report, written = exporting.export(
                 project, now, chain, drop=_names(options.drop), check=options.check or behind
             )
-        except StaleError as error:
+        except PinsError as error:
             if options.check or not behind:
                 raise
             raise _behind(tree) from error

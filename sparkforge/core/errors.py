@@ -98,27 +98,6 @@ class SignError(CheckError):
     """cosign is missing, or fails to sign or to verify."""
 
 
-# former names of the merged classes
-StaleError = PinsError
-RegistryError = FetchError
-WatchConflict = SeriesError
-WheelError = BuildError
-ImageError = BuildError
-CompileError = BuildError
-EngineError = MachineError
-PortError = MachineError
-AblationError = CheckError
-DoctorError = CheckError
-ProofError = CheckError
-QualityError = CheckError
-RegressionError = CheckError
-ReleaseError = CheckError
-VerifyError = CheckError
-WatchNews = CheckError
-AcceptError = ServerError
-BenchError = ServerError
-SmokeError = ServerError
-
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

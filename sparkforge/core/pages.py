@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sparkforge.core.errors import StaleError, UsageError
+from sparkforge.core.errors import PinsError, UsageError
 
 _STYLE = """<style>
 text { fill: #1f2328 } .paper { fill: #ffffff }
@@ -113,7 +113,7 @@ def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Pat
         command: of build.py, that writes these files.
 
     Raises:
-        StaleError: with ``check``, a file differs.
+        PinsError: with ``check``, a file differs.
     """
     stale = []
     for path, text in wanted.items():
@@ -124,5 +124,5 @@ def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Pat
                 path.write_bytes(data)
     if check and stale:
         msg = f"out of date: {', '.join(map(str, stale))}"
-        raise StaleError(msg, f"update it: build.py {command}")
+        raise PinsError(msg, f"update it: build.py {command}")
     return stale

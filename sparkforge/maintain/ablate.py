@@ -15,7 +15,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, chosen_series, platform_of
 from sparkforge.core import git
 from sparkforge.core.command import Entry, argument, option
-from sparkforge.core.errors import AblationError, CommandError, SeriesError, UsageError
+from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.maintain import patchtests, reduced
@@ -94,7 +94,7 @@ def run(options: Options) -> int:
         message = result.whole.message or result.without.message
         what = f"{result.upstream}: {result.patch}: {result.test} {MEANINGS[result.verdict]}"
         log.error(f"{what}: {message}" if message else what)
-    return AblationError.exit_code if bad else 0
+    return CheckError.exit_code if bad else 0
 
 
 def of_patches(
@@ -182,7 +182,7 @@ def _bisect(project: Project, every: Sequence[Series], command: str, target: str
     first, last = fails(0), fails(len(patches))
     if first == last:
         msg = f"{command}: {'fails' if first else 'passes'} without patches, and with all of them"
-        raise AblationError(msg, "no patch makes a difference")
+        raise CheckError(msg, "no patch makes a difference")
     inner = range(1, len(patches))
     at = bisect.bisect_left(inner, True, key=lambda at: fails(at) != first) + 1
     upstream, name = patches[at - 1]

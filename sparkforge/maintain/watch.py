@@ -19,7 +19,7 @@ from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
 from sparkforge.core.command import Entry, argument, option, repeated, switch
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import FetchError, UsageError, WatchConflict, WatchNews
+from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain.rebase import release_spec
 from sparkforge.maintain.rebase.mover import Mover, dry_run
@@ -98,7 +98,7 @@ def run(options: Options) -> int:
     found = [_look(project, name, known, pre=options.pre) for name in names]
     stuck = any(one.lacking or any(move.stops for move in one.moves) for one in found)
     news = any(one.newest != one.pinned for one in found)
-    code = WatchConflict.exit_code if stuck else WatchNews.exit_code if news else 0
+    code = SeriesError.exit_code if stuck else CheckError.exit_code if news else 0
     if page is not None:
         write_file(page, _markdown(found).encode())
     log.document({"watch": [one.as_json() for one in found], "exit_code": code})

@@ -16,7 +16,7 @@ from sparkforge.build.receipt import PROVENANCE, SUMS, Receipt
 from sparkforge.core import git
 from sparkforge.core.command import Entry, grouped, needed, option, switch
 from sparkforge.core.disk import disk_errors, read_json
-from sparkforge.core.errors import UsageError, VerifyError
+from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.inspect.verify import signing
@@ -86,7 +86,7 @@ def run(options: Options) -> int:
     if problems := list(check(candidate, commit, built, pushes=to is not None)):
         lines = "\n".join(f"  {problem}" for problem in problems)
         msg = f"{candidate.version} is not ready for a release:\n{lines}"
-        raise VerifyError(msg, f"commit what differs, then build: {candidate.build}")
+        raise CheckError(msg, f"commit what differs, then build: {candidate.build}")
     assert built is not None  # checked
     image = built.image if to is not None else None
     reference = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkforge.core.errors import CommandError, EngineError, ImageError
+from sparkforge.core.errors import BuildError, CommandError, MachineError
 from sparkforge.core.run import call
 from sparkforge.runtime.engine import Engine
 
@@ -72,25 +72,25 @@ class ImageBuild:
 
 
 def build(request: ImageBuild) -> None:
-    """Build an image, showing buildx's output; ImageError if that fails."""
+    """Build an image, showing buildx's output; BuildError if that fails."""
     try:
         call(*request.command(), stream=True)
     except CommandError as error:
         msg = f"docker buildx build failed:\n{error}"
-        raise ImageError(msg, "see the docker output above") from error
+        raise BuildError(msg, "see the docker output above") from error
 
 
 def choose(engine: Engine, wish: str | None) -> Builder:
     """Return the named builder, else the engine's own.
 
     Raises:
-        EngineError: it does not exist, does not start, or belongs to another engine.
+        MachineError: it does not exist, does not start, or belongs to another engine.
     """
     name = wish or engine.context
     builder = _inspect(name)
     if builder.driver == "docker" and name != engine.context:
         msg = f"--builder {name}: is the default builder of another engine than {engine.context}"
-        raise EngineError(msg, f"omit --builder, or choose that engine: DOCKER_CONTEXT={name}")
+        raise MachineError(msg, f"omit --builder, or choose that engine: DOCKER_CONTEXT={name}")
     return builder
 
 
@@ -99,7 +99,7 @@ def _inspect(name: str, *words: str) -> Builder:
         return parse(name, call("docker", "buildx", "inspect", *words, name).stdout.decode())
     except CommandError as error:
         msg = f"--builder {name}: buildx cannot use it:\n{error}"
-        raise EngineError(msg, "see docker buildx ls") from None
+        raise MachineError(msg, "see docker buildx ls") from None
 
 
 def parse(name: str, text: str) -> Builder:
@@ -117,18 +117,18 @@ def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
     """Refuse a base or a platform that the builder cannot use, before anything is fetched.
 
     Raises:
-        EngineError: the base is a local image that the builder does not see or of another
+        MachineError: the base is a local image that the builder does not see or of another
             platform, or the platform's programs do not run there.
     """
     local = "@" not in base
     if local and builder.driver != "docker":
         msg = f"--builder {builder.name} reads from registries only, but --base {base} is local"
-        raise EngineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
+        raise MachineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
     if local and (found := engine.platform_of(base)) != platform:
         msg = f"--base {base}: is for {found}, but the target is for {platform}"
         machine = platform.rpartition("/")[2]
         remedy = f"use another base (scripts/make-base.sh --arch {machine} NAME builds one)"
-        raise EngineError(msg, remedy)
+        raise MachineError(msg, remedy)
     if not builder.platforms:  # it sleeps; starting it may fetch its image, so not before now
         builder = _inspect(builder.name, "--bootstrap")
     if platform not in builder.platforms:
@@ -137,4 +137,4 @@ def check(builder: Builder, engine: Engine, base: str, platform: str) -> None:
             "apt-get install qemu-user-static binfmt-support on the engine's machine, or build on a"
             " machine of that kind; --until wheelhouse needs neither"
         )
-        raise EngineError(msg, remedy)
+        raise MachineError(msg, remedy)

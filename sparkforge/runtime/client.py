@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sparkforge.core.errors import AcceptError, UsageError
+from sparkforge.core.errors import ServerError, UsageError
 
 if TYPE_CHECKING:
     import requests
@@ -173,18 +173,18 @@ def served_model(place: Place) -> Model:
     """Return the model of a server that must run.
 
     Raises:
-        AcceptError: it does not answer, or refuses the key.
+        ServerError: it does not answer, or refuses the key.
     """
     try:
         return model_of(place)
     except ConnectionError:
         msg = f"nothing answers at {place.url}"
         hint = "start it (docker compose up -d), wait until it is healthy, or give --url"
-        raise AcceptError(msg, hint) from None
+        raise ServerError(msg, hint) from None
     except (OSError, ValueError) as error:
         msg = f"{place.url}/models: {error}"
         hint = "the API key is in the file that SPARKFORGE_API_KEY_FILE (bench: --api-key-file)"
-        raise AcceptError(msg, f"{hint} names; the URL has no path") from None
+        raise ServerError(msg, f"{hint} names; the URL has no path") from None
 
 
 def look(place: Place, path: str, timeout_s: float) -> Reply:

@@ -1,6 +1,6 @@
 """The container engine: docker-py for containers and images, the CLI's buildx for builds.
 
-An engine that is missing, too old or refuses, and an image that it lacks, are an EngineError.
+An engine that is missing, too old or refuses, and an image that it lacks, are an MachineError.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.core.errors import CommandError, EngineError, ImageError, UsageError
+from sparkforge.core.errors import BuildError, CommandError, MachineError, UsageError
 from sparkforge.core.run import call, have
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Engine:
     """Name of the engine in the docker CLI, and of its builder in buildx."""
 
     def image_id(self, reference: str) -> str:
-        """Return the id of a local image; EngineError if the engine has no image of that name."""
+        """Return the id of a local image; MachineError if the engine has no image of that name."""
         from docker.errors import APIError
 
         try:
@@ -61,7 +61,7 @@ class Engine:
                 "build or load it first (scripts/make-base.sh NAME builds one without a"
                 " registry), or give NAME@sha256:…"
             )
-            raise EngineError(msg, remedy) from None
+            raise MachineError(msg, remedy) from None
 
     def platform_of(self, image: str) -> str:
         """Return the platform of an image in the engine, e.g. ``linux/arm64``."""
@@ -79,12 +79,12 @@ class Engine:
         return True
 
     def load(self, archive: Path) -> None:
-        """Load an image from its archive; ImageError if the engine refuses it."""
+        """Load an image from its archive; BuildError if the engine refuses it."""
         try:
             call("docker", "load", "--input", archive, stream=True)
         except CommandError as error:
             msg = f"docker load failed:\n{error}"
-            raise ImageError(msg, "see the docker output above") from error
+            raise BuildError(msg, "see the docker output above") from error
 
     def remove(self, image: str) -> str:
         """Remove an image by name; returns the reason if it stays (a container uses it), or ""."""
@@ -109,7 +109,7 @@ class Engine:
                 file = archive.extractfile(archive.next() or path)
                 return b"" if file is None else file.read()
         except NotFound:
-            raise EngineError(f"image {image}: has no file {path}") from None
+            raise MachineError(f"image {image}: has no file {path}") from None
         finally:
             container.remove(v=True)
 
@@ -129,7 +129,7 @@ class Engine:
             return call(*command).stdout
         except CommandError as error:
             msg = f"Python in image {image} failed:\n{error}"
-            raise EngineError(msg, "see its output above") from None
+            raise MachineError(msg, "see its output above") from None
 
     def kept_as(self, name: str) -> tuple[str, ...]:
         """Return buildx's options for an image that never leaves this engine.
@@ -150,22 +150,22 @@ def resolve(reference: str, engine: Engine | None) -> BaseImage:
     """Return a base image with the digest in its reference, or the id that the engine has for it.
 
     Raises:
-        EngineError: the digest is malformed, or nothing has an image of that name.
+        MachineError: the digest is malformed, or nothing has an image of that name.
     """
     _, at, digest = reference.partition("@")
     if at and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         msg = f"--base {reference}: {digest!r} is not a digest"
-        raise EngineError(msg, "give NAME@sha256: and 64 hex digits")
+        raise MachineError(msg, "give NAME@sha256: and 64 hex digits")
     if not at and engine is None:
         msg = f"--base {reference}: cannot be resolved without a container engine"
-        raise EngineError(msg, "give NAME@sha256:…, or start an engine")
+        raise MachineError(msg, "give NAME@sha256:…, or start an engine")
     return BaseImage(reference, digest if engine is None or at else engine.image_id(reference))
 
 
 def connect() -> Engine:
     """Connect to the engine that the docker CLI would use."""
     if not have("docker"):
-        raise EngineError("no container engine: the docker program is not on the PATH", _INSTALL)
+        raise MachineError("no container engine: the docker program is not on the PATH", _INSTALL)
     import docker
     from docker.errors import DockerException
 
@@ -177,14 +177,14 @@ def connect() -> Engine:
     except DockerException as error:
         where = host or os.environ.get("DOCKER_HOST", "its default socket")
         msg = f"no container engine answers at {where}: {str(error).splitlines()[0][:200]}"
-        raise EngineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
+        raise MachineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
     check_version(version)
     try:
         call("docker", "buildx", "version")
     except CommandError:
         msg = f"engine {version} answers, but the docker CLI has no buildx plugin"
         remedy = "install the package docker-buildx (or docker-buildx-plugin)"
-        raise EngineError(msg, remedy) from None
+        raise MachineError(msg, remedy) from None
     store = any("io.containerd.snapshotter" in str(value) for value in status)
     return Engine(client, version, store, context)
 
@@ -205,16 +205,16 @@ def _context() -> tuple[str, str | None]:
         host = call("docker", "context", "inspect", "--format", form, name).stdout.decode().strip()
     except CommandError as error:
         msg = f"docker cannot show its context:\n{error}"
-        raise EngineError(msg, "select one: docker context use default") from None
+        raise MachineError(msg, "select one: docker context use default") from None
     return name, host
 
 
 def check_version(version: str) -> None:
-    """Raise EngineError for an engine that is too old."""
+    """Raise MachineError for an engine that is too old."""
     match = re.match(r"(\d+)\.", version)
     if match is None or int(match[1]) < OLDEST_ENGINE:
         msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"
-        raise EngineError(msg, _INSTALL)
+        raise MachineError(msg, _INSTALL)
 
 
 def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine | None, str]:
@@ -236,13 +236,13 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
         return None, f"a virtual environment: {why}"
     try:
         engine = connect()
-    except EngineError as error:
+    except MachineError as error:
         if wish == "docker" or base is not None:
             raise
         return None, f"a virtual environment: {error.what}"
     if base is None and image_base is None:
         msg = "pins.yaml has no base image for this target"
-        raise EngineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
+        raise MachineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
     return engine, f"an image, with engine {engine.version} on base {base or image_base}"
 
 

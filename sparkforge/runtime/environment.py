@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core.disk import read_json, write_file
-from sparkforge.core.errors import CommandError, ImageError
+from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
 from sparkforge.runtime.interpreter import uv_program
@@ -55,7 +55,7 @@ def install(of: Ingredients, folder: Path) -> Path:
     every byte is compared with the wheels, and damaged ones are unpacked anew.
 
     Raises:
-        ImageError: the wheels conflict, or the disk damages them.
+        BuildError: the wheels conflict, or the disk damages them.
     """
     cache, venv = of.unpacked / "cache", folder / "venv"
     while True:
@@ -68,8 +68,8 @@ def install(of: Ingredients, folder: Path) -> Path:
             if not wrong:
                 break
             msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
-            raise ImageError(msg, "check the disk, then run the build again")
-        except ImageError as error:
+            raise BuildError(msg, "check the disk, then run the build again")
+        except BuildError as error:
             if first_use:
                 raise
             log.warning(error.what)
@@ -86,9 +86,9 @@ def install(of: Ingredients, folder: Path) -> Path:
     return venv
 
 
-def _conflict(error: CommandError) -> ImageError:
+def _conflict(error: CommandError) -> BuildError:
     msg = f"the wheels do not install together:\n{error}"
-    return ImageError(msg, "check the target's requirements and drop_requires")
+    return BuildError(msg, "check the target's requirements and drop_requires")
 
 
 def _installed(of: Ingredients, folder: Path) -> Mapping[str, str | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sparkforge.core.errors import CommandError, FetchError, ImageError, IntegrityError
+from sparkforge.core.errors import BuildError, CommandError, FetchError, IntegrityError
 from sparkforge.core.index import pip_settings
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -45,7 +45,7 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
     Raises:
         FetchError: there is none, and no download: offline, or no network.
         IntegrityError: the download has another hash.
-        ImageError: the downloaded interpreter does not run here.
+        BuildError: the downloaded interpreter does not run here.
     """
     if found := find(store, version):
         return found
@@ -72,7 +72,7 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
     if found := _found(version, folder):
         return found
     msg = f"the Python {version} that uv downloaded into {folder} does not run on this machine"
-    raise ImageError(msg, remedy)
+    raise BuildError(msg, remedy)
 
 
 def _found(version: str, folder: Path | None) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sparkforge.core.errors import CommandError, EngineError, UsageError
+from sparkforge.core.errors import CommandError, MachineError, UsageError
 from sparkforge.core.run import call
 
 # the first part is a registry by docker's rules: it has a dot, a port, or is localhost
@@ -48,7 +48,7 @@ def push(image: str, to: Reference, tag: str) -> None:
     """Push an image of the engine, and check that the registry has it by its digest.
 
     Raises:
-        EngineError: docker fails, or the registry has no image with this digest.
+        MachineError: docker fails, or the registry has no image with this digest.
     """
     name = f"{to.repository}:{tag}"
     _docker("image", "tag", image, name)
@@ -60,7 +60,7 @@ def push(image: str, to: Reference, tag: str) -> None:
 
 
 def pull(image: Reference) -> None:
-    """Pull an image by its digest; EngineError if docker fails or the bytes differ."""
+    """Pull an image by its digest; MachineError if docker fails or the bytes differ."""
     _docker("pull", str(image))
 
 
@@ -68,4 +68,4 @@ def _docker(*words: str) -> None:
     try:
         call("docker", *words, stream=True)
     except CommandError as error:
-        raise EngineError(error.what, _REMEDY) from None
+        raise MachineError(error.what, _REMEDY) from None

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import requests
 
-from sparkforge.core.errors import PortError, SmokeError
+from sparkforge.core.errors import MachineError, ServerError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, group_alive, stop
 from sparkforge.runtime import containers, serverlog
@@ -82,7 +82,7 @@ def free_port(wanted: int) -> int:
     an outgoing connection meanwhile, if the kernel leaves any.
 
     Raises:
-        PortError: the port is in use.
+        MachineError: the port is in use.
     """
     if wanted == 0:
         first = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
@@ -95,7 +95,7 @@ def free_port(wanted: int) -> int:
     except OSError as error:
         msg = f"port {wanted} on {LOOPBACK} is in use: {error.strerror}"
         remedy = "choose another with --port N, or stop the program that uses it"
-        raise PortError(msg, remedy) from None
+        raise MachineError(msg, remedy) from None
 
 
 def _bound(port: int) -> int:
@@ -229,7 +229,7 @@ def wait_ready(
         tell: called repeatedly with the seconds so far; None: shows them.
 
     Raises:
-        SmokeError: the server ended, or was not ready in time; its first exception is shown.
+        ServerError: the server ended, or was not ready in time; its first exception is shown.
     """
     limit = f" (at most {timeout_s:.0f} s)" if timeout_s < float("inf") else ""
     tell = tell or (lambda waited: log.progress(f"loading{limit}", waited, None, "s"))
@@ -238,7 +238,7 @@ def wait_ready(
         code = server.exited()
         if code is not None:
             msg = f"the server {serverlog.ending(code)} before it was ready:\n{tail(server)}"
-            raise SmokeError(msg, "fix the cause in its first exception, or report it")
+            raise ServerError(msg, "fix the cause in its first exception, or report it")
         try:
             if requests.get(f"{server.url}/health", timeout=2).status_code == requests.codes.ok:
                 return waited
@@ -247,7 +247,7 @@ def wait_ready(
         tell(waited)
         time.sleep(0.25)
     msg = f"the server was not ready within {timeout_s:.0f} s:\n{tail(server)}"
-    raise SmokeError(msg, "allow more time with --ready-timeout SECONDS")
+    raise ServerError(msg, "allow more time with --ready-timeout SECONDS")
 
 
 def complete(
@@ -256,13 +256,13 @@ def complete(
     """Send a request to ``/v1/completions``; returns the answer, whatever its status.
 
     Raises:
-        SmokeError: no answer in time; the server's first exception is shown.
+        ServerError: no answer in time; the server's first exception is shown.
     """
     url = f"{server.url}/v1/completions"
     try:
         return requests.post(url, json=body, timeout=timeout_s, stream=stream)
     except requests.RequestException as error:
-        raise SmokeError(f"POST /v1/completions: {error}\n{tail(server)}") from error
+        raise ServerError(f"POST /v1/completions: {error}\n{tail(server)}") from error
 
 
 def tail(server: Server, lines: int = serverlog.LINES) -> str:
@@ -275,13 +275,13 @@ def kept_log(server: Server, path: Path) -> Iterator[None]:
     """Store a server's output in a file if the block fails, and name the file in the error.
 
     Raises:
-        SmokeError: the block's own.
+        ServerError: the block's own.
     """
     try:
         yield
-    except SmokeError as error:
+    except ServerError as error:
         if not isinstance(server, ProcessServer) or path != server.output_path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(server.output())
         remedy = f"{error.remedy}; the server's log: {path}".removeprefix("; ")
-        raise SmokeError(error.what, remedy) from error
+        raise ServerError(error.what, remedy) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkforge.core import git
 from sparkforge.core.disk import write_files
-from sparkforge.core.errors import SeriesError, StaleError, UsageError
+from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins import edit
 from sparkforge.pins.pins import Provider, Recorded
@@ -104,7 +104,7 @@ def export(
     Raises:
         SeriesError: a commit cannot be a patch, or a patch is malformed; nothing was written.
         UsageError: a patch in ``drop`` does not exist.
-        StaleError: with ``check``, files would be written.
+        PinsError: with ``check``, files would be written.
     """
     source = chain.source
     folder = old.folder
@@ -140,7 +140,7 @@ def export(
             lines = "\n".join(f"  {line}" for line in report.lines())
             names = ", ".join(path.name for path in stale)
             msg = f"an export would change {names}\n{lines}".rstrip()
-            raise StaleError(msg, "run build.py patches export")
+            raise PinsError(msg, "run build.py patches export")
         return result, report, []
     if unnamed := [name for name in report.dropped if name not in drop]:
         msg = f"no commit is left for {', '.join(unnamed)}"

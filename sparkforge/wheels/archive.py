@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from sparkforge.core import plain
-from sparkforge.core.errors import WheelError
+from sparkforge.core.errors import BuildError
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -66,7 +66,7 @@ class Source:
     other than by deflate.
 
     Raises:
-        WheelError: it is not such an archive.
+        BuildError: it is not such an archive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,17 +77,17 @@ class Source:
             infos = self._zip.infolist()
             self.members = {i.filename: i for i in infos if not i.filename.endswith("/")}
             self._check()
-        except WheelError:
+        except BuildError:
             self._file.close()
             raise
         except (*UNREADABLE, OSError) as error:  # seeks to an invalid position
             self._file.close()
             raise self.wrong(f"not a readable wheel: {error}") from error
 
-    def wrong(self, what: str) -> WheelError:
+    def wrong(self, what: str) -> BuildError:
         """Return the error for a problem of this wheel."""
         remedy = "use the unmodified upstream file; check pins.yaml"
-        return WheelError(f"{self.path.name}: {plain.escaped(what)}", remedy)
+        return BuildError(f"{self.path.name}: {plain.escaped(what)}", remedy)
 
     def _check(self) -> None:
         files: set[str] = set()
@@ -134,16 +134,16 @@ class Source:
         return info.header_offset + _LOCAL.size + int(fields[9]) + int(fields[10])
 
     def read(self, name: str) -> bytes:
-        """Return a member's content; WheelError if it is missing or damaged."""
+        """Return a member's content; BuildError if it is missing or damaged."""
         if name not in self.members:
-            raise WheelError(f"{self.path.name}: has no {name}", "fix pins.yaml")
+            raise BuildError(f"{self.path.name}: has no {name}", "fix pins.yaml")
         return b"".join(self.content(name))
 
     def content(self, name: str) -> Iterator[bytes]:
         """Yield a member's content in pieces, and check its check sum.
 
         Raises:
-            WheelError: it is damaged.
+            BuildError: it is damaged.
         """
         try:
             with self._zip.open(self.members[name]) as file:
@@ -222,7 +222,7 @@ class Writer:
         mode: int,
     ) -> None:
         if self._offset + max(packed, size) > _LIMIT:
-            raise WheelError("the wheel would exceed 4 GiB, the limit of its format")
+            raise BuildError("the wheel would exceed 4 GiB, the limit of its format")
         raw = name.encode()
         flags = 0 if raw.isascii() else _UTF8_NAME
         entry = _Entry(name, method, crc, packed, size, mode, self._offset)
@@ -251,7 +251,7 @@ class Writer:
             size += len(record) + len(raw)
         count = len(self._entries)
         if count >= 0xFFFF or start + size > _LIMIT:
-            raise WheelError("the wheel has too many files for its format")
+            raise BuildError("the wheel has too many files for its format")
         self._file.write(_END.pack(b"PK\5\6", 0, 0, count, count, size, start, 0))
 
 

@@ -21,7 +21,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from sparkforge.core import plain
-from sparkforge.core.errors import WheelError
+from sparkforge.core.errors import BuildError
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive
@@ -87,7 +87,7 @@ def take(store: Store, path: Path, sha256: str) -> None:
         sha256: its hash.
 
     Raises:
-        WheelError: pip, uv or ``wheel`` would not accept it.
+        BuildError: pip, uv or ``wheel`` would not accept it.
     """
 
     def check(folder: Path) -> IntakeResult:
@@ -101,7 +101,7 @@ def verify(source: archive.Source) -> int:
     """Check every member of a wheel with its RECORD; returns their number.
 
     Raises:
-        WheelError: as ``read``, or a member differs from RECORD.
+        BuildError: as ``read``, or a member differs from RECORD.
     """
     wheel = read(source)
     unsigned = {f"{wheel.info}/{name}" for name in _UNSIGNED}
@@ -117,7 +117,7 @@ def checked(source: archive.Source, record: Mapping[str, str], member: str) -> I
     """Yield the content of a member, and compare it with its hash in RECORD, if it has one.
 
     Raises:
-        WheelError: it differs; after the last piece.
+        BuildError: it differs; after the last piece.
     """
     algorithm, _, wanted = record.get(member, "sha256=").partition("=")
     digest = hashlib.new(algorithm)
@@ -133,12 +133,12 @@ def read(source: archive.Source) -> Wheel:
     """Read a wheel's metadata.
 
     Raises:
-        WheelError: its file name, METADATA, WHEEL or RECORD are invalid, or disagree.
+        BuildError: its file name, METADATA, WHEEL or RECORD are invalid, or disagree.
     """
     parts = source.path.name.removesuffix(".whl").split("-")
     if len(parts) != 5 or plain.path_problem(source.path.name):
         msg = f"{source.path.name}: not named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
-        raise WheelError(msg, "pin the file under its upstream name")
+        raise BuildError(msg, "pin the file under its upstream name")
     stem = _stem(source, parts[0], parts[1])
     headers, description = _parsed(source, f"{stem}{_INFO}/METADATA")
     name, version = (_only(source, headers, key) for key in ("name", "version"))

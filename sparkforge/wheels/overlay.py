@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sparkforge.core import git, gitread
-from sparkforge.core.errors import WheelError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.git import Change
 from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.series.patchfile import check_shadows
@@ -76,7 +76,7 @@ def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
     """Write the overlay wheel into ``folder``; without layers only its metadata changes.
 
     Raises:
-        WheelError: a patch changes native sources, or the release wheel's file is not the patch's
+        BuildError: a patch changes native sources, or the release wheel's file is not the patch's
             original.
     """
     with archive.opened(request.wheel) as source:
@@ -200,7 +200,7 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
         msg = (
             f"{request.wheel.name}: an overlay cannot contain the changes of these patches:\n{what}"
         )
-        raise WheelError(msg, "these files are not in a wheel: use --wheels compile")
+        raise BuildError(msg, "these files are not in a wheel: use --wheels compile")
     fresh: dict[str, bytes] = {}
     for repo, members in blobs.items():
         with gitread.reading(repo) as reader:
@@ -232,7 +232,7 @@ def _check_before(
     remedy = "wheel and source in pins.yaml must be from the same release"
     if source.provider == "git":
         remedy = f"{remedy}; {RELEASE_INSTEAD}"
-    raise WheelError(msg, remedy)
+    raise BuildError(msg, remedy)
 
 
 def _blob_id(data: bytes) -> str:
@@ -271,7 +271,7 @@ def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
         kept.append(ours.get(header.key, header.text))
     if missing := sorted(drop - dropped):
         msg = f"{request.wheel.name}: does not require {', '.join(missing)}"
-        raise WheelError(msg, "remove the name from drop_requires in pins.yaml")
+        raise BuildError(msg, "remove the name from drop_requires in pins.yaml")
     kept += [f"Requires-Dist: {requirement}" for requirement in request.add_requires]
     return ("\n".join(kept) + "\n\n" + wheel.description).encode()
 
@@ -292,7 +292,7 @@ def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
     changed, count = pattern.subn(rf"\g<1>\g<2>{new}\g<2>", text)
     if count == 0:
         msg = f"{path}: does not state the version {old}"
-        raise WheelError(msg, "fix version_file in pins.yaml")
+        raise BuildError(msg, "fix version_file in pins.yaml")
     return changed.encode()
 
 

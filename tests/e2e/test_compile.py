@@ -23,7 +23,7 @@ from uuid import uuid4
 import pytest
 
 from sparkforge.core import git
-from sparkforge.core.errors import CompileError, WheelError
+from sparkforge.core.errors import BuildError
 from sparkforge.series import series
 from tests.support import BODY
 
@@ -224,13 +224,13 @@ def test_overlay_of_native_patch_is_refused(receipt: Any, clone: Clone) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == WheelError.exit_code
+    assert done.returncode == BuildError.exit_code
     assert PATCH in done.stderr
     assert "--wheels compile" in done.stderr
 
 
 def test_failed_compile_shows_the_compilers_error(receipt: Any, clone: Clone) -> None:
     clone.patch("#include <errno.h>", "#include <errno.h>\nint broken = nonsense;")
-    _, err = clone.run("--until", "wheels", code=CompileError.exit_code)
+    _, err = clone.run("--until", "wheels", code=BuildError.exit_code)
     assert "nonsense" in err
     assert "error:" in err

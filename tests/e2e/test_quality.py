@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sparkforge.core.errors import QualityError
+from sparkforge.core.errors import CheckError
 
 
 def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
@@ -22,7 +22,7 @@ def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == QualityError.exit_code, done.stderr
+    assert done.returncode == CheckError.exit_code, done.stderr
     found = json.loads(done.stdout)
     noise, layers = found["noise"], found["layers"]
     eight, four = layers["lm_head=mxfp8"], layers["qkv,o,lm_head"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import VerifyError
+from sparkforge.core.errors import CheckError
 from sparkforge.inspect.verify import signing
 from sparkforge.inspect.verify.signing import SIGNED, Signer, Trust
 from tests.project import Project, new_project
@@ -52,7 +52,7 @@ def test_signed_files_are_verified_with_the_public_key(dist: Path, keys: Path) -
     for name in SIGNED:
         path = dist / name
         path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(VerifyError) as error:
+    with pytest.raises(CheckError) as error:
         signing.check_folder(dist, trust(keys))
     assert all(f"{name}: " in error.value.what for name in SIGNED)
 
@@ -60,13 +60,13 @@ def test_signed_files_are_verified_with_the_public_key(dist: Path, keys: Path) -
 def test_no_signature_another_key_and_a_wrong_password_are_refused(
     dist: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(VerifyError, match=r"receipt\.json: "):
+    with pytest.raises(CheckError, match=r"receipt\.json: "):
         signing.check_folder(dist, trust(keys))
     signing.sign_folder(dist, signer(keys / "other"))
-    with pytest.raises(VerifyError, match=r"receipt\.json: "):
+    with pytest.raises(CheckError, match=r"receipt\.json: "):
         signing.check_folder(dist, trust(keys))
     monkeypatch.setenv("COSIGN_PASSWORD", "wrong")
-    with pytest.raises(VerifyError):
+    with pytest.raises(CheckError):
         signing.sign_folder(dist, signer(keys))
 
 
@@ -97,5 +97,5 @@ def test_a_signed_image_is_verified_and_others_are_refused(
     signing.sign_image(ours, dist, signer(keys))
     signing.check_image(ours, trust(keys))
     for image, whose in ((others, keys), (ours, keys / "other")):
-        with pytest.raises(VerifyError):
+        with pytest.raises(CheckError):
             signing.check_image(image, trust(whose))

@@ -9,7 +9,7 @@ import pytest
 
 from sparkforge.build.compile import assembling
 from sparkforge.build.results import NativeFile
-from sparkforge.core.errors import CompileError
+from sparkforge.core.errors import BuildError
 from sparkforge.pins.compiling import Compile, Native
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import Upstream
@@ -85,11 +85,11 @@ def test_wheel_has_built_files_and_the_release_natives(tmp_path: Path, own: over
 
 def test_file_that_the_build_lost_is_an_error(tmp_path: Path, own: overlay.Layer) -> None:
     built = {name: data for name, data in BUILT.items() if name != "demo/__init__.py"}
-    with pytest.raises(CompileError, match=r"demo/__init__\.py"):
+    with pytest.raises(BuildError, match=r"demo/__init__\.py"):
         assemble(tmp_path, own, built)
 
 
 def test_native_that_was_not_installed_is_an_error(tmp_path: Path) -> None:
     make_wheel(tmp_path, files=BUILT)
-    with pytest.raises(CompileError, match="_D"):
+    with pytest.raises(BuildError, match="_D"):
         assembling.built(tmp_path, "native", NATIVES[1:])

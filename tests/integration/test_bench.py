@@ -16,11 +16,9 @@ import pytest
 
 from sparkforge.cli.main import main
 from sparkforge.core.errors import (
-    AcceptError,
-    BenchError,
+    CheckError,
     FetchError,
-    RegressionError,
-    SmokeError,
+    ServerError,
     UsageError,
 )
 from sparkforge.core.index import Index
@@ -189,7 +187,7 @@ def test_two_runs_are_compared(
     monkeypatch.setenv("FAKE_SPEED", "30")
     assert bench(tmp_path, *words) == 0
     pair = (str(tmp_path / "first"), str(tmp_path / "out"))
-    assert main(["bench", "compare", *pair]) == RegressionError.exit_code
+    assert main(["bench", "compare", *pair]) == CheckError.exit_code
 
 
 @pytest.mark.parametrize(
@@ -235,10 +233,10 @@ def test_server_that_cannot_be_measured_is_one_error(
     model = ["--model", str(tokenizer(tmp_path / "model"))]
     here = ["--url", serving.url, *model]
     absent = f"http://127.0.0.1:{free_port(0)}"
-    refused(tmp_path, capsys, AcceptError.exit_code, "--url", absent, *model)
-    refused(tmp_path, capsys, AcceptError.exit_code, "--url", "http://a..b", *model)
+    refused(tmp_path, capsys, ServerError.exit_code, "--url", absent, *model)
+    refused(tmp_path, capsys, ServerError.exit_code, "--url", "http://a..b", *model)
     serving.key = "secret"
-    refused(tmp_path, capsys, AcceptError.exit_code, *here)
+    refused(tmp_path, capsys, ServerError.exit_code, *here)
     serving.key = ""
     answers: list[Any] = [
         "<html>",
@@ -251,8 +249,8 @@ def test_server_that_cannot_be_measured_is_one_error(
     ]
     for answer in answers:
         serving.models = answer
-        refused(tmp_path, capsys, AcceptError.exit_code, *here)
-    refused(tmp_path, capsys, BenchError.exit_code, "--url", serving.url)  # no tokenizer
+        refused(tmp_path, capsys, ServerError.exit_code, *here)
+    refused(tmp_path, capsys, ServerError.exit_code, "--url", serving.url)  # no tokenizer
     assert not calls.exists()
 
 
@@ -275,7 +273,7 @@ def test_interrupted_run_keeps_its_tests_and_continues(
 ) -> None:
     monkeypatch.setenv("FAKE_SAYS", says)
     here = ("--url", serving.url, "--model", str(tokenizer(tmp_path / "model")))
-    assert bench(tmp_path, *here) == BenchError.exit_code
+    assert bench(tmp_path, *here) == ServerError.exit_code
     assert says in capsys.readouterr().err
     found = result.load(tmp_path / "out")
     assert not found.complete
@@ -303,7 +301,7 @@ def test_answer_in_one_piece_is_measured_again(
     assert len(calls.read_text().splitlines()) == 4 + 2
     calls.unlink()
     monkeypatch.setenv("FAKE_JOINED", "5")
-    assert bench(tmp_path, *here, "--out", str(tmp_path / "other")) == BenchError.exit_code
+    assert bench(tmp_path, *here, "--out", str(tmp_path / "other")) == ServerError.exit_code
 
 
 @pytest.mark.parametrize(
@@ -346,7 +344,7 @@ class Sides:
         def start() -> Iterator[Place]:
             self.events.append(f"+{name}")
             if len(self.events) == self.dies:
-                raise SmokeError("it does not start")
+                raise ServerError("it does not start")
             yield Place(f"{self.url}/v1")
             self.events.append(f"-{name}")
 
@@ -392,7 +390,7 @@ def test_two_small_servers_run_at_the_same_time(two: Sides) -> None:
 
 def test_rounds_continue_after_a_server_that_did_not_start(two: Sides) -> None:
     two.dies = 7  # the third start is of b's second round: +a -a +b -b +b -b +a
-    with pytest.raises(SmokeError):
+    with pytest.raises(ServerError):
         two.run(together=False)
     kept = [result.load(two.folder / "out" / name) for name in "ab"]
     assert [len(one.samples[0].values) for one in kept] == [1, 2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import ProofError, StaleError
+from sparkforge.core.errors import CheckError, PinsError
 from sparkforge.inspect.perf import kernelrecord
 from sparkforge.inspect.proofs import cuobjdump
 from sparkforge.sources import project as projects
@@ -54,7 +54,7 @@ def test_stage_matches_its_manifest(opened: projects.Project, tmp_path: Path) ->
 
 def test_project_without_kernels_is_an_error(project: Project, tmp_path: Path) -> None:
     bare = projects.Project.open(ProjectOptions(project.root / "pins.yaml", project.store))
-    with pytest.raises(ProofError):
+    with pytest.raises(CheckError):
         decode.read(bare, Recorded(tmp_path, ""))
 
 
@@ -65,9 +65,9 @@ def test_command_writes_the_record_and_compares_it(
     monkeypatch.setattr(cuobjdump, "readers", lambda *_: Recorded(tmp_path, ""))
     monkeypatch.setattr(kernelrecord, "FILE", file)
     words = ["decode-kernels", "--store", str(opened.store.root), "--pins", str(opened.pins_path)]
-    assert command.main(words) == StaleError.exit_code
+    assert command.main(words) == PinsError.exit_code
     # 120a is not among this project's architectures
-    assert command.main([*words, "--record"]) == ProofError.exit_code
+    assert command.main([*words, "--record"]) == CheckError.exit_code
     written = kernelrecord.load(file)
     assert [kernel.name for kernel in written.kernels["90a"]] == [DENSE, "experts_combine"]
     report = json.loads((opened.root / "dist" / "proofs" / "report.json").read_text())

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge.core.errors import DoctorError
+from sparkforge.core.errors import CheckError
 from tests import forked
 from tests.support import PATIENCE_S, ROOT
 
-STOPS = DoctorError.exit_code
+STOPS = CheckError.exit_code
 # a target with a GPU for this kind of machine: for another no GPU is looked at
 OURS = "spark" if platform.machine() in ("aarch64", "arm64") else "rtx"
 

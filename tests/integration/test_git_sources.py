@@ -17,7 +17,7 @@ import pytest
 
 from sparkforge.build.options import SOURCES
 from sparkforge.cli import main
-from sparkforge.core.errors import SeriesError, WheelError
+from sparkforge.core.errors import BuildError, SeriesError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.pathmap import member_of
@@ -224,7 +224,7 @@ def test_wheel_unlike_repository_is_refused(name: str, tmp_path: Path, store: St
     bench = Bench(name, tmp_path, store, repository=theirs)
     patched = bench.patched("git", bench.series_on(theirs))  # a patch that expects git's tree
     blobs = [bench.repo("hash-object", "--stdin", stdin=data)[:12] for data in (LINES, theirs)]
-    with pytest.raises(WheelError) as refused:
+    with pytest.raises(BuildError) as refused:
         bench.build(patched, "out")
     member = member_of(bench.upstream.paths, bench.shape.touched)
     assert f"{bench.wheel.name}: {member} differs from the pinned source" in refused.value.what

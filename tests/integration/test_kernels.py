@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import cubins
-from sparkforge.core.errors import CommandError, CompileError, PinsError
+from sparkforge.core.errors import BuildError, CommandError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Plugin
@@ -335,7 +335,7 @@ def test_an_image_is_compared_with_the_sources_of_its_kernels(own: Project) -> N
 )
 def test_what_cannot_be_shipped_is_one_error(own: Project, source: bytes, words: str) -> None:
     write(own.root, {SOURCE: source})
-    _, err = own.run("build", "--target", "tiny", "--until", "kernels", code=CompileError.exit_code)
+    _, err = own.run("build", "--target", "tiny", "--until", "kernels", code=BuildError.exit_code)
     assert words in err
 
 
@@ -347,7 +347,7 @@ def test_kernels_that_spill_are_listed(project: Project, wheels: Mapping[str, Pa
     assert manifest["cubins"][1]["kernels"][2] == third
     write(project.root, {SOURCE: KERNELS})
     _, err = project.run(
-        "build", "--target", "tiny", "--until", "kernels", code=CompileError.exit_code
+        "build", "--target", "tiny", "--until", "kernels", code=BuildError.exit_code
     )
     assert "third does not spill, but plugin.spills lists it" in err
 
@@ -437,12 +437,10 @@ def test_the_real_compiler_needs_no_other_and_repeats(
 
 
 def test_the_real_compiler_names_source_and_line(real: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        CompileError, match=r"^csrc/own/all\.cu:6: identifier \"less\" is undefined"
-    ):
+    with pytest.raises(BuildError, match=r"^csrc/own/all\.cu:6: identifier \"less\" is undefined"):
         compiled(tmp_path, real, REAL.replace("add(__", "less(__"), "121a")
     wrong = REAL.replace('"add.cuh"', '"absent.cuh"')
-    with pytest.raises(CompileError, match=r"^csrc/own/all\.cu:2: cannot open source file"):
+    with pytest.raises(BuildError, match=r"^csrc/own/all\.cu:2: cannot open source file"):
         compiled(tmp_path / "b", real, wrong, "121a")
 
 
@@ -452,12 +450,12 @@ def test_the_real_compiler_tells_of_local_memory(real: Path, tmp_path: Path) -> 
         'extern "C" __global__ void slow(float* x, int* at) {'
         f" {body} for (int i = 0; i < 64; i++) x[i] = kept[at[i + 64] & 63]; }}\n"
     )
-    with pytest.raises(CompileError, match=r"sm_121a slow: 0 B, 256 B of stack"):
+    with pytest.raises(BuildError, match=r"sm_121a slow: 0 B, 256 B of stack"):
         compiled(tmp_path, real, slow, "121a")
 
 
 def test_an_architecture_that_the_compiler_lacks_is_named(real: Path, tmp_path: Path) -> None:
-    with pytest.raises((CompileError, CommandError), match="sm_999a"):
+    with pytest.raises((BuildError, CommandError), match="sm_999a"):
         compiled(tmp_path, real, REAL, "999a")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core import git
-from sparkforge.core.errors import SeriesError, WheelError
+from sparkforge.core.errors import BuildError, SeriesError
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.series import series
 from sparkforge.series.series import Patched
@@ -383,7 +383,7 @@ def test_rules_of_compiling_are_left_out_and_told(bench: Bench) -> None:
 @pytest.mark.parametrize("file", ["csrc/kernel.cu", "CMakeLists.txt.in", "demo2/CMakeLists.txt"])
 def test_native_sources_are_refused_beside_rules_of_compiling(bench: Bench, file: str) -> None:
     patched = bench.patched({"CMakeLists.txt": b"# all\n", file: b"// faster\n"})
-    with pytest.raises(WheelError, match="an overlay cannot contain") as caught:
+    with pytest.raises(BuildError, match="an overlay cannot contain") as caught:
         overlay.build(bench.request, [overlay.Layer(patched, BUILD_RULES)], bench.folder)
     assert str(caught.value).splitlines()[1].endswith(f": {file}")
 
@@ -391,7 +391,7 @@ def test_native_sources_are_refused_beside_rules_of_compiling(bench: Bench, file
 def test_native_sources_are_refused_and_the_patch_is_named(bench: Bench) -> None:
     bench.patched({"demo/mod.py": b"y = 2\n"}, "A change of Python alone")
     patched = bench.patched({"csrc/kernel.cu": b"// faster\n"}, "Make the kernel faster")
-    with pytest.raises(WheelError, match=r"make-the-kernel-faster\.patch: csrc/kernel") as caught:
+    with pytest.raises(BuildError, match=r"make-the-kernel-faster\.patch: csrc/kernel") as caught:
         bench.build(patched)
     assert caught.value.exit_code == 7
     assert "a-change-of-python" not in str(caught.value)
@@ -400,19 +400,19 @@ def test_native_sources_are_refused_and_the_patch_is_named(bench: Bench) -> None
 def test_a_wheel_of_another_release_is_refused(bench: Bench) -> None:
     bench.base = bench.repo.commit({"demo/mod.py": b"y = 'another release'\n"})
     with pytest.raises(
-        WheelError, match=r"demo/mod\.py differs from the pinned source[\s\S]*same release"
+        BuildError, match=r"demo/mod\.py differs from the pinned source[\s\S]*same release"
     ):
         bench.build(bench.patched({"demo/mod.py": b"y = 2\n"}))
 
 
 def test_a_file_that_the_wheel_lacks_is_refused(bench: Bench) -> None:
     bench.base = bench.repo.commit({"demo/not_shipped.py": b"\n"})
-    with pytest.raises(WheelError, match=r"not_shipped\.py is missing"):
+    with pytest.raises(BuildError, match=r"not_shipped\.py is missing"):
         bench.build(bench.patched({"demo/not_shipped.py": b"x\n"}))
 
 
 def test_a_new_file_that_the_wheel_has_is_refused(bench: Bench) -> None:
-    with pytest.raises(WheelError, match=r"_version\.py differs from the pinned source"):
+    with pytest.raises(BuildError, match=r"_version\.py differs from the pinned source"):
         bench.build(bench.patched({"demo/_version.py": b"version = '1.0'\n"}))
 
 
@@ -422,14 +422,14 @@ def test_a_folder_that_hides_native_code_is_refused(bench: Bench) -> None:
 
 
 def test_dropping_what_is_not_required_is_refused(bench: Bench) -> None:
-    with pytest.raises(WheelError, match=r"does not require torchvision[\s\S]*drop_requires"):
+    with pytest.raises(BuildError, match=r"does not require torchvision[\s\S]*drop_requires"):
         bench.build(None, drop_requires=("torchaudio", "torchvision"))
 
 
 def test_a_version_file_without_the_version_is_refused(bench: Bench) -> None:
-    with pytest.raises(WheelError, match=r"does not state the version 1\.0"):
+    with pytest.raises(BuildError, match=r"does not state the version 1\.0"):
         bench.build(None, version_file="demo/mod.py")
-    with pytest.raises(WheelError, match=r"has no demo/gone\.py"):
+    with pytest.raises(BuildError, match=r"has no demo/gone\.py"):
         bench.build(None, version_file="demo/gone.py")
 
 
@@ -437,14 +437,14 @@ def test_a_member_that_record_forgets_is_refused(bench: Bench, tmp_path: Path) -
     wheel = make_wheel(tmp_path / "bad")
     with zipfile.ZipFile(wheel, "a") as more:
         more.writestr("demo/unlisted.py", "x")
-    with pytest.raises(WheelError, match=r"demo/unlisted\.py has no hash in its RECORD"):
+    with pytest.raises(BuildError, match=r"demo/unlisted\.py has no hash in its RECORD"):
         bench.build(None, wheel=wheel, version_file=None)
 
 
 @pytest.mark.parametrize("name", ["demo.whl", "demo-1.0-1-py3-none-any.whl"])
 def test_a_file_name_that_is_none_is_refused(bench: Bench, tmp_path: Path, name: str) -> None:
     wheel = make_wheel(tmp_path / "odd").rename(tmp_path / name)
-    with pytest.raises(WheelError, match="NAME-VERSION-PYTHON-ABI-PLATFORM"):
+    with pytest.raises(BuildError, match="NAME-VERSION-PYTHON-ABI-PLATFORM"):
         bench.build(None, wheel=wheel)
 
 

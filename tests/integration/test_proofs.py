@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.core.errors import MachineError, ProofError, UsageError, WheelError
+from sparkforge.core.errors import BuildError, CheckError, MachineError, UsageError
 from tests.support import PATIENCE_S, ROOT, make_wheel
 from tools.proofs import nvcc
 
@@ -100,7 +100,7 @@ def test_source_that_nvcc_refuses_is_named(store: Path, tmp_path: Path) -> None:
     fake.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     words = ("tools.proofs", "block-scaled-mma")
-    assert "block-scaled-mma 121a" in run(store, *words, code=ProofError.exit_code, PATH=path)
+    assert "block-scaled-mma 121a" in run(store, *words, code=CheckError.exit_code, PATH=path)
 
 
 def test_without_nvcc_units_are_an_error(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_broken_rule_names_the_kernel(
     store: Path, tmp_path: Path, archs: tuple[str, ...], rule: str, kernel: str
 ) -> None:
     wheel = make_wheel(tmp_path, files={"demo/kernels.so": compiled(tmp_path, "x", *archs)})
-    (library,) = check(store, wheel, ProofError.exit_code)["libraries"]
+    (library,) = check(store, wheel, CheckError.exit_code)["libraries"]
     (problem,) = library["problems"]
     assert (problem["rule"], problem["kernel"]) == (rule, kernel)
     if rule == "loads":  # 120a is for 12.0
@@ -149,7 +149,7 @@ def test_cubins_of_a_folder_are_one_library(store: Path, tmp_path: Path) -> None
         flags = ("-std=c++17", f"-arch=sm_{arch}", "-cubin")
         subprocess.run(["nvcc", *flags, SOURCE, "-o", out], check=True, timeout=PATIENCE_S)
         cubins[f"{CUBINS}/{out.name}"] = out.read_bytes()
-    (library,) = check(store, make_wheel(tmp_path, files=cubins), ProofError.exit_code)["libraries"]
+    (library,) = check(store, make_wheel(tmp_path, files=cubins), CheckError.exit_code)["libraries"]
     assert library["file"] == f"{CUBINS}/*.cubin"
     assert library["images"] == {"121a": 1, "90": 1}
     (problem,) = library["problems"]  # pins.yaml needs decode kernels there
@@ -163,7 +163,7 @@ def test_cubins_of_a_folder_are_one_library(store: Path, tmp_path: Path) -> None
         (("--target", "cpu"), UsageError.exit_code),  # no contract
         (("--wheel", "missing.whl", "--target", "spark"), UsageError.exit_code),
         (("--target", "spark"), UsageError.exit_code),  # no build yet
-        (("--wheel", str(ROOT / "README.md"), "--target", "spark"), WheelError.exit_code),
+        (("--wheel", str(ROOT / "README.md"), "--target", "spark"), BuildError.exit_code),
     ],
 )
 def test_wrong_input_is_one_error(tmp_path: Path, words: tuple[str, ...], code: int) -> None:

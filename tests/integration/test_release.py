@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import MachineError, UsageError, VerifyError
+from sparkforge.core.errors import CheckError, MachineError, UsageError
 from sparkforge.inspect.verify.signing import SIGNED
 from tests.project import Project
 
@@ -60,7 +60,7 @@ def folder_of(project: Project) -> Path:
 
 
 def refused(project: Project, *words: str) -> str:
-    return project.run(*RELEASE, *words, code=VerifyError.exit_code)[1]
+    return project.run(*RELEASE, *words, code=CheckError.exit_code)[1]
 
 
 def test_a_release_is_signed_and_verified(committed: Project) -> None:
@@ -72,7 +72,7 @@ def test_a_release_is_signed_and_verified(committed: Project) -> None:
     out, _ = committed.run("verify", str(folder), "--key", KEY, "--json")
     assert set(json.loads(out)["signed"]) == {committed.wheel.name, *SIGNED}
     committed.run(*RELEASE)  # without a key
-    _, err = committed.run("verify", str(folder), "--key", KEY, code=VerifyError.exit_code)
+    _, err = committed.run("verify", str(folder), "--key", KEY, code=CheckError.exit_code)
     assert "receipt.json: " in err
 
 
@@ -83,7 +83,7 @@ def test_a_changed_or_added_file_is_not_verified(committed: Project, name: str) 
     data = path.read_bytes() if path.is_file() else b""
     path.unlink(missing_ok=True)
     path.write_bytes(data + b" ")
-    _, err = committed.run("verify", str(path.parent), "--key", KEY, code=VerifyError.exit_code)
+    _, err = committed.run("verify", str(path.parent), "--key", KEY, code=CheckError.exit_code)
     assert f"{name}: " in err
 
 

@@ -18,7 +18,7 @@ import requests
 
 from sparkforge.build import serve
 from sparkforge.build.results import EnvironmentResult, ImageResult
-from sparkforge.core.errors import PortError, SmokeError, UsageError
+from sparkforge.core.errors import MachineError, ServerError, UsageError
 from sparkforge.runtime.servers import free_port
 from sparkforge.store.store import Store
 from tests.results import artefact, context_of
@@ -113,7 +113,7 @@ def test_serve_prints_url_and_stops_at_ctrl_c(tmp_path: Path) -> None:
 
 def test_failed_start_shows_first_exception(tmp_path: Path) -> None:
     bake(tmp_path, before=_BROKEN)
-    with pytest.raises(SmokeError) as refusal:
+    with pytest.raises(ServerError) as refusal:
         run_it(tmp_path, free_port(0))
     what = refusal.value.what.splitlines()
     assert what[0] == "the server exited with code 1 before it was ready:"
@@ -133,7 +133,7 @@ def test_failed_first_token_is_not_ready(
 ) -> None:
     monkeypatch.setenv(variable, "Hello")
     bake(tmp_path)
-    with pytest.raises(SmokeError) as refusal:
+    with pytest.raises(ServerError) as refusal:
         run_it(tmp_path, free_port(0))
     assert words in refusal.value.what
     assert "server.log" in refusal.value.remedy
@@ -166,7 +166,7 @@ def test_image_is_served_by_compose(
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
     image = artefact(ImageResult("x/cpu:1", "sha256:1", None, "base", ()), tmp_path)
     context = context_of("cpu", root=tmp_path, port=port)
-    with pytest.raises(SmokeError, match="the server exited with code 7"):
+    with pytest.raises(ServerError, match="the server exited with code 7"):
         serve.serve(context, image, profile=serve.chosen(context, "fast"))
     words = (tmp_path / "words").read_text().split()
     assert words[0] == "compose"
@@ -192,7 +192,7 @@ def test_taken_port_is_refused_before_start(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(PortError):
+        with pytest.raises(MachineError):
             run_it(tmp_path, other.getsockname()[1])
 
 
@@ -209,7 +209,7 @@ def test_taken_port_is_refused_before_compose(
     with socket.create_server(("127.0.0.1", 0)) as other:
         context = context_of("cpu", root=tmp_path, port=other.getsockname()[1])
         # a server of the project that runs has the port itself: `up` replaces it
-        with pytest.raises(SmokeError if runs else PortError):
+        with pytest.raises(ServerError if runs else MachineError):
             serve.serve(context, image)
 
 

@@ -18,7 +18,7 @@ from sparkforge.build import graph, image, imagenote, sbom
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import PluginResult, WheelResult
 from sparkforge.core import typed
-from sparkforge.core.errors import ImageError, UsageError, VerifyError
+from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.hashing import key_of
 from sparkforge.inspect.verify import command, imagecheck
 from sparkforge.runtime import engine
@@ -68,9 +68,9 @@ def test_a_wheel_with_another_byte_is_named(project: Project) -> None:
     meta["outputs"]["sha256"] = sha256(wheel.read_bytes())
     del meta["seal"]
     record.write_text(json.dumps({**meta, "seal": key_of(meta)}))
-    _, err = project.run(*VERIFY, code=VerifyError.exit_code)
+    _, err = project.run(*VERIFY, code=CheckError.exit_code)
     assert wheel.name in err
-    out, _ = project.run(*VERIFY, "--json", code=VerifyError.exit_code)
+    out, _ = project.run(*VERIFY, "--json", code=CheckError.exit_code)
     document = json.loads(out)
     assert not document["same"]
     assert any(wheel.name in line for line in document["differences"])
@@ -80,7 +80,7 @@ def test_a_wheel_with_another_byte_is_named(project: Project) -> None:
     (tools / "diffoscope").write_text('#!/bin/sh\necho "diffoscope $1 $2 ${3##*/}"; exit 1\n')
     (tools / "diffoscope").chmod(0o755)
     path = f"{tools}:{os.environ['PATH']}"
-    out, _ = project.run(*VERIFY, code=VerifyError.exit_code, PATH=path)
+    out, _ = project.run(*VERIFY, code=CheckError.exit_code, PATH=path)
     assert f"diffoscope --text - {wheel.name}" in out
 
 
@@ -105,9 +105,7 @@ def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
         "sys.meta_path.insert(0, Finder())\n"
     )
     places = project.env()["PYTHONPATH"]
-    _, err = project.run(
-        *VERIFY, code=VerifyError.exit_code, PYTHONPATH=f"{sitecustomize}:{places}"
-    )
+    _, err = project.run(*VERIFY, code=CheckError.exit_code, PYTHONPATH=f"{sitecustomize}:{places}")
     assert "demo/mod.py differs" in err
 
 
@@ -117,7 +115,7 @@ def test_a_damaged_file_in_dist_is_found(project: Project) -> None:
     data = wheel.read_bytes()
     wheel.unlink()  # a link to the store's
     wheel.write_bytes(data[:-1] + b"x")
-    _, err = project.run(*VERIFY, code=VerifyError.exit_code)
+    _, err = project.run(*VERIFY, code=CheckError.exit_code)
     assert f"{wheel.name}: missing, or differs from receipt.json" in err
 
 
@@ -218,7 +216,7 @@ def test_an_image_of_this_checkout_matches(baked: Baked, monkeypatch: pytest.Mon
     opened = Opened.open(paths)
     assert command._image("tiny:1", None, opened) == 0
     baked.files[f"{SITE}/demo/mod.py"] = b"evil"
-    assert command._image("tiny:1", None, opened) == VerifyError.exit_code
+    assert command._image("tiny:1", None, opened) == CheckError.exit_code
 
 
 def test_changed_patches_and_pins_are_named(baked: Baked) -> None:
@@ -289,13 +287,13 @@ def test_a_malformed_document_in_an_image_is_one_error(
     baked: Baked, path: str, data: bytes
 ) -> None:
     baked.files[path] = data
-    with pytest.raises(VerifyError, match=f"{path.removeprefix(f'{image.SHARE}/')}: "):
+    with pytest.raises(CheckError, match=f"{path.removeprefix(f'{image.SHARE}/')}: "):
         baked.problems()
 
 
 def test_wrong_images_and_receipts_are_one_error(baked: Baked, tmp_path: Path) -> None:
     del baked.labels[image.TARGET_LABEL]
-    with pytest.raises(ImageError):
+    with pytest.raises(BuildError):
         baked.problems()
     project = baked.project
     project.run("verify", code=UsageError.exit_code)

@@ -18,7 +18,7 @@ from sparkforge.build import jobs
 from sparkforge.build.options import host_platform
 from sparkforge.core import git
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import CommandError, ProofError, SparkforgeError, StaleError
+from sparkforge.core.errors import CheckError, CommandError, PinsError, SparkforgeError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
@@ -93,7 +93,7 @@ def jobs_of(unit: Unit, tree: Path | None, work: Path) -> list[Job]:
     """Return the jobs of a unit; FlashInfer's generator writes the sources of some.
 
     Raises:
-        ProofError: it writes no file for the unit.
+        CheckError: it writes no file for the unit.
     """
     found: dict[str, tuple[Path, int | None]] = {}
     if unit.generated is not None:
@@ -108,7 +108,7 @@ def jobs_of(unit: Unit, tree: Path | None, work: Path) -> list[Job]:
                 found[f"{unit.name}/{short}"] = path, len(kernels)
         if not found:
             msg = f"{unit.name}: FlashInfer's generator creates no kernel of {unit.generated}"
-            raise ProofError(msg, "apply the series that adds them, or update the unit")
+            raise CheckError(msg, "apply the series that adds them, or update the unit")
     elif unit.text is not None:
         path = work / f"{unit.name}.cu"
         path.write_text(unit.text, encoding="utf-8")
@@ -127,7 +127,7 @@ def prove(job: Job, tree: Path | None, readers: Readers, work: Path) -> Verdict:
     """Compile, read and check a job.
 
     Raises:
-        ProofError: nvcc fails, or its machine code can't be read.
+        CheckError: nvcc fails, or its machine code can't be read.
     """
     label = f"{job.label} {job.arch}"
     cubin = work / f"{label.replace('/', '-').replace(' ', '-')}.cubin"
@@ -136,7 +136,7 @@ def prove(job: Job, tree: Path | None, readers: Readers, work: Path) -> Verdict:
         nvcc.compile_unit(job.source, job.arch, tree, cubin)
     except CommandError as error:
         msg = f"{label}: nvcc fails:\n{error}"
-        raise ProofError(msg, "fix the source, or the patch that changed it") from error
+        raise CheckError(msg, "fix the source, or the patch that changed it") from error
     seconds = round(time.monotonic() - start, 1)
     kernels = tuple(readers.read(cubin))
     problems = checks.problems(kernels, job.unit.promise, job.arch, job.kernels)
@@ -162,7 +162,7 @@ def run(
 
     Raises:
         MachineError: nvcc is missing.
-        StaleError: the record of the decode kernels differs from them.
+        PinsError: the record of the decode kernels differs from them.
     """
     compiled = [unit for unit in chosen if not unit.stage]
     if compiled:
@@ -180,7 +180,7 @@ def run(
             if record:
                 kernelrecord.FILE.write_text(text)
             elif not kernelrecord.FILE.is_file() or kernelrecord.FILE.read_text() != text:
-                raise StaleError(f"{kernelrecord.FILE}: out of date", kernelrecord.HINT)
+                raise PinsError(f"{kernelrecord.FILE}: out of date", kernelrecord.HINT)
     with project.store.temporary("proofs") as work:
         for needs_tree in (False, True):
             group = [unit for unit in compiled if unit.tree == needs_tree]
@@ -236,7 +236,7 @@ def main(words: Sequence[str] | None = None) -> int:
         }
         write_file(report, f"{json.dumps(document, indent=1)}\n".encode())
         if failed := [verdict.label for verdict in verdicts if not verdict.ok]:
-            raise ProofError(f"failed: {', '.join(failed)}", f"see {report}")
+            raise CheckError(f"failed: {', '.join(failed)}", f"see {report}")
         log.heading(f"{len(verdicts)} proofs pass; {report}")
     except SparkforgeError as error:
         return log.failure(error)

@@ -11,7 +11,7 @@ from sparkforge.build.cubins import Kernel
 from sparkforge.build.options import platform_of
 from sparkforge.build.stages.kernels import kernels_item
 from sparkforge.core import plain
-from sparkforge.core.errors import ProofError
+from sparkforge.core.errors import CheckError
 from sparkforge.inspect.perf.kernelrecord import Recorded
 from sparkforge.inspect.proofs import machinecode
 from sparkforge.inspect.proofs.cuobjdump import Readers
@@ -37,12 +37,12 @@ def read(project: Project, readers: Readers) -> Stage:
     """Run the stage, if the store lacks its result, and read its files.
 
     Raises:
-        ProofError: there are no kernels.
-        CompileError, FetchError, PinsError: as for a build.
+        CheckError: there are no kernels.
+        BuildError, FetchError, PinsError: as for a build.
     """
     pin = project.pins.plugin
     if pin is None:
-        raise ProofError("there are no decode kernels", "see `plugin` in docs/patches-howto.md")
+        raise CheckError("there are no decode kernels", "see `plugin` in docs/patches-howto.md")
     name, target = next(iter(project.pins.targets.items()))  # the same for every target
     context = Context.of(project, name, platform_of(target))
     item = kernels_item(context, pin)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkforge.build.results import NativeFile
 from sparkforge.core import git
-from sparkforge.core.errors import CompileError
+from sparkforge.core.errors import BuildError
 from sparkforge.pins.compiling import Native, below
 from sparkforge.pins.pathmap import member_of
 from sparkforge.pins.pins import Upstream
@@ -45,18 +45,18 @@ def built(out: Path, native: str, wanted: Sequence[Native]) -> Built:
         native: folder below it with the native files.
 
     Raises:
-        CompileError: one of them is missing.
+        BuildError: one of them is missing.
     """
     wheels = list(out.glob("*.whl"))
     if len(wheels) != 1:
         msg = f"the build wrote {len(wheels)} wheels instead of one"
-        raise CompileError(msg, "see its output above")
+        raise BuildError(msg, "see its output above")
     found = {}
     for file in wanted:
         path = out / native / file.file
         if not path.is_file():
             msg = f"CMake's target {file.target} installed no {file.file}"
-            raise CompileError(msg, "fix compile.natives in pins.yaml")
+            raise BuildError(msg, "fix compile.natives in pins.yaml")
         found[file.file] = path.read_bytes()
     return Built(wheels[0], found)
 
@@ -76,7 +76,7 @@ def assemble(
         carried: series that go onto files of the release inside of this wheel.
 
     Raises:
-        CompileError: the build lacks a file of the release, and no rule of pins.yaml says why.
+        BuildError: the build lacks a file of the release, and no rule of pins.yaml says why.
     """
     patched = own.patched
     changed = {
@@ -94,7 +94,7 @@ def assemble(
         if lost := sorted(missing - released):
             msg = f"the build of {request.wheel.name} wrote no {lost[0]} ({len(lost)} such files)"
             remedy = "if this tree does not build it, add it to compile.from_release in pins.yaml"
-            raise CompileError(msg, remedy)
+            raise BuildError(msg, remedy)
         different = {m: ours.read(m) for m in in_ours if not _same(release, ours, m)}
         fresh = {**overlay.plan(request, carried, release).fresh, **different, **made.natives}
         plain = sorted(fresh.keys() - made.natives.keys() - {request.version_file})

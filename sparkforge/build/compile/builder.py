@@ -11,7 +11,7 @@ from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results
 from sparkforge.build.results import BuilderResult
 from sparkforge.build.stages.wheelhouse import wheelhouse_item
-from sparkforge.core.errors import CompileError, EngineError
+from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.log import log
 from sparkforge.runtime import buildx
@@ -33,17 +33,17 @@ def builder_item(context: Context) -> Item[BuilderResult]:
     """Return the builder image; it needs a wheelhouse that it is installed from.
 
     Raises:
-        CompileError: the target names no requirements for a builder.
-        EngineError: the target has no base image, and none is named.
+        BuildError: the target names no requirements for a builder.
+        MachineError: the target has no base image, and none is named.
     """
     base = context.base
     if base is None:
         msg = f"target {context.target_name} has no base image in pins.yaml, and wheels are"
-        raise EngineError(f"{msg} compiled in one", "give one: --base IMAGE (with Python and apt)")
+        raise MachineError(f"{msg} compiled in one", "give one: --base IMAGE (with Python and apt)")
     lock = context.target.builder.get(context.platform)
     if lock is None:
         msg = f"targets.{context.target_name}: has no builder for {context.platform}"
-        raise CompileError(msg, "add a lock of its upstreams' build requirements (builder:)")
+        raise BuildError(msg, "add a lock of its upstreams' build requirements (builder:)")
     house = wheelhouse_item(context, context.root / lock, "builder's wheelhouse", "builder")
     inputs = {
         "base": base.digest,
@@ -84,13 +84,13 @@ def builder_item(context: Context) -> Item[BuilderResult]:
 
 
 def engine_of(context: Context) -> Engine:
-    """Return the engine that compiles; EngineError if none is used here."""
+    """Return the engine that compiles; MachineError if none is used here."""
     if context.engine is None:
         msg = "compiling wheels needs a container engine"
         remedy = (
             f"start Docker Engine {OLDEST_ENGINE} or newer (DOCKER_HOST), or use --wheels overlay"
         )
-        raise EngineError(msg, remedy)
+        raise MachineError(msg, remedy)
     return context.engine
 
 

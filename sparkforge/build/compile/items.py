@@ -25,7 +25,7 @@ from sparkforge.build.stages.wheels import (
     series_of,
 )
 from sparkforge.core import git
-from sparkforge.core.errors import CommandError, CompileError
+from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.compiling import Native
@@ -79,7 +79,7 @@ def compile_item(
         fetched: external sources of the build, by name.
 
     Raises:
-        CompileError: the series changes what can't be compiled.
+        BuildError: the series changes what can't be compiled.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
@@ -107,7 +107,7 @@ def compile_item(
         engine = engine_of(context)
         builder = results.of(image).tag
         if not engine.has_image(builder):  # it must not be looked up in a public registry
-            raise CompileError(f"the engine has no image {builder}", "add --force builder")
+            raise BuildError(f"the engine has no image {builder}", "add --force builder")
         wheel = release_wheel(context, name, file)
         layers = {layer: tree.layer(context, results) for layer, tree in trees.items()}
         what = ", ".join(native.file for native in compiled) or "no native file"
@@ -181,7 +181,7 @@ def _run(context: Context, engine: Engine, builder: str, name: str, work: Path) 
     """Compile ``sources`` of a folder into its ``out``.
 
     Raises:
-        CompileError: it does not compile.
+        BuildError: it does not compile.
     """
     build = buildx.ImageBuild(
         context.root / "Dockerfile",
@@ -199,4 +199,4 @@ def _run(context: Context, engine: Engine, builder: str, name: str, work: Path) 
         call(*build.command(), stream=True, guarded=True)
     except CommandError as error:
         msg = f"{name} does not compile:\n{error}"
-        raise CompileError(msg, "see the compiler's output above") from error
+        raise BuildError(msg, "see the compiler's output above") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from sparkforge.core.errors import CompileError
+from sparkforge.core.errors import BuildError
 from sparkforge.pins.compiling import Native
 from sparkforge.pins.pathmap import rule_of
 from sparkforge.pins.pins import Upstream
@@ -27,7 +27,7 @@ def changed(
             trailer ``Native``).
 
     Raises:
-        CompileError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
+        BuildError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
     """
     plan = upstream.compile
     ours = [native for native in plan.natives if native.device in ("empty", device)]
@@ -40,13 +40,13 @@ def changed(
         elsewhere = any(native.made_from(path) for native in plan.natives)
         if not elsewhere and rule_of(upstream.paths, path) is None:
             msg = f"{patch} changes {path}, but pins.yaml does not say what is built from it"
-            raise CompileError(msg, f"add it to upstreams.{name}.compile.natives or to paths")
+            raise BuildError(msg, f"add it to upstreams.{name}.compile.natives or to paths")
     for target, patch in named.items():
         if target not in {native.target for native in plan.natives}:
             msg = (
                 f"{patch}: its trailer Native names {target}, but pins.yaml has no such native file"
             )
-            raise CompileError(msg, f"add it to upstreams.{name}.compile.natives")
+            raise BuildError(msg, f"add it to upstreams.{name}.compile.natives")
         for native in ours:
             if native.target == target:
                 _check(native, f"{patch} changes how {native.file} is compiled")
@@ -62,4 +62,4 @@ def reads_externals(compiled: Iterable[Native]) -> bool:
 def _check(native: Native, why: str) -> None:
     if native.blocked:
         msg = f"{why}: {native.blocked}"
-        raise CompileError(msg, "leave out that patch, or pin what the compile needs")
+        raise BuildError(msg, "leave out that patch, or pin what the compile needs")

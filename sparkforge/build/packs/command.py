@@ -52,7 +52,7 @@ def run(options: Options) -> int:
     Raises:
         UsageError: the target has no GPU, or there is no such module.
         MachineError: not a dry run, and this machine lacks the C++ compiler for the target.
-        CompileError: a compiler fails.
+        BuildError: a compiler fails.
     """
     chosen = modules.chosen(cast("Set", options.set), options.module)
     project = Project.open(options.project)

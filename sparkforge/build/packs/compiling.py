@@ -13,7 +13,7 @@ from sparkforge.build.jobs import KEEP_GIB, width
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.toolchain import Host
 from sparkforge.build.packs.units import GENERATED, Described, Unit, contents
-from sparkforge.core.errors import CommandError, CompileError
+from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.core.hashing import intact, key_of, sha256_file
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.core.parallel import in_parallel
@@ -73,7 +73,7 @@ def compile_units(
     """Compile the units that the store lacks, those that take much memory first.
 
     Raises:
-        CompileError: a compiler refuses a source.
+        BuildError: a compiler refuses a source.
     """
     every = list(dict.fromkeys(unit for module in modules for unit in module.units))
     found, damaged = {}, set()
@@ -146,7 +146,7 @@ def _compile(request: Request, unit: Unit, folder: Path) -> ObjectResult:
         remedy = "fix the source, or the patch that changed it"
         if _KILLED.search(text) or done.returncode in (-SIGKILL, 128 + SIGKILL):
             remedy = f"free memory (it takes up to {memory_gib(unit):.0f} GiB), or use --jobs 1"
-        raise CompileError(msg, remedy)
+        raise BuildError(msg, remedy)
     return ObjectResult(sha256_file(folder / recipe.OBJECT))
 
 
@@ -156,7 +156,7 @@ def link(
     """Link a module's objects, in the order of their sources.
 
     Raises:
-        CompileError: the linker fails, or the library needs newer ones than the image has.
+        BuildError: the linker fails, or the library needs newer ones than the image has.
     """
     parts = [objects[unit] for unit in module.units]
     inputs = {
@@ -173,7 +173,7 @@ def link(
             out = recipe.link(request.tree, request.host, module, files, folder)
         except CommandError as error:
             msg = f"{module.name} cannot be linked:\n{error}"
-            raise CompileError(msg, "see the linker's output") from error
+            raise BuildError(msg, "see the linker's output") from error
         log.info(f"{module.name}: {human_bytes(out.stat().st_size)}")
         return LibraryResult(sha256_file(out), out.stat().st_size)
 

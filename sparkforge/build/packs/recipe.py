@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
 from sparkforge.core import git
-from sparkforge.core.errors import CompileError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import code_digest
 from sparkforge.core.run import call
 
@@ -132,7 +132,7 @@ def link(tree: Path, host: Host, module: Described, objects: Sequence[Path], fol
 
     Raises:
         CommandError: the linker fails.
-        CompileError: the library needs newer ones than the image has.
+        BuildError: the library needs newer ones than the image has.
     """
     out = folder / f"{module.name}.so"
     env = _FLAGS_OF_OTHERS
@@ -146,10 +146,10 @@ def check_versions(library: Path) -> None:
     """Check that the image's C and C++ libraries have what a module needs of them.
 
     Raises:
-        CompileError: this machine's are newer.
+        BuildError: this machine's are newer.
     """
     text = call("readelf", "--version-info", "--wide", library).stdout.decode()
     for kind, version in sorted(set(re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI)_([\d.]+)", text))):
         if tuple(int(part) for part in version.split(".")) > NEWEST[kind]:
             msg = f"{library.name} needs {kind}_{version}, which the image lacks"
-            raise CompileError(msg, "compile on Debian 12, Ubuntu 24.04 or older")
+            raise BuildError(msg, "compile on Debian 12, Ubuntu 24.04 or older")

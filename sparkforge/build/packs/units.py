@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from sparkforge.build.packs.modules import Module
-from sparkforge.core.errors import CommandError, CompileError
+from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.core.hashing import key_of
 from sparkforge.core.run import call
 
@@ -50,7 +50,7 @@ def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Describe
         arch: e.g. ``12.1f``.
 
     Raises:
-        CompileError: FlashInfer's code has changed so that it cannot be asked, or gives a module
+        BuildError: FlashInfer's code has changed so that it cannot be asked, or gives a module
             another name than the list.
     """
     request = tree / "request.json"
@@ -61,15 +61,15 @@ def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Describe
         out = call(sys.executable, "-I", _PROGRAM, tree, request).stdout
     except CommandError as error:
         msg = f"FlashInfer does not describe its modules as expected:\n{error}"
-        raise CompileError(msg, "update sparkforge/build/packs to its release") from error
+        raise BuildError(msg, "update sparkforge/build/packs to its release") from error
     found = TypeAdapter(tuple[Described, ...]).validate_json(out.splitlines()[-1])
     for module, described in zip(modules, found, strict=True):
         if module.name != described.name:
             msg = f"FlashInfer calls the module {module.name} {described.name}"
-            raise CompileError(msg, "update sparkforge/build/packs/modules.py")
+            raise BuildError(msg, "update sparkforge/build/packs/modules.py")
         if described.device_link:
             msg = f"{module.name} needs nvcc as its linker"
-            raise CompileError(msg, "leave it out of sparkforge/build/packs/modules.py")
+            raise BuildError(msg, "leave it out of sparkforge/build/packs/modules.py")
     return found
 
 

@@ -67,7 +67,7 @@ def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
 
     Raises:
         FetchError, IntegrityError: as ``sources.fetch_release_file``.
-        WheelError: it is no wheel that all installers take.
+        BuildError: it is no wheel that all installers take.
     """
     from sparkforge.wheels import intake
 

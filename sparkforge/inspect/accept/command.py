@@ -14,7 +14,7 @@ from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
 from sparkforge.core.command import Entry, count, option
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import AcceptError, UsageError
+from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.accept.checks import CHECKS, STATES
 from sparkforge.inspect.accept.server import Subject, container_of
@@ -53,7 +53,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Check a running server; AcceptError if it breaks a promise or does not answer."""
+    """Check a running server; ServerError if it breaks a promise or does not answer."""
     here = checkout(options.pins)
     variables = envfile.seen(here.root / ".env")
     names = (variables.get("COMPOSE_PROFILES") or "").split(",")
@@ -106,7 +106,7 @@ def run(options: Options) -> int:
     if not failed:
         return 0
     msg = f"the server fails {len(failed)} of {len(rows)} checks: {', '.join(failed)}"
-    return log.failure(AcceptError(msg, "follow the hints above"))
+    return log.failure(ServerError(msg, "follow the hints above"))
 
 
 def markdown() -> str:

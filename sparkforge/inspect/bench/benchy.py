@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 from sparkforge.core import plain
-from sparkforge.core.errors import BenchError
+from sparkforge.core.errors import ServerError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
 from sparkforge.inspect.bench.result import Metric, Samples
@@ -204,7 +204,7 @@ def measure(common: Call, place: Place, model: str, test: Test, file: Path) -> N
     """Run one test; write llama-benchy's result to ``file``, its log and its events beside it.
 
     Raises:
-        BenchError: a request failed, or the model's answer makes no sense.
+        ServerError: a request failed, or the model's answer makes no sense.
     """
     log_path, part = file.with_suffix(".log"), file.with_suffix(".part")
     variables = {
@@ -237,7 +237,7 @@ def measure(common: Call, place: Place, model: str, test: Test, file: Path) -> N
         hint = f"see its log, {log_path}, and the server's"
         if "Coherence test" in why:
             hint = "fix the model, or omit the question with --skip-coherence"
-        raise BenchError(f"{test.name}: llama-benchy failed: {why}", hint)
+        raise ServerError(f"{test.name}: llama-benchy failed: {why}", hint)
     part.rename(file)
 
 
@@ -245,7 +245,7 @@ def read(file: Path, test: Test) -> list[Samples]:
     """Return the samples of one test.
 
     Raises:
-        BenchError: the file is not llama-benchy's of that test.
+        ServerError: the file is not llama-benchy's of that test.
     """
     try:
         return [
@@ -257,7 +257,7 @@ def read(file: Path, test: Test) -> list[Samples]:
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         msg = f"{file}: not a result of llama-benchy: {error!r}"
-        raise BenchError(msg, "see its log beside it") from None
+        raise ServerError(msg, "see its log beside it") from None
 
 
 def _values(found: Any, metric: Metric, test: Test) -> tuple[float, ...]:

@@ -29,7 +29,7 @@ from sparkforge.core.command import (
     share,
     switch,
 )
-from sparkforge.core.errors import BenchError, RegressionError, UsageError
+from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.bench import benchy, result, session, sides
 from sparkforge.inspect.bench.result import Identity
@@ -207,13 +207,13 @@ def _report(runs: Sequence[Measurement], *, as_json: bool) -> int:
 
 
 def _compare(options: CompareOptions) -> int:
-    """Compare two results; RegressionError if the second is slower."""
+    """Compare two results; CheckError if the second is slower."""
     before, after = result.load(options.a), result.load(options.b)
     for path, run in ((options.a, before), (options.b, after)):
         if not (run.clean or options.disturbed):
             why = run.disturbed[0] if run.disturbed else "the run is incomplete"
             hint = "measure again on an idle machine, or add --disturbed"
-            raise BenchError(f"{path} is not clean: {why}", hint)
+            raise ServerError(f"{path} is not clean: {why}", hint)
     comparison = result.compare(before, after, options.tolerance / 100)
     for what in comparison.differs:
         log.warning(what)
@@ -228,7 +228,7 @@ def _compare(options: CompareOptions) -> int:
         for one in comparison.slower
     )
     hint = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
-    return log.failure(RegressionError(f"B is slower than A:\n{words}", hint))
+    return log.failure(CheckError(f"B is slower than A:\n{words}", hint))
 
 
 COMMANDS = (

@@ -17,7 +17,7 @@ from typing import Literal
 
 from sparkforge.core import pages, plain, typed
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import BenchError
+from sparkforge.core.errors import ServerError
 
 FILE, PAGE = "result.json", "report.md"
 SCHEMA = 2
@@ -122,22 +122,22 @@ def load(path: Path) -> Result:
     """Read a result: a file, or its folder.
 
     Raises:
-        BenchError: it is missing, or has another shape.
+        ServerError: it is missing, or has another shape.
     """
     file = path / FILE if path.is_dir() else path
     hint = "give the folder or result.json of a `build.py bench` run of this version"
     try:
         result = typed.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise BenchError(f"{file}: {error.strerror}", hint) from None
+        raise ServerError(f"{file}: {error.strerror}", hint) from None
     except ValueError:
         result = None
     if result is None or result.schema_version != SCHEMA:
-        raise BenchError(f"{file}: not a result of `build.py bench`", hint)
+        raise ServerError(f"{file}: not a result of `build.py bench`", hint)
     if not all(
         one.values and 1e-9 < min(one.values) <= max(one.values) < 1e9 for one in result.samples
     ):
-        raise BenchError(f"{file}: a sample is out of range", hint)
+        raise ServerError(f"{file}: a sample is out of range", hint)
     return result
 
 
@@ -200,14 +200,14 @@ def compare(before: Result, after: Result, tolerance: float = TOLERANCE) -> Comp
         tolerance: smallest change that counts, as a share.
 
     Raises:
-        BenchError: they have no test in common.
+        ServerError: they have no test in common.
     """
     ours = {(one.test, one.metric): one for one in before.samples}
     theirs = {(one.test, one.metric): one for one in after.samples}
     changes = tuple(_change(ours[key], theirs[key], tolerance) for key in ours if key in theirs)
     if not changes:
         msg = "the two results have no test in common"
-        raise BenchError(msg, "measure both with the same --profile-table")
+        raise ServerError(msg, "measure both with the same --profile-table")
     alone = dict.fromkeys(
         f"{test} is in one result only" for test, _ in ours.keys() ^ theirs.keys()
     )

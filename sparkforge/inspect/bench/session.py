@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core.errors import BenchError, UsageError
+from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.inspect.bench import benchy, result
@@ -36,8 +36,8 @@ def measure(runs: Sequence[Measurement], rounds: int, *, together: bool) -> None
         together: they run at the same time; else each starts for its round.
 
     Raises:
-        BenchError: a server does not answer as expected.
-        SmokeError: a server does not start.
+        ServerError: a server does not answer as expected.
+        ServerError: a server does not start.
     """
     with ExitStack() as stack:
         places = [stack.enter_context(run.side.start()) for run in runs] if together else []
@@ -164,7 +164,7 @@ class Measurement:
             file.unlink()
             log.info(f"{test.name}: no answer came in more than one piece")
         msg = f"{test.name}: no decode speed after {_ATTEMPTS} attempts"
-        raise BenchError(msg, f"see {file.with_suffix('.log')}, and the server's")
+        raise ServerError(msg, f"see {file.with_suffix('.log')}, and the server's")
 
 
 def busy_cores(seconds: float = 1.0) -> float:

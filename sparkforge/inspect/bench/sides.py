@@ -24,7 +24,7 @@ from sparkforge.build.launcher import (
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.checkpoints.expanded import expand
-from sparkforge.core.errors import BenchError
+from sparkforge.core.errors import ServerError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.inspect.bench.result import Identity
@@ -204,7 +204,7 @@ def tokenizer(model: ModelPin) -> Path:
     """Return the folder with a model's tokenizer in this machine's cache of the hub.
 
     Raises:
-        BenchError: there is none.
+        ServerError: there is none.
     """
     homes = [os.environ.get(name) for name in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
     known = [Path(home).expanduser() for home in homes if home and "/" in home]  # else a volume
@@ -215,4 +215,4 @@ def tokenizer(model: ModelPin) -> Path:
             return folder
     get = f"hf download {model.repository} tokenizer.json --revision {model.revision}"
     hint = f"name the model's folder with --model DIR; to get one: {get} --local-dir DIR"
-    raise BenchError(f"no tokenizer.json of {model.repository} on this machine", hint)
+    raise ServerError(f"no tokenizer.json of {model.repository} on this machine", hint)

@@ -10,7 +10,7 @@ from pathlib import Path
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import plain, typed
 from sparkforge.core.command import Entry, option
-from sparkforge.core.errors import DoctorError, UsageError
+from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.doctor import archive, disk, gpu, host, model, pair, readings
 from sparkforge.inspect.doctor.check import Finding, compare, judge
@@ -63,7 +63,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Read the machine, judge, print; the code is that of DoctorError if the target cannot work.
+    """Read the machine, judge, print; the code is that of CheckError if the target cannot work.
 
     With a report the code is 0 for any findings.
     """
@@ -105,7 +105,7 @@ def run(options: Options) -> int:
     if path is not None or not stops:
         return 0
     msg = f"this machine cannot build or serve target {want.target}: {', '.join(stops)}"
-    return log.failure(DoctorError(msg, "fix the problems above, then run doctor again"))
+    return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
 
 
 def show(findings: list[Finding]) -> None:

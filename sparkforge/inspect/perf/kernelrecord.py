@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkforge.build.cubins import Kernel
 from sparkforge.build.stages.kernels import sources_of
 from sparkforge.core import pages, plain, typed
-from sparkforge.core.errors import StaleError
+from sparkforge.core.errors import PinsError
 from sparkforge.core.hashing import digests
 from sparkforge.pins.compiling import Plugin
 
@@ -51,10 +51,10 @@ def text(recorded: Recorded) -> str:
 
 
 def load(path: Path = FILE) -> Recorded:
-    """Return the record; StaleError if there is none of this version."""
+    """Return the record; PinsError if there is none of this version."""
     found = typed.load(Recorded, plain.json_of(path.read_bytes())) if path.is_file() else None
     if found is None:
-        raise StaleError(f"{path}: missing, or of another version", HINT)
+        raise PinsError(f"{path}: missing, or of another version", HINT)
     return found
 
 
@@ -62,13 +62,13 @@ def check(recorded: Recorded, root: Path, pin: Plugin) -> None:
     """Compare the record with the kernels' sources in a checkout.
 
     Raises:
-        StaleError: it is of other sources.
+        PinsError: it is of other sources.
     """
     now, then = digests(sources_of(root, pin)), recorded.sources
     if differ := sorted(
         path for path in now.keys() | then.keys() if now.get(path) != then.get(path)
     ):
-        raise StaleError(f"{FILE}: the kernels have changed since: {', '.join(differ)}", HINT)
+        raise PinsError(f"{FILE}: the kernels have changed since: {', '.join(differ)}", HINT)
 
 
 def markdown(recorded: Recorded) -> str:

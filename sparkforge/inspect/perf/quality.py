@@ -25,7 +25,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
 from sparkforge.build.results import Product
 from sparkforge.core import plain
-from sparkforge.core.errors import SmokeError, UsageError
+from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.perf.losses import Limits, Logprobs, Measured, Report, distance
@@ -112,7 +112,7 @@ def _ask(server: Server, **body: Any) -> Any:
     reply = servers.complete(server, body, _REQUEST_TIMEOUT_S)
     if not reply.ok:
         msg = f"/v1/completions: {reply.status_code} {reply.text[:300]}\n{tail(server, 8)}"
-        raise SmokeError(msg, "see the server's output")
+        raise ServerError(msg, "see the server's output")
     return reply.json()["choices"][0]
 
 
@@ -127,7 +127,7 @@ def _score(server: Server, text: Text, top: int) -> list[Logprobs]:
     entries = _ask(server, prompt=whole, max_tokens=1, prompt_logprobs=top)["prompt_logprobs"]
     if len(entries) != len(whole):
         msg = f"/v1/completions: {len(entries)} logprobs for a prompt of {len(whole)} tokens"
-        raise SmokeError(msg)
+        raise ServerError(msg)
     return [
         {int(token): entry["logprob"] for token, entry in position.items()}
         for position in entries[len(text.prompt) :]
@@ -194,7 +194,7 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> Report:
     A choice of layers that cannot be served is listed in ``failed``; the others still run.
 
     Raises:
-        SmokeError: a server of the unchanged model does not start or answer.
+        ServerError: a server of the unchanged model does not start or answer.
         UsageError: there is nothing to measure.
     """
     if not material.prompts or not plan.layers:
@@ -213,7 +213,7 @@ def run(start: Start, plan: Plan, limits: Limits, material: Material) -> Report:
         try:
             with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
                 seen = _observe(server, texts, material, plan.top)
-        except SmokeError as error:
+        except ServerError as error:
             failed[name] = error.what
             continue
         layers[name] = measured(texts, reference, seen, material)

@@ -11,7 +11,7 @@ from pathlib import Path
 from sparkforge.build.options import OutputOptions, host_platform
 from sparkforge.core.command import Entry, count, needed, option
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import ProofError, UsageError, WheelError
+from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.proofs import contract, cuobjdump, wheelcode
 from sparkforge.inspect.proofs.contract import Problem
@@ -45,8 +45,8 @@ def run(options: Options) -> int:
 
     Raises:
         UsageError: the target has no contract, or a file is missing.
-        WheelError: a file is no wheel.
-        ProofError: a rule is broken; the report is written.
+        BuildError: a file is no wheel.
+        CheckError: a rule is broken; the report is written.
     """
     project = Project.open(options.project)
     target, pins = options.target, project.pins
@@ -64,8 +64,8 @@ def run(options: Options) -> int:
         log.heading(f"{path.name}: machine code for {capability}")
         try:
             read = wheelcode.libraries(path, device, readers, project.store, options.jobs)
-        except WheelError as error:
-            raise WheelError(error.what, "name a complete, unchanged wheel") from None
+        except BuildError as error:
+            raise BuildError(error.what, "name a complete, unchanged wheel") from None
         for library in read:
             problems = contract.check(library, rules, device)
             unused = rules.rules(library.file).unused or ""
@@ -85,7 +85,7 @@ def run(options: Options) -> int:
     write_file(report, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
     log.heading(f"{len(wheels) - len(failed)} of {len(wheels)} wheels keep the contract; {report}")
     if failed:
-        raise ProofError(f"failed: {', '.join(sorted(failed))}", f"see {report}")
+        raise CheckError(f"failed: {', '.join(sorted(failed))}", f"see {report}")
     log.document(document)
     return 0
 

@@ -31,7 +31,7 @@ class Readers:
     identity: str
 
     def read(self, cubin: Path) -> list[Kernel]:
-        """Read a cubin; ProofError if it can't be read."""
+        """Read a cubin; CheckError if it can't be read."""
         return read(self.run("-sass", cubin), self.run("--dump-resource-usage", cubin))
 
     def run(self, *words: str | Path, cwd: Path | None = None) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkforge.core.errors import ProofError
+from sparkforge.core.errors import CheckError
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
@@ -73,7 +73,7 @@ def read(sass: str, usage: str) -> list[Kernel]:
     """Read the output of ``cuobjdump -sass`` and ``cuobjdump --dump-resource-usage`` for one cubin.
 
     Raises:
-        ProofError: they name different kernels, or the output is not understood.
+        CheckError: they name different kernels, or the output is not understood.
     """
     target, resources = _TARGET.search(sass), usages(usage)
     pieces = _FUNCTION.split(sass)[1:]
@@ -81,7 +81,7 @@ def read(sass: str, usage: str) -> list[Kernel]:
     if bodies.keys() != resources.keys() or (bodies and target is None):
         msg = f"cuobjdump's listings disagree: {len(bodies)} kernels with code, {len(resources)}"
         hint = "check that nvdisasm and cuobjdump have the same version"
-        raise ProofError(f"{msg} with resources", hint)
+        raise CheckError(f"{msg} with resources", hint)
     return [
         _kernel(name, target[1] if target else "", body, resources[name])
         for name, body in bodies.items()
@@ -94,7 +94,7 @@ def _kernel(
     words = Counter(word for _, word in body if word != "NOP")
     if not words:
         msg = f"{name[:60]}: no readable instruction"
-        raise ProofError(msg, "this version of sparkforge cannot read cuobjdump's output")
+        raise CheckError(msg, "this version of sparkforge cannot read cuobjdump's output")
     registers, stack, shared, local = usage
     dynamic = _SHARED_BYTES.search(name)
     return Kernel(

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Event
 
 from sparkforge.build.jobs import width
-from sparkforge.core.errors import CommandError, ProofError
+from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.hashing import key_of
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
@@ -80,8 +80,8 @@ def libraries(
         jobs: images read at once; None: as many as memory allows.
 
     Raises:
-        WheelError: it is not a wheel, or a file differs from its RECORD.
-        ProofError: machine code can't be read.
+        BuildError: it is not a wheel, or a file differs from its RECORD.
+        CheckError: machine code can't be read.
     """
     found = []
     with archive.opened(wheel) as source:
@@ -169,8 +169,8 @@ class _Reader:
     def _kernels(self, cubin: Path, stopping: Event) -> list[Kernel]:
         try:
             return self.readers.read(cubin)
-        except ProofError as error:
-            raise ProofError(f"{self.name}: {error.what}", error.remedy) from error
+        except CheckError as error:
+            raise CheckError(f"{self.name}: {error.what}", error.remedy) from error
         finally:
             cubin.unlink()
 
@@ -182,7 +182,7 @@ class _Reader:
             if _NONE in str(error):
                 return ""
             msg = f"{self.name}: its machine code can't be read:\n{error}"
-            raise ProofError(msg, "check that the file is complete") from error
+            raise CheckError(msg, "check that the file is complete") from error
 
     def _sections(self, path: Path) -> list[tuple[str, str]]:
         """Return form (elf, ptx) and architecture of each image with a kernel."""
@@ -202,7 +202,7 @@ class _Reader:
         """Extract the images of some architectures to a folder.
 
         Raises:
-            ProofError: cuobjdump fails, or does not extract all listed images.
+            CheckError: cuobjdump fails, or does not extract all listed images.
         """
         if not archs:
             return []
@@ -220,5 +220,5 @@ class _Reader:
         if len(found) < count:
             msg = f"{self.name}: cuobjdump lists {count} images (*{', *'.join(wanted)})"
             hint = "check that the file is complete, and that the disk is not full"
-            raise ProofError(f"{msg} and extracts {len(found)}", hint)
+            raise CheckError(f"{msg} and extracts {len(found)}", hint)
         return found

@@ -25,7 +25,7 @@ from sparkforge.build.options import (
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
 from sparkforge.core.command import Entry, argument, option
-from sparkforge.core.errors import ImageError, UsageError, VerifyError
+from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
@@ -72,7 +72,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Build a target a second time, or check an image; VerifyError if something differs."""
+    """Build a target a second time, or check an image; CheckError if something differs."""
     signed = signing.required(options.trust)
     if (options.image is None) == (options.target is None) or (signed and options.target):
         raise UsageError("give an image, or --target NAME without --key", "build.py verify --help")
@@ -126,7 +126,7 @@ def _build_again(options: Options, name: str, project: Project) -> int:
             "make the step that wrote these bytes reproducible; if the first result is old or"
             f" damaged: build.py build --target {name} --force wheels --force image"
         )
-        return log.failure(VerifyError(msg, remedy))
+        return log.failure(CheckError(msg, remedy))
     for result in results:
         log.info(f"the same: {result['name']}  {result['second']}")
     return 0
@@ -253,7 +253,7 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
     image_platform = next((one for one in platforms if one == found.platform), None)
     if image_platform is None:
         msg = f"{named}: is for {found.platform}, but its target is not"
-        raise ImageError(msg, f"the target's platforms: {', '.join(platforms)}")
+        raise BuildError(msg, f"the target's platforms: {', '.join(platforms)}")
     context = Context.of(project, found.target, image_platform)
     checked, problems = imagecheck.check(imagecheck.with_files(holder, found), context)
     if promised is not None and promised not in found.digests:
@@ -276,7 +276,7 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
     if problems:
         msg = f"{named}: differs from what this checkout builds:\n{_shortened(problems)}"
         remedy = "check out the commit that it was built from, or rebuild it"
-        return log.failure(VerifyError(msg, remedy))
+        return log.failure(CheckError(msg, remedy))
     log.info("it matches this checkout")
     if published is not None:
         log.info(f"next     build.py rollback --target {found.target} {published}")

@@ -19,7 +19,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.imagenote import ImageNote
 from sparkforge.build.receipt import SBOM, differences
 from sparkforge.build.sbom import FILE
-from sparkforge.core.errors import CompileError, EngineError, ImageError, PinsError, UsageError
+from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
 from sparkforge.inspect.verify.installed import File, Records, as_written
@@ -60,7 +60,7 @@ def find(engine: Engine, name: str) -> Image:
     """Return an image of sparkforge without its files.
 
     Raises:
-        ImageError: the engine lacks it, or sparkforge did not build it.
+        BuildError: the engine lacks it, or sparkforge did not build it.
     """
     from docker.errors import APIError
 
@@ -68,11 +68,11 @@ def find(engine: Engine, name: str) -> Image:
         attrs = engine.client.images.get(name).attrs
     except APIError as error:
         msg = f"{name}: no such image in the engine: {error.explanation or error}"
-        raise ImageError(msg, "give a receipt.json, or a name from build.py images") from None
+        raise BuildError(msg, "give a receipt.json, or a name from build.py images") from None
     labels = (attrs.get("Config") or {}).get("Labels") or {}
     if image.TARGET_LABEL not in labels:
         msg = f"{name}: not built by sparkforge: no label {image.TARGET_LABEL}"
-        raise ImageError(msg, "give an image that build.py built")
+        raise BuildError(msg, "give an image that build.py built")
     digests = [one.partition("@")[2] for one in attrs.get("RepoDigests") or ()]
     platform = f"{attrs['Os']}/{attrs['Architecture']}"
     return Image(name, (*dict.fromkeys(digests), str(attrs["Id"])), platform, labels)
@@ -86,7 +86,7 @@ def with_files(engine: Engine, found: Image) -> Image:
         with tarfile.open(fileobj=cast("Any", stream), mode="r|") as archive:
             return replace(found, files=files_of(archive))
     except tarfile.TarError as error:
-        raise ImageError(f"{found.name}: docker export failed: {error}", "run it again") from None
+        raise BuildError(f"{found.name}: docker export failed: {error}", "run it again") from None
     finally:
         container.remove(v=True)
 
@@ -134,7 +134,7 @@ def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
         The number of comparisons by their kind, and one line for each difference.
 
     Raises:
-        VerifyError: a document in the image is not in the form that a build writes.
+        CheckError: a document in the image is not in the form that a build writes.
     """
     site = installed.site_of(context.target.python)
     records = installed.records(found.files, site)
@@ -164,7 +164,7 @@ def _notes(found: Image, context: Context) -> Iterator[str]:
             yield f"label {name}: differs from {imagenote.NAME}"
     try:
         ours = graph.note_of(as_made, _base(context, found))
-    except (CompileError, EngineError, PinsError, UsageError) as error:
+    except (BuildError, MachineError, PinsError, UsageError) as error:
         yield f"{imagenote.NAME}: the wheels were built in an unknown way: {error.what}"
     else:
         yield from differences(theirs.comparable(), ours.comparable())

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 from sparkforge.build.context import Context
 from sparkforge.build.image import VENV
-from sparkforge.core.errors import VerifyError
+from sparkforge.core.errors import CheckError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.sources.wheelhouse import read_lock
 
@@ -37,12 +37,12 @@ class File(NamedTuple):
 
 @contextmanager
 def as_written(what: str) -> Iterator[None]:
-    """Turn errors about the contents of a document in an image into one VerifyError."""
+    """Turn errors about the contents of a document in an image into one CheckError."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         msg = f"{what}: not in the form that a build writes: {type(error).__name__}: {error}"
-        raise VerifyError(msg, "build the image again") from None
+        raise CheckError(msg, "build the image again") from None
 
 
 def site_of(python: str) -> str:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from sparkforge.build import receipt
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS
 from sparkforge.core.command import option, switch
-from sparkforge.core.errors import CommandError, UsageError, VerifyError
+from sparkforge.core.errors import CheckError, CommandError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 
@@ -88,7 +88,7 @@ def sign_folder(folder: Path, signer: Signer) -> list[str]:
     """Sign the files of a build, each into a bundle beside it; return their names.
 
     Raises:
-        VerifyError: cosign fails.
+        CheckError: cosign fails.
     """
     for name in SIGNED:
         bundle = folder / (name + SUFFIX)
@@ -106,7 +106,7 @@ def sign_image(image: str, folder: Path, signer: Signer) -> None:
         folder: with the SBOM and the provenance.
 
     Raises:
-        VerifyError: cosign fails.
+        CheckError: cosign fails.
     """
     how = _signer(signer)
     _cosign("sign", *how, image)
@@ -141,7 +141,7 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
 
     Raises:
         UsageError: it is no folder of a release.
-        VerifyError: a signature is missing or is another's, or a file is not the signed one.
+        CheckError: a signature is missing or is another's, or a file is not the signed one.
     """
     built = receipt.load(folder / receipt.NAME)
     if built is None:
@@ -157,10 +157,10 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
             try:
                 bundle = folder / (name + SUFFIX)
                 _cosign("verify-blob", *how, *_bundle_format(), "--bundle", bundle, folder / name)
-            except VerifyError as error:
+            except CheckError as error:
                 problems.append(f"{name}: {error.what}")
     if problems:
-        raise VerifyError(f"{folder}: not verified:\n" + "\n".join(problems), _UNTRUSTED)
+        raise CheckError(f"{folder}: not verified:\n" + "\n".join(problems), _UNTRUSTED)
     return sorted(files)
 
 
@@ -168,7 +168,7 @@ def check_image(image: str, trust: Trust) -> None:
     """Check the signature of an image in its registry, and of the attached SBOM and provenance.
 
     Raises:
-        VerifyError: a signature is missing, or is another's.
+        CheckError: a signature is missing, or is another's.
     """
     with _trusted(trust) as how:
         _cosign("verify", *how, image)
@@ -208,11 +208,11 @@ def _bundle_format() -> list[str]:
 
 
 def _cosign(*words: str | os.PathLike[str]) -> None:
-    """Run cosign; VerifyError with its output if it fails."""
+    """Run cosign; CheckError with its output if it fails."""
     signs = words[0] in ("sign", "sign-blob", "attest")
     try:
         # without a key cosign asks the user to open a page, and waits
         call("cosign", *words, stream=signs and "--key" not in words)
     except CommandError as error:
         remedy = "see cosign's output; a key needs its password in COSIGN_PASSWORD"
-        raise VerifyError(f"cosign: {error.what}", remedy if signs else _UNTRUSTED) from None
+        raise CheckError(f"cosign: {error.what}", remedy if signs else _UNTRUSTED) from None

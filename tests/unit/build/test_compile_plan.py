@@ -12,7 +12,7 @@ import pytest
 
 from sparkforge.build.compile import natives
 from sparkforge.build.compile.recipe import Recipe, arch_list
-from sparkforge.core.errors import CompileError, EngineError
+from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Native
 from tests import forked
@@ -54,7 +54,7 @@ def test_native_files_follow_from_the_patched_sources(
     [("csrc/cpu/utils.cpp", "cpu"), ("rust/src/main.rs", "cuda"), ("setup.py", "cuda")],
 )
 def test_blocked_or_unknown_source_is_refused(path: str, device: str) -> None:
-    with pytest.raises(CompileError, match=r"a\.patch"):
+    with pytest.raises(BuildError, match=r"a\.patch"):
         changed(path, device=device)
 
 
@@ -66,7 +66,7 @@ def test_trailer_names_the_targets_of_a_build_rule() -> None:
     # the trailer says "none", or the target is for another device
     assert natives.changed("vllm", VLLM, touched, "cuda") == ()
     assert natives.changed("vllm", VLLM, touched, "cpu", named) == ()
-    with pytest.raises(CompileError, match=r"b\.patch.*_C_typo"):
+    with pytest.raises(BuildError, match=r"b\.patch.*_C_typo"):
         natives.changed("vllm", VLLM, touched, "cuda", {"_C_typo": "b.patch"})
 
 
@@ -128,4 +128,4 @@ def test_compile_without_an_engine_is_refused(tmp_path: Path) -> None:
     for words in ((), ("--engine", "none"), ("--base", "some/image:1")):
         fixed = ("--target", "cpu", "--wheels", "compile", "--until", "wheels")
         code, _, err = forked.run([*fixed, "--store", str(tmp_path), *words], ROOT, env)
-        assert code == EngineError.exit_code, err
+        assert code == MachineError.exit_code, err

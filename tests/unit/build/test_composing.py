@@ -14,7 +14,7 @@ from docker.errors import APIError
 
 from sparkforge.build import composing
 from sparkforge.cli import main
-from sparkforge.core.errors import ImageError, UsageError
+from sparkforge.core.errors import BuildError, UsageError
 from sparkforge.pins import pins
 from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine
@@ -99,7 +99,7 @@ def test_rollback_keeps_other_lines(
             f"# mine\nCOMPOSE_PROFILES=rtx\nMINE='a b'\nSPARKFORGE_IMAGE_SPARK={step}\n"
         )
     assert env.stat().st_mode & 0o777 == 0o600
-    assert run("rollback", "--target", "spark") == ImageError.exit_code
+    assert run("rollback", "--target", "spark") == BuildError.exit_code
     assert f"{OLD} is the oldest image of target spark" in capsys.readouterr().err
     assert run("rollback", "--target", "spark", NEW.partition(":")[2]) == 0
     assert envfile.read(env)["SPARKFORGE_IMAGE_SPARK"] == NEW
@@ -153,7 +153,7 @@ def test_names_of_a_published_image_count_once(
         assert run("rollback", "--target", "spark") == 0
         assert envfile.read(env)["SPARKFORGE_IMAGE_SPARK"] == MID
     env.write_text(f"SPARKFORGE_IMAGE_SPARK={OLD}\n")
-    assert run("rollback", "--target", "spark") == ImageError.exit_code
+    assert run("rollback", "--target", "spark") == BuildError.exit_code
 
 
 def test_rollback_to_a_missing_image_fails(
@@ -162,10 +162,10 @@ def test_rollback_to_a_missing_image_fails(
     env = tmp_path / ".env"
     env.write_text("SPARKFORGE_IMAGE_SPARK=sparkforge/spark:1-gone\n")
     before = env.read_bytes()
-    assert run("rollback", "--target", "spark") == ImageError.exit_code
+    assert run("rollback", "--target", "spark") == BuildError.exit_code
     assert "sparkforge/spark:1-gone, which Compose uses, is gone" in capsys.readouterr().err
     for name in ("sparkforge/spark:1-gone", "sparkforge/cpu:1-d", "sparkforge/spark-dev:1"):
-        assert run("rollback", "--target", "spark", name) == ImageError.exit_code
+        assert run("rollback", "--target", "spark", name) == BuildError.exit_code
         assert f"has no image {name} of target spark" in capsys.readouterr().err
     assert env.read_bytes() == before
 

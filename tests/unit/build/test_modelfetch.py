@@ -16,10 +16,10 @@ import pytest
 from sparkforge.build import composing, modelfetch
 from sparkforge.cli import main
 from sparkforge.core.errors import (
-    EngineError,
+    BuildError,
     FetchError,
-    ImageError,
     IntegrityError,
+    MachineError,
     StoreError,
     UsageError,
 )
@@ -147,8 +147,8 @@ def test_dry_run_starts_nothing(
         ('{"error": "no network", "code": 68}', 68, FetchError),
         ('{"error": "the disk is full", "code": 73}', 73, StoreError),
         ('{"error": "no token", "code": 78}', 78, FetchError),
-        ("python: can't open file 'hub.py'", 2, EngineError),
-        ("", 125, EngineError),
+        ("python: can't open file 'hub.py'", 2, MachineError),
+        ("", 125, MachineError),
     ],
 )
 def test_failed_download_is_one_error(
@@ -164,7 +164,7 @@ def test_missing_image_or_model_is_an_error(
     run: Run, images: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     images.clear()
-    assert run() == ImageError.exit_code
+    assert run() == BuildError.exit_code
     assert "python3 build.py --target spark" in capsys.readouterr().err
     assert run(target="cpu") == UsageError.exit_code
     assert "serves no model from the hub" in capsys.readouterr().err

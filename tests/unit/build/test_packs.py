@@ -24,7 +24,7 @@ from sparkforge.build.item import Results
 from sparkforge.build.packs import compiling, modules, recipe, toolchain, units, wheel
 from sparkforge.build.stages import packs
 from sparkforge.cli.main import main
-from sparkforge.core.errors import CompileError, MachineError, PinsError, UsageError
+from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
 from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.store.store import Store
@@ -161,7 +161,7 @@ def test_newer_libc_than_the_image_is_refused(
     call("g++", "-shared", "-fPIC", source, "-o", library)
     recipe.check_versions(library)
     monkeypatch.setattr(recipe, "NEWEST", {"GLIBC": (2, 1), "GLIBCXX": (3,), "CXXABI": (1,)})
-    with pytest.raises(CompileError, match=r"a\.so needs GLIBC_2\.[\d.]+, which the image lacks"):
+    with pytest.raises(BuildError, match=r"a\.so needs GLIBC_2\.[\d.]+, which the image lacks"):
         recipe.check_versions(library)
 
 
@@ -216,7 +216,7 @@ def test_killed_compiler_hints_at_memory(
     host = toolchain.Host(str(fake), "this one")
     request = compiling.Request(store, tmp_path, {}, "12.1f", "nvcc", host, 1)
     described = units.Described("one", (), False, (units.Unit("a.cpp", ()),))
-    with pytest.raises(CompileError, match=r"a\.cpp: cannot be compiled") as error:
+    with pytest.raises(BuildError, match=r"a\.cpp: cannot be compiled") as error:
         compiling.compile_units(request, [described])
     assert error.value.remedy.startswith(remedy)
 

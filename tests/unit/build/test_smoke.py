@@ -14,7 +14,7 @@ import pytest
 
 from sparkforge.build import smoke
 from sparkforge.build.results import Answer, ReleaseProof
-from sparkforge.core.errors import SmokeError
+from sparkforge.core.errors import ServerError
 from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Stopped
 
 TIMEOUT_S = 300.0
@@ -178,7 +178,7 @@ def test_right_server_passes() -> None:
     ],
 )
 def test_wrong_answer_fails(wrong: Any, complaint: str) -> None:
-    with pytest.raises(SmokeError) as caught:
+    with pytest.raises(ServerError) as caught:
         smoke.exercise(starting(replace(Behaviour(), **wrong)), TIMEOUT_S)
     assert complaint in str(caught.value)
     assert "the last words" in str(caught.value)
@@ -201,18 +201,18 @@ def test_release_may_die_of_amx_tiles() -> None:
     died = Behaviour(ended=1, said="Worker proc W died unexpectedly (exit code: -4), shutting down")
     proof = smoke.check_release(starting(died), starting(died), right_answers(), TIMEOUT_S)
     assert proof.done == "refused"
-    with pytest.raises(SmokeError, match="but not with"):
+    with pytest.raises(ServerError, match="but not with"):
         smoke.check_release(starting(died), None, right_answers(), TIMEOUT_S)
 
 
 def test_release_that_serves_without_backend_fails() -> None:
-    with pytest.raises(SmokeError, match="the patch is not needed here"):
+    with pytest.raises(ServerError, match="the patch is not needed here"):
         smoke.check_release(starting(Behaviour()), None, right_answers(), TIMEOUT_S)
 
 
 def test_other_failure_of_release_fails() -> None:
     broken = Behaviour(ended=1, said=f"{TRACEBACK}ImportError: libgomp")
-    with pytest.raises(SmokeError, match=r"(?s)but not with .*ImportError: libgomp") as caught:
+    with pytest.raises(ServerError, match=r"(?s)but not with .*ImportError: libgomp") as caught:
         smoke.check_release(starting(broken), None, right_answers(), TIMEOUT_S)
     assert caught.value.exit_code == 10
 
@@ -226,7 +226,7 @@ def test_release_with_own_backend_is_compared() -> None:
 
 @pytest.mark.parametrize("wrong", [{"shift": 1}, {"logprob": -0.5 - 2 * smoke.TOLERANCE}])
 def test_other_answer_of_release_fails(wrong: Any) -> None:
-    with pytest.raises(SmokeError, match="the patched server with"):
+    with pytest.raises(ServerError, match="the patched server with"):
         smoke.check_release(
             starting(replace(Behaviour(), **wrong)),
             starting(refusing()),
@@ -236,7 +236,7 @@ def test_other_answer_of_release_fails(wrong: Any) -> None:
 
 
 def test_release_that_serves_without_amx_fails() -> None:
-    with pytest.raises(SmokeError, match="with AMX hidden"):
+    with pytest.raises(ServerError, match="with AMX hidden"):
         smoke.check_release(
             starting(Behaviour()), starting(Behaviour()), right_answers(), TIMEOUT_S
         )

@@ -32,7 +32,7 @@ from sparkforge.build.results import (
     WheelResult,
 )
 from sparkforge.build.sbom import SystemPackage
-from sparkforge.core.errors import WheelError
+from sparkforge.core.errors import BuildError
 from sparkforge.inspect.verify import command
 from sparkforge.pins.pins import Provider
 from sparkforge.runtime.engine import BaseImage
@@ -172,7 +172,7 @@ def test_third_party_wheels_have_hashes(tmp_path: Path, monkeypatch: pytest.Monk
     assert [one["purl"] for one in wheels] == ["pkg:pypi/anyio@9.0"]
     assert wheels[0]["hashes"][0]["content"] == sha256(inside.read_bytes())
     inside.write_bytes(b"no zip")
-    with pytest.raises(WheelError, match=r"anyio-9\.0"):
+    with pytest.raises(BuildError, match=r"anyio-9\.0"):
         of_spark(third_party=house)
 
 

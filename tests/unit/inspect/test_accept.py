@@ -11,7 +11,7 @@ import pytest
 
 from sparkforge.build.context import profile_of
 from sparkforge.cli import main
-from sparkforge.core.errors import AcceptError
+from sparkforge.core.errors import ServerError
 from sparkforge.inspect.accept import checks
 from sparkforge.inspect.accept.checks import CHECKS
 from sparkforge.inspect.accept.server import Container, Subject, Unseen, container_of
@@ -255,7 +255,7 @@ def test_failed_check_has_a_line_a_hint_and_a_code(
 ) -> None:
     with serving("writes no JSON") as fake:
         compose(project, fake)
-        assert accept(project, "--long-prompt", "500") == AcceptError.exit_code
+        assert accept(project, "--long-prompt", "500") == ServerError.exit_code
     seen = capsys.readouterr()
     lines = seen.out.splitlines()
     (at,) = (at for at, line in enumerate(lines) if "✗ structured output" in line)
@@ -266,12 +266,12 @@ def test_failed_check_has_a_line_a_hint_and_a_code(
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["--url", "http://127.0.0.1:9"], AcceptError.exit_code),
+        (["--url", "http://127.0.0.1:9"], ServerError.exit_code),
         (["--url", "ftp://127.0.0.1"], 2),
         (["--url", "http://127.0.0.1:99999"], 2),
         (["--url", "http://127.0.0.1:9/?v1"], 2),
         (["--url", "http://user:hunter2@127.0.0.1:9"], 2),
-        (["--url", "http://a..b"], AcceptError.exit_code),
+        (["--url", "http://a..b"], ServerError.exit_code),
         (["--log", "missing"], 2),
         (["--target", "none"], 2),
     ],
@@ -306,7 +306,7 @@ def test_wrong_key_is_not_printed(
     (project / "key").write_text("first\nhunter2\n")
     monkeypatch.setenv("SPARKFORGE_API_KEY_FILE", str(project / "key"))
     with serving() as fake:
-        assert accept(project, "--url", fake.url, "--json") == AcceptError.exit_code
+        assert accept(project, "--url", fake.url, "--json") == ServerError.exit_code
     seen = capsys.readouterr()
     assert "hunter2" not in seen.out + seen.err
     assert "401" in seen.err

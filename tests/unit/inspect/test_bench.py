@@ -20,7 +20,7 @@ from sparkforge.build.item import Item, Results
 from sparkforge.build.launcher import of_release
 from sparkforge.build.results import EnvironmentResult, ImageResult, WheelResult
 from sparkforge.cli.main import main
-from sparkforge.core.errors import BenchError, RegressionError
+from sparkforge.core.errors import CheckError, ServerError
 from sparkforge.inspect.bench import benchy, session, sides
 from sparkforge.inspect.bench.benchy import TABLES
 from sparkforge.inspect.bench.result import FILE, Samples, compare, interval, load, save
@@ -110,7 +110,7 @@ def test_answer_in_one_piece_has_no_decode_speed(tmp_path: Path, none: Any) -> N
     ids=range(5),
 )
 def test_file_of_another_shape_is_one_error(tmp_path: Path, content: str) -> None:
-    with pytest.raises(BenchError, match=r"theirs\.json"):
+    with pytest.raises(ServerError, match=r"theirs\.json"):
         read(tmp_path, content)
 
 
@@ -132,7 +132,7 @@ def test_tokenizer_is_in_the_cache_of_the_hub(
     model = pins.load(ROOT / "pins.yaml").models["gpt-oss-120b"]
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(BenchError) as refusal:
+    with pytest.raises(ServerError) as refusal:
         sides.tokenizer(model)
     assert f"hf download openai/gpt-oss-120b tokenizer.json --revision {model.revision}" in (
         refusal.value.remedy
@@ -257,7 +257,7 @@ def test_other_file_is_no_result(tmp_path: Path, content: str | None, field: str
     save(result(samples(ONE, 60.0)), tmp_path)
     document = {**json.loads((tmp_path / FILE).read_text()), field: 7}
     (tmp_path / FILE).write_text(json.dumps(document) if content is None else content)
-    with pytest.raises(BenchError, match=FILE):
+    with pytest.raises(ServerError, match=FILE):
         load(tmp_path)
 
 
@@ -294,7 +294,7 @@ def test_differences_other_than_the_build_are_named() -> None:
     )
     release = result(samples(ONE, 60.0), origin="release", options=("--x",))
     assert compare(release, result(samples(ONE, 60.0))).differs == ()
-    with pytest.raises(BenchError):
+    with pytest.raises(ServerError):
         compare(result(samples(ONE, 60.0)), result(samples(FOUR, 60.0)))
 
 
@@ -313,10 +313,10 @@ def test_slower_result_has_a_code_of_its_own(
     save(result(samples(ONE, 60.0, 60.1, 60.2)), Path(fast))
     save(result(samples(ONE, 50.0, 50.1, 50.2)), Path(slow))
     save(result(samples(ONE, 50.0), disturbed=("x",)), Path(bad))
-    assert main(["bench", "compare", fast, slow, "--json"]) == RegressionError.exit_code
+    assert main(["bench", "compare", fast, slow, "--json"]) == CheckError.exit_code
     (change,) = json.loads(capsys.readouterr().out)["changes"]
     assert change["verdict"] == "slower"
     assert main(["bench", "compare", fast, slow, "--tolerance", "20"]) == 0
     assert main(["bench", "compare", slow, fast]) == 0
-    assert main(["bench", "compare", fast, bad]) == BenchError.exit_code
+    assert main(["bench", "compare", fast, bad]) == ServerError.exit_code
     assert main(["bench", "compare", fast, bad, "--disturbed"]) == 0

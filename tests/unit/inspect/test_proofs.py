@@ -10,7 +10,7 @@ import pytest
 
 from sparkforge.build.cubins import Kernel as Listed
 from sparkforge.core import typed
-from sparkforge.core.errors import ProofError, StaleError, UsageError
+from sparkforge.core.errors import CheckError, PinsError, UsageError
 from sparkforge.inspect.perf import kernelrecord
 from sparkforge.inspect.perf.kernelrecord import Recorded
 from sparkforge.inspect.proofs import machinecode
@@ -86,7 +86,7 @@ def test_unreadable_listings_are_refused(damage: str) -> None:
     sass, usage = ((DATA / f"block_scaled-121a.{kind}").read_text() for kind in ("sass", "usage"))
     if damage == "no instructions":
         sass = re.sub(r"/\*[0-9a-f]{4}\*/.*", "", sass)
-    with pytest.raises(ProofError):
+    with pytest.raises(CheckError):
         machinecode.read("" if damage == "no sass" else sass, "" if damage == "no usage" else usage)
 
 
@@ -193,9 +193,9 @@ def test_record_is_of_these_sources_and_architectures(tmp_path: Path) -> None:
     kernelrecord.check(recorded, ROOT, plugin)
     assert kernelrecord.FILE.read_text() == kernelrecord.text(recorded)
     (source, *_) = recorded.sources
-    with pytest.raises(StaleError):
+    with pytest.raises(PinsError):
         kernelrecord.check(replace(recorded, sources={source: "0"}), ROOT, plugin)
-    with pytest.raises(StaleError):
+    with pytest.raises(PinsError):
         kernelrecord.load(tmp_path / "none.json")
 
 

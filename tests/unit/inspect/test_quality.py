@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sparkforge.cli import bench
-from sparkforge.core.errors import QualityError, SmokeError, UsageError
+from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.inspect.perf import losses, quality
 from sparkforge.inspect.perf.losses import Limits, Measured
 from sparkforge.inspect.perf.quality import Material, Plan, Seen, Text
@@ -244,7 +244,7 @@ class _Models:
         self.started.append(tuple(arguments))
         bad = arguments[-1] == "lm_head"
         if arguments[-1] == "o":
-            raise SmokeError("the server exited with code 1", "see the server's output")
+            raise ServerError("the server exited with code 1", "see the server's output")
 
         class Server:
             scored = [logs(0.1, 0.9) if bad else logs(0.9, 0.1)] * 2
@@ -309,11 +309,11 @@ def test_choice_that_fails_to_start_leaves_the_others(
     assert found.failed == {"o": "the server exited with code 1"}
     assert list(found.layers) == ["qkv", "lm_head"]
     assert {line.partition(":")[0] for line in found.beyond} == {"lm_head"}
-    assert bench.judge_quality(found) == SmokeError.exit_code
+    assert bench.judge_quality(found) == ServerError.exit_code
     said = capsys.readouterr()
     assert "o: the server exited with code 1" in said.err
     assert "lm_head: mean KL" in said.err
-    assert bench.judge_quality(replace(found, failed={})) == QualityError.exit_code
+    assert bench.judge_quality(replace(found, failed={})) == CheckError.exit_code
     assert bench.judge_quality(replace(found, failed={}, layers={})) == 0
 
 
@@ -329,7 +329,7 @@ def test_only_continuations_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     server: Any = None
     assert quality._score(server, Text([5, 6], [7, 8]), 3) == [{2: -2.0}, {3: -3.0}]
     assert asked == [{"prompt": [5, 6, 7, 8], "max_tokens": 1, "prompt_logprobs": 3}]
-    with pytest.raises(SmokeError, match="4 logprobs for a prompt of 3 tokens"):
+    with pytest.raises(ServerError, match="4 logprobs for a prompt of 3 tokens"):
         quality._score(server, Text([5], [7, 8]), 3)
 
 

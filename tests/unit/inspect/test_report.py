@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.cli import main
-from sparkforge.core.errors import DoctorError
+from sparkforge.core.errors import CheckError
 from sparkforge.inspect.doctor import archive
 from sparkforge.inspect.doctor.masking import mask_of
 from tests.support import linked_checkout
@@ -86,7 +86,7 @@ def test_readings_of_an_archive_are_judged(
     assert doctor(project, "--report", "r.zip", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["report"]["file"] == "r.zip"
-    assert doctor(project, "--readings", "r.zip", "--json") == DoctorError.exit_code
+    assert doctor(project, "--readings", "r.zip", "--json") == CheckError.exit_code
     again = json.loads(capsys.readouterr().out)
     names = {finding["name"]: finding["state"] for finding in document["findings"]}
     assert {finding["name"]: finding["state"] for finding in again["findings"]} == names

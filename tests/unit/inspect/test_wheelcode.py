@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import ProofError
+from sparkforge.core.errors import CheckError
 from sparkforge.inspect.proofs.cuobjdump import Readers
 from sparkforge.inspect.proofs.wheelcode import CodeResult, Device, _Reader
 
@@ -34,7 +34,7 @@ def extracted(folder: Path, *names: str) -> CodeResult:
 
 
 def test_image_that_is_not_extracted_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ProofError) as error:
+    with pytest.raises(CheckError) as error:
         extracted(tmp_path, "x.1.sm_120.cubin")
     assert error.value.what.startswith("x.so: cuobjdump lists 2 images")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import EngineError
+from sparkforge.core.errors import MachineError
 from sparkforge.maintain import dev
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import Engine
@@ -57,7 +57,7 @@ def test_buildx_inspect_is_parsed() -> None:
 
 def test_container_builder_refuses_local_base() -> None:
     other, engine = buildx.parse("b", CONTAINER), Held("linux/amd64")
-    with pytest.raises(EngineError, match="reads from registries only"):
+    with pytest.raises(MachineError, match="reads from registries only"):
         buildx.check(other, engine, "local:base", "linux/amd64")
     buildx.check(other, engine, REFERENCE, "linux/amd64")
 
@@ -66,10 +66,10 @@ def test_base_of_other_platform_is_refused() -> None:
     own, engine = buildx.parse("default", OWN), Held("linux/amd64")
     buildx.check(own, engine, "local:base", "linux/amd64")
     buildx.check(own, Held("linux/arm64"), "local:base", "linux/arm64")
-    with pytest.raises(EngineError, match="is for linux/amd64, but the target is for linux/arm64"):
+    with pytest.raises(MachineError, match="is for linux/amd64, but the target is for linux/arm64"):
         buildx.check(own, engine, "local:base", "linux/arm64")
     native = buildx.parse("default", OWN.replace(", linux/arm64", ""))
-    with pytest.raises(EngineError, match="cannot run programs for linux/arm64") as caught:
+    with pytest.raises(MachineError, match="cannot run programs for linux/arm64") as caught:
         buildx.check(native, engine, REFERENCE, "linux/arm64")
     assert "qemu-user-static" in caught.value.remedy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import ImageError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.runtime import environment
 from tests.support import make_wheel
@@ -49,7 +49,7 @@ def test_our_wheels_are_installed_by_their_hash(tmp_path: Path, name: str) -> No
 
 def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "ours", version="1.0+spark.1")
-    with pytest.raises(ImageError, match=r"[Hh]ash"):
+    with pytest.raises(BuildError, match=r"[Hh]ash"):
         bake(tmp_path, wheel, "0" * 64)
 
 

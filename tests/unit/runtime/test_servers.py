@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkforge.core.errors import PortError, SmokeError
+from sparkforge.core.errors import MachineError, ServerError
 from sparkforge.runtime import serverlog, servers
 from sparkforge.runtime.servers import LOOPBACK, free_port
 
@@ -19,9 +19,9 @@ def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
         other.bind((LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(PortError, match=f"port {port} on {LOOPBACK} is in use") as refusal:
+        with pytest.raises(MachineError, match=f"port {port} on {LOOPBACK} is in use") as refusal:
             free_port(port)
-    assert refusal.value.exit_code != SmokeError.exit_code
+    assert refusal.value.exit_code != ServerError.exit_code
     assert "--port" in refusal.value.remedy
 
 

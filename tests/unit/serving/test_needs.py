@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import image
-from sparkforge.core.errors import CommandError, ImageError
+from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.pins import pins
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import BaseImage
@@ -196,7 +196,7 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
 
     monkeypatch.setattr(buildx, "call", call)
     engine: Any = type("Engine", (), {"containerd_store": False})
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(BuildError) as caught:
         contents = image.Contents({}, tmp_path, {}, {})
         image.build(engine, context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
     assert caught.value.what == line

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkforge.core import plain
-from sparkforge.core.errors import WheelError
+from sparkforge.core.errors import BuildError
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive, intake, overlay
 from tests.support import EPOCH, make_wheel, record_line, sha256
@@ -150,7 +150,7 @@ GOOD = packed(members())
     ],
 )
 def test_what_some_installer_refuses_is_refused(tmp_path: Path, data: bytes, fragment: str) -> None:
-    with pytest.raises(WheelError) as caught:
+    with pytest.raises(BuildError) as caught:
         judged(tmp_path, data)
     assert fragment in caught.value.what
     assert plain.printable(caught.value.what)
@@ -161,7 +161,7 @@ def test_what_some_installer_refuses_is_refused(tmp_path: Path, data: bytes, fra
     "name", ["demo.whl", "demo-1.0-1-py3-none-any.whl", "de\x1bmo-1.0-py3-none-any.whl"]
 )
 def test_a_file_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(WheelError, match="NAME-VERSION-PYTHON-ABI-PLATFORM"):
+    with pytest.raises(BuildError, match="NAME-VERSION-PYTHON-ABI-PLATFORM"):
         judged(tmp_path, GOOD, name)
 
 
@@ -238,7 +238,7 @@ def test_nothing_is_written_outside_of_the_folder(tmp_path: Path) -> None:
         wheel = make_wheel(tmp_path / str(number), metadata=METADATA.replace(b"demo", name))
         (tmp_path / f"out{number}").mkdir()
         request = overlay.Request(wheel, None, "spark.1", (), None, EPOCH)
-        with pytest.raises(WheelError):
+        with pytest.raises(BuildError):
             overlay.build(request, [], tmp_path / f"out{number}")
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert written == {"demo-1.0-py3-none-any.whl"}
@@ -275,7 +275,7 @@ def test_whatever_happens_to_its_bytes_it_is_taken_or_refused(
         for one in (data, data[:length]):
             try:
                 judged(Path(folder), one)
-            except WheelError as error:
+            except BuildError as error:
                 assert plain.printable(error.what)
 
 
@@ -315,5 +315,5 @@ def test_whatever_a_wheel_says_of_itself_is_taken_or_refused(text: bytes, which:
     with tempfile.TemporaryDirectory() as folder:
         try:
             judged(Path(folder), packed(members(**{f"{INFO}/{which}": text})))
-        except WheelError as error:
+        except BuildError as error:
             assert plain.printable(error.what)
