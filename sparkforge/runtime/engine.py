@@ -176,7 +176,7 @@ def connect() -> Engine:
         status = client.info().get("DriverStatus") or []
     except DockerException as error:
         where = host or os.environ.get("DOCKER_HOST", "its default socket")
-        msg = f"no container engine answers at {where}: {str(error).splitlines()[0][:200]}"
+        msg = f"no container engine answers at {where}: {_reason(error)}"
         raise MachineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
     check_version(version)
     try:
@@ -187,6 +187,16 @@ def connect() -> Engine:
         raise MachineError(msg, remedy) from None
     store = any("io.containerd.snapshotter" in str(value) for value in status)
     return Engine(client, version, store, context)
+
+
+# an OSError in the text of other errors
+_SYSTEM = re.compile(r"\w+Error\(\d+, '([^']+)'\)|\[Errno -?\d+\] ([^'\")]+)")
+
+
+def _reason(error: Exception) -> str:
+    """Return why an engine cannot be reached: the operating system's error, or the whole text."""
+    found = _SYSTEM.search(str(error))
+    return (found[1] or found[2]) if found else str(error).splitlines()[0][:200]
 
 
 def _context() -> tuple[str, str | None]:

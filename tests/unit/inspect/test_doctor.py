@@ -146,13 +146,6 @@ def test_pair_without_problems() -> None:
         (variables(SPARKFORGE_PORT="80 00"), "port", "error", "'80 00'"),
         (variables(SPARKFORGE_PORT="8081"), "port", "warning", "in use"),  # 8000 has no listener
         (variables(SPARKFORGE_PROFILE="fats"), "profile", "error", "'fats'"),
-        (
-            variables(SPARKFORGE_PROFILE="fast", SPARKFORGE_MXFP4_LAYERS="o"),
-            "profile",
-            "error",
-            "SPARKFORGE_MXFP4_LAYERS",
-        ),
-        (variables(SPARKFORGE_MXFP4_LAYERS="o"), "profile", "ok", "exact; SPARKFORGE_M"),
         (variables(SPARKFORGE_PROFILE="/a/file"), "profile", "not checked", "/a/file"),
         # machine
         ({"machine": "x86_64"}, "machine", "error", "linux/arm64"),
