@@ -23,13 +23,13 @@ def register() -> None:
     logger = init_logger(f"vllm.{__name__}")
     if options.VARIABLE in os.environ:  # or vLLM warns that it is unknown, or refuses it
         envs.environment_variables[options.VARIABLE] = lambda: os.environ.get(options.VARIABLE)
+    try:
+        off = options.of(None).off
+    except ValueError as error:  # a wrong variable ends every program of vLLM's, so in one line
+        raise SystemExit(f"vllm-sparkforge: error: {error}") from None
     # Linux kills a process that uses AMX tiles without having asked for them: once for all threads,
     # before any kernel that uses them.
-    if (
-        "amx" not in options.of(None).off
-        and torch.cpu._is_amx_tile_supported()
-        and not torch.cpu._init_amx()
-    ):
+    if "amx" not in off and torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
         logger.warning(
             "The operating system does not let this process use AMX tiles. Kernels that are"
             " selected for AMX will end it with SIGILL."
@@ -48,6 +48,7 @@ def _register() -> str | None:
         return reason
     try:
         importlib.import_module("vllm_sparkforge.quant")  # registers the configuration
+        importlib.import_module("vllm_sparkforge.bf16_experts")  # which it imports for some models
     except ImportError as error:  # another vLLM: none of its models may fail by that
         return f"this vLLM differs: {error}"
     from vllm.model_executor.models import ModelRegistry

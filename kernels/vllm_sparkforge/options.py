@@ -87,6 +87,8 @@ def parse(given: Mapping[str, Any]) -> Options:
         listed = ", ".join(sorted(known - {_FOUND}))
         msg = f"{KEY}: there is no option {unknown[0]!r}; known: {listed}"
         raise ValueError(msg)
+    if not isinstance(given.get(_FOUND, {}), dict):
+        raise ValueError(f"{KEY}: {_FOUND} is this plugin's own; omit it")
     kernels, experts = given.get("decode_kernels", "auto"), given.get("experts", "")
     if kernels not in ("auto", "on", "off"):
         raise ValueError(f"{KEY}: decode_kernels is {kernels!r}; use auto, on or off")
@@ -112,7 +114,7 @@ def given(config: VllmConfig | None) -> dict[str, Any]:
     text = os.environ.get(VARIABLE, "")
     try:
         found = json.loads(text) if text else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{VARIABLE} is no JSON: {error}") from None
     additional = config.additional_config if config is not None else {}
     ours = additional.get(KEY, {}) if isinstance(additional, dict) else {}

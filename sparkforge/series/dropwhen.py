@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 TEST = "test"
 FORM = "CONDITION; WORDS, where CONDITION is an upstream's version (vllm>=0.33.0) or 'test'"
@@ -26,9 +27,11 @@ class DropWhen:
 
     def holds(self, versions: Mapping[str, str]) -> bool:
         """Return whether the upstreams' versions, by upstream, meet the condition."""
-        if self.wanted is None or self.wanted.name not in versions:
+        if self.wanted is None:
             return False
-        return self.wanted.specifier.contains(versions[self.wanted.name], prereleases=True)
+        known = {canonicalize_name(name): version for name, version in versions.items()}
+        version = known.get(canonicalize_name(self.wanted.name))
+        return version is not None and self.wanted.specifier.contains(version, prereleases=True)
 
 
 def parse(text: str) -> DropWhen | None:

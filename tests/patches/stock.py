@@ -52,6 +52,8 @@ def make(folder: Path, wanted: str | None) -> Version:
     """
     access = Access(Index(), {}, offline=False)
     known = {str(one): one for one in _releases(access.index, "vllm")}
+    if not known:
+        raise UsageError("the package index has no vllm", "check pip's configuration")
     version = known.get(wanted) if wanted else max(known.values())
     if version is None:
         listed = ", ".join(str(one) for one in sorted(known.values(), reverse=True)[:6])

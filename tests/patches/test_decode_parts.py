@@ -41,7 +41,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 try:
     from vllm.entrypoints.common.cli_args import make_arg_parser
 except ImportError:  # 0.31.0
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm_sparkforge import options
 from vllm_sparkforge.model import SparkGptOssForCausalLM

@@ -37,12 +37,14 @@ WRONG = {
     '{"experts": "bf16"}': "experts is 'bf16'; use bf16_dequant",
     '{"decode_kernels": true}': "decode_kernels is True; use auto, on or off",
     '{"off": "rotary"}': "off is 'rotary'; use a list of",
+    '{"found": "x"}': "found is this plugin's own; omit it",
     '{"off": ["rotary", "nosuch"]}': "use a list of",
     '"qkv"': "additional_config.sparkforge is 'qkv'; use a JSON object",
     "[]": "additional_config.sparkforge is []; use a JSON object",
 }
 WRONG_VARIABLES = {
     "{": "VLLM_SPARKFORGE is no JSON",
+    "[" * 20_000: "VLLM_SPARKFORGE is no JSON",
     '["qkv"]': "VLLM_SPARKFORGE is ['qkv']; use a JSON object",
     '{"experts": 1}': "experts is 1",
 }
@@ -114,12 +116,10 @@ def test_wrong_options_are_one_clear_error(said: dict[str, Any], text: str) -> N
     assert said["wrong"]["fine"]["type"] is None
 
 
-def test_a_variable_that_is_no_json_is_an_error_where_the_plugin_starts(
-    said: dict[str, Any],
-) -> None:
-    failure = said["wrong_at_start"]["no JSON"]
-    assert failure["type"] == "ValueError"
-    assert "VLLM_SPARKFORGE is no JSON" in failure["message"]
+def test_a_wrong_variable_ends_the_program_in_one_line(said: dict[str, Any]) -> None:
+    message = said["wrong_at_start"]["no JSON"]
+    assert message.startswith("vllm-sparkforge: error: VLLM_SPARKFORGE is no JSON")
+    assert "\n" not in message
 
 
 def test_vllm_knows_the_variable(said: dict[str, Any]) -> None:
