@@ -305,6 +305,7 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
     ("words", "code"),
     [
         (["demo", "--onto", "release:7.7"], 2),  # the index lists no such release
+        (["demo", "--onto", "release:1.0"], 2),  # it is pinned already
         (["demo", "--onto", "release:seven"], 2),
         (["demo", "--onto", "release:no/such.tar.gz"], 2),
         (["demo", "--onto", "release:2.0", "--offline"], 4),

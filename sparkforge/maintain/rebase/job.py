@@ -181,6 +181,8 @@ class Job:
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
         release = release_spec.resolve(project, upstream, spec, complete=True)
         target = release.upstream
+        if target.tag == pinned.tag:
+            raise UsageError(f"{upstream}: {pinned.tag} is pinned already", "name another release")
         if commit is not None:
             release_spec.check_commit(target, commit, release.declared_commit)
             target = target.model_copy(update={"commit": commit})
