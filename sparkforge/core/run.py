@@ -59,7 +59,7 @@ def call(
         MachineError: the program is missing.
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
-    command = resolve(args)
+    command = resolve(args, cwd)
     data, source = (stdin, subprocess.PIPE) if isinstance(stdin, bytes) else (None, stdin)
     with _child(
         command,
@@ -313,13 +313,17 @@ def have(program: str) -> bool:
     return shutil.which(program) is not None
 
 
-def resolve(args: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a command line with the full path of its program; MachineError if it is missing."""
+def resolve(args: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -> list[str]:
+    """Return a command line with the full path of its program; MachineError if it is missing.
+
+    A relative path stays as it is: it is one from the folder that the program runs in.
+    """
     command = [os.fspath(arg) for arg in args]
-    program = shutil.which(command[0])
+    relative = os.sep in command[0] and not Path(command[0]).is_absolute()
+    program = shutil.which(Path(cwd or "", command[0]) if relative else command[0])
     if program is None:
         raise _unusable(command[0], "not installed on this machine")
-    return [program, *command[1:]]
+    return [command[0] if relative else program, *command[1:]]
 
 
 def _unusable(program: str, why: str) -> MachineError:

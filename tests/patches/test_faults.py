@@ -82,7 +82,7 @@ def server(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         subprocess.run(words, check=True)
         variables |= {"LD_PRELOAD": str(library), "TEST_CLOCK": str(folder / "clock")}
     before = (*NAMESPACES, "sh", "-c", ON_A_SMALL_DISK, str(disk))
-    with serving(patched_python, folder, variables, before=before, warm_up="quick") as one:
+    with serving(patched_python, folder, variables, before=before) as one:
         one.wait_for("ready after", READY_S)
         yield one
 
