@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 # run by its path, with -I: the folder that holds the package is not searched
 if __name__ == "__main__":
@@ -333,7 +334,7 @@ def _telling(blobs: Path, missing: int) -> Iterator[None]:
 
 def _failure(error: OSError, model: str, revision: str, folder: Path) -> StartError:
     """Return the error for a failed download."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     cause = error.__cause__ or error
     if isinstance(cause, errors.RevisionNotFoundError):
@@ -351,9 +352,10 @@ def _failure(error: OSError, model: str, revision: str, folder: Path) -> StartEr
             f" {os.getuid()} must be allowed to write there (docs/serving.md)"
         )
         return StartError(msg, EX_CANTCREAT)
+    hub = urlsplit(constants.ENDPOINT).netloc.rpartition("@")[2]  # without a password
     msg = (
-        f"{model} cannot be downloaded: {access.shown(cause)}; check the network, HTTPS_PROXY and"
-        " HF_ENDPOINT; the next start continues"
+        f"{model} cannot be downloaded from {hub}: {access.shown(cause)}; check the network,"
+        " HTTPS_PROXY and HF_ENDPOINT; the next start continues"
     )
     return StartError(msg, EX_NOHOST)
 
