@@ -62,6 +62,10 @@ _SAMPLING: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+_FAILED = re.compile(rb'^data: (\{"error".*\})', re.MULTILINE)
+"""An error in a stream, whose status is 200 by then."""
+
+
 @dataclass(frozen=True)
 class Request:
     """Some requests at once, without the model's name."""
@@ -158,8 +162,9 @@ def _send(client: Client, request: Request, model: str, end: float) -> None:
         salt = f"warm-up {time.monotonic_ns()} {number}"
         body = {"cache_salt": salt, **request.body, "model": model}
         answer = client.ask(end, "POST", request.path, body)
-        if body.get("stream") and b'data: {"error"' in answer:
-            raise ValueError(answer[answer.index(b'{"error"') :][:200].decode(errors="replace"))
+        if body.get("stream") and (found := _FAILED.search(answer)):
+            error = json.loads(found[1])["error"]
+            raise StatusError(int(error.get("code") or 500), str(error.get("message"))[:200])
 
     with ThreadPoolExecutor(request.count, "warm-up") as pool:
         for _ in pool.map(one, range(request.count)):
