@@ -126,14 +126,6 @@ def share(text: str) -> float:
     return number
 
 
-def fraction(text: str) -> float:
-    """Return a number from 0 to 1."""
-    number = _number(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return number
-
-
 def count(text: str) -> int:
     """Return a whole number from 1."""
     number = int(text) if text.isdecimal() else 0

@@ -94,10 +94,6 @@ class RebaseStopped(SeriesError):
     """A rebase waits for a conflict to be resolved."""
 
 
-class SignError(CheckError):
-    """cosign is missing, or fails to sign or to verify."""
-
-
 INTERRUPTED_EXIT_CODE = 130
 """Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 

@@ -1,7 +1,7 @@
 """The CUDA devices of this machine, and FlashInfer's modules that were compiled with the image.
 
-vLLM uses FlashInfer only where nvcc is on the PATH, or where it is told that nothing has to be
-compiled. FlashInfer looks for nvcc in CUDA_HOME first. An image has neither nvcc nor a C++ compiler
+vLLM uses FlashInfer only where nvcc is on the PATH, or where VLLM_HAS_FLASHINFER_CUBIN is set.
+FlashInfer looks for nvcc in CUDA_HOME first. An image has neither nvcc nor a C++ compiler
 unless it was built to keep them (docs/build.md).
 """
 

@@ -20,7 +20,6 @@ _DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
 # reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
 _STUCK_MHZ = 900
 _BUSY_PERCENT = 50
-_LOW_SHARE = 0.5  # of the highest clock, on any GPU; an estimate far above that fault
 _SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -114,14 +113,6 @@ def slowed_by(node: ET.Element) -> list[str]:
             if name in _SLOWED and (reason.text or "").strip() == "Active":
                 found.append(name)
     return found
-
-
-def low_clock(node: ET.Element) -> str:
-    """Return the SM clock of a busy GPU that runs far below its highest; "" for any other."""
-    now, most, load = _clocks(node)
-    if now is None or most is None or load is None or load < _BUSY_PERCENT:
-        return ""
-    return f"{_mhz(now)} of {_mhz(most)}" if now < _LOW_SHARE * most else ""
 
 
 def text_of(node: ET.Element | None, path: str) -> str:
