@@ -227,8 +227,7 @@ def prove(steps: Steps) -> None:
     if shutil.which("nvcc"):
         steps.run("proofs, the smallest set", *proofs, "--ci")
     else:
-        print("\n== most proofs: left out, nvcc (CUDA 13.0) is not on this machine")
-        steps.run("proofs without nvcc", *proofs, "decode-kernels")
+        print("\n== proofs: left out, nvcc (CUDA 13.0) is not on this machine")
 
 
 def bases(steps: Steps, stack: ExitStack) -> None:

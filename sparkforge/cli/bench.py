@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sparkforge.build import executor, publish
 from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
@@ -19,9 +20,6 @@ from sparkforge.core.log import log
 from sparkforge.inspect.bench import command
 from sparkforge.serving.access import redacted
 from sparkforge.sources.project import Project, ProjectOptions
-
-if TYPE_CHECKING:
-    from sparkforge.inspect.perf import losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +41,6 @@ class QualityOptions:
         metavar="NATS",
     )
     """Nats."""
-    min_agreement: float | None = option(
-        "least share of positions with the same top token, instead of the noise",
-        type=share,
-        metavar="SHARE",
-    )
-    """Share of positions."""
     max_score_drop: float | None = option(
         "limit of the drop in right answers, instead of the test for chance",
         type=share,
@@ -64,12 +56,6 @@ class QualityOptions:
     tokens: int = option(
         "tokens per continuation (default: 64)", default=64, type=count, metavar="N"
     )
-    top: int = option(
-        "top logprobs to compare per position; the rest are pooled (default: 256)",
-        default=256,
-        type=count,
-        metavar="N",
-    )
     arguments: tuple[str, ...] = behind()
     project: ProjectOptions
     output: OutputOptions
@@ -80,7 +66,7 @@ class QualityOptions:
 def _quality(options: QualityOptions) -> int:
     """Measure the effect of --mxfp4-layers on the model's answers; 15 if it is too large."""
     from sparkforge.build import serve
-    from sparkforge.inspect.perf import losses, quality, roofline
+    from sparkforge.check import quality, roofline
 
     for layers in options.layers:
         roofline.parse_layers(layers)  # checked here, not by a server after the first has run
@@ -94,19 +80,14 @@ def _quality(options: QualityOptions) -> int:
     model = None if options.model is None else serve.checkpoint(options.model)
     build = executor.build(context, "image")
     product = build.results.artefact(build.graph.product)
-    plan = quality.Plan(
-        options.layers or quality.DEFAULT_LAYERS,
-        options.prompts,
-        options.questions,
-        options.tokens,
-        options.top,
-    )
     started = datetime.now(UTC)
-    limits = losses.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
+    limits = options.max_kl, options.max_score_drop
     with context.store.temporary("quality") as work:
         tiny = publish.tiny_model(context.root / "dist" / context.target_name)
         start = quality.starter(context, product, model, tiny, work)
-        report = quality.run(start, plan, limits, quality.Material.load(plan))
+        material = quality.material(options.prompts, options.questions)
+        chosen = options.layers or quality.DEFAULT_LAYERS
+        report = quality.run(start, chosen, options.tokens, *material, *limits)
     document = {
         "started": started.isoformat(timespec="seconds"),
         "target": context.target_name,
@@ -114,7 +95,7 @@ def _quality(options: QualityOptions) -> int:
         "pins": sha256_file(context.pins_path),
         "model": str(model or tiny),
         "options": redacted((*context.serve, *context.arguments)),
-        **report.document(),
+        **report,
     }
     folder = command.new_folder(context.root / "dist" / context.target_name / "bench", "quality")
     file = folder / "quality.json"
@@ -122,22 +103,22 @@ def _quality(options: QualityOptions) -> int:
     if options.output.json:
         log.json(document)
     else:
-        log.table(losses.table(report))
+        log.table(quality.table(report))
     log.info(f"result   {file}")
     return judge_quality(report)
 
 
-def judge_quality(report: losses.Report) -> int:
+def judge_quality(report: Mapping[str, Any]) -> int:
     """Print the problems of the measurements; returns the exit code."""
     code = 0
-    if report.beyond:
+    if report["beyond"]:
         remedy = (
             "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set a limit:"
-            " --max-kl, --min-agreement, --max-score-drop"
+            " --max-kl, --max-score-drop"
         )
-        code = log.failure(CheckError("\n".join(report.beyond), remedy))
-    if report.failed:
-        words = "\n".join(f"{name}: {what}" for name, what in report.failed.items())
+        code = log.failure(CheckError("\n".join(report["beyond"]), remedy))
+    if report["failed"]:
+        words = "\n".join(f"{name}: {what}" for name, what in report["failed"].items())
         remedy = "the other results are above; see the servers' output"
         code = log.failure(ServerError(words, remedy))
     return code

@@ -36,23 +36,18 @@ def _docs(options: Options) -> int:
 
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
+    from sparkforge.check import roofline
     from sparkforge.inspect.accept import command as accept
-    from sparkforge.inspect.perf import kernelrecord, roofline
     from sparkforge.inspect.report import claims
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins
     folder = root / "docs"
-    case = roofline.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
     patches = chosen_series(None, root, all_pins)
-    recorded = kernelrecord.load()
-    kernels = f"{roofline.markdown(case)}\n\n{kernelrecord.markdown(recorded)}"
-    if all_pins.plugin is not None:
-        kernelrecord.check(recorded, root, all_pins.plugin)
+    kernels = roofline.markdown(all_pins.target(_ROOFLINE_TARGET))
     return {
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
-        folder / "roofline.svg": roofline.svg(case),
         folder / "status.md": claims.page(folder / "status.md"),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
     }
@@ -63,7 +58,7 @@ COMMANDS = (
         "docs",
         Options,
         _docs,
-        description="Write docs/patches.md, docs/roofline.svg, and the tables in docs/kernels.md,"
+        description="Write docs/patches.md, and the tables in docs/kernels.md,"
         " docs/measure.md and docs/status.md.",
     ),
 )

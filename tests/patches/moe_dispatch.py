@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.patches.checkout import ROOT
-from tools.proofs.nvcc import INCLUDES
+from tools.proofs.__main__ import INCLUDES
 
 PROBES = Path(__file__).with_name("probes")
 STUBS = ROOT / "sparkforge" / "build" / "packs" / "include"  # names of cuBLAS's status codes

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from sparkforge.check import machinecode
 from sparkforge.core.index import Index
-from sparkforge.inspect.proofs import cuobjdump
 from sparkforge.sources.sources import Access
 from tests.patches import cuda_archs
 from tests.patches.checkout import ROOT, store
@@ -291,7 +291,7 @@ def test_a_helper_s_machine_code_is_sm_120(
         timeout=1800,
     )
     access = Access(Index(), {}, offline=False)
-    readers = cuobjdump.readers(store(), ROOT, "linux/amd64", access)
+    readers = machinecode.readers(store(), ROOT, "linux/amd64", access)
     kernels = readers.read(fatbin)
     assert len(kernels) == 4  # weights of 4 and 8 bits, each for A of 16 and 8 bits
     for kernel in kernels:

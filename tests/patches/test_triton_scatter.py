@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import Context
-from sparkforge.inspect.proofs import cuobjdump
+from sparkforge.check import machinecode
 from tests.patches import triton_aot
 from tests.patches.triton_aot import SHARED_LIMIT, Built
 
@@ -25,7 +25,7 @@ def build(
 ) -> Build:
     """Build for a capability, with our series of Triton and of triton_kernels or without."""
     context = cpu_context
-    readers = cuobjdump.readers(context.store, context.root, context.platform, context.access)
+    readers = machinecode.readers(context.store, context.root, context.platform, context.access)
 
     def go(capability: str, triton: bool, kernels: bool) -> Sequence[Built]:
         folder = triton_aot.packages(context, triton=triton, kernels=kernels)

@@ -62,7 +62,7 @@ def told(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
             "'x' is not a number of at least 0",
         ),
         (
-            ["bench", "quality", "--target", "cpu", "--top", "0"],
+            ["bench", "quality", "--target", "cpu", "--tokens", "0"],
             "'0' is not a whole number from 1",
         ),
         (["--target", "cpu", "--", "--mxfp4-layers", "o"], "build takes no arguments after --"),

@@ -1,0 +1,335 @@
+"""`build.py bench quality`: the effect of quantised dense layers on a model's answers.
+
+The model is served twice unchanged and once for each choice of --mxfp4-layers. The unchanged model
+continues every prompt. Then each server scores those tokens, with the true ones before them
+(teacher-forced), and its next-token distributions are compared with those of the unchanged model.
+Each server also answers questions with one checkable answer. The prompts and questions are in
+quality.json, written for this purpose.
+
+The second server of the unchanged model gets the same requests in the opposite order and several at
+once, so that its batches have other shapes. The differences of these two are noise: a choice is
+judged by its addition to that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from sparkforge.build.context import Context
+from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
+from sparkforge.build.results import Product
+from sparkforge.core.errors import ServerError, UsageError
+from sparkforge.core.log import log
+from sparkforge.core.parallel import in_parallel
+from sparkforge.runtime import servers
+from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
+from sparkforge.store.artefact import Artefact
+
+DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
+MATERIAL = Path(__file__).with_name("quality.json")
+
+_REQUEST_TIMEOUT_S = 600.0
+_LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
+_ANSWER_TOKENS = 24
+_AT_ONCE = 8  # requests to the second server of the unchanged model
+_TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
+_CHANCE = 0.025  # of so many losses between equals; the worse side of Student's 95 % is the same
+_SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
+# Student's t, 97.5 %, for 1 to 10 degrees of freedom; beyond: Fisher's expansion, correct to 1.5 %
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+Question = tuple[str, str]
+"""In the model's format, and the answer."""
+Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
+Logprobs = Mapping[int, float]
+"""Natural logarithms of the probabilities of the likeliest tokens, by token id."""
+Text = tuple[Sequence[int], Sequence[int]]
+"""A prompt and the unchanged model's continuation, as token ids.
+
+Only the continuation is compared, since the model was not trained to write a user's text."""
+
+
+def material(prompts: int | None, questions: int | None) -> tuple[list[str], list[Question]]:
+    """Return so many prompts, and questions with their answers, of quality.json; None: all."""
+    data = json.loads(MATERIAL.read_text(encoding="utf-8"))
+
+    def chat(text: str) -> str:
+        return str(data["template"].replace("{text}", text))
+
+    return [chat(text) for text in data["prompts"][:prompts]], [
+        (chat(one["question"]), one["answer"]) for one in data["questions"][:questions]
+    ]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Results of one server: the distribution of each text's written tokens, and answers."""
+
+    scored: Sequence[Sequence[Logprobs]]
+    answers: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One server beside the unchanged model.
+
+    Attributes:
+        mean_kl: Kullback-Leibler divergence in nats; a lower bound, close if ``covered`` is near
+            one, see ``divergence``.
+        agreement: share of positions with the same likeliest token.
+        covered: mean probability of the tokens returned by both.
+        positions: number of compared positions.
+        kl_by_text: means of each text; positions of one text are not independent observations.
+        right: number of right answers.
+        lost, gained: right answers of the unchanged model that are wrong here, and the reverse.
+    """
+
+    mean_kl: float
+    agreement: float
+    covered: float
+    positions: int
+    kl_by_text: tuple[float, ...]
+    right: int
+    lost: int
+    gained: int
+    questions: int
+
+
+# -- servers ---------------------------------------------------------------------------------
+
+
+def _ask(server: Server, **body: Any) -> Any:
+    body = {"model": MODEL_NAME, "temperature": 0, "return_token_ids": True, **body}
+    reply = servers.complete(server, body, _REQUEST_TIMEOUT_S)
+    if not reply.ok:
+        msg = f"/v1/completions: {reply.status_code} {reply.text[:300]}\n{tail(server, 8)}"
+        raise ServerError(msg, "see the server's output")
+    return reply.json()["choices"][0]
+
+
+def _continue(server: Server, prompt: str, tokens: int) -> Text:
+    choice = _ask(server, prompt=prompt, max_tokens=tokens, ignore_eos=True)
+    return choice["prompt_token_ids"], choice["token_ids"]
+
+
+def _score(server: Server, text: Text) -> list[Logprobs]:
+    """Return the distribution of every written token after those before it."""
+    prompt, written = text
+    whole = [*prompt, *written]
+    entries = _ask(server, prompt=whole, max_tokens=1, prompt_logprobs=_TOP)["prompt_logprobs"]
+    if len(entries) != len(whole):
+        msg = f"/v1/completions: {len(entries)} logprobs for a prompt of {len(whole)} tokens"
+        raise ServerError(msg)
+    return [
+        {int(token): entry["logprob"] for token, entry in position.items()}
+        for position in entries[len(prompt) :]
+    ]
+
+
+def _observe(
+    server: Server, texts: Sequence[Text], questions: Sequence[Question], *, mixed: bool = False
+) -> Seen:
+    """Score the texts and ask the questions.
+
+    Args:
+        mixed: from the last to the first and several at once, so that batches have other shapes.
+    """
+    width, turn = (_AT_ONCE, -1) if mixed else (1, 1)
+
+    def score(text: Text, _: Event) -> list[Logprobs]:
+        return _score(server, text)
+
+    def ask(question: Question, _: Event) -> str:
+        return str(_ask(server, prompt=question[0], max_tokens=_ANSWER_TOKENS)["text"])
+
+    scored = list(in_parallel(score, texts[::turn], width))
+    answers = list(in_parallel(ask, questions[::turn], width))
+    return Seen(scored[::turn], answers[::turn])
+
+
+def starter(
+    context: Context, product: Artefact[Product], model: Path | None, tiny: Path, work: Path
+) -> Start:
+    """Return a function that starts a build's server with further arguments, ready or not."""
+
+    @contextmanager
+    def start(arguments: Sequence[str]) -> Iterator[Server]:
+        folder = work / str(len(list(work.iterdir())))
+        folder.mkdir()
+        usual: Sequence[str] = SMOKE_ARGUMENTS if model is None else ()
+        launch = servers.Launch(
+            tiny if model is None else model,
+            context.serve,
+            (*usual, *context.arguments, *arguments),
+            SMOKE_VARIABLES if model is None else {},
+            context.port,
+            gpus=context.target.cuda_arch is not None,
+        )
+        started = start_server(
+            context.engine, product, launch, folder, context.store.cache_path("serve")
+        )
+        with started as server, kept_log(server, context.server_log):
+            wait_ready(server, max(context.ready_timeout_s, _LOAD_TIMEOUT_S))
+            yield server
+
+    return start
+
+
+def run(
+    start: Start,
+    layers: Sequence[str],
+    tokens: int,
+    prompts: Sequence[str],
+    questions: Sequence[Question],
+    max_kl: float | None = None,
+    max_drop: float | None = None,
+) -> dict[str, Any]:
+    """Serve, score and compare.
+
+    A choice of layers that cannot be served is listed in ``failed``; the others still run.
+
+    Args:
+        layers: values of --mxfp4-layers, one server each.
+        tokens: of each continuation.
+        max_kl, max_drop: as for ``beyond``.
+
+    Returns:
+        ``noise`` and ``layers`` as ``Measured``, reasons in ``failed``, and in ``beyond`` a
+        sentence for each metric of a choice beyond the noise, or the user's limit.
+
+    Raises:
+        ServerError: a server of the unchanged model does not start or answer.
+        UsageError: one prompt shows no noise.
+    """
+    if len(prompts) < 2 and max_kl is None:
+        raise UsageError("one prompt shows no noise", "add --prompts 2 or more, or set --max-kl")
+    common = ("--max-logprobs", str(_TOP))
+    with log.step("unchanged"), start(common) as server:
+        texts = [_continue(server, prompt, tokens) for prompt in prompts]
+        reference = _observe(server, texts, questions)
+    with log.step("unchanged, a second time"), start(common) as server:
+        noise = measured(reference, _observe(server, texts, questions, mixed=True), questions)
+    found, failed, far = {}, {}, []
+    for name in layers:
+        try:
+            with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
+                one = measured(reference, _observe(server, texts, questions), questions)
+        except ServerError as error:
+            failed[name] = error.what
+            continue
+        found[name] = asdict(one)
+        far += [f"{name}: {words}" for words in beyond(one, noise, max_kl, max_drop)]
+    return {"noise": asdict(noise), "layers": found, "failed": failed, "beyond": far}
+
+
+# -- arithmetic ------------------------------------------------------------------------------
+
+
+def is_right(reply: str, answer: str) -> bool:
+    """Return whether the first line with text has the answer as a separate word."""
+    line = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", reply).strip().partition("\n")[0].lower()
+    return re.search(rf"(?<![\w.:]){re.escape(answer.lower())}(?![\w:]|\.\d)", line) is not None
+
+
+def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
+    """Return a lower bound of one position's divergence in nats, and the probability it covers.
+
+    The servers only return their likeliest tokens. All others are merged to one, which can only
+    lose divergence.
+    """
+    shared = reference.keys() & other.keys()
+    covered = sum(math.exp(reference[token]) for token in shared)
+    both = sum(math.exp(reference[t]) * (reference[t] - other[t]) for t in shared)
+    rest, left = 1 - covered, 1 - sum(math.exp(other[token]) for token in shared)
+    merged = rest * math.log(rest / max(left, _SMALLEST)) if rest > _SMALLEST else 0.0
+    return max(both + merged, 0.0), min(covered, 1.0)
+
+
+def measured(reference: Seen, seen: Seen, questions: Sequence[Question]) -> Measured:
+    """Compare one server's results with the unchanged model's first ones."""
+    kls: list[list[float]] = []
+    same = 0
+    covered: list[float] = []
+    for ours, theirs in zip(reference.scored, seen.scored, strict=True):
+        pairs = list(zip(ours, theirs, strict=True))
+        kl, mass = zip(*(divergence(p, q) for p, q in pairs), strict=True)
+        kls.append(list(kl))
+        covered += mass
+        same += sum(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
+    right = [
+        (is_right(first, answer), is_right(then, answer))
+        for first, then, (_, answer) in zip(reference.answers, seen.answers, questions, strict=True)
+    ]
+    return Measured(
+        mean_kl=statistics.fmean(kl for text in kls for kl in text),
+        agreement=same / len(covered),
+        covered=statistics.fmean(covered),
+        positions=len(covered),
+        kl_by_text=tuple(map(statistics.fmean, kls)),
+        right=sum(then for _, then in right),
+        lost=right.count((True, False)),
+        gained=right.count((False, True)),
+        questions=len(right),
+    )
+
+
+def beyond(
+    one: Measured, noise: Measured, max_kl: float | None, max_drop: float | None
+) -> list[str]:
+    """Return a sentence for each metric (KL, right answers) beyond its limit.
+
+    Without a user's limit the divergence is beyond the noise if the 95 % interval of its addition,
+    over texts, is above nothing. For answers it is McNemar's test with the unchanged model's.
+
+    Args:
+        max_kl: the user's limit for the mean divergence, in nats.
+        max_drop: that for the drop in right answers, a share of all.
+    """
+    found = []
+    more = added(noise.kl_by_text, one.kl_by_text)
+    if more > 0 if max_kl is None else one.mean_kl > max_kl:
+        limit = "the noise" if max_kl is None else max_kl
+        found.append(f"mean KL {one.mean_kl:.5f}, noise {noise.mean_kl:.5f}, limit {limit}")
+    lost, gained = one.lost, one.gained
+    share = (lost - gained) / max(one.questions, 1)
+    if chance_to_lose(lost, gained) < _CHANCE if max_drop is None else share > max_drop:
+        limit = "chance" if max_drop is None else max_drop
+        found.append(f"{lost} right answers lost and {gained} gained, limit {limit}")
+    return found
+
+
+def added(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the lower end of the 95 % interval of the mean difference, by Student's t."""
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    freedom = len(differences) - 1
+    if freedom < 1:
+        return -math.inf
+    t = _T[freedom - 1] if freedom <= len(_T) else 1.960 + 2.373 / freedom
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return statistics.fmean(differences) - t * error
+
+
+def chance_to_lose(lost: int, gained: int) -> float:
+    """Return the probability of at least so many losses, if both are equally likely (McNemar)."""
+    changed = lost + gained
+    ways = sum(math.comb(changed, count) for count in range(lost, changed + 1))
+    return math.ldexp(ways, -changed)
+
+
+def table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the figures as rows of text, the head first."""
+    fields = ("mean_kl", "agreement", "covered", "right", "lost", "gained")
+    rows: list[tuple[str, ...]] = [("layers", *(name.replace("_", " ") for name in fields))]
+    for name, one in {"(noise)": report["noise"], **report["layers"]}.items():
+        figures = (one[field] for field in fields)
+        rows.append((name, *(f"{x:.5f}" if isinstance(x, float) else str(x) for x in figures)))
+    return rows

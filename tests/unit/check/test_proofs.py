@@ -1,0 +1,237 @@
+"""Machine code: cuobjdump's words into facts; facts against contracts and units' promises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.check import machinecode, proofs
+from sparkforge.check.machinecode import Kernel, Library, Readers
+from sparkforge.core.errors import CheckError
+from sparkforge.pins import pins
+from sparkforge.pins.contracts import Contract
+from tests.support import ROOT
+from tools.proofs import __main__ as command
+from tools.proofs import units
+from tools.proofs.units import UNITS
+
+DATA = ROOT / "tests" / "data" / "proofs"
+QMMA = "QMMA.SF.16832.F32.E4M3.E4M3.E8"
+UNIT, CONTROL = UNITS[:2]
+
+
+def listings(name: str) -> tuple[str, str]:
+    sass, usage = ((DATA / f"{name}.{kind}").read_text() for kind in ("sass", "usage"))
+    return sass, usage
+
+
+@pytest.fixture
+def good() -> Kernel:
+    (kernel,) = machinecode.read(*listings("block_scaled-121a"))
+    return kernel
+
+
+@pytest.fixture
+def stub() -> Kernel:
+    (kernel,) = machinecode.read(*listings("block_scaled-121"))
+    return kernel
+
+
+def test_kernel_and_stub_are_read(good: Kernel, stub: Kernel) -> None:
+    assert (good.name, good.target) == ("block_scaled", "sm_121a")
+    assert good.mma == {QMMA: 1}
+    assert (good.registers, good.stack, good.local, good.shared, good.traps) == (24, 0, 0, 0, False)
+    assert {"QMMA", "LDG", "STG", "EXIT"} <= set(good.opcodes)
+    assert "NOP" not in good.opcodes
+    assert (stub.target, stub.mma, stub.traps) == ("sm_121", {}, True)
+    assert stub.opcodes == ("BPT", "BRA", "LDC")
+
+
+def test_static_and_dynamic_shared_memory() -> None:
+    kernels = machinecode.read(*listings("shared"))
+    shared = {re.sub(r"^_Z2|Pi$", "", kernel.name): kernel.shared for kernel in kernels}
+    # four ints; an array that is sized at the launch; none
+    assert shared == {"st": 16, "dy": 0, "no": 0}
+    name = "_ZN7cutlass24sparkforge_device_kernelINS_4gemm3FooILi7EEELi98304EEEvNT_6ParamsE"
+    texts = (text.replace("block_scaled", name) for text in listings("block_scaled-121a"))
+    (kernel,) = machinecode.read(*texts)
+    assert kernel.shared_dynamic == 98304
+
+
+def test_predicates_do_not_hide_instructions() -> None:
+    text = (
+        "\t.target\tsm_121a\n\t\tFunction : k\n"
+        "        /*0000*/              @!P0 BRA 0x10 ;   /* 0x0 */\n"
+        "        /*0010*/              @UP1 UMOV UR4, 0x1 ;   /* 0x0 */\n"
+        "        /*0020*/              @P0 STL.128 [R1], R4 ;   /* 0x0 */\n"
+    )
+    usage = " Function k:\n  REG:8 STACK:32 SHARED:0 LOCAL:0 CONSTANT[0]:928\n"
+    (kernel,) = machinecode.read(text, usage)
+    assert (kernel.opcodes, kernel.stack) == (("BRA", "STL", "UMOV"), 32)
+
+
+def test_unreadable_listings_are_refused() -> None:
+    sass, usage = listings("block_scaled-121a")
+    bare = re.sub(r"/\*[0-9a-f]{4}\*/.*", "", sass)
+    for texts in (("", usage), (sass, ""), (bare, usage)):
+        with pytest.raises(CheckError):
+            machinecode.read(*texts)
+
+
+# lists an image for 12.0 and one for its family, and extracts what stands in the file beside it
+CUOBJDUMP = """\
+#!/bin/sh
+case $2 in
+    --dump-resource-usage)
+        for number in 1 2; do
+            arch=$([ $number = 1 ] && echo 120 || echo 120f)
+            printf 'Fatbin elf code:\\n====\\narch = sm_%s\\n Function kernel%s:\\n' $arch $number
+        done ;;
+    -xelf) touch $(cat "$0.extracts") ;;
+esac
+"""
+
+
+def test_all_listed_images_are_extracted(tmp_path: Path) -> None:
+    (tmp_path / "cuobjdump").write_text(CUOBJDUMP)
+    (tmp_path / "cuobjdump").chmod(0o755)
+    extracts = tmp_path / "cuobjdump.extracts"
+    (tmp_path / "x.so").write_bytes(b"\x7fELF....")
+
+    def library(work: str, names: str) -> Library:
+        extracts.write_text(names)
+        (tmp_path / work).mkdir()
+        paths = [tmp_path / "x.so"]
+        return Readers(tmp_path).library(paths, "12.0", ["120f"], tmp_path / work)
+
+    assert library("a", "x.1.sm_120.cubin x.2.sm_120.cubin").images == {"120": 1, "120f": 1}
+    with pytest.raises(CheckError):
+        library("b", "x.1.sm_120.cubin")
+
+
+# -- contracts -------------------------------------------------------------------------------
+
+LIMITS: Mapping[str, Any] = {
+    "registers": 255,
+    "shared": 101_376,
+    "foreign": r"UTC\w*|LDTM|[HQ]GMMA",
+}
+BAD = "_Z3bad"
+
+
+def broken(
+    *kernels: Kernel,
+    ptx: tuple[str, ...] = (),
+    images: Mapping[str, int] | None = None,
+    **rules: Any,
+) -> list[tuple[str, str]]:
+    """Return rule and kernel of each problem of a library that has rules of its own."""
+    agreed = Contract.model_validate({**LIMITS, "libraries": [{"files": "demo/*.so", **rules}]})
+    library = Library(images or {"120f": 1}, {}, kernels, ptx)
+    found = proofs.check("demo/kernels.so", library, agreed, "12.1")
+    return [(problem.rule, problem.kernel) for problem in found]
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("", {"traps": True, "opcodes": ("BPT", "EXIT", "LDG", "STG")}),  # an assertion
+        ("registers", {"registers": 256}),
+        ("stack", {"stack": 8}),
+        ("stack", {"local": 8}),
+        ("shared", {"shared": 101_377}),
+        ("shared", {"shared": 1, "shared_dynamic": 101_376}),
+        ("foreign", {"opcodes": ("EXIT", "LDTM", "STG")}),
+        ("stub", {"traps": True, "opcodes": ("BPT", "CALL", "EXIT", "LDC"), "mma": {}}),
+    ],
+)
+def test_each_limit_names_the_kernel(good: Kernel, rule: str, change: dict[str, Any]) -> None:
+    wrong = [(rule, BAD)] if rule else []
+    assert broken(good, replace(good, name=BAD, **change)) == wrong
+
+
+def test_code_that_does_not_run_as_it_is(good: Kernel) -> None:
+    assert broken(images={"90a": 3}) == [("loads", "")]
+    assert broken(images={"90a": 3}, unused="for 9.0") == []
+    assert broken(good, ptx=("_Z6repack",)) == [("native", "_Z6repack")]
+    excuse = [{"kernels": "repack", "reason": "once"}]
+    assert broken(good, ptx=("_Z6repack", BAD), jit=excuse) == [("native", BAD)]
+
+
+def test_needed_kernels_have_their_instruction(good: Kernel) -> None:
+    needs = [{"kernels": "scaled", "mma": r"[QO]MMA\.SF\..*", "least": 2}]
+    plain = replace(good, name="scaled_2", mma={"HMMA.16816.F32.BF16": 4})
+    assert broken(good, needs=needs) == [("mma", "")]
+    assert broken(good, plain, needs=needs) == [("mma", "scaled_2")]
+    assert broken(good, replace(good, name="scaled_2"), needs=needs) == []
+
+
+def test_exceptions_apply_to_one_library(good: Kernel) -> None:
+    bad = replace(good, name=BAD, stack=8)
+    assert broken(bad, stack=8) == []
+    assert broken(bad, stack=8, files="other/*.so") == [("stack", BAD)]
+    stub = replace(good, traps=True, opcodes=("BPT",), mma={})
+    assert broken(stub, stubs=[{"kernels": "scaled", "reason": "9.0"}]) == []
+
+
+def test_contracts_in_pins_give_reasons() -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
+    assert {name for name, one in loaded.targets.items() if one.machine_code} == {"rtx", "spark"}
+    for agreed in loaded.contracts.values():
+        for library in agreed.libraries:
+            excused = (*library.jit, *library.stubs)
+            assert all(len(one.reason) > 10 for one in excused), library.files
+
+
+# -- units -----------------------------------------------------------------------------------
+
+
+def test_good_kernel_passes_and_stub_fails(good: Kernel, stub: Kernel) -> None:
+    assert units.problems([good], UNIT, "121a") == []
+    # the machine code of a family target has its number
+    assert units.problems([replace(good, target="sm_120")], UNIT, "120f") == []
+    wrong = units.problems([stub], UNIT, "121")
+    assert not units.passes(wrong, UNIT)
+    assert units.passes(wrong, CONTROL)
+    assert not units.passes([], CONTROL)
+    assert not units.passes(units.problems([replace(good, stack=8)], UNIT, "121a"), CONTROL)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mma": {}},
+        {"mma": {QMMA: 4, "HMMA.16816.F32.BF16": 2}},
+        {"mma": {"QMMA.SF.16832.F32.E4M3.E2M1.E8": 4}},
+        {"target": "sm_121"},
+        {"opcodes": ("QMMA", "UTCQMMA")},
+        {"opcodes": ("LDTM", "QMMA")},
+        {"stack": 8},
+        {"local": 16},
+        {"shared_dynamic": units.SHARED_LIMIT, "shared": 16},
+    ],
+)
+def test_every_fault_is_found(good: Kernel, change: dict[str, Any]) -> None:
+    (problem,) = units.problems([replace(good, **change)], UNIT, "121a")
+    assert problem.startswith("block_scaled: ")
+
+
+def test_missing_kernels_and_sizes_are_found(good: Kernel) -> None:
+    assert units.problems([], UNIT, "121a")
+    assert units.problems([good, good], UNIT, "121a")
+    assert units.problems([good], replace(UNIT, tree=True), "121a")
+    fine = replace(good, opcodes=("QMMA", "UTMALDG", "UTMASTG"), shared_dynamic=units.SHARED_LIMIT)
+    assert units.problems([fine], UNIT, "121a") == []  # SM12x has TMA's loads and stores
+
+
+def test_units_are_sound() -> None:
+    assert len({unit.name for unit in UNITS}) == len(UNITS)
+    for unit in UNITS:
+        assert set(unit.ci) <= set(unit.archs)
+        assert unit.tree or (command.INCLUDE / unit.source).is_file()
+    assert command.main(["moe-typo"]) == 2
