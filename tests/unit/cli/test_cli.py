@@ -179,7 +179,7 @@ print(*(name for name in sys.modules if name.startswith("sparkforge.cli.")))
         (["explain", "--target", "cpu", "--ready-timeout=9"], "build, smoke, serve, bench run and"),
         (
             ["bench", "quality", "--target", "cpu", "--jobs", "3"],
-            "build, packs, verify, dev and proofs",
+            "build, packs, verify and dev",
         ),
         (["dev", "--target", "cpu", "--chat"], "--chat belongs to serve"),
         (["clean", "--target", "cpu"], "and other commands"),
