@@ -141,7 +141,9 @@ def main() -> None:
             command = [__file__, *sys.argv[1:], "--measure", str(result), str(checkpoint)]
             scored = measured(case, [*command, "--only", case.name], result)
             found: list[Scored] = [(tokens, np.asarray(logs)) for tokens, logs in scored]
-            ours = {str(kind): form for kind, form in parse_layers(case.layers or "moe").items()}
+            ours = {
+                str(kind): str(form) for kind, form in parse_layers(case.layers or "moe").items()
+            }
             own = mx_reference.quantize_layers(model, ours)
             other = mx_reference.quantize_layers(model, {} if case.layers else MXFP4)
             near, far = (
