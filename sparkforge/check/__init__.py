@@ -1,1 +1,1 @@
-"""Judgements: machine code of wheels, ceilings of decoding speed, quality of quantised layers."""
+"""Judgements: verify, doctor, proofs, performance."""

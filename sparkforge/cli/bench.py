@@ -12,12 +12,12 @@ from typing import Any
 from sparkforge.build import executor, publish
 from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
 from sparkforge.build.setup import last_context
+from sparkforge.check.bench import command
 from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.inspect.bench import command
 from sparkforge.serving.access import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 

@@ -37,8 +37,8 @@ def _docs(options: Options) -> int:
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.check import roofline
-    from sparkforge.inspect.accept import command as accept
-    from sparkforge.inspect.report import claims
+    from sparkforge.check.accept import command as accept
+    from sparkforge.check.report import claims
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins

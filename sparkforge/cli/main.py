@@ -28,7 +28,7 @@ from sparkforge.serving.access import IN_URL
 _DEFAULT_COMMAND = "build"
 _HELP = ("-h", "--help")
 _MODULES: Mapping[str, str] = {
-    "doctor": "inspect.doctor.command",
+    "doctor": "check.doctor.command",
     "build": "cli.build",
     "model": "build.modelfetch",
     "serve": "cli.serve",
@@ -36,7 +36,7 @@ _MODULES: Mapping[str, str] = {
     "images": "build.composing",
     "rollback": "build.composing",
     "packs": "build.packs.command",
-    "verify": "inspect.verify.command",
+    "verify": "check.verify.command",
     "clean": "cli.clean",
     "patches": "cli.patches",
     "pins": "cli.pins",
@@ -44,13 +44,13 @@ _MODULES: Mapping[str, str] = {
     "rebase": "maintain.rebase.command",
     "watch": "maintain.watch",
     "docs": "cli.docs",
-    "accept": "inspect.accept.command",
+    "accept": "check.accept.command",
     "explain": "cli.build",
     "roofline": "check.roofline",
     "bench": "cli.bench",
     "ablate": "maintain.ablate",
     "proofs": "check.proofs",
-    "report": "inspect.report.command",
+    "report": "check.report.command",
     "release": "release.command",
     "version": "cli.version",
     "exit-codes": "cli.version",

@@ -19,10 +19,10 @@ from sparkforge.build.context import Context
 from sparkforge.build.imagenote import ImageNote
 from sparkforge.build.receipt import SBOM, differences
 from sparkforge.build.sbom import FILE
+from sparkforge.check.verify import installed
+from sparkforge.check.verify.installed import File, Records, as_written
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
 from sparkforge.core.hashing import key_of, sha256_file
-from sparkforge.inspect.verify import installed
-from sparkforge.inspect.verify.installed import File, Records, as_written
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock

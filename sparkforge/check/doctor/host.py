@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 
+from sparkforge.check.doctor.check import Found, check, error, ok, unknown, warning
+from sparkforge.check.doctor.readings import Machine, first_line, json_of
+from sparkforge.check.doctor.wanted import Wanted
 from sparkforge.core.errors import SparkforgeError
-from sparkforge.inspect.doctor.check import Found, check, error, ok, unknown, warning
-from sparkforge.inspect.doctor.readings import Machine, first_line, json_of
-from sparkforge.inspect.doctor.wanted import Wanted
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import check_version
 from sparkforge.serving import devices, memory

@@ -23,11 +23,11 @@ from sparkforge.build.launcher import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
+from sparkforge.check.bench.result import Identity
 from sparkforge.checkpoints.expanded import expand
 from sparkforge.core.errors import ServerError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.inspect.bench.result import Identity
 from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime.client import Place
 from sparkforge.runtime.environment import python_path

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.check.report import claims
 from sparkforge.cli.main import main
 from sparkforge.core.errors import UsageError
-from sparkforge.inspect.report import claims
 from tests.support import ROOT, sha256
 
 WHEEL = b"a wheel"

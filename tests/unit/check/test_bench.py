@@ -19,11 +19,11 @@ from sparkforge.build.graph import graph_of
 from sparkforge.build.item import Item, Results
 from sparkforge.build.launcher import of_release
 from sparkforge.build.results import EnvironmentResult, ImageResult, WheelResult
+from sparkforge.check.bench import benchy, session, sides
+from sparkforge.check.bench.benchy import TABLES
+from sparkforge.check.bench.result import FILE, Samples, compare, interval, load, save
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CheckError, ServerError
-from sparkforge.inspect.bench import benchy, session, sides
-from sparkforge.inspect.bench.benchy import TABLES
-from sparkforge.inspect.bench.result import FILE, Samples, compare, interval, load, save
 from sparkforge.pins import pins
 from sparkforge.runtime.servers import Launch
 from sparkforge.store.store import Store

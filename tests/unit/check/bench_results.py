@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkforge.inspect.bench.result import Identity, Metric, Result, Samples
+from sparkforge.check.bench.result import Identity, Metric, Result, Samples
 
 ONE, FOUR = "pp512 tg32 (c1)", "pp512 tg32 (c4)"
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from sparkforge import __version__
 from sparkforge.build import receipt
+from sparkforge.check.doctor.masking import mask_of
+from sparkforge.check.doctor.readings import Machine, first_line
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.run import glimpse
-from sparkforge.inspect.doctor.masking import mask_of
-from sparkforge.inspect.doctor.readings import Machine, first_line
 from sparkforge.runtime import client, envfile
 
 READINGS = "readings.json"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import profile_of
+from sparkforge.check.accept import checks
+from sparkforge.check.accept.checks import CHECKS
+from sparkforge.check.accept.server import Container, Subject, Unseen, container_of
 from sparkforge.cli import main
 from sparkforge.core.errors import ServerError
-from sparkforge.inspect.accept import checks
-from sparkforge.inspect.accept.checks import CHECKS
-from sparkforge.inspect.accept.server import Container, Subject, Unseen, container_of
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Model, Place

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkforge.build.composing import MODELS_VOLUME
-from sparkforge.inspect.doctor.check import Found, check, error, ok, unknown, warning
-from sparkforge.inspect.doctor.readings import Machine, expanded
-from sparkforge.inspect.doctor.wanted import Wanted
+from sparkforge.check.doctor.check import Found, check, error, ok, unknown, warning
+from sparkforge.check.doctor.readings import Machine, expanded
+from sparkforge.check.doctor.wanted import Wanted
 from sparkforge.serving import checkpoint as shards
 
 _USER = 10001  # user and group of the image (Dockerfile)

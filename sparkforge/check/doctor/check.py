@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from sparkforge.inspect.doctor.readings import Machine
-from sparkforge.inspect.doctor.wanted import Wanted
+from sparkforge.check.doctor.readings import Machine
+from sparkforge.check.doctor.wanted import Wanted
 
 State = Literal["ok", "warning", "error", "not checked"]
 """``error``: the target cannot be built or served; ``warning``: it may fail."""

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from sparkforge.build import receipt
-from sparkforge.inspect.doctor import host, model
-from sparkforge.inspect.doctor.check import Found, check, error, ok, unknown, warning
-from sparkforge.inspect.doctor.readings import Machine
-from sparkforge.inspect.doctor.wanted import Wanted
+from sparkforge.check.doctor import host, model
+from sparkforge.check.doctor.check import Found, check, error, ok, unknown, warning
+from sparkforge.check.doctor.readings import Machine
+from sparkforge.check.doctor.wanted import Wanted
 from sparkforge.serving import profile as profiles
 
 _LEAST = 2 * 10**9

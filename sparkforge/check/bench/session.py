@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sparkforge.check.bench import benchy, result
+from sparkforge.check.bench.benchy import Test
+from sparkforge.check.bench.result import Identity, Result, Samples
+from sparkforge.check.bench.sides import Side
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
-from sparkforge.inspect.bench import benchy, result
-from sparkforge.inspect.bench.benchy import Test
-from sparkforge.inspect.bench.result import Identity, Result, Samples
-from sparkforge.inspect.bench.sides import Side
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place
 from sparkforge.serving.access import redacted

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge.inspect.doctor import check, command, model
-from sparkforge.inspect.doctor.check import Check, Finding, compare, judge, ok
-from sparkforge.inspect.doctor.readings import Machine, load
-from sparkforge.inspect.doctor.wanted import Wanted, wanted
+from sparkforge.check.doctor import check, command, model
+from sparkforge.check.doctor.check import Check, Finding, compare, judge, ok
+from sparkforge.check.doctor.readings import Machine, load
+from sparkforge.check.doctor.wanted import Wanted, wanted
 from sparkforge.pins import pins
 from sparkforge.serving import devices
 from tests.support import ROOT

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.check.doctor import archive
+from sparkforge.check.doctor.masking import mask_of
 from sparkforge.cli import main
 from sparkforge.core.errors import CheckError
-from sparkforge.inspect.doctor import archive
-from sparkforge.inspect.doctor.masking import mask_of
 from tests.support import linked_checkout
 
 KEY, TOKEN, SERIAL, AUTH = "our-key", "hf_" + "a1B2" * 8, "1423924012345", "bWU6c2VjcmV0"

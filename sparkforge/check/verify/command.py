@@ -23,13 +23,13 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.results import ImageArchiveResult, ImageResult
+from sparkforge.check.verify import signing
 from sparkforge.core import plain
 from sparkforge.core.command import Entry, argument, option
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
-from sparkforge.inspect.verify import signing
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import registry
@@ -235,7 +235,7 @@ def _diffoscope(first: Path, second: Path) -> None:
 
 def _image(named: str, published: registry.Reference | None, project: Project) -> int:
     """Print an image's contents, and compare it with this checkout."""
-    from sparkforge.inspect.verify import imagecheck
+    from sparkforge.check.verify import imagecheck
     from sparkforge.runtime import engine
 
     promised = None

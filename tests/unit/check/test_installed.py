@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sparkforge.build.image import VENV
-from sparkforge.inspect.verify import installed
-from sparkforge.inspect.verify.installed import File
+from sparkforge.check.verify import installed
+from sparkforge.check.verify.installed import File
 from sparkforge.store.store import Store
 from tests.support import make_wheel, sha256
 

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sparkforge.build.options import OutputOptions
+from sparkforge.check.doctor import archive, disk, gpu, host, model, pair, readings
+from sparkforge.check.doctor.check import Finding, compare, judge
+from sparkforge.check.doctor.readings import Machine
+from sparkforge.check.doctor.wanted import wanted
 from sparkforge.core import plain, typed
 from sparkforge.core.command import Entry, option
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
-from sparkforge.inspect.doctor import archive, disk, gpu, host, model, pair, readings
-from sparkforge.inspect.doctor.check import Finding, compare, judge
-from sparkforge.inspect.doctor.readings import Machine
-from sparkforge.inspect.doctor.wanted import wanted
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import checkout, pins_option, store_of, store_option
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, Literal
 
+from sparkforge.check.accept.server import Subject, Unseen
 from sparkforge.core.parallel import in_parallel
-from sparkforge.inspect.accept.server import Subject, Unseen
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said
 from sparkforge.serving.backends import Watch

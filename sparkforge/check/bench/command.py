@@ -18,6 +18,9 @@ from sparkforge.build.options import (
     host_platform,
 )
 from sparkforge.build.setup import last_context
+from sparkforge.check.bench import benchy, result, session, sides
+from sparkforge.check.bench.result import Identity
+from sparkforge.check.bench.session import Measurement
 from sparkforge.core import typed
 from sparkforge.core.command import (
     Entry,
@@ -31,9 +34,6 @@ from sparkforge.core.command import (
 )
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.inspect.bench import benchy, result, session, sides
-from sparkforge.inspect.bench.result import Identity
-from sparkforge.inspect.bench.session import Measurement
 from sparkforge.runtime import client
 from sparkforge.sources.project import Project, ProjectOptions
 

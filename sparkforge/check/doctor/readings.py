@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sparkforge.check.doctor.masking import is_secret_name
 from sparkforge.core import plain, typed
 from sparkforge.core.run import Glimpse, glimpse
-from sparkforge.inspect.doctor.masking import is_secret_name
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sparkforge.inspect.doctor.check import Found, check, error, ok, warning
-from sparkforge.inspect.doctor.readings import Machine, first_line, json_of
-from sparkforge.inspect.doctor.wanted import Wanted
+from sparkforge.check.doctor.check import Found, check, error, ok, warning
+from sparkforge.check.doctor.readings import Machine, first_line, json_of
+from sparkforge.check.doctor.wanted import Wanted
 from sparkforge.serving.cluster import ClusterError, Settings, settings
 
 _JUMBO = 9000

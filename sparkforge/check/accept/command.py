@@ -11,13 +11,13 @@ from pathlib import Path
 from sparkforge import __version__
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions
+from sparkforge.check.accept.checks import CHECKS, STATES
+from sparkforge.check.accept.server import Subject, container_of
 from sparkforge.core import pages
 from sparkforge.core.command import Entry, count, option
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.inspect.accept.checks import CHECKS, STATES
-from sparkforge.inspect.accept.server import Subject, container_of
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
 from sparkforge.sources.project import checkout, pins_option

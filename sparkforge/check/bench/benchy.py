@@ -18,11 +18,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from sparkforge.check.bench.result import Metric, Samples
 from sparkforge.core import plain
 from sparkforge.core.errors import ServerError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
-from sparkforge.inspect.bench.result import Metric, Samples
 from sparkforge.runtime import interpreter
 from sparkforge.runtime.client import Place
 from sparkforge.sources import wheelhouse

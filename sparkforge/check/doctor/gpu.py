@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
+from sparkforge.check.doctor.check import Finding, Found, check, error, ok, unknown, warning
+from sparkforge.check.doctor.host import UPGRADE
+from sparkforge.check.doctor.readings import Machine, first_line
+from sparkforge.check.doctor.wanted import Wanted
 from sparkforge.core.run import Glimpse
-from sparkforge.inspect.doctor.check import Finding, Found, check, error, ok, unknown, warning
-from sparkforge.inspect.doctor.host import UPGRADE
-from sparkforge.inspect.doctor.readings import Machine, first_line
-from sparkforge.inspect.doctor.wanted import Wanted
 
 _DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
 # Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a

@@ -1,1 +1,0 @@
-"""Judgements: verify, doctor, proofs, performance."""
