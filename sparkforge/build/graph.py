@@ -170,7 +170,7 @@ def _pack(context: Context, trees: Mapping[str, Tree]) -> Item[PackResult] | Non
     if not context.pack:
         return None
     from sparkforge.build.packs import modules  # not needed by targets without a GPU
-    from sparkforge.build.packs.names import UPSTREAM
+    from sparkforge.build.packs.modules import UPSTREAM
     from sparkforge.build.stages.packs import packs_item
 
     chosen = modules.pinned(context.pack, f"targets.{context.target_name}.pack")

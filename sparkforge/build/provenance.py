@@ -14,7 +14,7 @@ from urllib.parse import quote
 from sparkforge import __version__
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
-from sparkforge.build.packs.names import LOCK
+from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.results import EnvironmentResult
 from sparkforge.core import git
 from sparkforge.core.hashing import sha256_file

@@ -44,7 +44,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkforge import __version__
 from sparkforge.build.context import Context
-from sparkforge.build.packs.names import UPSTREAM
+from sparkforge.build.packs.modules import UPSTREAM
 from sparkforge.build.results import CompiledWheelResult, PackResult, PluginResult, WheelResult
 from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import sha256_file

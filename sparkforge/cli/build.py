@@ -18,7 +18,7 @@ from sparkforge.build.options import (
     as_last,
     platform_of,
 )
-from sparkforge.build.packs import toolchain
+from sparkforge.build.packs import recipe
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import context_of, last_variant
 from sparkforge.core import disk, typed
@@ -122,7 +122,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
 
 def _check_host_compiler(context: Context) -> None:
     try:
-        toolchain.host(context.platform)
+        recipe.host(context.platform)
     except MachineError as error:
         raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
 

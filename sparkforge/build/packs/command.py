@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import cast
 
 from sparkforge.build import executor, publish
 from sparkforge.build.context import Context
 from sparkforge.build.graph import ordered, tree_of
-from sparkforge.build.options import OutputOptions, platform_of, source_option, source_plan
-from sparkforge.build.packs import modules, toolchain
-from sparkforge.build.packs.modules import SETS, Module, Set
-from sparkforge.build.packs.names import UPSTREAM
+from sparkforge.build.options import OutputOptions, platform_of
+from sparkforge.build.packs import modules, recipe
+from sparkforge.build.packs.modules import SETS, UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
-from sparkforge.core.command import Entry, count, needed, option, repeated, switch
+from sparkforge.core.command import Entry, count, needed, option, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
@@ -35,13 +32,11 @@ class Options:
         default="default",
         choices=SETS,
     )
-    module: tuple[str, ...] = repeated("only this module, see --list", metavar="NAME")
     list: bool = switch("list the modules and exit")
     dry_run: bool = switch("print the plan and exit")
     jobs: int | None = option(
         "parallel compilers (default: as many as fit in memory)", type=count, metavar="N"
     )
-    source: str | None = source_option("targets.NAME.source in pins.yaml")
     project: ProjectOptions
     output: OutputOptions
 
@@ -54,35 +49,35 @@ def run(options: Options) -> int:
         MachineError: not a dry run, and this machine lacks the C++ compiler for the target.
         BuildError: a compiler fails.
     """
-    chosen = modules.chosen(cast("Set", options.set), options.module)
+    chosen = modules.pinned([options.set], "--set")
     project = Project.open(options.project)
     start = time.monotonic()
-    context = _context(project, options)
+    target = project.pins.target(options.target)
     if options.list:
-        return _list(chosen)
+        log.document({module.name: asdict(module) for module in chosen})
+        for module in chosen:
+            log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
+        return 0
+    context = Context.of(project, options.target, platform_of(target))
+    context = replace(context, jobs=options.jobs)
     item = packs_item(context, tree_of(context, UPSTREAM), chosen)
     todo = ordered([item])
     steps = executor.plan(context, todo)
     if options.dry_run:
-        if options.output.json:
-            log.json({"steps": [asdict(step) for step in steps]})
-        else:
-            executor.show(context, steps)
+        log.document({"steps": [asdict(step) for step in steps]})
+        executor.show(context, steps)
         return 0
     if executor.makes(todo, steps, PackResult):
-        toolchain.host(context.platform)  # before anything is fetched
+        recipe.host(context.platform)  # before anything is fetched
     context.store.sweep()
     artefact = executor.run(context, todo, steps).artefact(item)
     result = artefact.result
     folder = project.root / "dist" / options.target / FOLDER
-    from filelock import FileLock  # not needed by a plan
-
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            for old in folder.glob("*.whl"):
-                old.unlink()
-            publish.link(artefact.path / result.file, folder / result.file)
+        for old in folder.glob("*.whl"):
+            old.unlink()
+        publish.link(artefact.path / result.file, folder / result.file)
     size = human_bytes((folder / result.file).stat().st_size)
     log.heading(
         f"{counted(len(result.modules), 'module')} for {context.target_name}, {size}, in"
@@ -91,21 +86,6 @@ def run(options: Options) -> int:
     path = str((folder / result.file).relative_to(project.root))
     log.info(path)
     log.document({**asdict(result), "file": path})
-    return 0
-
-
-def _context(project: Project, options: Options) -> Context:
-    target = project.pins.target(options.target)
-    plan = source_plan(options.source, project.access, target.source)
-    target = target.model_copy(update={"source": plan})
-    context = Context.of(project, options.target, platform_of(target))
-    return replace(context, target=target, jobs=options.jobs)
-
-
-def _list(chosen: Sequence[Module]) -> int:
-    log.document({module.name: asdict(module) for module in chosen})
-    for module in chosen:
-        log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
     return 0
 
 

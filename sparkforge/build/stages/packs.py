@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results, holds_wheel
 from sparkforge.build.lockedcompiler import LockedCompiler
-from sparkforge.build.packs.names import LABEL, LOCK, STAGE, UPSTREAM
+from sparkforge.build.packs.modules import LOCK, UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.core import git
 from sparkforge.core.errors import UsageError
@@ -32,14 +32,14 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
     Raises:
         UsageError: the target has no GPU, or none of FlashInfer.
     """
-    from sparkforge.build.packs import toolchain  # not needed by other builds
+    from sparkforge.build.packs import recipe  # not needed by other builds
 
     arch = context.target.cuda_arch
     if arch is None or tree is None or UPSTREAM not in context.target.wheels:
         msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
         raise UsageError(msg, "choose spark or rtx")
     source = tree
-    host = toolchain.found(context.platform)
+    host = recipe.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
     nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
     compiler = sha256_file(nvcc.lock)
@@ -53,63 +53,40 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
         "architecture": family,
         "platform": context.platform,
         "compiler": compiler,
-        "host": toolchain.MISSING if host is None else host.identity,
+        "host": "none on this machine" if host is None else host.identity,
         "version": version,
         "epoch": context.epoch,
         "code": code_of(__name__),
     }
 
     def make(folder: Path, results: Results) -> PackResult:
-        from sparkforge.build.packs import compiling, recipe, toolchain, units, wheel
+        from sparkforge.build.packs import pack
 
-        host = toolchain.host(context.platform)
+        host = recipe.host(context.platform)
         patched = source.layer(context, results).patched
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
+            tree = work / "tree"
             nvcc.fill(context, work / WHEELS)
-            recipe.fill(repo, commit, work / WHEELS, host, work / "tree")
+            recipe.fill(repo, commit, work / WHEELS, host, tree)
             ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
-            request = compiling.Request(
-                context.store,
-                work / "tree",
-                dict(zip(recipe.READ, ids, strict=True)),
-                family,
-                compiler,
-                host,
-                context.jobs,
-            )
-            described = units.describe(work / "tree", family, modules)
-            objects = compiling.compile_units(request, described)
-            libraries = {
-                module.name: compiling.link(request, module, objects) for module in described
+            shared = {"tree": dict(zip(recipe.READ, ids, strict=True)), "compiler": compiler}
+            described = recipe.describe(tree, family, modules)
+            store, jobs = context.store, context.jobs
+            libraries = pack.libraries(store, tree, host, described, shared, jobs)
+            about = {
+                "version": version,
+                "architecture": f"sm{family.replace('.', '')}",
+                "platform": context.platform,
+                "commit": commit,
+                "compiler": f"nvcc {nvcc.version()}",
+                "host": host.identity,
             }
-        entries = [
-            wheel.Entry(
-                module.name,
-                libraries[module.name].result.sha256,
-                libraries[module.name].result.size,
-                len(module.units),
-                listed.needs,
-            )
-            for listed, module in zip(modules, described, strict=True)
-        ]
-        pack = wheel.Pack(
-            version,
-            f"sm{family.replace('.', '')}",
-            context.platform,
-            commit,
-            f"nvcc {nvcc.version()}",
-            host.identity,
-            tuple(entries),
-        )
-        files = {name: library.path / f"{name}.so" for name, library in libraries.items()}
-        path = wheel.write(pack, files, context.epoch, folder)
-        hashes = {entry.name: entry.sha256 for entry in entries}
-        return PackResult(path.name, sha256_file(path), version, hashes, units=len(objects))
+            return pack.write(modules, described, libraries, about, context.epoch, folder)
 
     return Item(
-        STAGE,
-        LABEL,
+        "packs",
+        "pack flashinfer",
         inputs,
         PackResult,
         make,

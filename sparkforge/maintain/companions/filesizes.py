@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from sparkforge.build.lockedcompiler import PYTHON
-from sparkforge.build.packs.names import LOCK
+from sparkforge.build.packs.modules import LOCK
 from sparkforge.core.index import Index
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import Platform

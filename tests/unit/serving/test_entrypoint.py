@@ -167,7 +167,7 @@ def gpu_without_compilers(
     """Have a device, the profile of a GPU and the default pack, and neither nvcc nor g++."""
     monkeypatch.setattr(shutil, "which", lambda name, **options: None)
     monkeypatch.setattr(devices, "capabilities", lambda: [device])
-    names = tuple(one.name for one in modules.chosen("default"))
+    names = tuple(one.name for one in modules.pinned(["default"], ""))
     monkeypatch.setattr(devices, "installed", lambda: devices.Pack("sm121f", names))
     path = profile(tmp_path, cuda_arch="12.1", attention_backend="FLASHINFER")
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)

@@ -15,7 +15,7 @@ from sparkforge.serving.devices import Capability, Pack
 from sparkforge.serving.errors import StartError
 
 NO_COMPILER = {"CUDA_HOME": "/no/such/cuda", "PATH": "/nowhere"}
-PACK = Pack("sm121f", tuple(one.name for one in modules.chosen("default")))
+PACK = Pack("sm121f", tuple(one.name for one in modules.pinned(["default"], "")))
 
 
 @pytest.fixture

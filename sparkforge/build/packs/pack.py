@@ -1,0 +1,162 @@
+"""FlashInfer's modules → objects in the store → a wheel of libraries."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from sparkforge.build.jobs import KEEP_GIB, width
+from sparkforge.build.packs import recipe
+from sparkforge.build.packs.modules import Module
+from sparkforge.build.packs.recipe import Described, Host, Unit
+from sparkforge.build.results import PackResult
+from sparkforge.core.errors import BuildError, CommandError
+from sparkforge.core.hashing import intact, key_of, sha256_file
+from sparkforge.core.log import counted, log
+from sparkforge.core.parallel import in_parallel
+from sparkforge.store.store import Store
+from sparkforge.wheels import fresh
+
+DISTRIBUTION, PACKAGE = "flashinfer-jit-cache", "flashinfer_jit_cache"
+OBJECT = "unit.o"
+_SHIM = Path(__file__).with_name("shim.py")
+_TAGS = {"linux/amd64": "py3-none-linux_x86_64", "linux/arm64": "py3-none-linux_aarch64"}
+_METADATA = (
+    "Summary: FlashInfer's modules for gpt-oss on SM 12.x, compiled by sparkforge",
+    "License-Expression: Apache-2.0",
+)
+_LARGE = re.compile(r"gemm_grouped/")
+# GiB that one compiler takes at most; nvcc 13.0.88 on x86-64 (docs/build.md)
+_LARGEST_GIB, _OTHER_GIB = 8.0, 2.0
+
+
+@dataclass(frozen=True)
+class ObjectResult:
+    """An object."""
+
+    sha256: str
+
+
+def compile_units(
+    store: Store,
+    tree: Path,
+    host: Host,
+    modules: Sequence[Described],
+    shared: Mapping[str, object],
+    jobs: int | None,
+) -> dict[Unit, Path]:
+    """Return the objects of modules, compiling those that the store lacks.
+
+    Args:
+        tree: as ``recipe.fill`` writes it, with generated files.
+        shared: inputs of all units, for their keys.
+        jobs: compilers at once; None: as many as fit in memory.
+
+    Raises:
+        BuildError: a compiler refuses a source.
+    """
+    found: dict[Unit, Path] = {}
+    inputs = {
+        unit: {
+            "source": unit.source,
+            "contents": recipe.contents(tree, unit),
+            "flags": list(unit.flags),
+            "host": host.identity,
+            "code": recipe.digest(),
+            **shared,
+        }
+        for module in modules
+        for unit in module.units
+    }
+    for unit, keys in inputs.items():
+        made = store.find("packs", keys, ObjectResult)
+        if made is not None and intact(made.path / OBJECT, made.result.sha256):
+            found[unit] = made.path / OBJECT
+    missing = [unit for unit in inputs if unit not in found]
+    of = f"{counted(len(inputs), 'unit')} of {counted(len(modules), 'module')}"
+    log.info(f"{of}, {len(missing)} to compile")
+
+    def compiled(unit: Unit, _: Event) -> Path:
+        def make(folder: Path) -> ObjectResult:
+            try:
+                name = key_of(inputs[unit])[:16]
+                recipe.compile_unit(tree, host, unit, name, folder / OBJECT)
+            except CommandError as error:
+                hint = "fix the source, or the patch that changed it; --jobs 1 if memory ran out"
+                raise BuildError(f"{unit.source}: cannot be compiled:\n{error}", hint) from error
+            return ObjectResult(sha256_file(folder / OBJECT))
+
+        # again: one that is there is damaged
+        return store.build("packs", inputs[unit], ObjectResult, make, again=True).path / OBJECT
+
+    for gib in (_LARGEST_GIB, _OTHER_GIB):
+        todo = [u for u in missing if (gib == _LARGEST_GIB) == bool(_LARGE.search(u.source))]
+        at_once = width(jobs, gib, KEEP_GIB)
+        for unit, path in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
+            found[unit] = path
+            log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+    return found
+
+
+def libraries(
+    store: Store,
+    tree: Path,
+    host: Host,
+    modules: Sequence[Described],
+    shared: Mapping[str, object],
+    jobs: int | None,
+) -> dict[str, Path]:
+    """Return the libraries of modules by name, in the tree; arguments and errors as above.
+
+    Raises:
+        BuildError: the linker fails, too, or a library needs newer ones than the image has.
+    """
+    objects = compile_units(store, tree, host, modules, shared, jobs)
+    found = {}
+    for module in modules:
+        found[module.name] = tree / f"{module.name}.so"
+        parts = [objects[unit] for unit in module.units]
+        try:
+            recipe.link(tree, host, module, parts, found[module.name])
+        except CommandError as error:
+            raise BuildError(f"{module.name} cannot be linked:\n{error}") from error
+    return found
+
+
+def write(
+    modules: Sequence[Module],
+    described: Sequence[Described],
+    libraries: Mapping[str, Path],
+    about: Mapping[str, str],
+    epoch: int,
+    folder: Path,
+) -> PackResult:
+    """Write the wheel with the package that FlashInfer looks for; the same inputs, the same bytes.
+
+    Args:
+        libraries: by the module's name.
+        about: for the manifest: version (FlashInfer's, and ours after a plus, as FlashInfer wants
+            it), architecture (as it names it, e.g. ``sm121f``), platform, commit, and compilers.
+        epoch: date of its members, seconds since 1970.
+    """
+    entries, members = [], {}
+    for module, units in zip(modules, described, strict=True):
+        path = libraries[module.name]
+        entry = {"name": module.name, "sha256": sha256_file(path), "size": path.stat().st_size}
+        entries.append({**entry, "units": len(units.units), "needs": module.needs})
+        members[f"{PACKAGE}/modules/{module.name}/{module.name}.so"] = path.read_bytes()
+    manifest = {"schema": 1, "distribution": DISTRIBUTION, **about, "modules": entries}
+    package = {
+        f"{PACKAGE}/__init__.py": _SHIM.read_bytes(),
+        f"{PACKAGE}/manifest.json": f"{json.dumps(manifest, indent=1)}\n".encode(),
+    }
+    version, tag = about["version"], _TAGS[about["platform"]]
+    wheel = fresh.Fresh(DISTRIBUTION, version, tag, _METADATA, {**package, **members}, {})
+    path = fresh.write(wheel, epoch, folder)
+    hashes = {str(entry["name"]): str(entry["sha256"]) for entry in entries}
+    units_in_all = len({unit for one in described for unit in one.units})
+    return PackResult(path.name, sha256_file(path), version, hashes, units=units_in_all)
