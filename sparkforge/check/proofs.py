@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions, host_platform
 from sparkforge.check.machinecode import Kernel, Library, Readers, readers
-from sparkforge.core.command import Entry, needed, option
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
@@ -118,20 +120,17 @@ def libraries(
                 yield name, library
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``proofs``."""
 
-    wheel: tuple[Path, ...] = option(
-        "wheels to check (default: those of the target's last build)",
-        default=(),
-        type=Path,
-        nargs="*",
-        metavar="FILE",
-    )
-    target: str = needed("target whose contract in pins.yaml applies", metavar="NAME")
-    project: ProjectOptions
-    output: OutputOptions
+    wheel: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = ()
+    """wheels to check (default: those of the target's last build)"""
+    target: str
+    """target whose contract in pins.yaml applies"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
@@ -205,6 +204,3 @@ def _document(
         "ptx_only": list(library.jit),
         "problems": [asdict(problem) for problem in problems],
     }
-
-
-COMMANDS = (Entry("proofs", Options, run),)

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
-from sparkforge.core.command import Entry, count, needed, option
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import Target
-from sparkforge.sources.project import checkout, pins_option
+from sparkforge.sources.project import PinsFile, checkout
 
 GB = 10**9
 NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
@@ -256,23 +257,23 @@ def markdown(target: Target) -> str:
     return pages.table(HEAD, lines, right=range(1, len(HEAD)))
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``roofline``."""
 
-    target: str = needed("target whose memory and model to use", metavar="NAME")
-    model: str | None = option("model (default: the target's)", metavar="NAME")
-    context: int = option(
-        "context length in tokens (default: 2048)", default=CONTEXT, type=count, metavar="N"
-    )
-    batch: int = option(
-        "sequences decoded at once (default: 1)", default=1, type=count, metavar="N"
-    )
-    layers: str | None = option(
-        "add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8", metavar="SPEC"
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose memory and model to use"""
+    model: str | None = None
+    """model (default: the target's)"""
+    context: PositiveInt = CONTEXT
+    """context length in tokens (default: 2048)"""
+    batch: PositiveInt = 1
+    """sequences decoded at once (default: 1)"""
+    layers: str | None = None
+    """add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
@@ -286,6 +287,3 @@ def run(options: Options) -> int:
     log.info(NOTE)
     log.table([HEAD, *(_cells(row, batch) for row in table)])
     return 0
-
-
-COMMANDS = (Entry("roofline", Options, run),)

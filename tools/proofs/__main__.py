@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> int:
             for unit in chosen:
                 log.info(f"{unit.name}  [{' '.join(unit.archs)}]\n    {unit.summary}")
             return 0
-        project = Project.open(ProjectOptions(given.pins, given.store, offline=False))
+        project = Project.open(ProjectOptions(pins=given.pins, store=given.store))
         project.store.sweep()
         verdicts = run(project, todo, given.jobs)
         report = project.root / "dist" / "proofs" / "report.json"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 from sparkforge.build import executor, publish
 from sparkforge.build.context import Context
 from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.options import OutputOptions, platform_of
 from sparkforge.build.packs import modules, recipe
-from sparkforge.build.packs.modules import SETS, UPSTREAM
+from sparkforge.build.packs.modules import UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
-from sparkforge.core.command import Entry, count, needed, option, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
@@ -21,24 +24,24 @@ from sparkforge.sources.project import Project, ProjectOptions
 FOLDER = "packs"
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``packs``."""
 
-    target: str = needed("target to compile for: spark or rtx", metavar="NAME")
-    set: str = option(
-        "default: what the profiles' defaults load; all: what --moe-backend flashinfer_cutlass,"
-        " --kv-cache-dtype fp8 and --block-size load, too",
-        default="default",
-        choices=SETS,
-    )
-    list: bool = switch("list the modules and exit")
-    dry_run: bool = switch("print the plan and exit")
-    jobs: int | None = option(
-        "parallel compilers (default: as many as fit in memory)", type=count, metavar="N"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    target: str
+    """target to compile for: spark or rtx"""
+    set: Literal["default", "all"] = "default"
+    """default: what the profiles' defaults load; all: what --moe-backend flashinfer_cutlass,
+    --kv-cache-dtype fp8 and --block-size load, too"""
+    list: bool = False
+    """list the modules and exit"""
+    dry_run: bool = False
+    """print the plan and exit"""
+    jobs: PositiveInt | None = None
+    """parallel compilers (default: as many as fit in memory)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
@@ -87,6 +90,3 @@ def run(options: Options) -> int:
     log.info(path)
     log.document({**asdict(result), "file": path})
     return 0
-
-
-COMMANDS = (Entry("packs", Options, run),)
