@@ -125,15 +125,17 @@ def graph_of(context: Context) -> Graph:
         if builder is None:
             wheels[name] = overlay_item(context, name, layers)
             continue
-        from sparkforge.build.compile import items  # not needed by overlays
+        from sparkforge.build.compile import inputs, natives  # not needed by overlays
 
-        fetched = items.external_items(context, name)
-        externals |= {f"{name}/{external}": item for external, item in fetched.items()}
-        blocked = context.pins.upstream(name).compile.blocked
-        if blocked is None:
-            wheels[name] = items.compile_item(context, name, builder, layers, fetched)
-        else:
-            wheels[name] = overlay_item(context, name, layers, note=blocked)
+        upstream, compiled = context.pins.upstream(name), natives.natives_of(context, name)
+        if not compiled:
+            note = upstream.compile.blocked or "its series changes no native file"
+            wheels[name] = overlay_item(context, name, layers, note=note)
+            continue
+        needed = upstream.externals if natives.reads_externals(compiled) else ()
+        fetched = {key: inputs.external_item(context, name, key) for key in needed}
+        externals |= {f"{name}/{key}": item for key, item in fetched.items()}
+        wheels[name] = natives.compile_item(context, name, builder, layers, fetched)
     house = wheelhouse_item(context)
     pack = _pack(context, trees)
     kernels, plugin = _plugin(context)
@@ -180,7 +182,7 @@ def _pack(context: Context, trees: Mapping[str, Tree]) -> Item[PackResult] | Non
 def _builder(context: Context) -> Item[BuilderResult] | None:
     if context.wheels != "compile":
         return None
-    from sparkforge.build.compile.builder import builder_item  # not needed by overlays
+    from sparkforge.build.compile.inputs import builder_item  # not needed by overlays
 
     return builder_item(context)
 

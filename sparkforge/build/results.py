@@ -121,11 +121,9 @@ class NativeFile:
 
 @dataclass(frozen=True)
 class CompiledWheelResult(WheelResult):
-    """A compiled wheel."""
+    """A wheel of an upstream, with compiled native files."""
 
     natives: Mapping[str, NativeFile] = field(default_factory=dict)
-    differs: tuple[str, ...] = ()
-    """Files that no patch changes, and that differ from the release's."""
     compiled: Literal[True] = True
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build import executor
-from sparkforge.build.compile.externals import ARCHIVE, external_item
+from sparkforge.build.compile.inputs import ARCHIVE, external_item
 from sparkforge.build.executor import Build
 from sparkforge.build.graph import Graph
 from sparkforge.build.item import Results, StepResult

@@ -64,7 +64,6 @@ EACH = [
     CompiledWheelResult(
         **WHEEL,
         natives={"_C.so": NativeFile("1" * 64, "compiled"), "_D.so": NativeFile("2", "release")},
-        differs=("d.py",),
     ),
     WheelhouseResult(3),
     CheckpointResult({"preflight/config.json": "0" * 64}),
