@@ -131,7 +131,7 @@ def test_a_result_is_that_of_its_item_and_not_of_one_like_it() -> None:
 
 def test_a_wheel_that_needs_no_builder_does_not_bring_one() -> None:
     overlaid = graph_of(context("cpu")).until("smoke")
-    compiled = graph_of(context("cpu", wheels="compile")).until("smoke")
+    compiled = graph_of(context("spark", wheels="compile")).until("wheels")
     assert "builder" not in {item.stage for item in overlaid}
     assert [item.label for item in compiled if item.stage == "builder"] == [
         "builder's wheelhouse",
