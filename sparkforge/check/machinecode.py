@@ -50,15 +50,11 @@ class Kernel:
     """Facts about one kernel's machine code.
 
     Attributes:
-        name: mangled.
-        target: the code's target (``sm_121a``; for 120f ``sm_120``).
-        registers: per thread.
-        stack, local: bytes per thread; local memory outside the stack is spilled.
-        shared: static bytes per block.
-        shared_dynamic: bytes per block that a CUTLASS kernel requests at its launch; None: not in
-            the code.
+        target: e.g. ``sm_121a``; for 120f ``sm_120``.
+        registers, stack, local: per thread; local memory outside the stack (bytes) is spilled.
+        shared, shared_dynamic: static bytes per block, and those that a CUTLASS kernel requests at
+            its launch; None: not in the code.
         mma: number of each matrix instruction with its modifiers.
-        opcodes: of all instructions, sorted.
         traps: whether it has a trap (``BPT.TRAP``), like an empty stub.
         code: digest of the instructions with their operands.
     """
@@ -93,11 +89,7 @@ class Library:
 
 
 def usages(text: str) -> dict[str, tuple[int, int, int, int]]:
-    """Return registers, stack, static shared and local memory of each kernel of one cubin.
-
-    Args:
-        text: output of ``cuobjdump --dump-resource-usage``.
-    """
+    """Return registers, stack, static shared and local memory of each kernel of one cubin."""
     found = {}
     for name, *numbers in _USAGE.findall(text):
         registers, stack, shared, local = map(int, numbers)

@@ -1,14 +1,10 @@
 """`build.py bench quality`: the effect of quantised dense layers on a model's answers.
 
 The model is served twice unchanged and once for each choice of --mxfp4-layers. The unchanged model
-continues every prompt. Then each server scores those tokens, with the true ones before them
-(teacher-forced), and its next-token distributions are compared with those of the unchanged model.
-Each server also answers questions with one checkable answer. The prompts and questions are in
-quality.json, written for this purpose.
-
-The second server of the unchanged model gets the same requests in the opposite order and several at
-once, so that its batches have other shapes. The differences of these two are noise: a choice is
-judged by its addition to that.
+continues every prompt of quality.json. Each server scores those tokens, with the true ones before
+them (teacher-forced), and answers questions with one checkable answer. The second unchanged server
+gets the requests in the opposite order and several at once, so that its batches have other shapes:
+its differences are noise, and a choice is judged by its addition to that.
 """
 
 from __future__ import annotations
@@ -53,9 +49,10 @@ Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
 Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
 Text = tuple[Sequence[int], Sequence[int]]
-"""A prompt and the unchanged model's continuation, as token ids.
-
-Only the continuation is compared, since the model was not trained to write a user's text."""
+"""A prompt and the unchanged model's continuation, as token ids. Only the latter is compared: the
+model was not trained to write a user's text."""
+Seen = tuple[Sequence[Sequence[Logprobs]], Sequence[str]]
+"""Results of one server: the distribution of each text's written tokens, and answers."""
 
 
 def material(prompts: int | None, questions: int | None) -> tuple[list[str], list[Question]]:
@@ -71,25 +68,13 @@ def material(prompts: int | None, questions: int | None) -> tuple[list[str], lis
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Results of one server: the distribution of each text's written tokens, and answers."""
-
-    scored: Sequence[Sequence[Logprobs]]
-    answers: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Measured:
-    """One server beside the unchanged model.
+    """One server beside the unchanged model; ``mean_kl`` in nats, a lower bound.
 
     Attributes:
-        mean_kl: Kullback-Leibler divergence in nats; a lower bound, close if ``covered`` is near
-            one, see ``divergence``.
         agreement: share of positions with the same likeliest token.
-        covered: mean probability of the tokens returned by both.
-        positions: number of compared positions.
-        kl_by_text: means of each text; positions of one text are not independent observations.
-        right: number of right answers.
+        covered: mean probability of the tokens returned by both; near one, the bound is close.
+        kl_by_text: means; positions of one text are not independent observations.
         lost, gained: right answers of the unchanged model that are wrong here, and the reverse.
     """
 
@@ -116,11 +101,6 @@ def _ask(server: Server, **body: Any) -> Any:
     return reply.json()["choices"][0]
 
 
-def _continue(server: Server, prompt: str, tokens: int) -> Text:
-    choice = _ask(server, prompt=prompt, max_tokens=tokens, ignore_eos=True)
-    return choice["prompt_token_ids"], choice["token_ids"]
-
-
 def _score(server: Server, text: Text) -> list[Logprobs]:
     """Return the distribution of every written token after those before it."""
     prompt, written = text
@@ -138,11 +118,7 @@ def _score(server: Server, text: Text) -> list[Logprobs]:
 def _observe(
     server: Server, texts: Sequence[Text], questions: Sequence[Question], *, mixed: bool = False
 ) -> Seen:
-    """Score the texts and ask the questions.
-
-    Args:
-        mixed: from the last to the first and several at once, so that batches have other shapes.
-    """
+    """Score the texts and ask the questions; mixed: in batches of other shapes."""
     width, turn = (_AT_ONCE, -1) if mixed else (1, 1)
 
     def score(text: Text, _: Event) -> list[Logprobs]:
@@ -153,7 +129,7 @@ def _observe(
 
     scored = list(in_parallel(score, texts[::turn], width))
     answers = list(in_parallel(ask, questions[::turn], width))
-    return Seen(scored[::turn], answers[::turn])
+    return scored[::turn], answers[::turn]
 
 
 def starter(
@@ -193,18 +169,14 @@ def run(
     max_kl: float | None = None,
     max_drop: float | None = None,
 ) -> dict[str, Any]:
-    """Serve, score and compare.
-
-    A choice of layers that cannot be served is listed in ``failed``; the others still run.
+    """Serve, score and compare the choices of layers; those that cannot be served are ``failed``.
 
     Args:
-        layers: values of --mxfp4-layers, one server each.
         tokens: of each continuation.
         max_kl, max_drop: as for ``beyond``.
 
     Returns:
-        ``noise`` and ``layers`` as ``Measured``, reasons in ``failed``, and in ``beyond`` a
-        sentence for each metric of a choice beyond the noise, or the user's limit.
+        ``noise`` and ``layers`` as ``Measured``, reasons in ``failed``, sentences in ``beyond``.
 
     Raises:
         ServerError: a server of the unchanged model does not start or answer.
@@ -214,7 +186,8 @@ def run(
         raise UsageError("one prompt shows no noise", "add --prompts 2 or more, or set --max-kl")
     common = ("--max-logprobs", str(_TOP))
     with log.step("unchanged"), start(common) as server:
-        texts = [_continue(server, prompt, tokens) for prompt in prompts]
+        written = [_ask(server, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
+        texts = [(one["prompt_token_ids"], one["token_ids"]) for one in written]
         reference = _observe(server, texts, questions)
     with log.step("unchanged, a second time"), start(common) as server:
         noise = measured(reference, _observe(server, texts, questions, mixed=True), questions)
@@ -243,8 +216,7 @@ def is_right(reply: str, answer: str) -> bool:
 def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
     """Return a lower bound of one position's divergence in nats, and the probability it covers.
 
-    The servers only return their likeliest tokens. All others are merged to one, which can only
-    lose divergence.
+    Tokens that not both servers return are merged to one, which can only lose divergence.
     """
     shared = reference.keys() & other.keys()
     covered = sum(math.exp(reference[token]) for token in shared)
@@ -257,17 +229,17 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
 def measured(reference: Seen, seen: Seen, questions: Sequence[Question]) -> Measured:
     """Compare one server's results with the unchanged model's first ones."""
     kls: list[list[float]] = []
-    same = 0
     covered: list[float] = []
-    for ours, theirs in zip(reference.scored, seen.scored, strict=True):
+    same = 0
+    for ours, theirs in zip(reference[0], seen[0], strict=True):
         pairs = list(zip(ours, theirs, strict=True))
         kl, mass = zip(*(divergence(p, q) for p, q in pairs), strict=True)
         kls.append(list(kl))
         covered += mass
         same += sum(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
     right = [
-        (is_right(first, answer), is_right(then, answer))
-        for first, then, (_, answer) in zip(reference.answers, seen.answers, questions, strict=True)
+        (is_right(before, answer), is_right(after, answer))
+        for before, after, (_, answer) in zip(reference[1], seen[1], questions, strict=True)
     ]
     return Measured(
         mean_kl=statistics.fmean(kl for text in kls for kl in text),
@@ -287,12 +259,8 @@ def beyond(
 ) -> list[str]:
     """Return a sentence for each metric (KL, right answers) beyond its limit.
 
-    Without a user's limit the divergence is beyond the noise if the 95 % interval of its addition,
-    over texts, is above nothing. For answers it is McNemar's test with the unchanged model's.
-
-    Args:
-        max_kl: the user's limit for the mean divergence, in nats.
-        max_drop: that for the drop in right answers, a share of all.
+    Without a user's limit (``max_kl``: of the mean, in nats; ``max_drop``: a share of all answers):
+    the 95 % interval of the additional divergence, over texts, is above 0; McNemar's test.
     """
     found = []
     more = added(noise.kl_by_text, one.kl_by_text)

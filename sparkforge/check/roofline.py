@@ -1,11 +1,9 @@
 """`build.py roofline`: ceilings of decoding speed, a memory's bandwidth / the bytes of a step.
 
-A ceiling is neither a measurement nor a promise: no engine can be faster, and its distance from it
-is unknown. A step reads the weights as the backend stores them (with padding, scales and biases),
-keys and values of the context, norms, sinks and rows of the embedding. Not counted: activations and
-new keys and values (under 1 MB per token), caches between steps, and all computation.
-
-1 GB is 10^9 bytes.
+A ceiling is neither a measurement nor a promise: no engine can be faster. A step reads the weights
+as the backend stores them (with padding, scales and biases), keys and values of the context, norms,
+sinks and rows of the embedding. Not counted: activations, new keys and values (under 1 MB per
+token), caches between steps, and all computation. 1 GB is 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -115,14 +113,10 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def parse_layers(text: str) -> dict[Kind, Format]:
-    """Read the value of ``--mxfp4-layers`` as our plugin of vLLM does.
-
-    Args:
-        text: comma-separated kinds, each optionally with its format: ``qkv,o,lm_head=mxfp8``.
-            ``moe`` has no effect.
+    """Read the value of ``--mxfp4-layers`` (``qkv,o,lm_head=mxfp8``) as our plugin of vLLM does.
 
     Raises:
-        UsageError: a kind or format is unknown, or a kind occurs twice.
+        UsageError: a kind or format is unknown, or a kind occurs twice; ``moe`` has no effect.
     """
     chosen: dict[str, Format] = {}
     for item in text.split(","):
@@ -158,8 +152,7 @@ def padded_dense(rows: int, columns: int) -> tuple[int, int]:
 def distinct_experts(experts: int, top_k: int, batch: int) -> float:
     """Return the average number of experts of a layer that a step of ``batch`` tokens reads.
 
-    Each token chooses its ``top_k`` independently and evenly. Real routers have preferences, so a
-    real step reads fewer.
+    Tokens choose independently and evenly. Real routers have preferences: a real step reads fewer.
     """
     return experts * (1 - (1 - top_k / experts) ** batch)
 
@@ -177,8 +170,7 @@ def step_bytes(
 
     Args:
         formats: of dense layers; others are BF16.
-        context: tokens that each sequence attends to, with its own.
-        batch: sequences of the step; each gives one token.
+        context: tokens that each of the ``batch`` sequences attends to, with its own.
     """
     form: Mapping[Kind, Format] = {"qkv": "bf16", "o": "bf16", "lm_head": "bf16", **formats}
     hidden, layers = shape.hidden, shape.layers
@@ -209,12 +201,7 @@ def rows(
     """Return the table: the release, the series with each format, and ``layers`` if given.
 
     Each row has the bytes of a step, the ceiling over all sequences, and its ratio to the release.
-
-    Args:
-        bandwidth: of the memory, GB/s.
-
-    Raises:
-        UsageError: ``layers`` is invalid.
+    ``bandwidth`` is in GB/s. UsageError: ``layers`` is invalid.
     """
     asked: list[tuple[str, Moe, str]] = []
     if layers is not None:

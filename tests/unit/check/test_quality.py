@@ -183,9 +183,10 @@ def test_each_choice_is_served_once(
         served.append((server, mixed))
         bad = server == "lm_head"
         scored = [logs(0.1, 0.9) if bad else logs(0.9, 0.1)] * 2
-        return Seen([scored] * len(texts), ["no" if bad else "42"] * len(questions))
+        return [scored] * len(texts), ["no" if bad else "42"] * len(questions)
 
-    monkeypatch.setattr(quality, "_continue", lambda *_: ([1], [0, 1]))
+    written = {"prompt_token_ids": [1], "token_ids": [0, 1]}
+    monkeypatch.setattr(quality, "_ask", lambda *_, **__: written)
     monkeypatch.setattr(quality, "_observe", observe)
     questions = [("What?", "42"), ("And?", "43")]
     found = quality.run(start, ("qkv", "o", "lm_head"), 2, ["a", "b"], questions, None, 0.2)
