@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from sparkforge.build import executor, serve
+from sparkforge.build import serve
 from sparkforge.build.options import (
     OutputOptions,
     ServerOptions,
@@ -17,7 +17,7 @@ from sparkforge.build.options import (
     as_last,
     host_platform,
 )
-from sparkforge.build.setup import last_context
+from sparkforge.build.setup import last_build
 from sparkforge.core import typed
 from sparkforge.core.command import (
     Entry,
@@ -142,17 +142,17 @@ def _run(options: RunOptions) -> int:
             found = [sides.running(place, options.target, options.profile or "")]
             model = model or sides.tokenizer(project.pins.models[str(chosen.model)])
         else:
-            context = last_context(
+            build = last_build(
                 project, options.target, options.variant, options.server, options.arguments
             )
-            profile = context.serving
+            profile = build.context.serving
             if options.profile is not None:
-                profile = serve.chosen(context, options.profile)
+                profile = serve.chosen(build.context, options.profile)
             model = None if model is None else serve.checkpoint(model)
-            build = executor.build(context, "image")
+            build.run("image")
             versus = options.vs is not None
-            found = sides.of_build(context, build, model, profile, work, versus=versus)
-            model = model or sides.standing_in(context, build)  # the BF16 one's tokenizer, too
+            found = sides.of_build(build, model, profile, work, versus=versus)
+            model = model or sides.standing_in(build)  # the BF16 one's tokenizer, too
         common = Identity(
             "url",
             options.target,

@@ -17,8 +17,7 @@ from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.proofs.cuobjdump import Readers
 from sparkforge.inspect.proofs.machinecode import Kernel
 from sparkforge.pins.contracts import compiles
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive, intake
 
 _NATIVE = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin|a|o|pyd)$")
