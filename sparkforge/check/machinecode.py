@@ -20,8 +20,7 @@ from sparkforge.core.run import call
 from sparkforge.pins.contracts import compiles
 from sparkforge.runtime import interpreter
 from sparkforge.sources.sources import Access
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 
 LOCK = "requirements/proofs.txt"
 _TOOL = re.compile(r".*/bin/(cuobjdump|nvdisasm)")

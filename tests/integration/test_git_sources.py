@@ -151,7 +151,7 @@ class Bench:
         (Path(os.environ["HOME"]) / ".gitconfig").write_text(
             f'[url "{self.repo.path.as_uri()}"]\ninsteadOf = {self.upstream.git}\n'
         )
-        store.write_json(store.root / "made", 1)
+        store._prepare()
         partial = store.partial_path(str(pinned["sha256"]))
         partial.write_bytes(data)
         store.accept_download(partial, partial.name, release.name)

@@ -74,7 +74,7 @@ class World:
     def release(self, file: Path, store: Store | None = None) -> Source:
         """Import a release file that has been downloaded already."""
         store = store or self.store
-        store.write_json(store.root / "made", 1)
+        store._prepare()
         partial = store.partial_path(sha256(file.read_bytes()))
         shutil.copyfile(file, partial)
         store.accept_download(partial, partial.name, file.name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.item import Item, Results
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import WHEELS, Context, Tools
 from sparkforge.build.results import BuilderResult, ExternalResult
-from sparkforge.build.stages.wheelhouse import wheelhouse_item
+from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
 from sparkforge.core.hashing import code_digest, intact, key_of, sha256_file
 from sparkforge.core.log import log
@@ -15,7 +15,7 @@ from sparkforge.core.run import call
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import OLDEST_ENGINE, Engine
 from sparkforge.sources.download import Fetches
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 
 ARCHIVE = "source.tar"
 # CMake and ninja are locked wheels. patch: vLLM's CMake patches one header of torch with it.
@@ -23,22 +23,22 @@ ARCHIVE = "source.tar"
 _PACKAGES = ("ccache", "g++", "gcc", "git", "libc6-dev", "libnuma-dev", "patch")
 
 
-def engine_of(context: Context) -> Engine:
+def engine_of(tools: Tools) -> Engine:
     """Return the engine that compiles; MachineError if none is used here."""
-    if context.engine is None:
+    if tools.engine is None:
         remedy = f"start Docker Engine {OLDEST_ENGINE} or newer, or use --wheels overlay"
         raise MachineError("compiling wheels needs a container engine", remedy)
-    return context.engine
+    return tools.engine
 
 
-def builder_item(context: Context) -> Item[BuilderResult]:
+def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
     """Return the image with compilers and build requirements, on the target's base or --base.
 
     Raises:
         BuildError: the target names no requirements for a builder.
         MachineError: the target has no base image, and none is named.
     """
-    base, target = context.base, context.target
+    base, target = tools.base, context.target
     if base is None:
         msg = f"target {context.target_name} has no base image in pins.yaml to compile in"
         raise MachineError(msg, "give one: --base IMAGE (with Python and apt)")
@@ -59,40 +59,36 @@ def builder_item(context: Context) -> Item[BuilderResult]:
         "code": code_of(__name__),
     }
 
-    def make(folder: Path, results: Results) -> BuilderResult:
+    def make(folder: Path) -> BuilderResult:
         from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
-        engine = engine_of(context)
+        engine = engine_of(tools)
         name = f"sparkforge/builder-{context.target_name}:{key_of(inputs)[:12]}"
-        # another store of this machine may have built it: transferring its wheelhouse takes longest
-        if "builder" in context.force or not engine.has_image(name):
-            ours = folder / "wheels"
-            ours.mkdir()
-            (ours / "requirements.txt").write_bytes((context.root / lock).read_bytes())
-            arguments = {
+        ours = folder / "wheels"
+        ours.mkdir()
+        (ours / "requirements.txt").write_bytes((context.root / lock).read_bytes())
+        build = buildx.ImageBuild(
+            context.root / "Dockerfile",
+            context.root,
+            engine.context,
+            engine.kept_as(name),
+            stage="builder",
+            platform=context.platform,
+            arguments={
                 "BASE": base.reference,
                 "PYTHON_VERSION": target.python,
                 "SOURCE_DATE_EPOCH": str(context.epoch),
                 "SYSTEM_PACKAGES": " ".join(packages),
-            }
-            buildx.build(
-                buildx.ImageBuild(
-                    context.root / "Dockerfile",
-                    context.root,
-                    engine.context,
-                    engine.kept_as(name),
-                    stage="builder",
-                    platform=context.platform,
-                    arguments=arguments,
-                    contexts={"wheels": ours, "wheelhouse": results.artefact(house).path / WHEELS},
-                    ca_bundle=context.ca_bundle,
-                )
-            )
+            },
+            contexts={"wheels": ours, "wheelhouse": house.path / WHEELS},
+            ca_bundle=tools.ca_bundle,
+        )
+        buildx.build(build)
         image_id = engine.image_id(name)
         log.info(f"builder {name} ({image_id})")
         return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
 
-    return Item(
+    return Cached(
         "builder",
         "builder",
         inputs,
@@ -100,14 +96,14 @@ def builder_item(context: Context) -> Item[BuilderResult]:
         make,
         needs=(house,),
         valid=lambda artefact: (
-            context.engine is None or context.engine.has_image(artefact.result.image_id)
+            tools.engine is None or tools.engine.has_image(artefact.result.image_id)
         ),
         # an engine may lose the image of which all wheels are made
         intermediate=True,
     )
 
 
-def external_item(context: Context, upstream: str, external: str) -> Item[ExternalResult]:
+def external_item(context: Context, upstream: str, external: str) -> Cached[ExternalResult]:
     """Return a repository that an upstream's CMake would fetch, with submodules, as an archive.
 
     It is fetched by its full SHA. A commit's tree has the SHAs of its submodules, so it pins them.
@@ -118,7 +114,7 @@ def external_item(context: Context, upstream: str, external: str) -> Item[Extern
     pin = context.pins.upstream(upstream).externals[external]
     name = f"{upstream}/{external}"
 
-    def make(folder: Path, results: Results) -> ExternalResult:
+    def make(folder: Path) -> ExternalResult:
         url = context.access.mirrors.get(name, pin.git)
         local = "://" not in url and Path(url).exists()
         if context.access.offline and not local:
@@ -149,7 +145,7 @@ def external_item(context: Context, upstream: str, external: str) -> Item[Extern
             call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
         return ExternalResult(pin.commit, sha256_file(out))
 
-    return Item(
+    return Cached(
         "sources",
         f"external {name}",
         {"commit": pin.commit, "code": code_of(__name__)},

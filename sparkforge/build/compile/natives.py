@@ -9,9 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.compile.inputs import ARCHIVE, engine_of
-from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results, holds_wheel, undamaged
+from sparkforge.build.context import Context, Tools
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.build.results import (
     BuilderResult,
@@ -19,10 +19,10 @@ from sparkforge.build.results import (
     ExternalResult,
     NativeFile,
 )
-from sparkforge.build.stages.source import chosen
+from sparkforge.build.stages.trees import Tree, chosen
 from sparkforge.build.stages.wheels import (
-    Tree,
     common_inputs,
+    holds_wheel,
     release_wheel,
     request_of,
     seal,
@@ -37,7 +37,7 @@ from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.pins.pins import Upstream
 from sparkforge.runtime import buildx
 from sparkforge.series.series import Series
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer, Request
@@ -174,11 +174,12 @@ def script(
 
 def compile_item(
     context: Context,
+    tools: Tools,
     name: str,
-    image: Item[BuilderResult],
+    image: Cached[BuilderResult],
     trees: Mapping[str, Tree],
-    fetched: Mapping[str, Item[ExternalResult]],
-) -> Item[CompiledWheelResult]:
+    fetched: Mapping[str, Cached[ExternalResult]],
+) -> Cached[CompiledWheelResult]:
     """Return an upstream's wheel with compiled native files.
 
     Args:
@@ -207,15 +208,15 @@ def compile_item(
     gib = CXX_GIB if context.target.cuda_arch is None else NVCC_GIB
     # one a store: the second build of `verify`, in an empty store, compiles everything again
     namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
-    text = script(*recipe, width(context.jobs, gib, KEEP_GIB), namespace)
+    text = script(*recipe, width(tools.jobs, gib, KEEP_GIB), namespace)
 
-    def make(folder: Path, results: Results) -> CompiledWheelResult:
+    def make(folder: Path) -> CompiledWheelResult:
         wheel = release_wheel(context, name, file)
         log.info(f"{name}: {', '.join(native.file for native in natives)}")
         with context.store.temporary("compile") as work:
-            _fill(context, name, trees, fetched, results, work / "sources")
+            _fill(context, name, trees, fetched, work / "sources")
             (work / "sources" / "compile.sh").write_text(text)
-            _run(context, results.of(image).tag, name, work)
+            _run(context, tools, image.result.tag, name, work)
             compiled = {}
             for native in natives:
                 path = work / "out" / native.file
@@ -223,11 +224,11 @@ def compile_item(
                     msg = f"CMake's target {native.target} installed no {native.file}"
                     raise BuildError(msg, "fix compile.natives in pins.yaml")
                 compiled[native.file] = path.read_bytes()
-        ours = [trees[layer].layer(context, results) for layer in series_of(context, name)]
+        ours = [trees[layer].layer(context) for layer in series_of(context, name)]
         request = request_of(context, name, wheel, inputs["local"])
         return overlaid(request, ours, compiled, folder)
 
-    return Item(
+    return Cached(
         "wheels",
         f"wheel {name}",
         inputs,
@@ -248,30 +249,29 @@ def _fill(
     context: Context,
     name: str,
     trees: Mapping[str, Tree],
-    fetched: Mapping[str, Item[ExternalResult]],
-    results: Results,
+    fetched: Mapping[str, Cached[ExternalResult]],
     folder: Path,
 ) -> None:
     """Write the patched trees and the externals as the Dockerfile reads them."""
     for empty in ("out", "cmake", "tmp"):  # the compiling user owns what is copied
         (folder / empty).mkdir(parents=True)
     for layer, tree in trees.items():
-        pin, patched = context.pins.upstream(layer), tree.layer(context, results).patched
+        pin, patched = context.pins.upstream(layer), tree.layer(context).patched
         if layer == name:
             git.unpack(patched.source.repo, patched.commit, [], folder / "tree")
         elif pin.compile.redirect is not None:
             where = f"{patched.commit}:{pin.paths[0].repo.rstrip('/')}"
             git.unpack(patched.source.repo, where, [], folder / "externals" / layer)
     for key, item in fetched.items():
-        external, out = results.artefact(item), folder / "externals" / key
-        archive = undamaged(external.path / ARCHIVE, external.result.sha256, "fetches it again")
+        out = folder / "externals" / key
+        archive = undamaged(item.path / ARCHIVE, item.result.sha256)
         out.mkdir(parents=True)
         call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", out)
 
 
-def _run(context: Context, builder: str, name: str, work: Path) -> None:
+def _run(context: Context, tools: Tools, builder: str, name: str, work: Path) -> None:
     """Compile ``sources`` of a folder into its ``out``; BuildError if it does not compile."""
-    engine = engine_of(context)
+    engine = engine_of(tools)
     if not engine.has_image(builder):  # it must not be looked up in a public registry
         raise BuildError(f"the engine has no image {builder}", "add --force builder")
     build = buildx.ImageBuild(

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
-from sparkforge.build import executor, publish
+from sparkforge.build import cached, publish
 from sparkforge.build.context import Context
-from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.options import OutputOptions, platform_of
-from sparkforge.build.packs import modules, recipe
-from sparkforge.build.packs.modules import UPSTREAM
+from sparkforge.build.packs import recipe
+from sparkforge.build.packs.modules import UPSTREAM, pinned
+from sparkforge.build.packs.pack import packs_item
 from sparkforge.build.results import PackResult
-from sparkforge.build.stages.packs import packs_item
+from sparkforge.build.stages.trees import tree_of
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
-
-FOLDER = "packs"
 
 
 @Parameter(name="*")
@@ -52,7 +50,7 @@ def run(options: Options) -> int:
         MachineError: not a dry run, and this machine lacks the C++ compiler for the target.
         BuildError: a compiler fails.
     """
-    chosen = modules.pinned([options.set], "--set")
+    chosen = pinned([options.set], "--set")
     project = Project.open(options.project)
     start = time.monotonic()
     target = project.pins.target(options.target)
@@ -62,25 +60,23 @@ def run(options: Options) -> int:
             log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
         return 0
     context = Context.of(project, options.target, platform_of(target))
-    context = replace(context, jobs=options.jobs)
-    item = packs_item(context, tree_of(context, UPSTREAM), chosen)
-    todo = ordered([item])
-    steps = executor.plan(context, todo)
+    item = packs_item(context, tree_of(context, UPSTREAM), chosen, options.jobs)
+    todo = cached.ordered([item])
+    steps = cached.plan(context, todo)
     if options.dry_run:
         log.document({"steps": [asdict(step) for step in steps]})
-        executor.show(context, steps)
+        cached.show(context, steps)
         return 0
-    if executor.makes(todo, steps, PackResult):
+    if cached.makes(todo, steps, PackResult):
         recipe.host(context.platform)  # before anything is fetched
     context.store.sweep()
-    artefact = executor.run(context, todo, steps).artefact(item)
-    result = artefact.result
-    folder = project.root / "dist" / options.target / FOLDER
+    cached.run(context, todo, planned=steps)
+    result, folder = item.result, context.dist / "packs"
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.whl"):
             old.unlink()
-        publish.link(artefact.path / result.file, folder / result.file)
+        publish.link(item.path / result.file, folder / result.file)
     size = human_bytes((folder / result.file).stat().st_size)
     log.heading(
         f"{counted(len(result.modules), 'module')} for {context.target_name}, {size}, in"

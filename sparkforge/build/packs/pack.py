@@ -9,16 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.jobs import KEEP_GIB, width
 from sparkforge.build.packs import recipe
-from sparkforge.build.packs.modules import Module
+from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
 from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.results import PackResult
-from sparkforge.core.errors import BuildError, CommandError
+from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.trees import Tree
+from sparkforge.build.stages.wheels import holds_wheel
+from sparkforge.core import git
+from sparkforge.core.errors import BuildError, CommandError, UsageError
 from sparkforge.core.hashing import intact, key_of, sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.core.parallel import in_parallel
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import fresh
 
 DISTRIBUTION, PACKAGE = "flashinfer-jit-cache", "flashinfer_jit_cache"
@@ -160,3 +166,75 @@ def write(
     hashes = {str(entry["name"]): str(entry["sha256"]) for entry in entries}
     units_in_all = len({unit for one in described for unit in one.units})
     return PackResult(path.name, sha256_file(path), version, hashes, units=units_in_all)
+
+
+def packs_item(
+    context: Context, tree: Tree | None, modules: Sequence[Module], jobs: int | None = None
+) -> Cached[PackResult]:
+    """Return the wheel of these modules for a target.
+
+    A machine without the C++ compiler for its host code can plan it, not make it.
+
+    Args:
+        tree: FlashInfer's; None: the target has none.
+        jobs: compilers at once; None: as many as fit in memory.
+
+    Raises:
+        UsageError: the target has no GPU, or none of FlashInfer.
+    """
+    arch = context.target.cuda_arch
+    if arch is None or tree is None or UPSTREAM not in context.target.wheels:
+        msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
+        raise UsageError(msg, "choose spark or rtx")
+    host = recipe.found(context.platform)
+    upstream = context.pins.upstream(UPSTREAM)
+    nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
+    compiler = sha256_file(nvcc.lock)
+    family = f"{arch}f"
+    local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
+    version = f"{upstream.version}+{local}"
+    inputs = {
+        "upstream_commit": upstream.commit_or_unknown,
+        "series": context.series_of(UPSTREAM).sha256,
+        "modules": [module.name for module in modules],
+        "architecture": family,
+        "platform": context.platform,
+        "compiler": compiler,
+        "host": "none on this machine" if host is None else host.identity,
+        "version": version,
+        "epoch": context.epoch,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path) -> PackResult:
+        host = recipe.host(context.platform)
+        patched = tree.layer(context).patched
+        repo, commit = patched.source.repo, patched.commit
+        with context.store.temporary("packs") as work:
+            where = work / "tree"
+            nvcc.fill(context, work / WHEELS)
+            recipe.fill(repo, commit, work / WHEELS, host, where)
+            ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
+            shared = {"tree": dict(zip(recipe.READ, ids, strict=True)), "compiler": compiler}
+            described = recipe.describe(where, family, modules)
+            found = libraries(context.store, where, host, described, shared, jobs)
+            about = {
+                "version": version,
+                "architecture": f"sm{family.replace('.', '')}",
+                "platform": context.platform,
+                "commit": commit,
+                "compiler": f"nvcc {nvcc.version()}",
+                "host": host.identity,
+            }
+            return write(modules, described, found, about, context.epoch, folder)
+
+    return Cached(
+        "packs",
+        "pack flashinfer",
+        inputs,
+        PackResult,
+        make,
+        needs=tree.items,
+        valid=holds_wheel,
+        fetches=lambda: nvcc.fetches(context),
+    )

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.graph import graph_of, tree_of
-from sparkforge.build.item import Results
+from sparkforge.build.graph import graph_of
 from sparkforge.build.packs import modules, pack, recipe
 from sparkforge.build.packs.modules import MODULES
 from sparkforge.build.packs.recipe import Described, Host, Unit
-from sparkforge.build.stages import packs
+from sparkforge.build.stages.trees import tree_of
 from sparkforge.check.roofline import SHAPES
 from sparkforge.cli.main import main
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
@@ -80,7 +79,7 @@ def test_pack_takes_sets_options_and_names() -> None:
 def test_target_without_gpu_has_no_pack() -> None:
     context = context_of("cpu")
     with pytest.raises(UsageError, match="target cpu has no GPU"):
-        packs.packs_item(context, tree_of(context, "flashinfer"), MODULES[:1])
+        pack.packs_item(context, tree_of(context, "flashinfer"), MODULES[:1])
 
 
 def test_list_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +128,7 @@ def test_pack_without_compiler_is_planned_only(
     assert item.inputs["host"] == "none on this machine"
     assert {**item.inputs, "host": ""} == {**there.inputs, "host": ""}
     with pytest.raises(MachineError, match=r"no-such-g\+\+ is missing"):
-        item.make(tmp_path, Results())
+        item.make(tmp_path)
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
