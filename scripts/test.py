@@ -152,7 +152,6 @@ def main() -> int:
             steps.run("unit and integration", *pytest(*_BY_FILE, *folders))
 
         def patches() -> None:
-            prove(steps)
             check = (sys.executable, "build.py", "patches", "check")
             steps.run("patch lint and exact application", *check)
             # while the code that makes them is rewritten
@@ -219,15 +218,6 @@ def in_order(*parts: Callable[[], None]) -> Callable[[], None]:
             part()
 
     return lane
-
-
-def prove(steps: Steps) -> None:
-    """Compile the kernels that a CI run proves."""
-    proofs = ("python3", "-m", "tools.proofs")  # of the developers' environment
-    if shutil.which("nvcc"):
-        steps.run("proofs, the smallest set", *proofs, "--ci")
-    else:
-        print("\n== proofs: left out, nvcc (CUDA 13.0) is not on this machine")
 
 
 def bases(steps: Steps, stack: ExitStack) -> None:

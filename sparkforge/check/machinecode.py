@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import zipfile
 from collections import Counter
@@ -13,14 +14,14 @@ from pathlib import Path
 from threading import Event
 
 from sparkforge.build.jobs import width
+from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
 from sparkforge.pins.contracts import compiles
-from sparkforge.runtime import interpreter
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store, code_of
+from sparkforge.sources.project import Project
+from sparkforge.store.store import code_of
 
 LOCK = "requirements/proofs.txt"
 _TOOL = re.compile(r".*/bin/(cuobjdump|nvdisasm)")
@@ -32,7 +33,7 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\S+\s+)?([A-Z][A-Z0-9
 _USAGE = re.compile(
     r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE
 )
-# the second template argument of sparkforge_device_kernel, tools/proofs/include/
+# the second template argument of sparkforge_device_kernel, tests/patches/cuda/
 _SHARED_BYTES = re.compile(r"sparkforge_device_kernel.*?Li(\d+)EEEv")
 # the system's part of each block's shared memory (1 KiB in addition to the 99 of a block); the
 # listing adds it to all kernels of a module if one of them uses shared memory
@@ -236,26 +237,19 @@ class ReadersResult:
     programs: tuple[str, ...]
 
 
-def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
-    """Return the readers, fetched if the store lacks them.
+def readers(project: Project) -> Readers:
+    """Return the readers for this machine, fetched if the store lacks them.
 
     Raises:
-        FetchError, IntegrityError: as ``wheelhouse.fill``.
+        MachineError, FetchError, IntegrityError: as ``LockedCompiler.fill``.
     """
-    from sparkforge.sources import wheelhouse
-
-    lock = root / LOCK
+    locked = LockedCompiler(project.root / LOCK, "nvidia-cuda-cuobjdump")
 
     def make(folder: Path) -> ReadersResult:
-        wanted = wheelhouse.Wanted(
-            lock=lock, tools=(), python="3.11", platform=platform, torch_backend=None
-        )
-        wheels, programs = folder / "wheels", folder / "bin"
-        wheels.mkdir()
+        programs = folder / "bin"
         programs.mkdir()
-        uv, offline = interpreter.uv_program(), access.offline
-        wheelhouse.fill(store, wanted, access.index, uv, offline=offline, into=wheels)
-        for wheel in wheels.glob("*.whl"):
+        locked.fill(project, folder / "wheels")
+        for wheel in (folder / "wheels").glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 for member in archive.namelist():
                     if match := _TOOL.fullmatch(member):
@@ -263,8 +257,9 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
                         (programs / match[1]).chmod(0o755)
         return ReadersResult(tuple(sorted(path.name for path in programs.iterdir())))
 
-    inputs = {"lock": sha256_file(lock), "platform": platform, "code": code_of(__name__)}
-    made = store.build("proof-readers", inputs, ReadersResult, make)
+    here = platform.machine()
+    inputs = {"lock": sha256_file(locked.lock), "platform": here, "code": code_of(__name__)}
+    made = project.store.build("proof-readers", inputs, ReadersResult, make)
     # without this `clean --superseded` would remove it
-    store.remember("proofs", f"readers {platform.replace('/', '-')}", made)
+    project.store.remember("proofs", f"readers {here}", made)
     return Readers(made.path / "bin")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from sparkforge.build.options import OutputOptions, host_platform
+from sparkforge.build.options import OutputOptions
 from sparkforge.check.machinecode import Kernel, Library, Readers, readers
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, UsageError
@@ -154,7 +154,7 @@ def run(options: Options) -> int:
         hint = f"run build.py --target {options.target} --until wheels, or name wheels"
         raise UsageError(msg, hint)
     project.store.sweep()
-    tools = readers(project.store, project.root, host_platform(), project.access)
+    tools = readers(project)
     contract, found, failed = project.pins.contracts[code.contract], [], set()
     for path in wheels:
         log.heading(f"{path.name}: machine code for {capability}")

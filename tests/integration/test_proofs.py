@@ -1,4 +1,4 @@
-"""Units and wheels on the smallest kernel, with the real nvcc and the real cuobjdump."""
+"""Wheels on the smallest kernel, with the real nvcc and the real cuobjdump."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge.core.errors import BuildError, CheckError, MachineError, UsageError
+from sparkforge.core.errors import BuildError, CheckError, UsageError
 from tests.support import PATIENCE_S, ROOT, make_wheel
-from tools.proofs.__main__ import INCLUDE
 
-SOURCE = INCLUDE / "block_scaled.cu"
+SOURCE = ROOT / "tests/patches/cuda/block_scaled.cu"
 CUBINS = "vllm_sparkforge/decode/cubins"
 MMA = {"QMMA.SF.16832.F32.E4M3.E4M3.E8": 1}
 
@@ -79,24 +78,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on this machine")
     return tmp_path_factory.mktemp("proofs") / "store"
-
-
-def test_smallest_kernel_passes_and_its_stub_is_found(store: Path) -> None:
-    run(store, "tools.proofs", "block-scaled-mma", "block-scaled-mma-plain")
-    found = {proof["label"]: proof for proof in report(store, "report.json")}
-    assert set(found) == {
-        *(f"block-scaled-mma {arch}" for arch in ("121a", "120f")),
-        *(f"block-scaled-mma-plain {arch}" for arch in ("121", "120")),
-    }
-    assert found["block-scaled-mma 121a"]["kernels"][0]["mma"] == MMA
-    assert found["block-scaled-mma-plain 121"]["kernels"][0]["traps"] is True
-
-
-def test_without_nvcc_units_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    only = {"PATH": str(tmp_path / "bin")}
-    words = ("tools.proofs", "block-scaled-mma")
-    assert "nvcc" in run(tmp_path / "store", *words, code=MachineError.exit_code, **only)
 
 
 def test_library_for_the_device_keeps_the_contract(store: Path, tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ KERNELS = ("mxfp8-mxfp8", "mxfp8-mxfp4", "fp8-fp8", "bf16-bf16", "bf16-tma")
 
 @pytest.fixture(scope="module")
 def readers(cpu_context: Context) -> Readers:
-    context = cpu_context
-    return machinecode.readers(context.store, context.root, context.platform, context.access)
+    return machinecode.readers(cpu_context)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Machine code: cuobjdump's words into facts; facts against contracts and units' promises."""
+"""Machine code: cuobjdump's words into facts; facts against contracts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ from sparkforge.core.errors import CheckError
 from sparkforge.pins import pins
 from sparkforge.pins.contracts import Contract
 from tests.support import ROOT
-from tools.proofs import __main__ as command
-from tools.proofs import units
-from tools.proofs.units import UNITS
 
 DATA = ROOT / "tests" / "data" / "proofs"
 QMMA = "QMMA.SF.16832.F32.E4M3.E4M3.E8"
-UNIT, CONTROL = UNITS[:2]
 
 
 def listings(name: str) -> tuple[str, str]:
@@ -186,52 +182,3 @@ def test_contracts_in_pins_give_reasons() -> None:
         for library in agreed.libraries:
             excused = (*library.jit, *library.stubs)
             assert all(len(one.reason) > 10 for one in excused), library.files
-
-
-# -- units -----------------------------------------------------------------------------------
-
-
-def test_good_kernel_passes_and_stub_fails(good: Kernel, stub: Kernel) -> None:
-    assert units.problems([good], UNIT, "121a") == []
-    # the machine code of a family target has its number
-    assert units.problems([replace(good, target="sm_120")], UNIT, "120f") == []
-    wrong = units.problems([stub], UNIT, "121")
-    assert not units.passes(wrong, UNIT)
-    assert units.passes(wrong, CONTROL)
-    assert not units.passes([], CONTROL)
-    assert not units.passes(units.problems([replace(good, stack=8)], UNIT, "121a"), CONTROL)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"mma": {}},
-        {"mma": {QMMA: 4, "HMMA.16816.F32.BF16": 2}},
-        {"mma": {"QMMA.SF.16832.F32.E4M3.E2M1.E8": 4}},
-        {"target": "sm_121"},
-        {"opcodes": ("QMMA", "UTCQMMA")},
-        {"opcodes": ("LDTM", "QMMA")},
-        {"stack": 8},
-        {"local": 16},
-        {"shared_dynamic": units.SHARED_LIMIT, "shared": 16},
-    ],
-)
-def test_every_fault_is_found(good: Kernel, change: dict[str, Any]) -> None:
-    (problem,) = units.problems([replace(good, **change)], UNIT, "121a")
-    assert problem.startswith("block_scaled: ")
-
-
-def test_missing_kernels_and_sizes_are_found(good: Kernel) -> None:
-    assert units.problems([], UNIT, "121a")
-    assert units.problems([good, good], UNIT, "121a")
-    assert units.problems([good], replace(UNIT, tree=True), "121a")
-    fine = replace(good, opcodes=("QMMA", "UTMALDG", "UTMASTG"), shared_dynamic=units.SHARED_LIMIT)
-    assert units.problems([fine], UNIT, "121a") == []  # SM12x has TMA's loads and stores
-
-
-def test_units_are_sound() -> None:
-    assert len({unit.name for unit in UNITS}) == len(UNITS)
-    for unit in UNITS:
-        assert set(unit.ci) <= set(unit.archs)
-        assert unit.tree or (command.INCLUDE / unit.source).is_file()
-    assert command.main(["moe-typo"]) == 2
