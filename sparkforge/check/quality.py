@@ -1,8 +1,8 @@
-"""`build.py bench quality`: the effect of quantised dense layers on a model's answers.
+"""`build.py bench quality`: the effect of quantised dense layers on what a model says.
 
 The model is served twice unchanged and once for each choice of --mxfp4-layers. The unchanged model
 continues every prompt of quality.json. Each server scores those tokens, with the true ones before
-them (teacher-forced), and answers questions with one checkable answer. The second unchanged server
+them (teacher-forced), and its next-token distributions are compared. The second unchanged server
 gets the requests in the opposite order and several at once, so that its batches have other shapes:
 its differences are noise, and a choice is judged by its addition to that.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -33,36 +32,26 @@ MATERIAL = Path(__file__).with_name("quality.json")
 
 _REQUEST_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
-_ANSWER_TOKENS = 24
 _AT_ONCE = 8  # requests to the second server of the unchanged model
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
-_CHANCE = 0.025  # of so many losses between equals; the worse side of Student's 95 % is the same
 _SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
 # Student's t, 97.5 %, for 1 to 10 degrees of freedom; beyond: Fisher's expansion, correct to 1.5 %
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
-Question = tuple[str, str]
-"""In the model's format, and the answer."""
 Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
 Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
 Text = tuple[Sequence[int], Sequence[int]]
 """A prompt and the unchanged model's continuation, as token ids. Only the latter is compared: the
 model was not trained to write a user's text."""
-Seen = tuple[Sequence[Sequence[Logprobs]], Sequence[str]]
-"""Results of one server: the distribution of each text's written tokens, and answers."""
+Seen = Sequence[Sequence[Logprobs]]
+"""What one server says: the distribution of each text's written tokens."""
 
 
-def material(prompts: int | None, questions: int | None) -> tuple[list[str], list[Question]]:
-    """Return so many prompts, and questions with their answers, of quality.json; None: all."""
+def material(count: int | None) -> list[str]:
+    """Return so many prompts of quality.json in the model's format; None: all."""
     data = json.loads(MATERIAL.read_text(encoding="utf-8"))
-
-    def chat(text: str) -> str:
-        return str(data["template"].replace("{text}", text))
-
-    return [chat(text) for text in data["prompts"][:prompts]], [
-        (chat(one["question"]), one["answer"]) for one in data["questions"][:questions]
-    ]
+    return [data["template"].replace("{text}", text) for text in data["prompts"][:count]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,6 @@ class Measured:
         agreement: share of positions with the same likeliest token.
         covered: mean probability of the tokens returned by both; near one, the bound is close.
         kl_by_text: means; positions of one text are not independent observations.
-        lost, gained: right answers of the unchanged model that are wrong here, and the reverse.
     """
 
     mean_kl: float
@@ -81,10 +69,6 @@ class Measured:
     covered: float
     positions: int
     kl_by_text: tuple[float, ...]
-    right: int
-    lost: int
-    gained: int
-    questions: int
 
 
 # -- servers ---------------------------------------------------------------------------------
@@ -113,21 +97,14 @@ def _score(server: Server, text: Text) -> list[Logprobs]:
     ]
 
 
-def _observe(
-    server: Server, texts: Sequence[Text], questions: Sequence[Question], *, mixed: bool = False
-) -> Seen:
-    """Score the texts and ask the questions; mixed: in batches of other shapes."""
+def _observe(server: Server, texts: Sequence[Text], *, mixed: bool = False) -> Seen:
+    """Score the texts; mixed: in batches of other shapes."""
     width, turn = (_AT_ONCE, -1) if mixed else (1, 1)
 
     def score(text: Text, _: Event) -> list[Logprobs]:
         return _score(server, text)
 
-    def ask(question: Question, _: Event) -> str:
-        return str(_ask(server, prompt=question[0], max_tokens=_ANSWER_TOKENS)["text"])
-
-    scored = list(in_parallel(score, texts[::turn], width))
-    answers = list(in_parallel(ask, questions[::turn], width))
-    return scored[::turn], answers[::turn]
+    return list(in_parallel(score, texts[::turn], width))[::turn]
 
 
 def starter(build: Build, model: Path | None, tiny: Path, work: Path) -> Start:
@@ -161,18 +138,16 @@ def run(
     layers: Sequence[str],
     tokens: int,
     prompts: Sequence[str],
-    questions: Sequence[Question],
     max_kl: float | None = None,
-    max_drop: float | None = None,
 ) -> dict[str, Any]:
     """Serve, score and compare the choices of layers; those that cannot be served are ``failed``.
 
     Args:
         tokens: of each continuation.
-        max_kl, max_drop: as for ``beyond``.
+        max_kl: limit of the mean divergence in nats; None: the noise.
 
     Returns:
-        ``noise`` and ``layers`` as ``Measured``, reasons in ``failed``, sentences in ``beyond``.
+        ``noise`` and ``layers`` as ``Measured``, reasons in ``failed``, choices in ``beyond``.
 
     Raises:
         ServerError: a server of the unchanged model does not start or answer.
@@ -184,29 +159,25 @@ def run(
     with log.step("unchanged"), start(common) as server:
         written = [_ask(server, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
         texts = [(one["prompt_token_ids"], one["token_ids"]) for one in written]
-        reference = _observe(server, texts, questions)
+        reference = _observe(server, texts)
     with log.step("unchanged, a second time"), start(common) as server:
-        noise = measured(reference, _observe(server, texts, questions, mixed=True), questions)
-    found, failed, far = {}, {}, []
+        noise = measured(reference, _observe(server, texts, mixed=True))
+    found, failed, beyond = {}, {}, []
     for name in layers:
         try:
             with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
-                one = measured(reference, _observe(server, texts, questions), questions)
+                one = measured(reference, _observe(server, texts))
         except ServerError as error:
             failed[name] = error.what
             continue
         found[name] = asdict(one)
-        far += [f"{name}: {words}" for words in beyond(one, noise, max_kl, max_drop)]
-    return {"noise": asdict(noise), "layers": found, "failed": failed, "beyond": far}
+        more = added(noise.kl_by_text, one.kl_by_text)
+        if more > 0 if max_kl is None else one.mean_kl > max_kl:
+            beyond.append(f"{name}: mean KL {one.mean_kl:.5f}, noise {noise.mean_kl:.5f}")
+    return {"noise": asdict(noise), "layers": found, "failed": failed, "beyond": beyond}
 
 
 # -- arithmetic ------------------------------------------------------------------------------
-
-
-def is_right(reply: str, answer: str) -> bool:
-    """Return whether the first line with text has the answer as a separate word."""
-    line = re.sub(r"[*`_$\\]|(?<=\d),(?=\d{3})", "", reply).strip().partition("\n")[0].lower()
-    return re.search(rf"(?<![\w.:]){re.escape(answer.lower())}(?![\w:]|\.\d)", line) is not None
 
 
 def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
@@ -222,53 +193,24 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
     return max(both + merged, 0.0), min(covered, 1.0)
 
 
-def measured(reference: Seen, seen: Seen, questions: Sequence[Question]) -> Measured:
+def measured(reference: Seen, seen: Seen) -> Measured:
     """Compare one server's results with the unchanged model's first ones."""
     kls: list[list[float]] = []
     covered: list[float] = []
     same = 0
-    for ours, theirs in zip(reference[0], seen[0], strict=True):
+    for ours, theirs in zip(reference, seen, strict=True):
         pairs = list(zip(ours, theirs, strict=True))
         kl, mass = zip(*(divergence(p, q) for p, q in pairs), strict=True)
         kls.append(list(kl))
         covered += mass
         same += sum(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
-    right = [
-        (is_right(before, answer), is_right(after, answer))
-        for before, after, (_, answer) in zip(reference[1], seen[1], questions, strict=True)
-    ]
     return Measured(
         mean_kl=statistics.fmean(kl for text in kls for kl in text),
         agreement=same / len(covered),
         covered=statistics.fmean(covered),
         positions=len(covered),
         kl_by_text=tuple(map(statistics.fmean, kls)),
-        right=sum(then for _, then in right),
-        lost=right.count((True, False)),
-        gained=right.count((False, True)),
-        questions=len(right),
     )
-
-
-def beyond(
-    one: Measured, noise: Measured, max_kl: float | None, max_drop: float | None
-) -> list[str]:
-    """Return a sentence for each metric (KL, right answers) beyond its limit.
-
-    Without a user's limit (``max_kl``: of the mean, in nats; ``max_drop``: a share of all answers):
-    the 95 % interval of the additional divergence, over texts, is above 0; McNemar's test.
-    """
-    found = []
-    more = added(noise.kl_by_text, one.kl_by_text)
-    if more > 0 if max_kl is None else one.mean_kl > max_kl:
-        limit = "the noise" if max_kl is None else max_kl
-        found.append(f"mean KL {one.mean_kl:.5f}, noise {noise.mean_kl:.5f}, limit {limit}")
-    lost, gained = one.lost, one.gained
-    share = (lost - gained) / max(one.questions, 1)
-    if chance_to_lose(lost, gained) < _CHANCE if max_drop is None else share > max_drop:
-        limit = "chance" if max_drop is None else max_drop
-        found.append(f"{lost} right answers lost and {gained} gained, limit {limit}")
-    return found
 
 
 def added(before: Sequence[float], after: Sequence[float]) -> float:
@@ -282,18 +224,10 @@ def added(before: Sequence[float], after: Sequence[float]) -> float:
     return statistics.fmean(differences) - t * error
 
 
-def chance_to_lose(lost: int, gained: int) -> float:
-    """Return the probability of at least so many losses, if both are equally likely (McNemar)."""
-    changed = lost + gained
-    ways = sum(math.comb(changed, count) for count in range(lost, changed + 1))
-    return math.ldexp(ways, -changed)
-
-
 def table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the figures as rows of text, the head first."""
-    fields = ("mean_kl", "agreement", "covered", "right", "lost", "gained")
+    fields = ("mean_kl", "agreement", "covered")
     rows: list[tuple[str, ...]] = [("layers", *(name.replace("_", " ") for name in fields))]
     for name, one in {"(noise)": report["noise"], **report["layers"]}.items():
-        figures = (one[field] for field in fields)
-        rows.append((name, *(f"{x:.5f}" if isinstance(x, float) else str(x) for x in figures)))
+        rows.append((name, *(f"{one[field]:.5f}" for field in fields)))
     return rows

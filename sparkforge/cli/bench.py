@@ -37,12 +37,8 @@ class QualityOptions:
     """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
     max_kl: NonNegativeFloat | None = None
     """limit of the mean KL divergence of the next token, instead of the measured noise"""
-    max_score_drop: NonNegativeFloat | None = None
-    """limit of the drop in right answers, instead of the test for chance"""
     prompts: PositiveInt | None = None
     """number of prompts to continue (default: all 24)"""
-    questions: PositiveInt | None = None
-    """number of questions to ask (default: all 65)"""
     tokens: PositiveInt = 64
     """tokens per continuation (default: 64)"""
     arguments: Behind = ()
@@ -68,13 +64,14 @@ def measure_quality(options: QualityOptions) -> int:
     model = None if options.model is None else serve.checkpoint(options.model)
     build.run("image")
     started = datetime.now(UTC)
-    limits = options.max_kl, options.max_score_drop
     with context.store.temporary("quality") as work:
         tiny = publish.tiny_model(context.dist)
         start = quality.starter(build, model, tiny, work)
-        material = quality.material(options.prompts, options.questions)
-        chosen = options.layers or quality.DEFAULT_LAYERS
-        report = quality.run(start, chosen, options.tokens, *material, *limits)
+        chosen, prompts = (
+            options.layers or quality.DEFAULT_LAYERS,
+            quality.material(options.prompts),
+        )
+        report = quality.run(start, chosen, options.tokens, prompts, options.max_kl)
     document = {
         "started": started.isoformat(timespec="seconds"),
         "target": context.target_name,
@@ -100,8 +97,7 @@ def judge_quality(report: Mapping[str, Any]) -> int:
     code = 0
     if report["beyond"]:
         remedy = (
-            "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set a limit:"
-            " --max-kl, --max-score-drop"
+            "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set --max-kl"
         )
         code = log.failure(CheckError("\n".join(report["beyond"]), remedy))
     if report["failed"]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkforge.check import quality
-from sparkforge.check.quality import Measured, Seen, Text
+from sparkforge.check.quality import Seen, Text
 from sparkforge.cli import bench
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 
@@ -60,98 +60,40 @@ def test_divergence_is_a_lower_bound() -> None:
         assert kl == pytest.approx(whole, abs=1e-4)  # all 40 are named
 
 
-# -- answers ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("said", "answer", "right"),
-    [
-        ("42", "42", True),
-        (" 42.", "42", True),
-        ("**42**\n\n17 + 25 = 42", "42", True),
-        ("The answer is 42.", "42", True),
-        ("1,411", "1411", True),
-        ("$120$", "120", True),
-        ("08:40", "08:40", True),
-        ("YES, he does", "yes", True),
-        ("`norI`", "nori", True),
-        ("B", "B", True),
-        ("420", "42", False),
-        ("142", "42", False),
-        ("42.5", "42", False),
-        ("", "42", False),
-        ("no\nyes", "yes", False),
-        ("yesterday", "yes", False),
-        ("08:405", "08:40", False),
-        ("3.42", "42", False),
-    ],
-)
-def test_right_and_wrong_answers(said: str, answer: str, right: bool) -> None:
-    assert quality.is_right(said, answer) is right
-
-
 def test_material_is_complete() -> None:
-    prompts, questions = quality.material(None, None)
+    prompts = quality.material(None)
     assert len(set(prompts)) == 24
-    assert len({question for question, _ in questions}) == 65
-    for question, answer in questions:
-        assert question.startswith("<|start|>user<|message|>")
-        assert question.endswith("<|channel|>final<|message|>")
-        assert quality.is_right(answer, answer)
-    assert [len(part) for part in quality.material(2, 3)] == [2, 3]
+    assert all(prompt.endswith("<|channel|>final<|message|>") for prompt in prompts)
+    assert len(quality.material(2)) == 2
 
 
 # -- verdicts -----------------------------------------------------------------------
 
 
-def measured(kl: Sequence[float], lost: int = 0, gained: int = 0) -> Measured:
-    return Measured(sum(kl) / len(kl), 1, 1, 8, tuple(kl), 10 - lost + gained, lost, gained, 20)
-
-
-NOISE = measured([0.001, 0.002, 0.003, 0.002])
-
-
-def words(one: Measured, noise: Measured = NOISE, *limits: float | None) -> list[str]:
-    """Return "mean" for the divergence, and the number of lost answers."""
-    found = quality.beyond(one, noise, *(limits or (None, None)))
-    return [sentence.partition(" ")[0] for sentence in found]
+NOISE = [0.001, 0.002, 0.003, 0.002]
 
 
 @pytest.mark.parametrize(
-    ("one", "metrics"),
+    ("kl", "beyond"),
     [
-        (NOISE, []),
-        (measured([0.002, 0.001, 0.002, 0.003]), []),  # the same, elsewhere
-        (measured([0.021, 0.022, 0.023, 0.022]), ["mean"]),
-        (measured([0.001, 0.002, 0.003, 0.500]), []),  # of one text only
-        (measured([0.001, 0.002, 0.003, 0.002], lost=6), ["6"]),
-        (measured([0.001, 0.002, 0.003, 0.002], lost=5), []),  # 1 in 32
-        (measured([0.001, 0.002, 0.003, 0.002], lost=6, gained=6), []),
-        (measured([0.0, 0.0, 0.0, 0.0]), []),  # nearer than the noise
+        (NOISE, False),
+        ([0.002, 0.001, 0.002, 0.003], False),  # the same, elsewhere
+        ([0.021, 0.022, 0.023, 0.022], True),
+        ([0.001, 0.002, 0.003, 0.500], False),  # of one text only
+        ([0.0, 0.0, 0.0, 0.0], False),  # nearer than the noise
     ],
 )
-def test_losses_beyond_noise(one: Measured, metrics: list[str]) -> None:
-    assert words(one) == metrics
+def test_losses_beyond_noise(kl: list[float], beyond: bool) -> None:
+    assert (quality.added(NOISE, kl) > 0) is beyond
 
 
 def test_equal_models_are_rarely_beyond_noise() -> None:
     random = np.random.default_rng(3)
 
-    def equal() -> Measured:
-        right = random.binomial(4, 0.5)
-        return measured(list(random.lognormal(-7, 0.5, 24)), int(right), 4 - int(right))
+    def equal() -> list[float]:
+        return list(random.lognormal(-7, 0.5, 24))
 
-    found = [words(equal(), equal()) for _ in range(1000)]
-    assert sum("mean" in one for one in found) <= 40
-    assert all(one in ([], ["mean"]) for one in found)
-
-
-@pytest.mark.parametrize(
-    ("limits", "metrics"),
-    [((0.1, None), []), ((0.01, None), ["mean"]), ((0.1, 0.05), ["2"]), ((0.1, 0.1), [])],
-)
-def test_limit_replaces_noise(limits: tuple[float | None, ...], metrics: list[str]) -> None:
-    assert words(measured([0.02] * 4, lost=2), measured([0.0] * 4), *limits) == metrics
+    assert sum(quality.added(equal(), equal()) > 0 for _ in range(1000)) <= 40
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (10, 2.228), (11, 2.201), (23, 2.069)])
@@ -179,25 +121,29 @@ def test_each_choice_is_served_once(
 ) -> None:
     served: list[tuple[str, bool]] = []
 
-    def observe(server: Any, texts: Any, questions: Any, *, mixed: bool = False) -> Seen:
+    def observe(server: Any, texts: Any, *, mixed: bool = False) -> Seen:
         served.append((server, mixed))
         bad = server == "lm_head"
         scored = [logs(0.1, 0.9) if bad else logs(0.9, 0.1)] * 2
-        return [scored] * len(texts), ["no" if bad else "42"] * len(questions)
+        return [scored] * len(texts)
 
     written = {"prompt_token_ids": [1], "token_ids": [0, 1]}
     monkeypatch.setattr(quality, "_ask", lambda *_, **__: written)
     monkeypatch.setattr(quality, "_observe", observe)
-    questions = [("What?", "42"), ("And?", "43")]
-    found = quality.run(start, ("qkv", "o", "lm_head"), 2, ["a", "b"], questions, None, 0.2)
+    layers = ("qkv", "o", "lm_head")
+    found = quality.run(start, layers, 2, ["a", "b"])
     assert served == [("256", False), ("256", True), ("qkv", False), ("lm_head", False)]
     assert found["noise"]["mean_kl"] == found["layers"]["qkv"]["mean_kl"] == 0
     bad = found["layers"]["lm_head"]
     assert bad["mean_kl"] == pytest.approx(0.9 * math.log(9) + 0.1 * math.log(1 / 9))
-    assert (bad["agreement"], bad["positions"], bad["right"], bad["lost"]) == (0, 4, 0, 1)
-    assert [sentence.partition(":")[0] for sentence in found["beyond"]] == ["lm_head"] * 2
+    assert (bad["agreement"], bad["positions"]) == (0, 4)
+    assert [sentence.partition(":")[0] for sentence in found["beyond"]] == ["lm_head"]
     assert found["failed"] == {"o": "the server exited with code 1"}
     assert [row[0] for row in quality.table(found)] == ["layers", "(noise)", "qkv", "lm_head"]
+
+    # a limit of the user's replaces the noise
+    assert not quality.run(start, layers, 2, ["a"], 9.0)["beyond"]
+    assert quality.run(start, layers, 2, ["a"], 0.1)["beyond"]
 
     assert bench.judge_quality(found) == ServerError.exit_code
     said = capsys.readouterr()
@@ -206,7 +152,7 @@ def test_each_choice_is_served_once(
     assert bench.judge_quality({**found, "failed": {}}) == CheckError.exit_code
     assert bench.judge_quality({"failed": {}, "beyond": []}) == 0
     with pytest.raises(UsageError):  # one prompt shows no noise
-        quality.run(start, ("qkv",), 2, ["a"], [])
+        quality.run(start, ("qkv",), 2, ["a"])
 
 
 def test_noise_server_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +168,10 @@ def test_noise_server_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(quality, "_score", score)
     texts = [([1], [number]) for number in range(8)]
     server: Any = "first"
-    first = quality._observe(server, texts, [])
+    first = quality._observe(server, texts)
     assert order == list(range(8))
     server = "second"
-    second = quality._observe(server, texts, [], mixed=True)
+    second = quality._observe(server, texts, mixed=True)
     assert second == first  # each text's own, in the texts' order
     assert sorted(order[8:]) == list(range(8))
 
