@@ -282,11 +282,10 @@ def _described(planned: Sequence[Planned]) -> str:
 
 def show(context: Context, planned: Sequence[Planned]) -> None:
     """Print a plan as a table, with the reasons below each line that would be made."""
-    source = context.target.source
-    provider = "release files" if source.provider == "release" else "git"
+    provider = "release files" if context.source == "release" else "git"
     mirrored = [name for name in context.access.mirrors if "/" not in name]
     log.info(
-        f"sources: {provider}{', else release files' if source.fallback else ''}"
+        f"sources: {provider}{', else release files' if context.source == 'auto' else ''}"
         f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}"
     )
     for one in planned:

@@ -168,7 +168,7 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
             "plan": [asdict(one) for one in planned],
             "fetches": cached.total(planned),
             "until": until,
-            "source": context.target.source.model_dump(),
+            "source": context.source,
         }
         log.json({**document, "note": note} if note else document)
         return 0
@@ -188,7 +188,7 @@ def mention_fallback(build: Build) -> None:
         for name, item in build.graph.sources.items()
         if item.found is not None
         and not item.made_now
-        and item.result.provider != item.inputs["provider"]
+        and item.result.provider == "release" != item.inputs["provider"]
     ]
     if names:
         log.info(
@@ -212,7 +212,7 @@ def explain(options: ExplainOptions) -> int:
         log.json(
             {
                 "explain": [asdict(one) for one in planned],
-                "source": context.target.source.model_dump(),
+                "source": context.source,
             }
         )
     else:

@@ -102,9 +102,8 @@ def run(options: Options) -> int:
 def _context(project: Project, options: Options) -> Context:
     target = project.pins.target(options.target)
     plan = source_plan(options.source, project.access, target.source)
-    target = target.model_copy(update={"source": plan})
     context = Context.of(project, options.target, platform_of(target))
-    return replace(context, target=target)
+    return replace(context, source=plan)
 
 
 def _list(chosen: Sequence[Module]) -> int:

@@ -97,7 +97,7 @@ def _renewed(context: Context, name: str, wheel: Path, file: ReleaseFile) -> Pat
 
     assert file.natives is not None
     upstream = context.pins.upstream(name)
-    source = sources.ensure(context.store, name, upstream, context.target.source, context.access)
+    source = sources.ensure(context.store, name, upstream, context.source, context.access)
     request = overlay.Request(
         wheel=wheel,
         name=None,

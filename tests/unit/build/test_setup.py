@@ -14,12 +14,10 @@ from sparkforge.build.results import ImageResult
 from sparkforge.core import typed
 from sparkforge.core.disk import write_file
 from sparkforge.pins import pins
-from sparkforge.pins.pins import SourcePlan
 from sparkforge.runtime.engine import BaseImage
 from tests.results import build_of, reached
 from tests.support import ROOT
 
-GIT = {"source": SourcePlan(provider="git")}
 TARGET = pins.load(ROOT / "pins.yaml").target("spark")
 
 
@@ -32,8 +30,7 @@ def options_of(engine: str = "auto", *, image: bool = False, **chosen: Any) -> V
 
 def test_options_give_the_same_build_again() -> None:
     assert options_of(image=True) == VariantOptions(base="here:1", source="release")
-    git = TARGET.model_copy(update=GIT)
-    assert options_of("none", target=git, wheels="compile") == VariantOptions(
+    assert options_of("none", source="git", wheels="compile") == VariantOptions(
         engine="none", wheels="compile", source="git"
     )
 
