@@ -1,6 +1,6 @@
 """`build.py model fetch`: a target's model on this machine before its first start.
 
-The image downloads, as its first start would (``serving/hub.py``): into the same volume or
+The image downloads, as its first start would (``serving/checkpoint.py``): into the same volume or
 folder, as the same user, with the same checks. So nothing here knows the hub.
 """
 
@@ -33,7 +33,7 @@ from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
 from sparkforge.sources.project import Checkout, checkout, pins_option
 
 _CACHE = "/var/cache/sparkforge/huggingface"
-_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/hub.py"
+_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 _PASSED = (
     *(name for proxy in _PROXIES for name in (proxy, proxy.lower())),

@@ -23,7 +23,7 @@ from sparkforge.core import errors, gitsafe
 from sparkforge.core.command import Entry
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
-from sparkforge.serving.access import IN_URL
+from sparkforge.serving.options import IN_URL
 
 _DEFAULT_COMMAND = "build"
 _HELP = ("-h", "--help")
