@@ -147,7 +147,7 @@ def start(tmp_path: Path, sockets: Path, hub: Hub) -> Iterator[Start]:
 
 def resident(file: Path) -> int:
     """Return the bytes of a file in the page cache."""
-    words = ["fincore", "--bytes", "--noheadings", "--output", "RES", file.resolve()]
+    words = ["fincore", "--bytes", "--noheadings", "--output", "RES", str(file.resolve())]
     return int(subprocess.run(words, capture_output=True, check=True).stdout)
 
 
