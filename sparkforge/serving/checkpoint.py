@@ -6,9 +6,8 @@ vLLM's own download runs while it loads, so up to 65 GB of page cache compete wi
 it reports nothing to the health check. Here a child process runs huggingface_hub's download, and
 vLLM gets a folder. A snapshot whose hashes were checked is used without a request to the hub.
 
-The child prints one JSON document on each line: ``{"say": TEXT}``; ``{"have": BYTES, "total":
-BYTES}`` every second; at the end ``{"done": FOLDER}`` or ``{"error": TEXT, "code": EXIT CODE}``.
-After a kill, files in flight start again; complete ones are kept.
+The child logs like the entrypoint, tells the health check its progress, and ends with the exit code
+of a failed start. After a kill, files in flight start again; complete ones are kept.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from sparkforge.serving import health
 from sparkforge.serving.errors import (
     EX_CANTCREAT,
-    EX_CONFIG,
     EX_DATAERR,
     EX_NOHOST,
     EX_NOINPUT,
@@ -91,24 +90,20 @@ def damage(path: Path) -> str:
 
 
 def check(path: Path) -> None:
-    """Check the folder of a checkpoint; vLLM's own errors give no hint."""
+    """Check the folder of a checkpoint, since vLLM's own errors give no hint; StartError."""
     try:
-        unreadable = any(file.is_file() and not os.access(file, os.R_OK) for file in path.iterdir())
-        there = (path / "config.json").is_file()
-        found = ((name, damage(path / name)) for name in named(path))
-        damaged = next((f"{name}: {problem}" for name, problem in found if problem), "")
-        if there and not unreadable and not damaged:
-            return
-        problem = damaged if there else "it has no config.json"
-        if unreadable:
-            problem = f"user {os.getuid()} cannot read it: chmod -R a+rX it on the host"
+        files = [path / "config.json", *(path / name for name in named(path))]
+        found = ((file.name, damage(file)) for file in files[1:])
+        problem = next((f"{name}: {text}" for name, text in found if text), "")
+        if not files[0].is_file() or not all(os.access(file, os.R_OK) for file in files):
+            user = os.getuid()
+            problem = problem or f"it needs a config.json, and files that user {user} may read"
     except (OSError, ValueError) as error:
         problem = str(error)
-    msg = (
-        f"the model in {path} is not complete: {problem}; mount a checkpoint there (with Compose:"
-        " SPARKFORGE_MODEL_DIR=/path/on/the/host), or name another one in SPARKFORGE_MODEL"
-    )
-    raise StartError(msg, EX_NOINPUT)
+    if problem:
+        msg = f"the model in {path} is not complete: {problem}; mount a checkpoint there (Compose:"
+        msg += " SPARKFORGE_MODEL_DIR=/path/on/the/host), or name another in SPARKFORGE_MODEL"
+        raise StartError(msg, EX_NOINPUT)
 
 
 # -- the vocabulary of chats -----------------------------------------------------------------------
@@ -126,11 +121,11 @@ def vocabulary() -> bytes:
         raise StartError(f"the package oss-harmony is missing: {error}") from error
     try:
         inner = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)._inner
-        tokens = ((base64.b64encode(inner.decode_bytes([rank])), rank) for rank in range(RANKS))
-        return b"".join(b"%s %d\n" % token for token in tokens)
     except HarmonyError as error:
         msg = f"the Harmony vocabulary cannot be loaded: {error}; correct TIKTOKEN_ENCODINGS_BASE"
         raise StartError(msg) from error
+    tokens = ((base64.b64encode(inner.decode_bytes([rank])), rank) for rank in range(RANKS))
+    return b"".join(b"%s %d\n" % token for token in tokens)
 
 
 def check_vocabulary(sha256: str) -> None:
@@ -148,64 +143,49 @@ def cache(variables: Mapping[str, str]) -> Path:
     return Path(variables.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
-def model_folder(hub: Path, name: str) -> Path:
-    """Return the folder of a model in the hub's cache, there or not."""
-    return hub / f"models--{name.replace('/', '--')}"
-
-
 def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
-    """Return the folder of a model's files in the hub's cache, or None."""
-    folder = model_folder(hub, name)
-    try:
-        commit = (folder / "refs" / (revision or "main")).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        commit = revision or ""
+    """Return the folder of a model's files in the hub's cache, or None.
+
+    The revision is a commit, branch or tag; None: what ``main`` named at the last download.
+    """
+    folder = hub / f"models--{name.replace('/', '--')}"
+    ref = folder / "refs" / (revision or "main")
+    commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else revision or ""
     found = folder / "snapshots" / commit
     return found if commit and found.is_dir() else None
 
 
-def fetch(
-    model: str,
-    revision: str,
-    variables: Mapping[str, str],
-    tell: Callable[[str], None],
-    signals: Signals,
-) -> Path:
-    """Return the folder of a model's snapshot, downloading what is missing."""
+def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Signals) -> Path:
+    """Return the folder of a model's snapshot, downloading what is missing.
+
+    Args:
+        model: its name on the hub.
+        revision: commit, branch or tag; empty: the newest.
+
+    Raises:
+        StartError: the model is not complete and cannot be downloaded. Code 68: the hub cannot be
+            reached; 73: the files cannot be stored; 65: the hub sends other bytes than it lists;
+            78: else.
+        StoppedError: a signal came.
+    """
     from sparkforge.serving import supervise
 
-    program = [sys.executable, "-I", str(Path(__file__)), str(cache(variables)), model, revision]
+    hub = cache(variables)
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     env = {**variables, **quiet, "HF_HUB_VERBOSITY": "error"}
-    end: dict[str, Any] = {}
-    last, logged = "no output", 0.0
-    with supervise.start(program, env) as child:
-        signals.child = child
-        try:
-            for line in child.stdout or ():
-                try:
-                    found = dict(json.loads(line))
-                except (ValueError, TypeError):  # of a library, or of a crash
-                    last = shown(line.decode(errors="replace")) or last
-                    continue
-                if "say" in found:
-                    say(found["say"])
-                elif "have" not in found:
-                    end = found
-                else:
-                    text = f"{found['have'] / 1e9:.1f} of {found['total'] / 1e9:.1f} GB"
-                    tell(f"downloading {text}")
-                    if time.monotonic() - logged > 15:
-                        logged = time.monotonic()
-                        say(f"downloading {text}")
-        finally:
-            supervise.kill(child.pid)
-            signals.child = None
+    program = [sys.executable, "-I", str(Path(__file__)), str(hub), model, revision]
+    child = signals.child = supervise.start(program, env, stdout=None)
+    try:
+        code = child.wait()
+    finally:
+        supervise.kill(child.pid)
+        signals.child = None
     if signals.came:
         raise supervise.StoppedError
-    if "done" in end:
-        return Path(end["done"])
-    raise StartError(end.get("error", f"the download ended: {last}"), end.get("code", EX_NOHOST))
+    found = snapshot(hub, model, revision)
+    if code or found is None:
+        raise StartError(f"{model} was not downloaded", code if code > 0 else EX_NOHOST)
+    return found
 
 
 # -- the child -------------------------------------------------------------------------------------
@@ -220,40 +200,31 @@ _READ = {
 _ATTEMPTS, _PAUSE_S = 6, 8.0  # between two attempts, where the hub names no other time
 
 
-def _tell(**words: object) -> None:
-    """Print one document for the entrypoint."""
-    print(json.dumps(words), flush=True)
-
-
 def download(hub: Path, model: str, revision: str) -> Path:
-    """Return the folder of a model's snapshot, downloading what is missing."""
+    """Return the folder of a model's snapshot, downloading what is missing; StartError."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
 
     revision = revision or "main"
     here = snapshot(hub, model, revision)
-    if here is not None and not _complete(hub, model, here):
-        here = None
-    if here is not None:
-        if constants.HF_HUB_OFFLINE or (revision == here.name and _mark(here).exists()):
-            return here
-    elif constants.HF_HUB_OFFLINE:
-        msg = (
-            f"HF_HUB_OFFLINE is set, and {model} at {revision} is not complete in {hub}: set"
-            " HF_HUB_OFFLINE=0 in .env for one start, or run build.py model fetch"
-        )
-        raise StartError(msg)
-    _tell(say=f"{model} at {revision}: checking which files are missing in {hub}")
+    here = here if here is not None and _complete(hub, model, here) else None
+    checked = here is not None and revision == here.name and _mark(here).exists()
+    if here is not None and (checked or constants.HF_HUB_OFFLINE):
+        return here
+    if constants.HF_HUB_OFFLINE:
+        msg = f"HF_HUB_OFFLINE is set, and {model} at {revision} is not complete in {hub}: set"
+        raise StartError(f"{msg} HF_HUB_OFFLINE=0 for one start, or run build.py model fetch")
+    say(f"{model} at {revision}: checking which files are missing in {hub}")
     try:
         return _patiently(lambda: _download(hub, model, revision))
     except HFValidationError as error:
         raise StartError(f"SPARKFORGE_MODEL is not a name on the hub: {error}") from None
     except OSError as error:  # also those of the hub
         failure = _failure(error, model, revision, hub)
-        if here is not None and failure.code in (EX_NOHOST, EX_CANTCREAT):
-            _tell(say=f"warning: {failure}; serving the downloaded files: {here}")
-            return here
-        raise failure from None
+        if here is None or failure.code not in (EX_NOHOST, EX_CANTCREAT):
+            raise failure from None
+        say(f"warning: {failure}; serving the downloaded files: {here}")
+        return here
 
 
 def _mark(files: Path) -> Path:
@@ -294,7 +265,7 @@ def _patiently(work: Callable[[], Path]) -> Path:
             limit = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
             named = limit[1] if limit else headers.get("Retry-After", "")
             pause_s = float(named) + 1 if named.isdecimal() else min(2.0**attempt / 4, _PAUSE_S)
-            _tell(say=f"{shown(error)}; trying again in {pause_s:.0f} s")
+            say(f"{shown(error)}; trying again in {pause_s:.0f} s")
             time.sleep(pause_s)
     raise AssertionError
 
@@ -302,7 +273,7 @@ def _patiently(work: Callable[[], Path]) -> Path:
 def _download(hub: Path, model: str, revision: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
-    api, commit, folder = HfApi(), revision, model_folder(hub, model)
+    api, commit, folder = HfApi(), revision, hub / f"models--{model.replace('/', '--')}"
     if not re.fullmatch("[0-9a-f]{40}", revision):
         commit = str(api.model_info(model, revision=revision).sha)
     where: Any = {"cache_dir": hub, **_READ}
@@ -319,21 +290,18 @@ def _download(hub: Path, model: str, revision: str) -> Path:
     with _progress(folder / "blobs", missing):
         found = Path(snapshot_download(model, revision=revision, max_workers=4, **where))
     if not _mark(found).exists():
-        _tell(say=f"{model}: checking the hashes of {found}")
+        say(f"{model}: checking the hashes of {found}")
         wrong = api.verify_repo_checksums(model, revision=commit, cache_dir=hub).mismatches
         for file in wrong:
             (found / file["path"]).resolve().unlink(missing_ok=True)  # to be downloaded again
             (found / file["path"]).unlink(missing_ok=True)
         if wrong:
-            msg = (
-                f"{wrong[0]['path']} has another hash than the hub lists, and has been removed;"
-                " check HTTPS_PROXY and HF_ENDPOINT: a proxy or a mirror may change files"
-            )
-            raise StartError(msg, EX_DATAERR)
+            msg = f"{wrong[0]['path']} has another hash than the hub lists, and has been removed;"
+            raise StartError(f"{msg} a proxy or a mirror may change files", EX_DATAERR)
         os.sync()  # a power cut would leave files that are cut short
         _mark(found).parent.mkdir(exist_ok=True)
         _mark(found).touch()
-    _tell(say=f"{model} is complete in {found}")
+    say(f"{model} is complete in {found}")
     return found
 
 
@@ -348,8 +316,13 @@ def _progress(blobs: Path, missing: int) -> Iterator[None]:
             return 0
 
     def report() -> None:
+        seconds = 0
         while not over.wait(1):
-            _tell(have=min(max(size() - before, 0), missing), total=missing)
+            text = f"downloading {max(size() - before, 0) / 1e9:.1f} of {missing / 1e9:.1f} GB"
+            health.tell(text)
+            if seconds % 15 == 0:
+                say(text)
+            seconds += 1
 
     before, over = size(), threading.Event()
     thread = threading.Thread(target=report, daemon=True)
@@ -366,35 +339,27 @@ def _failure(error: OSError, model: str, revision: str, hub: Path) -> StartError
     from huggingface_hub import constants, errors
 
     cause = error.__cause__ or error
-    if isinstance(cause, errors.RevisionNotFoundError):
-        msg, code = f"{model} has no revision {revision}: correct SPARKFORGE_MODEL", EX_CONFIG
-    elif isinstance(cause, (errors.GatedRepoError, errors.RepositoryNotFoundError)):
-        msg = f"there is no model {model}, or HF_TOKEN may not read it: check its name and HF_TOKEN"
-        code = EX_CONFIG
-    elif error.errno is not None:
-        msg = (
-            f"the model cannot be stored in {hub}: {error.strerror}; it needs room, and user"
-            f" {os.getuid()} must be allowed to write there (docs/serving.md)"
-        )
-        code = EX_CANTCREAT
-    else:
-        msg = (
-            f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(cause)}; check"
-            " the network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
-        )
-        code = EX_NOHOST
-    return StartError(msg, code)
+    if isinstance(cause, (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)):
+        msg = f"there is no model {model} at {revision}, or HF_TOKEN may not read it: check its"
+        return StartError(f"{msg} name in SPARKFORGE_MODEL, and HF_TOKEN")
+    if error.errno is not None:
+        msg = f"the model cannot be stored in {hub}: {error.strerror}; it needs room, and user"
+        msg += f" {os.getuid()} must be allowed to write there (docs/serving.md)"
+        return StartError(msg, EX_CANTCREAT)
+    msg = f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(cause)}; check"
+    msg += " the network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
+    return StartError(msg, EX_NOHOST)
 
 
 def main(hub: str, model: str, revision: str) -> int:
     """Run as a program; returns the exit code."""
     try:
-        _tell(done=str(download(Path(hub), model, revision)))
+        download(Path(hub), model, revision)
     except StartError as error:
-        _tell(error=str(error), code=error.code)
+        say(f"error: {error}")
         return error.code
     except Exception as error:
-        _tell(error=f"the download failed: {type(error).__name__}: {shown(error)}", code=EX_NOHOST)
+        say(f"error: the download failed: {type(error).__name__}: {shown(error)}")
         return EX_NOHOST
     return 0
 

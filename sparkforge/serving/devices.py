@@ -11,7 +11,6 @@ import ctypes
 import errno
 import hashlib
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -141,19 +140,13 @@ CACHES: Mapping[str, str] = {
     "CUDA_CACHE_PATH": "cuda",
 }
 """Folders by variable of the server; a user's own value has priority."""
-# of share/inputs.json: the parts that kernels and their compilers depend on
-_PARTS = ("wheels", "wheelhouse", "base", "absent", "system_packages", "python", "platform")
 
 
 def build_key(share: Path, release: str) -> str:
-    """Return a short name of the image's build: its release, and a digest of its parts."""
-    try:
-        found = json.loads((share / "inputs.json").read_bytes())["image"]
-        parts = [found[name] for name in _PARTS]
-    except (OSError, ValueError, LookupError, TypeError):  # outside of an image
-        parts = []
-    digest = hashlib.sha256(json.dumps([release, parts], sort_keys=True).encode()).hexdigest()
-    return f"{re.sub(r'[^A-Za-z0-9.+_]', '_', release) or 'unreleased'}-{digest[:12]}"
+    """Return a short name of the image's build: its release, and a digest of its inputs."""
+    inputs = share / "inputs.json"  # none outside of an image
+    digest = hashlib.sha256(inputs.read_bytes() if inputs.exists() else b"").hexdigest()[:12]
+    return f"{re.sub(r'[^A-Za-z0-9.+_]', '_', release) or 'unreleased'}-{digest}"
 
 
 def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, dict[str, str]]:

@@ -200,7 +200,7 @@ class Launch:
         memory.log("the start")
         model, revision, link = self.model, self.revision, None
         if not self.is_folder:
-            found = checkpoint.fetch(model, revision, self.variables, health.tell, self.signals)
+            found = checkpoint.fetch(model, revision, self.variables, self.signals)
             model, revision = str(found), found.name
             memory.log("the end of the download")
         if self.pair is not None:

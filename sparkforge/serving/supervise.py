@@ -40,15 +40,14 @@ _DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1
 # -- processes and signals -------------------------------------------------------------------------
 
 
-def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, with one pipe for stdout and stderr."""
+def start(
+    command: Sequence[str], variables: Mapping[str, str], stdout: int | None = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with one pipe for stdout and stderr, or ours."""
+    stderr = subprocess.STDOUT if stdout else None
+    null, env = subprocess.DEVNULL, dict(variables)
     return subprocess.Popen(
-        command,
-        env=dict(variables),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+        command, env=env, stdin=null, stdout=stdout, stderr=stderr, start_new_session=True
     )
 
 

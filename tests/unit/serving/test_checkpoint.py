@@ -220,10 +220,11 @@ def test_a_child_downloads_and_its_folder_is_returned(
     signals: Any = SimpleNamespace(came=[], child=None)
     given = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": server.url, "NO_PROXY": "*"}
     try:
-        folder = checkpoint.fetch("some/model", COMMIT, given, print, signals)
+        folder = checkpoint.fetch("some/model", COMMIT, given, signals)
         assert folder == tmp_path / f"hub/models--some--model/snapshots/{COMMIT}"
-        with pytest.raises(StartError, match="SPARKFORGE_MODEL"):
-            checkpoint.fetch("some/model", "v9", given, print, signals)
+        with pytest.raises(StartError) as error:
+            checkpoint.fetch("some/model", "v9", given, signals)
+        assert error.value.code == EX_CONFIG
     finally:
         server.close()
 
