@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.serving import devices, options
-from sparkforge.serving.errors import StartError, say
+from sparkforge.serving.errors import EX_OSERR, StartError, say
 
 if TYPE_CHECKING:
     from sparkforge.serving.profile import MemoryPlan
@@ -204,26 +204,25 @@ class Guard:
         if self.acts and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
             ctypes.CDLL(None).mlockall(7)  # MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT
 
-    def look(self, now: float) -> bool:
-        """Read memory and act, at ``now`` of the monotonic clock; returns whether to end."""
+    def look(self, now: float) -> None:
+        """Read memory and act, at ``now`` of the monotonic clock; StartError: end the server."""
         try:
             reading = self.read()
         except (OSError, ValueError, LookupError) as error:  # ends nothing
             self._tell("blind", f"warning: memory cannot be read, and is not guarded: {error!r}")
-            return False
+            return
         room = reading.room / GIB
         text = f"memory is short: {described(reading)}"
         warns = self._lasts(WARN_GIB, WARN_S, room, now)
         if self._lasts(END_GIB, END_S, room, now) and self.acts:
-            say(f"error: {text}: ending the server before the machine stops responding")
-            return True
+            msg = f"{text}: ending the server before the machine stops responding"
+            raise StartError(msg, EX_OSERR)
         if room > WARN_GIB * _RELEASE:
             self._tell("", f"memory is no longer short: {described(reading)}")
         elif self.acts and room < REFUSE_GIB:
             self._tell("refuses", f"warning: {text}: new requests are refused")
         elif warns and self._told != "refuses":
             self._tell("warned", f"warning: {text}")
-        return False
 
     def _lasts(self, mark: float, seconds: float, room: float, now: float) -> bool:
         """Note a reading; returns whether memory has been below a mark for long enough."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from sparkforge.serving import health, memory, options
 from sparkforge.serving.cluster import Link
 from sparkforge.serving.door import Door
-from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL, say
+from sparkforge.serving.errors import EX_TEMPFAIL, StartError, say
 from sparkforge.serving.health import Client, Counters, NoTokenError
 from sparkforge.serving.profile import Watch
 
@@ -159,9 +159,12 @@ class Server:
         reader.start()
         try:
             code = self._supervise(child)
-            if self.trial and child.poll() is None:
+            if self.trial:
                 child.terminate()  # by itself it frees what its processes share
                 child.wait(_GRACE_S)
+        except StartError as error:
+            say(f"error: {error}")
+            code = error.code
         except subprocess.TimeoutExpired:
             say("the server does not end: killing it")
         finally:
@@ -171,8 +174,11 @@ class Server:
                 self.link.close()
         reader.join(5)
         if self.trial and code == 0 and not self.signals.came:
-            # only now: a line may come after the answer
-            code = 0 if self._tolerated(missing=True) else EX_CONFIG
+            try:
+                self._compare(missing=True)  # a line may come after the answer
+            except StartError as error:
+                say(f"error: {error}")
+                code = error.code
         if self._died and not self._answered and not self.signals.came:
             names = {-number: number.name for number in signal.Signals}
             how = names.get(self._died, f"exit code {self._died}")
@@ -200,70 +206,58 @@ class Server:
             os.write(1, b"\n")  # the last line is not terminated, and ours follow
 
     def _supervise(self, child: subprocess.Popen[bytes]) -> int:
-        """Return the exit code, once the server has ended or has to end."""
+        """Return the exit code of a server that has ended; raises StartError where it has to."""
         next_look = self._began
         while True:
             try:
-                return self._ended(child.wait(0.5))
+                code = child.wait(0.5)
             except subprocess.TimeoutExpired:
                 pass
+            else:
+                if self._asked and self._died is None:
+                    self._died = code
+                if code == 0 and not self.signals.came:
+                    # vLLM ends so after the death of its engine, and Docker restarts no success
+                    raise StartError("the server ended by itself, as its output says", EX_TEMPFAIL)
+                return code if code >= 0 else 128 - code
             now = time.monotonic()
-            if (verdict := self._around(now)) is not None:
-                return verdict
+            self._look_around(now)
             if self._warming is not None and not self._warming.is_alive():
                 if self._problem:
-                    say(f"error: {'' if self.trial else 'warm-up failed: '}{self._problem}")
-                    return EX_CONFIG
+                    raise StartError(f"{'' if self.trial else 'warm-up failed: '}{self._problem}")
                 if self.trial:
                     return 0
                 self._warming, next_look = None, now
                 self._ready()
-            if self.client is None or self._warming is not None or now < next_look:
-                continue
-            if (verdict := self._look(self.client, child.pid, now)) is not None:
-                return verdict
-            # while the server loads a check is cheap, and the backends have to be known when Docker
-            # reports healthy
-            next_look = time.monotonic() + (self.every_s if self._answered else 1)
+            if self.client is not None and self._warming is None and now >= next_look:
+                self._look(self.client, child.pid, now)
+                # while the server loads a check is cheap, and the backends have to be known when
+                # Docker reports healthy
+                next_look = time.monotonic() + (self.every_s if self._answered else 1)
 
-    def _ended(self, code: int) -> int:
-        """Return our exit code for the server's own."""
-        if self._asked and self._died is None:
-            self._died = code
-        help_wanted = {"-h", "--help"} & {word.partition("=")[0] for word in self.command}
-        if code == 0 and not self.signals.came and not help_wanted:
-            # vLLM ends so after the death of its engine, and Docker restarts no success
-            say("error: the server ended by itself; its output above says why")
-            return EX_TEMPFAIL
-        return code if code >= 0 else 128 - code
-
-    def _around(self, now: float) -> int | None:
-        """Check all but the server's progress; returns the exit code where it has to end."""
+    def _look_around(self, now: float) -> None:
+        """Check all but the server's progress; raises StartError where it has to end."""
         if self.entrance is not None and self.entrance.died:
-            return EX_TEMPFAIL
-        if self.guard is not None and self.guard.look(now):
-            return EX_OSERR
-        if not self._tolerated():
-            return EX_CONFIG
+            raise StartError("the front door ended by itself", EX_TEMPFAIL)
+        if self.guard is not None:
+            self.guard.look(now)
+        self._compare()
         if self.link is not None and self.link.problem:
-            say(f"{self.link.problem}: ending this half, to restart with the other")
-            return EX_TEMPFAIL
+            raise StartError(f"{self.link.problem}: ending this half, too", EX_TEMPFAIL)
         if self.link is not None and self.client is None and self.link.peer_serves:
             self._first_token()
         if self.trial and now - self._began > TRIAL_S:
-            say(f"error: no result within {TRIAL_S:.0f} s")
-            return EX_CONFIG
-        return None
+            raise StartError(f"no result within {TRIAL_S:.0f} s")
 
-    def _tolerated(self, *, missing: bool = False) -> bool:
-        """Log the problems with the backends; returns whether the server may continue."""
+    def _compare(self, *, missing: bool = False) -> None:
+        """Raise StartError for a problem with the backends, or warn; ``missing``: it is up."""
         problems = [*self._problems, *(self._watch.missing() if missing else ())]
         self._problems = []
-        for problem in problems:
-            say(f"{'error' if self.strict else 'warning'}: {problem}")
         if problems and self.strict:
-            say("to serve anyway: SPARKFORGE_CHECKS=backends=warn")
-        return not (problems and self.strict)
+            msg = f"{'; '.join(problems)}; to serve anyway: SPARKFORGE_CHECKS=backends=warn"
+            raise StartError(msg)
+        for problem in problems:
+            say(f"warning: {problem}")
 
     def _first_token(self) -> None:
         if not self._answered and not self.trial:
@@ -283,28 +277,29 @@ class Server:
             self.starts.unlink(missing_ok=True)
         say(f"ready after {time.monotonic() - self._began:.0f} s")
 
-    def _look(self, client: Client, pid: int, now: float) -> int | None:
-        """Check the server; returns the exit code where it has to end."""
+    def _look(self, client: Client, pid: int, now: float) -> None:
+        """Check the server's progress; raises StartError where it hangs."""
         computed_s = _computed_s(pid)
         try:
             self._before = client.observe(self._before)
         except Exception as error:  # any wrong answer is a failed check, and ends nothing by itself
             self._asked = self._asked or isinstance(error, NoTokenError)
-            return self._failed(error, pid, _computed_s(pid) - computed_s, client.timeout_s)
+            if self._answered:
+                self._failed(error, pid, _computed_s(pid) - computed_s, client.timeout_s)
+            return
         self._well, self._since, self._failures = now, now, 0
         self._stall(False)
         if self._answered:
-            return None
+            return
         say(f"first token after {now - self._began:.0f} s; backends: {self._watch}")
-        if not self.trial and not self._tolerated(missing=True):
-            return EX_CONFIG
+        if not self.trial:
+            self._compare(missing=True)
         self._first_token()
         if self.warm_up is None:
             self._ready()
         else:
             self._warming = threading.Thread(target=self._warm, args=(self.warm_up,), daemon=True)
             self._warming.start()
-        return None
 
     def _warm(self, work: Callable[[], str]) -> None:
         try:
@@ -317,36 +312,33 @@ class Server:
             self.entrance.stall(stalled)
         self._stalled = stalled
 
-    def _failed(self, error: Exception, pid: int, computed_s: float, look_s: float) -> int | None:
-        """Note a failed check; returns the exit code where the server hangs."""
-        if not self._answered:
-            return None
+    def _failed(self, error: Exception, pid: int, computed_s: float, look_s: float) -> None:
+        """Note a failed check; raises StartError where the server hangs."""
         self._stall(True)
         running, now = session(pid), time.monotonic()
         excuse = ""
         if _COMPILERS & {name for name, _ in running.values()}:
             # a kernel that is built at its first use holds up the engine for minutes; a server
             # ended now would build it again at the next start, and again
-            excuse = "no progress, but a compiler is running: waiting for it"
+            excuse = "no progress, but a compiler is running"
         elif (
             isinstance(error, TimeoutError)
             and computed_s > _COMPUTES * look_s
             and now - self._well < max(_SLOW_S, self.hang_s)
         ):
-            excuse = "no answer, but the server computes: waiting for what may be one slow request"
+            excuse = "no answer, but the server computes: it may be one slow request"
         if excuse:
-            say(excuse)
+            say(f"{excuse}: waiting")
             self._since, self._failures = now, 0
-            return None
+            return
         self._failures += 1
         # the last check took time, too, and has to end within hang_s
         lasts = self._failures >= _LOOKS and now - self._since >= self.hang_s - look_s
-        if not lasts or not self.hang_s:
-            return None
-        say(f"the server hangs: {type(error).__name__}: {error}; ending it, to be restarted")
-        for number, (name, status) in running.items():
-            say(f"  {number} {name}: state {status}")
-        return EX_TEMPFAIL
+        if lasts and self.hang_s:
+            what = ", ".join(f"{one} {name}: state {how}" for one, (name, how) in running.items())
+            raise StartError(
+                f"the server hangs: {type(error).__name__}: {error} ({what})", EX_TEMPFAIL
+            )
 
 
 def _computed_s(pid: int) -> float:

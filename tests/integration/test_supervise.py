@@ -292,10 +292,6 @@ def test_an_end_before_the_first_look_is_no_success_and_leaves_a_line_of_its_own
     assert "last words\nentrypoint: error: the server ended by itself" in one.output.read_text()
 
 
-def test_an_end_after_help_is_a_success(supervised: Callable[..., Supervised]) -> None:
-    assert supervised(command=["true", "--help=all"]).process.wait(PATIENCE_S) == 0
-
-
 def test_another_backend_ends_the_server_while_it_loads(
     supervised: Callable[..., Supervised],
 ) -> None:

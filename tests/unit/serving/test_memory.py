@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sparkforge.pins import pins
 from sparkforge.serving import memory
+from sparkforge.serving.errors import StartError
 from sparkforge.serving.memory import GIB, Guard, MemoryShortError, Reading
 from sparkforge.serving.profile import MemoryPlan, Profile
 from tests.support import ROOT
@@ -168,7 +169,11 @@ class Watched:
         ended = False
         for _ in range(int(seconds * 2)):
             self.now += 0.5
-            ended = self.guard.look(self.now) or ended
+            try:
+                self.guard.look(self.now)
+            except StartError as error:
+                ended = True
+                self.lines.append(str(error))
         return ended
 
 
@@ -220,7 +225,7 @@ def test_the_server_is_ended_when_it_lasts(watched: Watched) -> None:
     assert not watched.looks(1.5, 10)
     assert watched.looks(1.5, 0.5)
     assert watched.lines[-1] == (
-        "error: memory is short: 1.5 of 100.0 GiB are available: ending the server before the"
+        "memory is short: 1.5 of 100.0 GiB are available: ending the server before the"
         " machine stops responding"
     )
 
