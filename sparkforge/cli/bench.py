@@ -19,7 +19,7 @@ from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.serving.access import redacted
+from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
 if TYPE_CHECKING:
