@@ -14,7 +14,7 @@ from sparkforge.build.item import Item, Results, StepResult
 from sparkforge.build.receipt import differences
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.store.artefact import Artefact, T
 
 _NEW = ("never built for this target",)

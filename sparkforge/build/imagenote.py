@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkforge.build.context import PLUGIN
-from sparkforge.core import plain, typed
+from sparkforge.core import plain
 
 Inputs = Mapping[str, Any]
 NAME = "inputs.json"
@@ -53,7 +53,7 @@ class ImageNote:
 
     def dumps(self) -> bytes:
         """Return the text of the file."""
-        return f"{json.dumps(typed.as_json(self), indent=1, sort_keys=True)}\n".encode()
+        return f"{json.dumps(plain.as_json(self), indent=1, sort_keys=True)}\n".encode()
 
 
 def _without(inputs: Inputs, *names: str) -> Inputs:
@@ -66,7 +66,7 @@ def loads(text: bytes) -> ImageNote:
     Raises:
         ValueError, LookupError, AttributeError: the text is invalid.
     """
-    note = typed.load(ImageNote, plain.json_of(text), exact=False)
+    note = plain.load(ImageNote, plain.json_of(text), exact=False)
     if note is None or not isinstance(note.image["labels"], dict):
         raise ValueError("a field is missing, or of another type")
     return note

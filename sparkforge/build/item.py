@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Generic
 
 from sparkforge.build.results import OwnWheel, SourceResult
+from sparkforge.core.disk import intact, key_of
 from sparkforge.core.errors import StoreError
-from sparkforge.core.hashing import intact, key_of
 from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.sources import Source

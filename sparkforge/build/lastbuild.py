@@ -12,7 +12,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.options import SOURCES, VariantOptions
 from sparkforge.build.stages.source import chosen
 from sparkforge.core.disk import read_json, write_file
-from sparkforge.core.typed import as_json, load
+from sparkforge.core.plain import as_json, load
 
 
 def path_of(root: Path, target: str) -> Path:

@@ -21,9 +21,8 @@ from sparkforge.build.executor import Build
 from sparkforge.build.item import Results, wheel_path
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
-from sparkforge.core import typed
-from sparkforge.core.disk import disk_errors, read_json, write_file
-from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.core import plain
+from sparkforge.core.disk import disk_errors, intact, read_json, sha256_file, write_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
@@ -55,7 +54,7 @@ def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Recei
         files = _publish_files(context, folder, build, wheels) if wheels else {}
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         built = replace(built, files=files)
-        text = json.dumps(typed.as_json(built), indent=2, sort_keys=True) + "\n"
+        text = json.dumps(plain.as_json(built), indent=2, sort_keys=True) + "\n"
         _write(folder / receipt.NAME, text.encode())
     return folder, built
 

@@ -14,9 +14,8 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from sparkforge.build import executor, publish
 from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import last_context
-from sparkforge.core.disk import write_file
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.inspect.bench import command
 from sparkforge.serving.access import redacted

@@ -24,7 +24,7 @@ from sparkforge.build.options import (
 from sparkforge.build.packs import toolchain
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import context_of, last_variant
-from sparkforge.core import disk, typed
+from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
@@ -124,7 +124,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     folder, built = publish.publish(context, build, built)
     image = publish.image_of(build) is not None
     lastbuild.write(context, image=image, engine=options.variant.engine)
-    log.document(typed.as_json(built))
+    log.document(plain.as_json(built))
     publish.summary(context, build, folder, seconds)
     return 0
 
@@ -257,5 +257,5 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     build = executor.build(context, STAGES[-1])
     built = receipt.of(context, build.results, time.monotonic() - start)
-    log.document(typed.as_json(built))
+    log.document(plain.as_json(built))
     return 0

@@ -22,7 +22,6 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from sparkforge.core import errors, gitsafe
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
-from sparkforge.serving.access import IN_URL
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "use": {
@@ -244,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
-    log.configure(to_stderr=as_json, verbose=False, mask=IN_URL)
+    log.configure(to_stderr=as_json, verbose=False)
     log.answered = False
     if not words:
         log.usage(_USAGE)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sparkforge.core import typed
-from sparkforge.core.hashing import key_of
+from sparkforge.core import plain
+from sparkforge.core.disk import key_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -36,7 +36,7 @@ def record(stage: str, inputs: Mapping[str, Any], result: object, seconds: float
         "stage": stage,
         "key": key_of(inputs),
         "inputs": inputs,
-        "outputs": typed.as_json(result),
+        "outputs": plain.as_json(result),
         "seconds": round(seconds, 3),
     }
     return {**values, "seal": seal(values)}
@@ -48,7 +48,7 @@ def load(kind: type[T], values: Mapping[str, Any] | None, path: Path) -> Artefac
         return None
     match values:
         case {"stage": str(stage), "key": str(key), "inputs": dict(inputs), "outputs": outputs}:
-            result = typed.load(kind, outputs)
+            result = plain.load(kind, outputs)
             seconds = float(values.get("seconds", 0))
             return None if result is None else Artefact(stage, key, inputs, result, path, seconds)
     return None

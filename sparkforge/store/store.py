@@ -30,9 +30,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core.disk import disk_errors, read_json, write_file
+from sparkforge.core.disk import disk_errors, key_of, read_json, sha256_file, write_file
 from sparkforge.core.errors import IntegrityError, StoreError
-from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.core.log import log
 from sparkforge.store.artefact import Artefact, T, load, record
 

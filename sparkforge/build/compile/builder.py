@@ -11,8 +11,8 @@ from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results
 from sparkforge.build.results import BuilderResult
 from sparkforge.build.stages.wheelhouse import wheelhouse_item
+from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import BuildError, MachineError
-from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.log import log
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import OLDEST_ENGINE, BaseImage, Engine

@@ -25,7 +25,7 @@ from sparkforge.build.results import (
     WheelResult,
 )
 from sparkforge.build.stages.trial import trial_files
-from sparkforge.core.hashing import key_of
+from sparkforge.core.disk import key_of
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
 from sparkforge.store.artefact import Artefact

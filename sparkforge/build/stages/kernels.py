@@ -8,8 +8,8 @@ from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results
 from sparkforge.build.lockedcompiler import LockedCompiler
 from sparkforge.build.results import KernelsResult
+from sparkforge.core.disk import digests, intact, sha256_file
 from sparkforge.core.errors import PinsError
-from sparkforge.core.hashing import digests, intact, sha256_file
 from sparkforge.pins.compiling import Plugin
 from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of

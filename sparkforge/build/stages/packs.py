@@ -12,8 +12,8 @@ from sparkforge.build.lockedcompiler import LockedCompiler
 from sparkforge.build.packs.names import LABEL, LOCK, STAGE, UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.core import git
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.store.codekey import code_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from pydantic import Field
 from sparkforge.build.context import PLUGIN, Context
 from sparkforge.build.item import Item, Results, holds_wheel, undamaged
 from sparkforge.build.results import KernelsResult, PluginResult
-from sparkforge.core import typed
+from sparkforge.core import plain
+from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
-from sparkforge.core.hashing import digests, sha256_file
 from sparkforge.pins.compiling import Plugin
 from sparkforge.store.codekey import code_of
 from sparkforge.wheels import fresh
@@ -105,7 +105,7 @@ def _described(pyproject: Path) -> Described:
         table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     except (OSError, ValueError, KeyError) as error:
         raise PinsError(f"{pyproject}: {error!r}", "restore it: git checkout") from None
-    described = typed.load(Described, table)
+    described = plain.load(Described, table)
     if described is None:
         fields = "name, version, description, license, license-files, requires-python, entry-points"
         raise PinsError(f"{pyproject}: [project] must have {fields}, and nothing else")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sparkforge.build.item import Item, Results, undamaged
 from sparkforge.build.results import CheckpointResult
-from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.core.disk import intact, sha256_file
 from sparkforge.store.artefact import Artefact
 from sparkforge.store.codekey import code_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.item import Item, Results
 from sparkforge.build.results import WheelhouseResult
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.log import log
 from sparkforge.runtime import interpreter
 from sparkforge.sources import sizes

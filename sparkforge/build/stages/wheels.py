@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.item import Item, Results, holds_wheel, source_of
 from sparkforge.build.results import OwnWheel, SeriesResult, SourceResult, WheelResult
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile, Upstream
 from sparkforge.series.series import Patched, Series

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, Literal
 
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.inspect.accept.server import Subject, Unseen
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said

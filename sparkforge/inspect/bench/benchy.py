@@ -19,8 +19,8 @@ from random import Random
 from typing import Any
 
 from sparkforge.core import plain
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import ServerError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
 from sparkforge.inspect.bench.result import Metric, Samples
 from sparkforge.runtime import interpreter

@@ -10,7 +10,7 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.core import plain, typed
+from sparkforge.core import plain
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.doctor import archive, disk, gpu, host, model, pair, readings
@@ -115,7 +115,7 @@ def _findings(path: Path) -> list[Finding]:
     """Return the findings in a document of ``--json``."""
     try:
         found = plain.json_of(path.read_bytes())
-        theirs = typed.load(tuple[Finding, ...], found["findings"])
+        theirs = plain.load(tuple[Finding, ...], found["findings"])
     except (OSError, ValueError, LookupError, TypeError):
         theirs = None
     if theirs is None:

@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.run import call
 from sparkforge.inspect.proofs.machinecode import Kernel, read
 from sparkforge.runtime import interpreter

@@ -10,10 +10,10 @@ from pathlib import Path
 from threading import Event
 
 from sparkforge.build.jobs import width
+from sparkforge.core.disk import key_of
 from sparkforge.core.errors import CheckError, CommandError
-from sparkforge.core.hashing import key_of
 from sparkforge.core.log import log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.inspect.proofs.cuobjdump import Readers
 from sparkforge.inspect.proofs.machinecode import Kernel
 from sparkforge.pins.contracts import compiles

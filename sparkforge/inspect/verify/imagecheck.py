@@ -19,8 +19,8 @@ from sparkforge.build.context import Context
 from sparkforge.build.imagenote import ImageNote
 from sparkforge.build.receipt import SBOM, differences
 from sparkforge.build.sbom import FILE
+from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
-from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.inspect.verify import installed
 from sparkforge.inspect.verify.installed import File, Records, as_written
 from sparkforge.runtime.engine import BaseImage, Engine

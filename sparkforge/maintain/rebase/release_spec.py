@@ -21,8 +21,8 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from sparkforge.core import git
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.index import sha256_of
 from sparkforge.core.log import log
 from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream

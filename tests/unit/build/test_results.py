@@ -32,8 +32,8 @@ from sparkforge.build.results import (
     WheelhouseResult,
     WheelResult,
 )
-from sparkforge.core import typed
-from sparkforge.core.hashing import key_of
+from sparkforge.core import plain
+from sparkforge.core.disk import key_of
 from sparkforge.store.store import Store
 
 WHEEL: dict[str, Any] = {
@@ -98,11 +98,11 @@ def test_a_result_is_the_same_from_the_store(store: Store, result: Any) -> None:
 
 
 def test_documents_have_the_fields_that_they_had() -> None:
-    natives = typed.as_json(EACH[6])["natives"]
+    natives = plain.as_json(EACH[6])["natives"]
     assert natives["_C.so"] == {"sha256": "1" * 64, "from": "compiled"}
-    assert typed.as_json(EnvironmentResult()) == {}
-    assert typed.as_json(CheckpointResult({})) == {"files": {}}
-    assert typed.as_json(WheelResult(**WHEEL)) == {
+    assert plain.as_json(EnvironmentResult()) == {}
+    assert plain.as_json(CheckpointResult({})) == {"files": {}}
+    assert plain.as_json(WheelResult(**WHEEL)) == {
         **WHEEL,
         "replaced": ["a.py"],
         "added": ["b.py"],
@@ -114,33 +114,33 @@ def test_documents_have_the_fields_that_they_had() -> None:
 
 @pytest.mark.parametrize("result", EACH, ids=lambda result: type(result).__name__)
 def test_a_missing_unknown_or_changed_field_is_another_type(result: Any) -> None:
-    values = typed.as_json(result)
+    values = plain.as_json(result)
     kind = type(result)
-    assert typed.load(kind, values) == result
-    assert typed.load(kind, {**values, "size": 3}) is None
+    assert plain.load(kind, values) == result
+    assert plain.load(kind, {**values, "size": 3}) is None
     for field in fields(kind):
-        assert typed.load(kind, {k: v for k, v in values.items() if k != field.name}) is None
-        assert typed.load(kind, {**values, field.name: {"of": 3}}) is None
+        assert plain.load(kind, {k: v for k, v in values.items() if k != field.name}) is None
+        assert plain.load(kind, {**values, field.name: {"of": 3}}) is None
 
 
 @pytest.mark.parametrize(
     "value", [None, 3, [], "text", {"kind": "no such kind"}, {"kind": "image"}]
 )
 def test_a_record_of_another_kind_is_none(value: Any) -> None:
-    assert typed.load(EnvironmentResult, value) is None
+    assert plain.load(EnvironmentResult, value) is None
 
 
 def test_numbers_and_texts_are_not_taken_for_each_other() -> None:
-    assert typed.load(WheelhouseResult, {"files": "3"}) is None
-    assert typed.load(WheelhouseResult, {"files": 3.0}) is None
-    assert typed.load(WheelhouseResult, {"files": True}) is None
-    assert typed.load(WheelhouseResult, {"files": 3}) == WheelhouseResult(3)
+    assert plain.load(WheelhouseResult, {"files": "3"}) is None
+    assert plain.load(WheelhouseResult, {"files": 3.0}) is None
+    assert plain.load(WheelhouseResult, {"files": True}) is None
+    assert plain.load(WheelhouseResult, {"files": 3}) == WheelhouseResult(3)
 
 
 def test_a_value_of_another_type_is_not_written() -> None:
     wrong: Any = "3"
     with pytest.raises(ValueError, match="files"):
-        typed.as_json(WheelhouseResult(wrong))
+        plain.as_json(WheelhouseResult(wrong))
 
 
 # -- artefacts of other versions --------------------------------------------------------------
@@ -158,12 +158,12 @@ def rewrite(record: Path, outputs: Any, **more: Any) -> None:
     [
         ({}, {}),
         ({"file": "x.whl", "sha256": "0" * 64}, {}),
-        ({**typed.as_json(WheelResult(**WHEEL)), "size": 3}, {}),
-        ({**typed.as_json(WheelResult(**WHEEL)), "version": 1}, {}),
-        ({**typed.as_json(WheelResult(**WHEEL)), "replaced": "a.py"}, {}),
+        ({**plain.as_json(WheelResult(**WHEEL)), "size": 3}, {}),
+        ({**plain.as_json(WheelResult(**WHEEL)), "version": 1}, {}),
+        ({**plain.as_json(WheelResult(**WHEEL)), "replaced": "a.py"}, {}),
         ({"kind": "hologram"}, {}),
         (None, {}),
-        (typed.as_json(WheelResult(**WHEEL)), {"inputs": 2}),
+        (plain.as_json(WheelResult(**WHEEL)), {"inputs": 2}),
     ],
 )
 def test_an_artefact_of_another_version_is_made_again(
