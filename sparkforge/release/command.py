@@ -15,12 +15,12 @@ from sparkforge.build import publish, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import PROVENANCE, SUMS, Receipt
+from sparkforge.check.verify import signing
+from sparkforge.check.verify.command import inputs
 from sparkforge.core import git
 from sparkforge.core.disk import disk_errors, read_json, sha256_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
-from sparkforge.inspect.verify import signing
-from sparkforge.inspect.verify.command import inputs
 from sparkforge.runtime import registry
 from sparkforge.sources.project import Checkout, PinsFile, checkout
 
