@@ -105,7 +105,7 @@ def versions(access: Access, package: str) -> dict[Version, str | None]:
     """
     _check_online(access, package)
     found: dict[Version, str | None] = {}
-    for link in access.index.all_links(package):
+    for link in access.index.links(package, all_answer=True):
         if (version := version_of(link.filename)) is not None:
             # a release is withdrawn when all of its files are
             yanked = link.yank_reason
