@@ -22,11 +22,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
 from sparkforge.core.log import log
 
+_NOTHING = subprocess.DEVNULL
 _TAIL_LINES = 40
 _INSTALL_HINTS = {
     "git": "install git 2.34 or newer with the system's package manager",
@@ -60,16 +61,10 @@ def call(
         MachineError: the program is missing.
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
-    data, source = (stdin, subprocess.PIPE) if isinstance(stdin, bytes) else (None, stdin)
-    command = resolve(args, cwd)
-    with _child(
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL if source is None else source,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if stream else subprocess.PIPE,
-    ) as child:
+    command, pipe = resolve(args, cwd), subprocess.PIPE
+    data, source = (stdin, pipe) if isinstance(stdin, bytes) else (None, stdin or _NOTHING)
+    errors = subprocess.STDOUT if stream else pipe
+    with _child(command, env, cwd=cwd, stdin=source, stdout=pipe, stderr=errors) as child:
         if stream:
             assert child.stdout is not None
             out, err = _shown(child.stdout, stream if callable(stream) else log.raw), b""
@@ -136,10 +131,10 @@ def background(
 
     At the end it gets SIGTERM and ``grace_s`` seconds, then its process group is killed.
     """
-    command = resolve(args)
+    log.detail(f"output in {output}")
     with (
         output.open("wb") as sink,
-        _child(command, cwd=cwd, env=env, stdout=sink, grace_s=grace_s) as child,
+        _child(resolve(args), env, grace_s, cwd=cwd, stdout=sink, stderr=sink) as child,
     ):
         yield child
 
@@ -160,27 +155,19 @@ _starting = threading.Lock()
 @contextmanager
 def _child(
     command: Sequence[str],
-    *,
-    cwd: Path | None,
     env: Mapping[str, str | None] | None,
-    stdin: int | IO[bytes] = subprocess.DEVNULL,
-    stdout: int | IO[bytes],
-    stderr: int = subprocess.STDOUT,
     grace_s: float = 5.0,
+    *,
+    stdin: int | IO[bytes] = _NOTHING,
+    **how: Any,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    log.detail(f"+ {shlex.join(command)}{'' if isinstance(stdout, int) else f'  > {stdout.name}'}")
+    log.detail(f"+ {shlex.join(command)}")
     variables = {**os.environ, **(env or {})}
+    given = {name: value for name, value in variables.items() if value is not None}
     try:
         with _starting:
-            child = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env={name: value for name, value in variables.items() if value is not None},
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,  # its own group, so that its children can be ended with it
-            )
+            # its own session is its own process group, so that its children can be ended with it
+            child = subprocess.Popen(command, env=given, stdin=stdin, start_new_session=True, **how)
             _living.add(child)
     except OSError as error:
         if error.filename != command[0]:  # its folder is missing, or no pipe can be opened
