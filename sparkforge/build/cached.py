@@ -14,11 +14,11 @@ from threading import Event
 from typing import Any, Generic
 
 from sparkforge.build.context import STAGES, Context
+from sparkforge.core.disk import intact, key_of
 from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
-from sparkforge.core.hashing import intact, key_of
 from sparkforge.core.log import human_bytes, log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Artefact, Store, T, T_co
@@ -282,11 +282,10 @@ def _described(planned: Sequence[Planned]) -> str:
 
 def show(context: Context, planned: Sequence[Planned]) -> None:
     """Print a plan as a table, with the reasons below each line that would be made."""
-    source = context.target.source
-    provider = "release files" if source.provider == "release" else "git"
+    provider = "release files" if context.source == "release" else "git"
     mirrored = [name for name in context.access.mirrors if "/" not in name]
     log.info(
-        f"sources: {provider}{', else release files' if source.fallback else ''}"
+        f"sources: {provider}{', else release files' if context.source == 'auto' else ''}"
         f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}"
     )
     for one in planned:

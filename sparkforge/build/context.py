@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.pins.pins import Pins, Target, Upstream
+from sparkforge.pins.pins import Pins, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
@@ -34,6 +34,8 @@ class Context(Project):
     target_name: str
     target: Target
     platform: Platform
+    source: SourcePlan
+    """Of all upstreams but those with a mirror, which is git's."""
     wheels: str = "overlay"
     """``overlay`` or ``compile``."""
     pack: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ class Context(Project):
             target_name=name,
             target=target,
             platform=platform,
+            source=target.source,
             pack=target.pack,
         )
 

@@ -14,7 +14,7 @@ from sparkforge.build.results import (
     BuilderResult,
     EnvironmentResult,
     ExternalResult,
-    KernelsResult,
+    FilesResult,
     Product,
     SeriesResult,
     SmokeResult,
@@ -43,7 +43,7 @@ class Graph(Parts):
     sources: Mapping[str, Cached[SourceResult]]
     series: Mapping[str, Cached[SeriesResult]]
     """``sources``, ``series``: by upstream; a series where it has patches."""
-    kernels: Cached[KernelsResult] | None
+    kernels: Cached[FilesResult] | None
     """Of the plugin; None where pins.yaml has none."""
     externals: Mapping[str, Cached[ExternalResult]]
     """By ``UPSTREAM/EXTERNAL``."""

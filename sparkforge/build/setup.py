@@ -10,14 +10,12 @@ from sparkforge.build import publish, receipt
 from sparkforge.build.context import STAGES, Context, Serving, Tools
 from sparkforge.build.graph import Build
 from sparkforge.build.options import (
-    SOURCES,
     ServerOptions,
     ToolOptions,
     VariantOptions,
     platform_of,
     source_plan,
 )
-from sparkforge.build.stages.trees import chosen
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins import pins
@@ -52,7 +50,6 @@ def build_of(
     """
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
-    target = target.model_copy(update={"source": plan})
     wanted = platform_of(target)
     pack = pack_of(variant, target)
     if variant.wheels != "compile" and not pack and tools.jobs is not None:
@@ -61,7 +58,7 @@ def build_of(
     made_with = _tools(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = replace(
         Context.of(project, name, wanted),
-        target=target,
+        source=plan,
         wheels=variant.wheels or "overlay",
         pack=pack,
     )
@@ -215,16 +212,7 @@ def options_of(build: Build, engine: str) -> VariantOptions:
         engine="none" if engine == "none" else "auto",
         base=base.reference if image and base is not None else None,
         wheels=context.wheels if context.wheels == "compile" else None,
-        source=_source(context),
+        # a mirror makes the sources of upstreams differ
+        source=None if context.access.mirrors else context.source,
         pack=None if context.pack == context.target.pack else " ".join(context.pack) or "none",
     )
-
-
-def _source(context: Context) -> str | None:
-    """Return the value of --source; None where a mirror makes the sources of upstreams differ."""
-    names = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
-    plans = [chosen(context, name) for name in names]
-    for value, plan in SOURCES.items():
-        if all(used == {"provider": plan.provider, "fallback": plan.fallback} for used in plans):
-            return value
-    return None

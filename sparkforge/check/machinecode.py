@@ -15,10 +15,9 @@ from threading import Event
 
 from sparkforge.build.jobs import width
 from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CheckError, CommandError
-from sparkforge.core.hashing import sha256_file
-from sparkforge.core.parallel import in_parallel
-from sparkforge.core.run import call
+from sparkforge.core.run import call, in_parallel
 from sparkforge.pins.contracts import compiles
 from sparkforge.sources.project import Project
 from sparkforge.store.store import code_of

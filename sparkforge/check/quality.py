@@ -23,7 +23,7 @@ from sparkforge.build.graph import Build
 from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.runtime import servers
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
 

@@ -24,7 +24,7 @@ from sparkforge.build.options import (
 from sparkforge.build.packs import recipe
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
-from sparkforge.core import disk, typed
+from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES, Platform
@@ -125,7 +125,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     mention_fallback(build)
     seconds = time.monotonic() - start
     folder, built = publish.publish(build, built)
-    log.document(typed.as_json(built))
+    log.document(plain.as_json(built))
     publish.summary(build, todo, folder, seconds)
     return 0
 
@@ -168,7 +168,7 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
             "plan": [asdict(one) for one in planned],
             "fetches": cached.total(planned),
             "until": until,
-            "source": context.target.source.model_dump(),
+            "source": context.source,
         }
         log.json({**document, "note": note} if note else document)
         return 0
@@ -188,7 +188,7 @@ def mention_fallback(build: Build) -> None:
         for name, item in build.graph.sources.items()
         if item.found is not None
         and not item.made_now
-        and item.result.provider != item.inputs["provider"]
+        and item.result.provider == "release" != item.inputs["provider"]
     ]
     if names:
         log.info(
@@ -212,7 +212,7 @@ def explain(options: ExplainOptions) -> int:
         log.json(
             {
                 "explain": [asdict(one) for one in planned],
-                "source": context.target.source.model_dump(),
+                "source": context.source,
             }
         )
     else:
@@ -257,5 +257,5 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     todo = build.run(STAGES[-1])
     built = receipt.of(build.context, todo, time.monotonic() - start, variant)
-    log.document(typed.as_json(built))
+    log.document(plain.as_json(built))
     return 0

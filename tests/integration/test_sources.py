@@ -21,9 +21,9 @@ from sparkforge.sources.sources import Access, Source
 from sparkforge.store.store import Store
 from tests.support import Repo, make_sdist, make_tar, make_wheel, sha256, tar_member
 
-GIT = SourcePlan(provider="git")
-RELEASE = SourcePlan(provider="release")
-EITHER = SourcePlan(provider="git", fallback="release")
+GIT: SourcePlan = "git"
+RELEASE: SourcePlan = "release"
+EITHER: SourcePlan = "auto"
 FILES = {"demo/__init__.py": b"x = 1\n", "README": b"words\n"}
 
 

@@ -8,8 +8,8 @@ from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context, Tools
 from sparkforge.build.results import BuilderResult, ExternalResult
 from sparkforge.build.stages.thirdparty import wheelhouse_item
+from sparkforge.core.disk import code_digest, intact, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
-from sparkforge.core.hashing import code_digest, intact, key_of, sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.runtime import buildx

@@ -20,10 +20,10 @@ from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core import git
+from sparkforge.core.disk import intact, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, UsageError
-from sparkforge.core.hashing import intact, key_of, sha256_file
 from sparkforge.core.log import counted, log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import fresh
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from sparkforge.build.packs.modules import Module
 from sparkforge.core import git
+from sparkforge.core.disk import code_digest, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, MachineError
-from sparkforge.core.hashing import code_digest, key_of, sha256_file
 from sparkforge.core.run import call
 from sparkforge.pins.types import MACHINES, Platform
 
@@ -219,7 +219,7 @@ def compile_unit(tree: Path, host: Host, unit: Unit, name: str, out: Path) -> No
     if unit.source.endswith(".cu"):
         program = ["cuda/bin/nvcc", *_NVCC, "-ccbin", host.program]
     words = (*program, "-c", unit.source, *unit.flags, "-o", object_file)
-    call(*words, cwd=tree, env=_FLAGS_OF_OTHERS, guarded=True)
+    call(*words, cwd=tree, env=_FLAGS_OF_OTHERS)
     (tree / object_file).rename(out)
 
 

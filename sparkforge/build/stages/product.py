@@ -14,8 +14,8 @@ from sparkforge.build.cached import Cached, result_of, undamaged
 from sparkforge.build.context import WHEELS, Context, Serving, Tools
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import (
-    CheckpointResult,
     EnvironmentResult,
+    FilesResult,
     ImageArchiveResult,
     ImageResult,
     OwnWheel,
@@ -26,10 +26,11 @@ from sparkforge.build.results import (
     SourceResult,
     WheelhouseResult,
     WheelResult,
+    all_intact,
 )
 from sparkforge.build.stages.trees import source_of
 from sparkforge.build.stages.wheels import hashed
-from sparkforge.core.hashing import intact, key_of, sha256_file
+from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.runtime import environment, interpreter, isa
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
@@ -134,27 +135,24 @@ def environment_item(
 # -- images ------------------------------------------------------------------------------
 
 
-def trial_item() -> Cached[CheckpointResult]:
+def trial_item() -> Cached[FilesResult]:
     """Return the checkpoint of the preflight with its answers; the same for every target."""
 
-    def make(folder: Path) -> CheckpointResult:
+    def make(folder: Path) -> FilesResult:
         # not needed by a build in which nothing changed
         from sparkforge.checkpoints import trial
         from sparkforge.serving.preflight import NAME
 
         trial.make(folder / NAME)
         made = (folder / NAME).iterdir()
-        return CheckpointResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
-
-    def whole(artefact: Artefact[CheckpointResult]) -> bool:
-        return all(intact(artefact.path / name, of) for name, of in artefact.result.files.items())
+        return FilesResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
 
     inputs = {"code": code_of(__name__)}
-    return Cached("image", "preflight checkpoint", inputs, CheckpointResult, make, valid=whole)
+    return Cached("image", "preflight checkpoint", inputs, FilesResult, make, valid=all_intact)
 
 
 def image_inputs(
-    context: Context, parts: Parts, trial: Cached[CheckpointResult], base: BaseImage
+    context: Context, parts: Parts, trial: Cached[FilesResult], base: BaseImage
 ) -> dict[str, Any]:
     """Return the inputs of an image."""
     return {

@@ -11,6 +11,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.results import SeriesResult, SourceResult
 from sparkforge.core import git
 from sparkforge.core.log import counted, human_bytes, log
+from sparkforge.pins.pins import SourcePlan
 from sparkforge.series import series
 from sparkforge.series.series import Patched
 from sparkforge.sources import sources
@@ -22,12 +23,9 @@ if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer
 
 
-def chosen(context: Context, name: str) -> dict[str, str | None]:
-    """Return the provider of an upstream's source: the target's, or git for a mirror."""
-    plan = context.target.source
-    if name in context.access.mirrors:
-        return {"provider": "git", "fallback": None}
-    return {"provider": plan.provider, "fallback": plan.fallback}
+def chosen(context: Context, name: str) -> SourcePlan:
+    """Return the provider of an upstream's source: the build's, or git for a mirror."""
+    return "git" if name in context.access.mirrors else context.source
 
 
 def source_of(store: Store, name: str, result: SourceResult) -> Source:
@@ -43,7 +41,7 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
     inputs = {
         "commit": upstream.commit_or_unknown,
         "tag": upstream.tag,
-        **chosen(context, name),
+        "provider": chosen(context, name),
         "release_file": file.sha256 if file else None,
         # where a wheel's files belong
         "paths": [rule.model_dump() for rule in upstream.paths]
@@ -51,11 +49,10 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         else None,
         "code": code_of(__name__),
     }
-    by_git = inputs["provider"] == "git"
+    by_git = inputs["provider"] != "release"
 
     def make(folder: Path) -> SourceResult:
-        plan = context.target.source
-        source = sources.ensure(context.store, name, upstream, plan, context.access)
+        source = sources.ensure(context.store, name, upstream, context.source, context.access)
         return SourceResult(source.provider, source.commit, source.tree, source.origin)
 
     def fetches() -> Fetches:

@@ -12,11 +12,11 @@ import pytest
 
 from sparkforge.build import cached
 from sparkforge.build.cached import Cached, differences, ordered
-from sparkforge.build.results import CheckpointResult, WheelResult
-from sparkforge.core import typed
+from sparkforge.build.results import FilesResult, WheelResult
+from sparkforge.core import plain
+from sparkforge.core.disk import key_of
 from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
-from sparkforge.core.hashing import key_of
 from sparkforge.store.store import Store
 
 
@@ -49,22 +49,20 @@ class Bench:
         assert [one.made for one in planned] == [False, bool(force)]
         return list(self.done)
 
-    def item(self, label: str, stage: str, *, kept: bool = False) -> Cached[CheckpointResult]:
-        def make(folder: Path) -> CheckpointResult:
+    def item(self, label: str, stage: str, *, kept: bool = False) -> Cached[FilesResult]:
+        def make(folder: Path) -> FilesResult:
             self.done.append(f"made {label}")
             self.sound = True
             if self.failure is not None and label == "image":
                 failure, self.failure = self.failure, None
                 raise failure
-            return CheckpointResult({})
+            return FilesResult({})
 
         def sound(_: object) -> bool:
             self.done.append(f"read {label}")
             return self.sound
 
-        return Cached(
-            stage, label, {"label": label}, CheckpointResult, make, sound=sound, kept=kept
-        )
+        return Cached(stage, label, {"label": label}, FilesResult, make, sound=sound, kept=kept)
 
 
 @pytest.fixture
@@ -110,13 +108,13 @@ def test_damaged_repository_of_others_stays(bench: Bench, tmp_path: Path) -> Non
 def test_lost_builder_is_made_again_only_for_a_wheel(store: Store) -> None:
     there = {"builder": True, "wheel": True}
 
-    def item(stage: str, label: str, *needs: Cached[Any]) -> Cached[CheckpointResult]:
+    def item(stage: str, label: str, *needs: Cached[Any]) -> Cached[FilesResult]:
         return Cached(
             stage,
             label,
             {"label": label},
-            CheckpointResult,
-            lambda _: CheckpointResult({}),
+            FilesResult,
+            lambda _: FilesResult({}),
             needs,
             valid=lambda _: there[label],
             intermediate=label == "builder",
@@ -143,7 +141,7 @@ def test_lost_builder_is_made_again_only_for_a_wheel(store: Store) -> None:
 
 def test_order_is_by_need_then_by_stage() -> None:
     def item(stage: str, label: str, *needs: Cached[Any]) -> Cached[Any]:
-        return Cached(stage, label, {}, CheckpointResult, lambda _: CheckpointResult({}), needs)
+        return Cached(stage, label, {}, FilesResult, lambda _: FilesResult({}), needs)
 
     late, early = item("smoke", "late"), item("sources", "early")
     goal = item("wheels", "goal", late, early)
@@ -166,7 +164,7 @@ def test_changed_inputs_are_named() -> None:
 
 
 WHEEL = WheelResult("x.whl", "0" * 64, "1", ("a.py",), ("b.py",), (), ("tests/c.py",), ())
-VALUES = typed.as_json(WHEEL)
+VALUES = plain.as_json(WHEEL)
 
 
 @pytest.mark.parametrize(

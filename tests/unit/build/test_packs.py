@@ -30,7 +30,6 @@ from sparkforge.core.run import call
 from sparkforge.store.store import Store
 from tests.patches.probes.probe_packs import HEAD_SIZE, HEADS
 from tests.results import context_of
-from tests.support import alive, python, wait_for
 
 ABOUT = {
     "version": "0.7.0.post1+spark.1",
@@ -163,34 +162,6 @@ def test_refused_source_is_named(store: Store, tmp_path: Path) -> None:
     described = Described("one", (), (Unit("a.cpp", ()),))
     with pytest.raises(BuildError, match=r"a\.cpp: cannot be compiled"):
         pack.compile_units(store, tmp_path, HOST, [described], {}, 1)
-
-
-DRIVER = """
-import sys
-from pathlib import Path
-from sparkforge.build.packs import pack
-from sparkforge.build.packs.recipe import Described, Host, Unit
-from sparkforge.store.store import Store
-tree = Path(sys.argv[1])
-host = Host(str(tree / "g++"), "this one")
-described = Described("one", (), (Unit("a.cpp", ()),))
-pack.compile_units(Store(tree / "store"), tree, host, [described], {}, 1)
-"""
-
-
-def test_compilers_end_after_kill_9_of_driver(tmp_path: Path) -> None:
-    fake, note = tmp_path / "g++", tmp_path / "pids"
-    # in silence, with a child of its own that has the memory
-    fake.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! >{note}.new; mv {note}.new {note}\nwait\n")
-    fake.chmod(0o755)
-    (tmp_path / "a.cpp").write_text("")
-    driver = python(DRIVER, tmp_path)
-    wait_for(note.exists)
-    pids = [int(word) for word in note.read_text().split()]
-    assert all(map(alive, pids))
-    driver.kill()
-    driver.communicate()
-    wait_for(lambda: not any(map(alive, pids)))
 
 
 @needs_compiler

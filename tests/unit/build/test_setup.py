@@ -11,15 +11,13 @@ import pytest
 from sparkforge.build import receipt, setup
 from sparkforge.build.options import VariantOptions
 from sparkforge.build.results import ImageResult
-from sparkforge.core import typed
+from sparkforge.core import plain
 from sparkforge.core.disk import write_file
 from sparkforge.pins import pins
-from sparkforge.pins.pins import SourcePlan
 from sparkforge.runtime.engine import BaseImage
 from tests.results import build_of, reached
 from tests.support import ROOT
 
-GIT = {"source": SourcePlan(provider="git")}
 TARGET = pins.load(ROOT / "pins.yaml").target("spark")
 
 
@@ -32,8 +30,7 @@ def options_of(engine: str = "auto", *, image: bool = False, **chosen: Any) -> V
 
 def test_options_give_the_same_build_again() -> None:
     assert options_of(image=True) == VariantOptions(base="here:1", source="release")
-    git = TARGET.model_copy(update=GIT)
-    assert options_of("none", target=git, wheels="compile") == VariantOptions(
+    assert options_of("none", source="git", wheels="compile") == VariantOptions(
         engine="none", wheels="compile", source="git"
     )
 
@@ -58,7 +55,7 @@ def test_last_options_come_from_the_receipt(tmp_path: Path, text: str | None) ->
     last = VariantOptions(engine="none", wheels="compile", source="git")
     build = build_of("cpu")
     path = tmp_path / "dist" / "cpu" / receipt.NAME
-    whole = json.dumps(typed.as_json(receipt.of(build.context, [], 1.0, last)))
+    whole = json.dumps(plain.as_json(receipt.of(build.context, [], 1.0, last)))
     write_file(path, (whole if text is None else text).encode())
     project: Any = type("Project", (), {"root": tmp_path, "access": build.context.access})
     found = setup.last_variant(project, "cpu", VariantOptions())
