@@ -25,7 +25,7 @@ def main() -> None:
     python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
     if Path(sys.prefix).resolve() != python.parent.parent.resolve():
         os.execv(python, [str(python), __file__, *sys.argv[1:]])
-    from sparkforge.maintain.companions import filesizes
+    from sparkforge.maintain import filesizes
     from sparkforge.pins import pins
     from sparkforge.sources import sizes
     from sparkforge.sources.project import store_of

@@ -41,7 +41,7 @@ _MODULES: Mapping[str, str] = {
     "patches": "cli.patches",
     "pins": "cli.pins",
     "dev": "maintain.dev",
-    "rebase": "maintain.rebase.command",
+    "rebase": "maintain.rebase",
     "watch": "maintain.watch",
     "docs": "cli.docs",
     "accept": "inspect.accept.command",

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.run import call
-from sparkforge.maintain import patchtests
-from sparkforge.maintain.companions import trial
+from sparkforge.maintain import companions, patchtests
 from sparkforge.pins.pins import load
 from sparkforge.runtime import interpreter
 from sparkforge.series import series
@@ -300,7 +299,6 @@ def test_a_companion_stops_by_its_name(up: Upstream) -> None:
     (tree / "engine/mod.py").write_bytes(with_line(lines("engine"), 20, b"ours = 1"))
     up.rebase("demo", "--continue")
     check_landed(up)
-    assert list((up.root / "patches/engine/.rerere").iterdir())
 
 
 def test_a_test_that_fails_stops_it_and_the_patch_is_amended(up: Upstream) -> None:
@@ -341,7 +339,7 @@ def test_killed_it_goes_on(up: Upstream) -> None:
     write_series(up)
     before = files_of(up.root)
     # it is locked and built then
-    assert killed(lambda: up.rebase(*ONTO), kill_at(1, trial, "_tested"))
+    assert killed(lambda: up.rebase(*ONTO), kill_at(1, companions, "_tested"))
     assert files_of(up.root) == before
     up.rebase("demo", "--continue")
     check_landed(up)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from packaging.requirements import Requirement
 
-from sparkforge.maintain.companions import inputs
+from sparkforge.maintain import companions
 
 LIST = """\
 # What demo 0.31.0 declares (0.31.0's wheel; not 10.31.0), without vision.
@@ -34,7 +34,7 @@ def follow(*changes: tuple[str, str], without: str = "") -> tuple[str, list[str]
     for before, to in changes:
         texts = [to if one == before else one for one in texts] if before else [*texts, to]
     old, new = ([Requirement(one) for one in some if one] for some in (OLD, texts))
-    return inputs.follow(LIST, old, new, frozenset(without.split()))
+    return companions.follow(LIST, companions._plain(old), companions._plain(new), without.split())
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,13 @@ def test_a_line_of_ours_is_told_and_not_touched() -> None:
 
 def test_pins_of_other_lists_follow() -> None:
     moved = {"torch": ("2.13.0", "2.14.0"), "hub": ("1.33.0", "2.0")}
-    followed = inputs.pinned("torch==2.13.0\nhub==1.33.0  # as served\ntorch==2.13.0+cpu\n", moved)
+    followed = companions.pinned_anew(
+        "torch==2.13.0\nhub==1.33.0  # as served\ntorch==2.13.0+cpu\n", moved
+    )
     assert followed == "torch==2.14.0\nhub==2.0  # as served\ntorch==2.13.0+cpu\n"
 
 
 def test_comments_name_the_new_release() -> None:
-    text = inputs.renamed(LIST, "0.31.0", "0.32.0")
+    text = companions._renamed(LIST, "0.31.0", "0.32.0")
     first = "# What demo 0.32.0 declares (0.32.0's wheel; not 10.31.0), without vision."
     assert text == LIST.replace(LIST.splitlines()[0], first)

@@ -1,0 +1,361 @@
+"""A move with all that belongs to it, made and tried in a throw-away checkout before it lands.
+
+Lists in requirements/ copy what wheels declare, so they follow a new wheel. Lines that are ours
+stay: what the wheel declares and we left out is left out again, and a line that the wheel never
+had is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sparkforge.build.context import STAGES
+from sparkforge.build.options import chosen_series
+from sparkforge.core import git
+from sparkforge.core.disk import disk_errors, write_files
+from sparkforge.core.errors import CommandError, RebaseStopped
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.maintain import drift, filesizes, patchtests
+from sparkforge.maintain.drift import exact, listed, name_of, read
+from sparkforge.maintain.landing import Landing
+from sparkforge.maintain.patchtests import Result
+from sparkforge.pins import pins
+from sparkforge.pins.pins import Upstream
+from sparkforge.runtime import interpreter
+from sparkforge.sources import sizes
+from sparkforge.sources.project import ROOT, Project
+
+_INPUT = re.compile(r"-r (requirements/[\w.-]+\.in)$", re.MULTILINE)
+_ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/dev.txt"}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A move that was tried, and in which nothing failed."""
+
+    landing: Landing
+    project: Project
+    """The throw-away checkout."""
+    before: Mapping[str, str]
+    """The files of requirements/ that it began with."""
+    requirements: Mapping[str, str]
+    """Lists, locks and sizes that changed, by path in the checkout."""
+    changes: Sequence[str]
+    builds: Sequence[str]
+    tests: Sequence[Result]
+
+    def outdated(self, root: Path) -> bool:
+        """Return whether the checkout's requirements have changed since."""
+        return _texts(root) != self.before
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The tests, as a table."""
+        rows: list[tuple[str, ...]] = [("patch", "its test", "without all patches")]
+        for one in self.tests:
+            whole = "passes" if one.whole.passed else "skipped: it proves nothing here"
+            bare = "fails" if one.without.failed else "skipped"
+            bare = "passes: upstream has it" if one.verdict == "not noticed" else bare
+            rows.append((one.patch.removesuffix(".patch"), whole, bare))
+        return rows
+
+
+def tried(
+    project: Project,
+    landing: Landing,
+    moved: Mapping[str, Upstream],
+    series: Collection[str],
+    folder: Path,
+) -> Tried:
+    """Make requirements, locks and sizes for a move, and try all of it; the checkout stays.
+
+    Args:
+        moved: the upstreams with another release, as pins.yaml will have them.
+        series: the upstreams whose series moved.
+        folder: for the throw-away checkout.
+
+    Raises:
+        RebaseStopped: the requirements cannot be locked, or a build or a test fails.
+    """
+    root, before = project.root, _texts(project.root)
+    with log.step("requirements"):
+        lists, decide = _followed(project, moved, before)
+        _copy(root, folder)
+        write_files({folder / path.relative_to(root): d for path, d in landing.files.items()})
+        write_files({folder / name: text.encode() for name, text in lists.items()})
+        _lock(project, folder, lists, before)
+        path = folder / project.pins_path.name
+        here = replace(project, pins_path=path, pins=pins.load(path))
+        if (folder / sizes.FILE).is_file():
+            text = filesizes.text(folder, here.pins, project.store)
+            (folder / sizes.FILE).write_text(text, encoding="utf-8")
+    fresh = {name: text for name, text in _texts(folder).items() if text != before.get(name)}
+    changes = [
+        f"{name}: {_difference(before.get(name, ''), text)}"
+        for name, text in fresh.items()
+        if name != sizes.FILE
+    ]
+    changes += [f"To decide: {what}" for what in decide]
+    for line in changes:
+        log.info(line)
+    for name, lock in _ENVIRONMENTS.items():  # lent where their locks are the same
+        if (root / name).is_dir() and lock not in fresh:
+            (folder / name).symlink_to((root / name).resolve())
+    builds = [
+        _built(here, name)
+        for name, plan in here.pins.targets.items()
+        if {*plan.wheels, *(one for wheel in plan.wheels.values() for one in wheel.carries)}
+        & {*series}
+    ]
+    tests = _tested(here, series)
+    done = Tried(landing, here, before, fresh, changes, builds, tests)
+    log.table(done.rows)
+    for one in tests:
+        if one.verdict == "not noticed":
+            log.warning(
+                f"{one.upstream}: {one.patch.removesuffix('.patch')}: upstream has it: its test"
+                " passes without our patches\n    hint: drop it: build.py patches export --drop"
+                f" {one.patch}"
+            )
+    return done
+
+
+def _texts(root: Path) -> dict[str, str]:
+    """Return the files of requirements/, by path in the checkout."""
+    paths = sorted((root / "requirements").iterdir())
+    return {f"requirements/{p.name}": p.read_text(encoding="utf-8") for p in paths if p.is_file()}
+
+
+def _difference(old: str, new: str) -> str:
+    """Return the packages of a list or lock that changed, for people."""
+    before, after = (
+        {name_of(one): str(one.specifier) for one in listed(text)} | exact(text)
+        for text in (old, new)
+    )
+    changed = [
+        f"{name} {before.get(name, 'none') or 'any'} → {after.get(name, 'none') or 'any'}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+    return "; ".join(changed) or "comments or hashes"
+
+
+def _copy(root: Path, folder: Path) -> None:
+    """Copy a checkout, without what git ignores."""
+    if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):
+        words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        names = [name for name in git.git(root, *words).split("\0") if name]
+    else:
+        hidden = {"dist", ".git", ".sparkforge", *_ENVIRONMENTS}
+        paths = (path.relative_to(root) for path in root.rglob("*") if not path.is_dir())
+        names = [str(path) for path in paths if path.parts[0] not in hidden]
+    with disk_errors(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in names:
+            if os.path.lexists(root / name):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, folder / name, follow_symlinks=False)
+
+
+# -- requirements ----------------------------------------------------------------------------------
+
+
+def _followed(
+    project: Project, moved: Mapping[str, Upstream], texts: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the lists that change with the new wheels, and what a person has to decide."""
+    found = {name: text for name, text in texts.items() if name.endswith(".in")}
+    decide: dict[str, None] = {}
+    for up, release in moved.items():
+        pinned = project.pins.upstreams[up]
+        for wheel in drift.wheels_of(project, up, release):
+            old = _plain(drift.declared(project, pinned.files[wheel.key]))
+            new = _plain(drift.declared(project, release.files[wheel.key]))
+            without = {*map(canonicalize_name, wheel.plan.wheels[up].drop_requires)}
+            for name in _INPUT.findall(texts[wheel.plan.requirements[wheel.platform]]):
+                # a list is the copy of what a wheel declares if it has most of it
+                lines = listed(texts[name])
+                if 2 * sum(one in lines for one in old) > len(old):
+                    text, ours = follow(found[name], old, new, without)
+                    found[name] = _renamed(text, pinned.version, release.version)
+                    decide |= dict.fromkeys(f"{name}: {what}" for what in ours)
+        packages = {str(canonicalize_name(file.project)) for file in release.files.values()}
+        own = dict.fromkeys(packages, (pinned.version, release.version))
+        found = {name: pinned_anew(text, own) for name, text in found.items()}
+    return {name: text for name, text in found.items() if text != texts[name]}, list(decide)
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    """Return a list whose comments name the new version of what it copies."""
+    version = re.compile(rf"(?<![\w.]){re.escape(old)}(?![\w.]*\w)")
+    return re.sub(r"(?m)^#.*", lambda line: version.sub(new, line[0]), text)
+
+
+def _plain(requirements: Sequence[Requirement]) -> list[Requirement]:
+    """Return those that no extra asks for."""
+    return [one for one in requirements if "extra ==" not in str(one.marker or "")]
+
+
+def follow(
+    text: str, old: Sequence[Requirement], new: Sequence[Requirement], without: Collection[str]
+) -> tuple[str, list[str]]:
+    """Return a list with what changed from one wheel's declarations to another's.
+
+    Args:
+        without: canonical names that a target leaves out (``drop_requires``).
+
+    Returns:
+        The list, and the requirements that changed and of which it has a form of its own.
+    """
+    fresh = [one for one in new if one not in old]
+    lines: list[str] = []
+    last = 0  # behind the last line that the wheel declares
+    for line in text.splitlines():
+        found = read(line)
+        if found is not None and found in old and found not in new:
+            to = next((one for one in fresh if name_of(one) == name_of(found)), None)
+            if to is not None:
+                fresh.remove(to)
+            lines += [] if to is None else [str(to)]
+            last = len(lines)
+            continue
+        lines.append(line)
+        last = len(lines) if found in old or found in new else last
+    have = {name_of(one): one for one in listed("\n".join(lines))}
+    known = {name_of(one) for one in old}
+    ours = []
+    for one in fresh:
+        name = name_of(one)
+        if name in without or one in map(read, lines):
+            continue
+        if name not in known:
+            lines.insert(last, str(one))
+            last += 1
+        elif name in have:  # else left out before, too
+            ours.append(f"{have[name]}, where the wheel declares {one}")
+    return "\n".join(lines) + "\n", ours
+
+
+def pinned_anew(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
+    """Return a list whose exact pins of moved packages move with them.
+
+    Args:
+        moved: old and new version by canonical name.
+    """
+    lines = []
+    for line in text.splitlines():
+        found = read(line)
+        old, to = moved.get(name_of(found), ("", "")) if found is not None else ("", "")
+        same = found is not None and str(found.specifier) == f"=={old}"
+        lines.append(line.replace(f"=={old}", f"=={to}", 1) if same else line)
+    return "\n".join(lines) + "\n"
+
+
+def _lock(
+    project: Project, here: Path, lists: Mapping[str, str], before: Mapping[str, str]
+) -> None:
+    """Lock lists again in a checkout that has them, then those that pin what moved there."""
+    locks = {name: text for name, text in before.items() if name.endswith(".txt")}
+    _run(here, locks, lists)
+    mains = {name for plan in project.pins.targets.values() for name in plan.requirements.values()}
+    # the packages that wheels declare whose locked version moved
+    named = {name_of(one) for text in lists.values() for one in listed(text)}
+    moved: dict[str, tuple[str, str]] = {}
+    for name in mains:
+        old, new = exact(locks[name]), exact((here / name).read_text(encoding="utf-8"))
+        both = named & old.keys() & new.keys()
+        moved |= {one: (old[one], new[one]) for one in both if old[one] != new[one]}
+    # what copies a wheel follows that wheel alone
+    copies = {name for main in mains for name in _INPUT.findall(locks[main])}
+    others = {
+        name: fresh
+        for name, text in _texts(here).items()
+        if name.endswith(".in") and name not in copies
+        if (fresh := pinned_anew(text, moved)) != text
+    }
+    write_files({here / name: text.encode() for name, text in others.items()})
+    _run(here, locks, others)
+
+
+def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None:
+    """Lock what is made from some lists; what still fits keeps its version."""
+    made = [name for name, text in locks.items() if lists.keys() & {*_INPUT.findall(text)}]
+    names = [Path(name).name for name in made]
+    env = {"UV": str(interpreter.uv_program()), "PYTHONPATH": str(ROOT)} if names else {}
+    try:
+        if names:
+            call("bash", "scripts/lock.sh", *names, cwd=here, env=env, stream=True)
+    except CommandError as error:
+        msg = f"requirements cannot be locked: {', '.join(names)}\n{error}"
+        remedy = "change the .in file in requirements/ of this checkout; then --continue"
+        raise RebaseStopped(msg, remedy) from error
+
+
+# -- builds and tests ------------------------------------------------------------------------------
+
+
+def _built(here: Project, target: str) -> str:
+    """Build a target as far as any machine can: with a smoke test where it has one."""
+    start = time.monotonic()
+    until = STAGES[-1] if here.pins.targets[target].smoke is not None else "wheels"
+    words = ["--target", target, "--engine", "none", "--until", until]
+    places = ["--pins", str(here.pins_path), "--store", str(here.store.root)]
+    command = f"build.py {shlex.join(words)}"
+    # the code of that checkout, where it has any
+    env = {} if (here.root / "sparkforge").is_dir() else {"PYTHONPATH": str(ROOT)}
+    with log.step(f"{command}, in the throw-away checkout"):
+        words = ["-m", "sparkforge", "build", *words, *places]
+        done = call(sys.executable, *words, cwd=here.root, env=env, stream=True, check=False)
+    if done.returncode:
+        msg = f"{command} ends with {done.returncode} on the new release: see above"
+        raise RebaseStopped(msg, _remedy(here))
+    return f"`{command}`: {time.monotonic() - start:.0f} s"
+
+
+def _tested(here: Project, moved: Collection[str]) -> list[Result]:
+    """Run the tests of the moved patches with the series, and on the new release without any.
+
+    One that passes there needs no patch: upstream has it.
+    """
+    every = chosen_series(None, here.root, here.pins)
+    chosen = [own for own in every if own.upstream in moved and own.patches]
+    patches = [(own.upstream, patch) for own in chosen for patch in own.patches]
+    tests = [patch.trailers["Test"] for _, patch in patches]
+    if not tests:
+        return []
+    python = patchtests.dev_python(here.root)
+    with log.step("the patches' tests, with the series and without it"):
+        whole = patchtests.run(python, here, tests, patchtests.variables(here), cut=True)
+        none = [patchtests.prefixes(here, own)[0] for own in chosen]
+        with patchtests.checkout(here, none) as bare:
+            without = patchtests.run(python, here, tests, patchtests.variables(bare), cut=True)
+    results = [
+        Result(up, patch.name, test, whole[test], without[test])
+        for (up, patch), test in zip(patches, tests, strict=True)
+    ]
+    if failed := [result for result in results if result.whole.failed]:
+        lines = [
+            f"{one.upstream}: {one.patch}: {one.test} fails on the new release: {one.whole.message}"
+            for one in failed
+        ]
+        raise RebaseStopped("\n".join(lines), _remedy(here))
+    return results
+
+
+def _remedy(here: Project) -> str:
+    return (
+        f"fix the test in your checkout, or amend the patch's commit in {here.root.parent}/tree"
+        " (another upstream's: tree-NAME); then --continue; or --abort"
+    )
