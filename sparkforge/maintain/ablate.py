@@ -6,12 +6,13 @@ import bisect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core import git
-from sparkforge.core.command import Entry, argument, option
 from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -26,27 +27,24 @@ _OPTIONS = "VLLM_SPARKFORGE"
 """The variable that the plugin reads its options from."""
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``ablate``."""
 
-    patch: tuple[str, ...] = argument(
-        "patches to leave out, or parts of the plugin to switch off, one at a time (default: each)",
-        default=(),
-        nargs="*",
-    )
-    bisect: str | None = option(
-        "find the patch at which this shell command starts to fail or to pass", metavar="COMMAND"
-    )
-    upstream: str | None = option("limit to the series of this upstream", metavar="NAME")
-    python: Path | None = option(
-        "Python with pytest (default: .venv-dev, created if missing)", type=Path, metavar="FILE"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    patch: tuple[str, ...] = field(default=(), kw_only=False)
+    """patches to leave out, or parts of the plugin to switch off, one at a time (default: each)"""
+    bisect: str | None = None
+    """find the patch at which this shell command starts to fail or to pass"""
+    upstream: str | None = None
+    """limit to the series of this upstream"""
+    python: Path | None = None
+    """Python with pytest (default: .venv-dev, created if missing)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Leave patches out, or search for the one that changes the result; returns the exit code."""
     project = Project.open(options.project)
     every = chosen_series(options.upstream, project.root, project.pins)
@@ -168,6 +166,3 @@ def _bisect(project: Project, every: Sequence[Series], command: str) -> int:
     log.document({"bisect": {"what": verb, "upstream": upstream, "patch": name}})
     log.heading(f"{upstream}: {name} {verb} {command}")
     return 0
-
-
-COMMANDS = (Entry("ablate", Options, run),)

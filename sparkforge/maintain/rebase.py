@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Parameter
 from pydantic import PlainSerializer
 
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import git, plain, typed
-from sparkforge.core.command import Entry, argument, option, switch
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import RebaseStopped, SeriesError, StoreError, UsageError
 from sparkforge.core.log import log
@@ -37,35 +37,29 @@ from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.sources.sources import Source
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``rebase``."""
 
-    upstream: str = argument("upstream whose series to move")
-    onto: str | None = option(
-        "new base: TAG, full commit SHA, release:VERSION, release:FILE or latest",
-        metavar="WHERE",
-        one_of="answer",
-    )
-    dry_run: bool = switch("show the result without changing files", needs="--onto")
-    commit: str | None = option(
-        "commit that the release was built from", metavar="SHA", needs="--onto"
-    )
-    companions: bool = switch(
-        "move requirements, locks and other upstreams, too, and try all of it before it lands",
-        "--with-companions",
-        needs="--onto",
-    )
-    go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="answer")
-    """--continue."""
-    skip: str | None = option(
-        "drop the patch that stopped the rebase", metavar="REASON", one_of="answer"
-    )
-    abort: bool = switch(
-        "cancel the rebase; patches/ and pins.yaml stay as they are", one_of="answer"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    upstream: str = field(kw_only=False)
+    """upstream whose series to move"""
+    onto: str | None = None
+    """new base: TAG, full commit SHA, release:VERSION, release:FILE or latest"""
+    dry_run: bool = False
+    """show the result without changing files"""
+    commit: str | None = None
+    """commit that the release was built from"""
+    companions: Annotated[bool, Parameter(name="--with-companions")] = False
+    """move requirements, locks and other upstreams, too, and try all of it before it lands"""
+    go_on: Annotated[bool, Parameter(name="--continue")] = False
+    """continue a stopped or killed rebase"""
+    skip: str | None = None
+    """drop the patch that stopped the rebase"""
+    abort: bool = False
+    """cancel the rebase; patches/ and pins.yaml stay as they are"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
 def _pin(pin: Upstream) -> dict[str, Any]:
@@ -290,7 +284,11 @@ def _check_amended(mover: Mover) -> None:
 
 def run(options: Options) -> int:
     """Move a series, or report on a move; 6 where a patch needs work."""
+    answers = [options.onto is not None, options.go_on, options.skip is not None, options.abort]
     wrong = {
+        "--onto, --continue, --skip and --abort exclude each other": sum(answers) > 1,
+        "--dry-run, --commit and --with-companions need --onto": options.onto is None
+        and (options.dry_run or options.commit or options.companions),
         "--onto is empty": options.onto is not None and not options.onto.strip(),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
         "--commit needs 40 digits": not re.fullmatch(r"[0-9a-f]{40}", options.commit or "0" * 40),
@@ -438,6 +436,3 @@ def _document(plan: Plan, notes: Iterable[Note]) -> dict[str, Any]:
     }
     document = {"upstream": plan.upstream, "onto": plan.spec, "series": parts}
     return document | {"companions": _as_json(notes)}
-
-
-COMMANDS = (Entry("rebase", Options, run),)
