@@ -7,7 +7,6 @@ had is kept.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -16,26 +15,29 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sparkforge.build.context import STAGES
 from sparkforge.build.options import chosen_series
-from sparkforge.core import git
 from sparkforge.core.disk import disk_errors, write_files
 from sparkforge.core.errors import CommandError, RebaseStopped
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.maintain import drift, filesizes, patchtests
 from sparkforge.maintain.drift import exact, listed, name_of, read
-from sparkforge.maintain.landing import Landing
 from sparkforge.maintain.patchtests import Result
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Upstream
 from sparkforge.runtime import interpreter
 from sparkforge.sources import sizes
 from sparkforge.sources.project import ROOT, Project
+
+if TYPE_CHECKING:
+    from sparkforge.maintain.landing import Landing
+    from sparkforge.maintain.rebase import Plan
 
 _INPUT = re.compile(r"-r (requirements/[\w.-]+\.in)$", re.MULTILINE)
 _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/dev.txt"}
@@ -52,13 +54,8 @@ class Tried:
     """The files of requirements/ that it began with."""
     requirements: Mapping[str, str]
     """Lists, locks and sizes that changed, by path in the checkout."""
-    changes: Sequence[str]
     builds: Sequence[str]
     tests: Sequence[Result]
-
-    def outdated(self, root: Path) -> bool:
-        """Return whether the checkout's requirements have changed since."""
-        return _texts(root) != self.before
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -72,27 +69,27 @@ class Tried:
         return rows
 
 
-def tried(
-    project: Project,
-    landing: Landing,
-    moved: Mapping[str, Upstream],
-    series: Collection[str],
-    folder: Path,
-) -> Tried:
+def tried(project: Project, landing: Landing, plan: Plan, folder: Path) -> Tried:
     """Make requirements, locks and sizes for a move, and try all of it; the checkout stays.
 
     Args:
-        moved: the upstreams with another release, as pins.yaml will have them.
-        series: the upstreams whose series moved.
         folder: for the throw-away checkout.
 
     Raises:
         RebaseStopped: the requirements cannot be locked, or a build or a test fails.
     """
-    root, before = project.root, _texts(project.root)
+    root, before = project.root, texts_of(project.root)
+    hidden = {"dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS}
     with log.step("requirements"):
-        lists, decide = _followed(project, moved, before)
-        _copy(root, folder)
+        lists = _followed(project, plan.moved, before)
+        with disk_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(
+                root,
+                folder,
+                symlinks=True,
+                ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
+            )
         write_files({folder / path.relative_to(root): d for path, d in landing.files.items()})
         write_files({folder / name: text.encode() for name, text in lists.items()})
         _lock(project, folder, lists, before)
@@ -101,72 +98,32 @@ def tried(
         if (folder / sizes.FILE).is_file():
             text = filesizes.text(folder, here.pins, project.store)
             (folder / sizes.FILE).write_text(text, encoding="utf-8")
-    fresh = {name: text for name, text in _texts(folder).items() if text != before.get(name)}
-    changes = [
-        f"{name}: {_difference(before.get(name, ''), text)}"
-        for name, text in fresh.items()
-        if name != sizes.FILE
-    ]
-    changes += [f"To decide: {what}" for what in decide]
-    for line in changes:
-        log.info(line)
+    fresh = {name: text for name, text in texts_of(folder).items() if text != before.get(name)}
+    log.info(f"changed: {', '.join(fresh)}")
     for name, lock in _ENVIRONMENTS.items():  # lent where their locks are the same
         if (root / name).is_dir() and lock not in fresh:
             (folder / name).symlink_to((root / name).resolve())
+    moved = {part.upstream for part in plan.parts}
     builds = [
         _built(here, name)
-        for name, plan in here.pins.targets.items()
-        if {*plan.wheels, *(one for wheel in plan.wheels.values() for one in wheel.carries)}
-        & {*series}
+        for name, target in here.pins.targets.items()
+        if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}
     ]
-    tests = _tested(here, series)
-    done = Tried(landing, here, before, fresh, changes, builds, tests)
+    done = Tried(landing, here, before, fresh, builds, _tested(here, moved))
     log.table(done.rows)
-    for one in tests:
+    for one in done.tests:
         if one.verdict == "not noticed":
             log.warning(
                 f"{one.upstream}: {one.patch.removesuffix('.patch')}: upstream has it: its test"
-                " passes without our patches\n    hint: drop it: build.py patches export --drop"
-                f" {one.patch}"
+                f" passes without\n    hint: drop it: build.py patches export --drop {one.patch}"
             )
     return done
 
 
-def _texts(root: Path) -> dict[str, str]:
+def texts_of(root: Path) -> dict[str, str]:
     """Return the files of requirements/, by path in the checkout."""
     paths = sorted((root / "requirements").iterdir())
     return {f"requirements/{p.name}": p.read_text(encoding="utf-8") for p in paths if p.is_file()}
-
-
-def _difference(old: str, new: str) -> str:
-    """Return the packages of a list or lock that changed, for people."""
-    before, after = (
-        {name_of(one): str(one.specifier) for one in listed(text)} | exact(text)
-        for text in (old, new)
-    )
-    changed = [
-        f"{name} {before.get(name, 'none') or 'any'} → {after.get(name, 'none') or 'any'}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-    return "; ".join(changed) or "comments or hashes"
-
-
-def _copy(root: Path, folder: Path) -> None:
-    """Copy a checkout, without what git ignores."""
-    if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):
-        words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        names = [name for name in git.git(root, *words).split("\0") if name]
-    else:
-        hidden = {"dist", ".git", ".sparkforge", *_ENVIRONMENTS}
-        paths = (path.relative_to(root) for path in root.rglob("*") if not path.is_dir())
-        names = [str(path) for path in paths if path.parts[0] not in hidden]
-    with disk_errors(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        for name in names:
-            if os.path.lexists(root / name):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(root / name, folder / name, follow_symlinks=False)
 
 
 # -- requirements ----------------------------------------------------------------------------------
@@ -174,52 +131,46 @@ def _copy(root: Path, folder: Path) -> None:
 
 def _followed(
     project: Project, moved: Mapping[str, Upstream], texts: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the lists that change with the new wheels, and what a person has to decide."""
+) -> dict[str, str]:
+    """Return the lists that change with the new wheels."""
     found = {name: text for name, text in texts.items() if name.endswith(".in")}
-    decide: dict[str, None] = {}
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
         for wheel in drift.wheels_of(project, up, release):
-            old = _plain(drift.declared(project, pinned.files[wheel.key]))
-            new = _plain(drift.declared(project, release.files[wheel.key]))
+            old, new = (
+                # those that no extra asks for
+                [one for one in drift.declared(project, file) if "extra ==" not in str(one.marker)]
+                for file in (pinned.files[wheel.key], release.files[wheel.key])
+            )
             without = {*map(canonicalize_name, wheel.plan.wheels[up].drop_requires)}
             for name in _INPUT.findall(texts[wheel.plan.requirements[wheel.platform]]):
                 # a list is the copy of what a wheel declares if it has most of it
                 lines = listed(texts[name])
                 if 2 * sum(one in lines for one in old) > len(old):
-                    text, ours = follow(found[name], old, new, without)
-                    found[name] = _renamed(text, pinned.version, release.version)
-                    decide |= dict.fromkeys(f"{name}: {what}" for what in ours)
+                    text = follow(found[name], old, new, without)
+                    found[name] = renamed(text, pinned.version, release.version)
         packages = {str(canonicalize_name(file.project)) for file in release.files.values()}
         own = dict.fromkeys(packages, (pinned.version, release.version))
         found = {name: pinned_anew(text, own) for name, text in found.items()}
-    return {name: text for name, text in found.items() if text != texts[name]}, list(decide)
+    return {name: text for name, text in found.items() if text != texts[name]}
 
 
-def _renamed(text: str, old: str, new: str) -> str:
+def renamed(text: str, old: str, new: str) -> str:
     """Return a list whose comments name the new version of what it copies."""
     version = re.compile(rf"(?<![\w.]){re.escape(old)}(?![\w.]*\w)")
     return re.sub(r"(?m)^#.*", lambda line: version.sub(new, line[0]), text)
 
 
-def _plain(requirements: Sequence[Requirement]) -> list[Requirement]:
-    """Return those that no extra asks for."""
-    return [one for one in requirements if "extra ==" not in str(one.marker or "")]
-
-
 def follow(
     text: str, old: Sequence[Requirement], new: Sequence[Requirement], without: Collection[str]
-) -> tuple[str, list[str]]:
+) -> str:
     """Return a list with what changed from one wheel's declarations to another's.
 
     Args:
         without: canonical names that a target leaves out (``drop_requires``).
-
-    Returns:
-        The list, and the requirements that changed and of which it has a form of its own.
     """
     fresh = [one for one in new if one not in old]
+    known = {name_of(one) for one in old}
     lines: list[str] = []
     last = 0  # behind the last line that the wheel declares
     for line in text.splitlines():
@@ -228,24 +179,14 @@ def follow(
             to = next((one for one in fresh if name_of(one) == name_of(found)), None)
             if to is not None:
                 fresh.remove(to)
-            lines += [] if to is None else [str(to)]
+                lines.append(str(to))
             last = len(lines)
-            continue
-        lines.append(line)
-        last = len(lines) if found in old or found in new else last
-    have = {name_of(one): one for one in listed("\n".join(lines))}
-    known = {name_of(one) for one in old}
-    ours = []
-    for one in fresh:
-        name = name_of(one)
-        if name in without or one in map(read, lines):
-            continue
-        if name not in known:
-            lines.insert(last, str(one))
-            last += 1
-        elif name in have:  # else left out before, too
-            ours.append(f"{have[name]}, where the wheel declares {one}")
-    return "\n".join(lines) + "\n", ours
+        else:
+            lines.append(line)
+            last = len(lines) if found in old or found in new else last
+    more = [one for one in fresh if name_of(one) not in {*known, *without}]
+    lines[last:last] = [str(one) for one in more if one not in map(read, lines)]
+    return "\n".join(lines) + "\n"
 
 
 def pinned_anew(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
@@ -281,7 +222,7 @@ def _lock(
     copies = {name for main in mains for name in _INPUT.findall(locks[main])}
     others = {
         name: fresh
-        for name, text in _texts(here).items()
+        for name, text in texts_of(here).items()
         if name.endswith(".in") and name not in copies
         if (fresh := pinned_anew(text, moved)) != text
     }
@@ -293,10 +234,11 @@ def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None
     """Lock what is made from some lists; what still fits keeps its version."""
     made = [name for name, text in locks.items() if lists.keys() & {*_INPUT.findall(text)}]
     names = [Path(name).name for name in made]
-    env = {"UV": str(interpreter.uv_program()), "PYTHONPATH": str(ROOT)} if names else {}
+    if not names:
+        return
+    env = {"UV": str(interpreter.uv_program()), "PYTHONPATH": str(ROOT)}
     try:
-        if names:
-            call("bash", "scripts/lock.sh", *names, cwd=here, env=env, stream=True)
+        call("bash", "scripts/lock.sh", *names, cwd=here, env=env, stream=True)
     except CommandError as error:
         msg = f"requirements cannot be locked: {', '.join(names)}\n{error}"
         remedy = "change the .in file in requirements/ of this checkout; then --continue"

@@ -32,19 +32,14 @@ def text(root: Path, pins: Pins, store: Store) -> str:
     known = sizes.read(root / sizes.FILE)
     lines = set()
     for wanted in _wheelhouses(root, pins):
-        python, platform = wanted.python, wanted.platform
-        missing = []
-        for item in wheelhouse.applying(
-            wheelhouse.read_lock(wanted.lock), wanted.tools, python, platform
-        ):
-            if one := wheelhouse.recorded(item, python, platform, known):
-                lines.add(f"{one.sha256}  {one.size}  {one.name}\n")
-            else:
-                missing.append(item)
-        if missing:
+        at = (wanted.python, wanted.platform)
+        items = wheelhouse.applying(wheelhouse.read_lock(wanted.lock), wanted.tools, *at)
+        named = [(item, wheelhouse.recorded(item, *at, known)) for item in items]
+        lines |= {f"{one.sha256}  {one.size}  {one.name}\n" for _, one in named if one}
+        if missing := [item for item, one in named if one is None]:
             _fetch(store, missing, wanted)
         for item in missing:
-            found = wheelhouse.in_store(store, item, python, platform)
+            found = wheelhouse.in_store(store, item, *at)
             assert found is not None  # fetched just now
             lines.add(f"{found[0]}  {found[1].stat().st_size}  {found[1].name}\n")
     return _HEAD + "".join(sorted(lines))
@@ -59,23 +54,20 @@ def _wheelhouses(root: Path, pins: Pins) -> list[Wanted]:
         for platform, name in (*target.requirements.items(), *(target.builder or {}).items()):
             backend = target.torch_backend
             found.append(Wanted(root / name, tools, target.python, platform, backend))
-    compilers = {LOCK, *(() if pins.plugin is None else (pins.plugin.requirements,))}
-    for lock in sorted(compilers):
-        if (root / lock).is_file():
-            found += [
-                Wanted(root / lock, (), PYTHON, platform, None) for platform in get_args(Platform)
-            ]
-    return found
+    compilers = {LOCK} if pins.plugin is None else {LOCK, pins.plugin.requirements}
+    paths = [root / lock for lock in sorted(compilers) if (root / lock).is_file()]
+    every = [(path, platform) for path in paths for platform in get_args(Platform)]
+    return found + [Wanted(path, (), PYTHON, platform, None) for path, platform in every]
 
 
 def _fetch(store: Store, missing: list[Locked], wanted: Wanted) -> None:
     """Fetch some lines of a lock into the store."""
     with store.temporary("sizes") as work:
         part, wheels = work / wanted.lock.name, work / "wheels"
-        lines = (
-            f"{one.requirement} {' '.join(f'--hash=sha256:{sha}' for sha in sorted(one.sha256s))}\n"
-            for one in missing
+        hashes = (
+            " ".join(f"--hash=sha256:{sha}" for sha in sorted(one.sha256s)) for one in missing
         )
+        lines = (f"{one.requirement} {of}\n" for one, of in zip(missing, hashes, strict=True))
         part.write_text("".join(lines), encoding="utf-8")
         wheels.mkdir()
         these = replace(wanted, lock=part, tools=())

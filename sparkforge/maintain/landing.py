@@ -14,7 +14,7 @@ from sparkforge.core import git, pages
 from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.core.run import call
-from sparkforge.maintain import drift
+from sparkforge.maintain import companions, drift
 from sparkforge.maintain.drift import Note
 from sparkforge.pins import edit, pins, yamlfile
 from sparkforge.pins.pins import Recorded
@@ -56,7 +56,7 @@ def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], l
         landing = planned(job, project, plan)
         files = dict(landing.files)
         if tried is not None:
-            if landing.files != tried.landing.files or tried.outdated(root):
+            if landing.files != tried.landing.files or companions.texts_of(root) != tried.before:
                 msg = f"{root}: changed while the move was tried"
                 raise UsageError(msg, f"build.py rebase {own.upstream} --continue tries it again")
             files |= {root / name: text.encode() for name, text in tried.requirements.items()}

@@ -19,6 +19,7 @@ from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.maintain import findings
 from sparkforge.maintain.findings import MARKER, Unmerged
+from sparkforge.maintain.releases import Release
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.series import series
 from sparkforge.series.patchfile import Patch
@@ -423,11 +424,12 @@ class Mover:
 
 
 def dry_run(
-    store: Store, own: Series, old: Source, new: Source, rules: Sequence[PathRule], memory: Path
+    store: Store, own: Series, release: Release, rules: Sequence[PathRule], memory: Path
 ) -> list[PatchResult]:
     """Return the result of each patch on another release, conflicts resolved by a guess."""
     with store.temporary("rebase") as work:
-        mover = Mover(store, own, old, new, work / "tree", memory, rules, Progress())
+        ends = (release.old, release.source)
+        mover = Mover(store, own, *ends, work / "tree", memory, rules, Progress())
         mover.start()
         mover.advance(guess=True)
         return mover.results()

@@ -350,8 +350,7 @@ def _move(options: Options, job: Job) -> int:
     if plan.companions:
         with job.project.locked() as held:  # not longer: a trial takes minutes
             planned = landing.planned(job, held, plan)
-        names = [part.upstream for part in plan.parts]
-        tried = companions.tried(held, planned, plan.moved, names, job.folder / "checkout")
+        tried = companions.tried(held, planned, plan, job.folder / "checkout")
     page, changed, notes = landing.land(job, plan, tried)
     for path in changed:
         log.info(f"changed: {path.relative_to(job.project.root)}")
@@ -384,7 +383,7 @@ def _dry_run(job: Job, spec: str) -> int:
     pinned, own = project.pins.upstream(upstream), job.series_of(upstream)
     release = releases.resolve(project, upstream, spec, complete=True)
     memory = job.memory(upstream)
-    results = dry_run(project.store, own, release.old, release.source, pinned.paths, memory)
+    results = dry_run(project.store, own, release, pinned.paths, memory)
     notes = [*release.notes, *drift.find(project, upstream, release.upstream)]
     versions = {name: pin.version for name, pin in project.pins.upstreams.items()}
     notes += drift.droppable([own], versions | {upstream: release.upstream.version})

@@ -7,7 +7,6 @@ is fetched and checked; a build checks the others when it fetches them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 _STATED = re.compile(
     r"""(?:commit_id|git_version|__git_commit__)\w*\s*=[^'"\n]*['"]g?([0-9a-f]{7,40})['"]"""
 )
+_TAG = re.compile(r"v?\d+(\.\d+)*(\.?[a-z]+\d+)?")
 _SHAS = re.compile(r"^-.*\b([0-9a-f]{40})\b.*\n\+.*\b([0-9a-f]{40})\b", re.MULTILINE)
 _FETCHES = re.compile(r"^\+\s*(.*(?:GIT_TAG|GIT_REPOSITORY|set\s*\(\w*TAG\b).*)$", re.MULTILINE)
 
@@ -75,7 +75,7 @@ def finals(access: Access, upstream: Upstream) -> list[str]:
     Raises:
         FetchError: the index does not answer, or ``--offline`` forbids it.
     """
-    file = upstream.files[_source_file(upstream)]
+    file = _source_file(upstream)
     found: dict[tuple[int, ...], Version] = {}
     for version, links in sorted(listed(access, file.project).items()):
         if not version.is_prerelease and _pick(file, version, links):
@@ -114,73 +114,65 @@ def resolve(
     access, pinned = project.access, project.pins.upstream(name)
     if spec == "latest":
         spec = f"release:{finals(access, pinned)[0]}"
-    released = spec.startswith("release:")
-    if released:
-        fresh, version = _released(access, project, pinned, spec.removeprefix("release:"))
-        plan, old_plan = RELEASE_PLAN, RELEASE_PLAN
-        access = replace(access, mirrors={})  # a mirror is a git repository
+    if spec.startswith("release:"):
+        fresh, version = _released(project, pinned, spec.removeprefix("release:"))
+        plan = old_plan = RELEASE_PLAN
+        local, but = replace(access, mirrors={}), pinned.source_file  # a mirror is a repository
     else:
         fresh = _tagged(access, name, pinned, spec)
-        version = Version(fresh.version)
-        plan = SourcePlan(provider="git")
-        old_plan = SourcePlan(provider="git", fallback="release")
-    source = sources.ensure(project.store, name, fresh, plan, access)
-    old = sources.ensure(project.store, name, pinned, old_plan, access)
+        version, local, but = Version(fresh.version), access, None
+        plan, old_plan = SourcePlan(provider="git"), SourcePlan(provider="git", fallback="release")
+    source = sources.ensure(project.store, name, fresh, plan, local)
+    old = sources.ensure(project.store, name, pinned, old_plan, local)
     if not complete:
         return Release(fresh, source, old)
-    notes = []
+    fresh, notes = _externals(fresh, source, old)
     files = dict(fresh.files)
     for key, like in pinned.files.items():
-        if released and key == pinned.source_file:
-            continue
         try:
-            files[key] = _entry(like, version, listed(access, like.project))
+            if key != but:
+                files[key] = _entry(access, like, version)
         except (FetchError, UsageError) as error:
             what = f"files.{key}: {error.what}; {like.file} stays"
             notes.append((what, f"add it to upstreams.{name}.files.{key} when it is published"))
-    stated = _stated_commit(source) if released else None
-    found = commit or fresh.commit or _commit(project.access, name, fresh, stated)
+    stated = None if but is None else _stated_commit(source)
+    found = commit or fresh.commit or _commit(access, name, fresh, stated)
     if found is None:
-        more = f"; the release says {stated}" if stated else ""
-        what = f"upstreams.{name}: the commit of {fresh.tag} is unknown{more}"
+        what = f"upstreams.{name}: the commit of {fresh.tag} is unknown; it states {stated}"
         notes.append((what, f"with git access: build.py pins resolve {name}; or --commit SHA"))
     elif stated is not None and not found.startswith(stated):
         msg = f"{fresh.tag}: commit {found}, but the release states {stated}"
         raise IntegrityError(msg, "give the commit that the release was built from: --commit SHA")
-    fresh = fresh.model_copy(update={"files": files, "commit": found})
-    fresh, fetched = _externals(fresh, source, old)
-    return Release(fresh, source, old, (*notes, *fetched))
+    return Release(
+        fresh.model_copy(update={"files": files, "commit": found}), source, old, tuple(notes)
+    )
 
 
-def _source_file(upstream: Upstream) -> str:
+def _source_file(upstream: Upstream) -> ReleaseFile:
     if upstream.source_file is None:
         msg = "it has no release file to use instead of its git commit"
         raise UsageError(msg, "give a tag or a commit, or add a source_file in pins.yaml")
-    return upstream.source_file
+    return upstream.files[upstream.source_file]
 
 
-def _released(
-    access: Access, project: Project, pinned: Upstream, where: str
-) -> tuple[Upstream, Version]:
+def _released(project: Project, pinned: Upstream, where: str) -> tuple[Upstream, Version]:
     """Return the pin of a version on the index, or of a file on disk, with its source file."""
-    key = _source_file(pinned)
-    like, path = pinned.files[key], Path(where).expanduser()
-    if where.endswith((".tar.gz", ".whl")):
-        known = version_of(path.name)
-        if known is None or not path.is_file():
-            msg = f"release:{where}: no sdist or wheel of a release there"
-            raise UsageError(msg, "give an existing file, or a version of the index")
-        version, digest, size = known, sha256_file(path), path.stat().st_size
+    like, path = _source_file(pinned), Path(where).expanduser()
+    try:
+        version = version_of(path.name) if path.is_file() else Version(where)
+    except InvalidVersion:
+        version = None
+    if version is None:
+        msg = f"release:{where}: neither a version, nor an sdist or wheel on this disk"
+        raise UsageError(msg, "for example release:0.32.0")
+    if path.is_file():
+        digest, size = sha256_file(path), path.stat().st_size
         download.fetch(project.store, name=path.name, sha256=digest, locate=path.resolve().as_uri)
         file = like.model_copy(update={"file": path.name, "sha256": digest, "size": size})
     else:
-        try:
-            version = Version(where)
-        except InvalidVersion:
-            msg = f"release:{where}: neither a version nor a file"
-            raise UsageError(msg, "for example release:0.32.0") from None
-        file = _entry(like, version, listed(access, like.project))
-    fresh: dict[str, object] = {"files": {**pinned.files, key: file}, "patched": {}}
+        file = _entry(project.access, like, version)
+    files = {**pinned.files, str(pinned.source_file): file}
+    fresh: dict[str, object] = {"files": files, "patched": {}}
     if not pinned.source_in:  # what a release contains need not have a version of its own
         v = "v" if pinned.tag.startswith("v") else ""
         fresh |= {"version": str(version), "tag": f"{v}{version}", "commit": None}
@@ -208,8 +200,9 @@ def _pick(like: ReleaseFile, version: Version, links: list[Link]) -> Link | None
     return next((by_name[name] for name in wheels if places(name) & places(like.file)), None)
 
 
-def _entry(like: ReleaseFile, version: Version, every: Mapping[Version, list[Link]]) -> ReleaseFile:
+def _entry(access: Access, like: ReleaseFile, version: Version) -> ReleaseFile:
     """Return the file of a release that corresponds to a pinned one, as pins.yaml has it."""
+    every = listed(access, like.project)
     link = _pick(like, version, every.get(version, []))
     if link is None:
         msg = f"{like.project} {version}: the package index has no such release with that file"
@@ -252,16 +245,15 @@ def _tagged(access: Access, name: str, pinned: Upstream, spec: str) -> Upstream:
     """Return the pin of a release tag in the repository, named by itself or by its commit."""
     url = access.mirrors.get(name, pinned.git)
     local = "://" not in url and Path(url).exists()
-    if access.offline and not local:
-        msg = f"{name}: --offline is set, so {url} cannot be read for {spec}"
-        raise FetchError(msg, f"give --mirror {name}=PATH of a clone")
     try:
+        if access.offline and not local:
+            raise CommandError("--offline is set")
         tags = git.remote_tags(str(Path(url).resolve()) if local else url)
     except CommandError as error:
         msg = f"{name}: git could not read {url}:\n{error}"
         raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
     named = [tag for tag, commit in tags.items() if spec in (tag, commit)]
-    tag = next((tag for tag in named if re.fullmatch(r"v?\d+(\.\d+)*(\.?[a-z]+\d+)?", tag)), None)
+    tag = next((tag for tag in named if _TAG.fullmatch(tag)), None)
     if tag is None:
         msg = f"{name}: {url} has no release tag {spec}, and none that points to it"
         raise UsageError(msg, f"some of its tags: {', '.join(list(tags)[:-7:-1])}")
@@ -273,10 +265,7 @@ def _tagged(access: Access, name: str, pinned: Upstream, spec: str) -> Upstream:
 def _externals(
     release: Upstream, source: Source, old: Source
 ) -> tuple[Upstream, list[tuple[str, str]]]:
-    """Return a pin with the commits that its new tree fetches, and what else it fetches now.
-
-    A full SHA that CMake fetches is followed. Other lines of CMake that changed are for people.
-    """
+    """Return a pin with the full SHAs that its CMake fetches now, and other such lines."""
     words = ("diff", "-U0", "--no-ext-diff", old.commit, source.commit, "--")
     diff = git.git(source.repo, *words, "CMakeLists.txt", "cmake")
     shas = dict(_SHAS.findall(diff))
@@ -285,8 +274,7 @@ def _externals(
         for key, one in release.externals.items()
     }
     done = {one.commit for one in fresh.values()}
-    where = f"compare externals of upstreams.{source.upstream}, and what it contains, in pins.yaml"
+    hint = f"compare externals of upstreams.{source.upstream}, and what it contains, in pins.yaml"
     lines = (line for line in _FETCHES.findall(diff) if not any(sha in line for sha in done))
-    return release.model_copy(update={"externals": fresh}), [
-        (f"CMake: {one}", where) for one in lines
-    ]
+    notes = [(f"CMake: {line}", hint) for line in lines]
+    return release.model_copy(update={"externals": fresh}), notes

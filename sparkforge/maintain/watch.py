@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from cyclopts import Parameter
 from packaging.version import InvalidVersion, Version
@@ -55,31 +54,18 @@ class Found:
     """All newer versions that the index has, known ones too, newest first."""
     yanked: str | None
     """Upstream's reason for withdrawing the pinned release; None if it did not."""
+    state: str = "up to date"
     moves: tuple[PatchResult, ...] = ()
     """A verdict a patch; empty where nothing was tried."""
     lacking: str | None = None
     """Reason why it could not be tried, though there is a release."""
 
     @property
-    def state(self) -> str:
-        if self.newest == self.pinned:
-            return "silenced" if self.newer else "up to date"
-        if self.lacking is not None:
-            return "not complete yet"
-        stuck = any(move.stops for move in self.moves)
-        return "a person is needed" if stuck else "carries over"
-
-    def cells(self) -> tuple[str, ...]:
-        """Return it as a row of a table."""
-        counts = Counter(move.verdict.value for move in self.moves)
+    def row(self) -> tuple[str, ...]:
+        counts = Counter(str(move.verdict) for move in self.moves)
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         newest = (*self.newer, self.newest)[0]
         return self.upstream, self.pinned, newest, self.state, self.lacking or verdicts or "-"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        moves = [move.as_json() for move in self.moves]
-        return asdict(self) | {"state": self.state, "moves": moves}
 
 
 _HEAD = ("upstream", "pinned", "newest", "state", "verdicts")
@@ -108,11 +94,11 @@ def run(options: Options = Options()) -> int:
         code = SeriesError.exit_code
     if options.markdown is not None:
         write_file(options.markdown, _markdown(found).encode())
-    log.document({"watch": [one.as_json() for one in found], "exit_code": code})
+    log.document({"watch": [asdict(one) for one in found], "exit_code": code})
     for one in found:
         if one.yanked is not None:
             log.warning(f"{one.upstream}: upstream withdrew the pinned {one.pinned}: {one.yanked}")
-    log.table([_HEAD, *(one.cells() for one in found)])
+    log.table([_HEAD, *(one.row for one in found)])
     table([move for one in found for move in one.moves if move.stops])
     return code
 
@@ -138,26 +124,27 @@ def _look(project: Project, name: str, known: Sequence[tuple[str, Version]], *, 
     seen = [version for who, version in known if who in ("", name, follows) and version in newer]
     news = [version for version in newer if not seen or version > max(seen)]
     newest = str(news[0] if news else pinned)
-    found = (name, str(pinned), newest, tuple(map(str, newer)), yanked.get(pinned))
+    found = Found(name, str(pinned), newest, tuple(map(str, newer)), yanked.get(pinned))
+    if not news:
+        return replace(found, state="silenced") if newer else found
     job = Job(project, name)
     own = job.series_of(name)
-    if not news or not own.patches:
-        return Found(*found)
     with log.step(f"{name} {pinned} → {newest}"):
         try:
             new = releases.resolve(project, name, f"release:{newest}")
         except UsageError as error:  # wheels come before sdists, and not all at once
-            return Found(*found, lacking=error.what)
-        memory = job.memory(name)
-        moves = dry_run(project.store, own, new.old, new.source, upstream.paths, memory)
-        return Found(*found, moves=tuple(moves))
+            return replace(found, state="not complete yet", lacking=error.what)
+        moves = dry_run(project.store, own, new, upstream.paths, job.memory(name))
+        stuck = any(move.stops for move in moves)
+        state = "a person is needed" if stuck else "carries over"
+        return replace(found, state=state, moves=tuple(moves))
 
 
 def _markdown(found: Sequence[Found]) -> str:
     """Return the text of an issue: the new releases, and the effect on each patch."""
     news = [one for one in found if one.newest != one.pinned]
     title = "Newer upstream releases" if news else "No newer upstream release"
-    parts = [f"# {title}", pages.table(_HEAD, [one.cells() for one in found])]
+    parts = [f"# {title}", pages.table(_HEAD, [one.row for one in found])]
     for one in found:
         if one.yanked is not None:
             said = f"which is pinned, was withdrawn by upstream:** {pages.escape(one.yanked)}"
