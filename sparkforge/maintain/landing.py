@@ -193,13 +193,13 @@ def _changelog(text: str, plan: Plan, release: str) -> str:
                 if part.upstream in (one.upstream, one.target.source_in)
                 for result in one.results
             ]
-            kinds = Counter(result.kind for result in results)
+            kinds = Counter(result.answer or str(result.verdict) for result in results)
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
             change = f"{part.pinned['tag']} → {part.target.tag}"
             lines.append(f"* {part.upstream} {change}: {len(results)} patches ({counts}).")
         for result in part.results:
             if result.commit is None:
-                name, why = result.patch.removesuffix(".patch"), result.reason or result.detail[0]
+                name, why = result.patch.removesuffix(".patch"), result.detail[-1]
                 lines.append(f"  * {part.upstream}: dropped {name} ({result.verdict}): {why}")
     sections = [match.start() for match in _SECTION.finditer(text)]
     end = sections[1] if len(sections) > 1 else len(text)
@@ -227,5 +227,5 @@ def _report(job: Job, plan: Plan, notes: Iterable[Note], tried: Tried | None) ->
         notes=notes,
         tried=tried,
         difference=difference,
-        found=lambda one: pages.Markdown("<br>".join(map(pages.escape, one.found))),
+        found=lambda one: pages.Markdown("<br>".join(map(pages.escape, one.detail))),
     )

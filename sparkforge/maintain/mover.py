@@ -71,42 +71,27 @@ class PatchResult:
     """Findings for people, as lines."""
     commit: str | None = None
     """The moved commit; None where there is none (stopped, dropped, skipped)."""
-    reason: str | None = None
-    """Reason why a person left it out."""
     vanished: tuple[str, ...] = ()
     """Names that it uses and the new release lacks."""
-    remembered: bool = False
-    """Its conflicts were resolved as before."""
+    answer: str = ""
+    """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
 
     @property
     def next(self) -> str:
         """The next step, in one line."""
-        if self.reason is not None:
-            return f"dropped: {self.reason}"
-        if self.verdict is Verdict.UPSTREAMED:
+        if self.stops:
+            return "merge both sides in the work tree, or --skip REASON"
+        if self.commit is None:
             return "nothing: it leaves the series"
         if self.vanished:
             return f"check what replaced {', '.join(self.vanished)}, then run its test"
-        if self.stops:
-            return "merge both sides in the work tree, or --skip REASON"
         same = self.verdict in (Verdict.CLEAN, Verdict.CONTEXT_ONLY, Verdict.TARGET_RENAMED)
         return "run its test" if same else "read the new diff, run its test"
-
-    @property
-    def kind(self) -> str:
-        """What became of it, for a count."""
-        by_hand = f"{'dropped' if self.reason is not None else 'resolved'} by hand"
-        return by_hand if self.reason is not None or by_hand in self.detail else self.verdict
-
-    @property
-    def found(self) -> list[str]:
-        """All findings, for people."""
-        return [*self.detail, *([] if self.reason is None else [f"left out: {self.reason}"])]
 
     def row(self) -> tuple[str, str, str]:
         """Return it as a row of a table."""
         shown = f"{'! ' if self.stops else ''}{self.verdict}"
-        shown += " (remembered)" if self.remembered else ""
+        shown += f" ({self.answer})" if self.answer else ""
         return self.patch.removesuffix(".patch"), shown, self.next
 
     def as_json(self) -> dict[str, Any]:
@@ -166,7 +151,6 @@ class Mover:
         self.patches: dict[str, Patch] = dict(zip(commits, own.patches, strict=True))
         self.old, self.new, self.tip = old.commit, new.commit, tip
         self.folder, self.rules, self.progress = folder, rules, progress
-        self.guessing = False
         self.output = ""  # of the last `git rebase`
         # the checkout's own environment of tests has ruff
         places = [str(own.folder.parents[1] / ".venv-dev" / "bin"), os.environ.get("PATH", "")]
@@ -230,7 +214,6 @@ class Mover:
         Args:
             guess: resolve it provisionally instead, so that those after it can be tried.
         """
-        self.guessing = guess
         progress = self.progress
         while (commit := self.stopped) is not None:
             name, unmerged = self.patches[commit].name, self._unmerged()
@@ -383,44 +366,43 @@ class Mover:
         for old, patch in self.patches.items():
             name = patch.name
             stop, reason = progress.stops.get(name), progress.reasons.get(name)
-            if stop is not None and self.guessing:
-                result = stop.result
-            elif old not in moved and stop is not None:
-                reason = reason or "left out by hand"
-                result = replace(stop.result, stops=False, reason=reason)
+            if old not in moved and stop is not None:
+                told = (*stop.result.detail, f"left out: {reason or 'by git rebase --skip'}")
+                result = replace(stop.result, stops=False, detail=told, answer="dropped by hand")
             elif old not in moved:
                 why = "the new release has it: merging leaves no change"
                 result = PatchResult(name, Verdict.UPSTREAMED, detail=(why,))
             else:
-                result = self._moved(old, moved[old], patch, stop)
                 vanished, broken = found[moved[old]]
+                result = self._moved(old, moved[old], patch)
+                if stop is not None:
+                    result = replace(stop.result, stops=False, answer="resolved by hand")
                 more = [f"uses {one}, which the new release no longer has" for one in vanished]
-                every = (*result.detail, *more, *broken)
-                result = replace(result, detail=every, vanished=tuple(vanished))
+                result = replace(
+                    result,
+                    commit=moved[old],
+                    detail=(*result.detail, *more, *broken),
+                    vanished=tuple(vanished),
+                )
             results.append(result)
         return results
 
-    def _moved(self, old: str, commit: str, patch: Patch, stop: Stop | None) -> PatchResult:
-        if stop is not None:
-            told = (*stop.result.detail, "resolved by hand")
-            return replace(stop.result, stops=False, detail=told, commit=commit)
+    def _moved(self, old: str, commit: str, patch: Patch) -> PatchResult:
+        """Return the result of a patch that merged by itself."""
+        answer = "remembered" if patch.name in self.progress.remembered else ""
         changed = {change.path for change in git.changes(self.folder, f"{commit}^", commit)}
         paths = {entry.path for entry in patch.entries}
         gone, fresh = sorted(paths - changed), sorted(changed - paths)
-        remembered = patch.name in self.progress.remembered
-        detail: tuple[str, ...] = ("resolved as it was before",) if remembered else ()
         if gone and fresh:
-            verdict = Verdict.TARGET_RENAMED
-            said = f"{', '.join(gone)} is {', '.join(fresh)} now: followed"
-            detail = (*detail, said)
-        else:
-            # they are a pair, however much one shrank
-            how = ("--no-color", "--no-dual-color", "--creation-factor=999")
-            said = self.git("range-diff", *how, f"{old}^!", f"{commit}^!")
-            head, _, body = said.partition("\n")
-            verdict = Verdict.CHANGED if _OWN.search(body) else Verdict.CONTEXT_ONLY
-            verdict = Verdict.CLEAN if _SAME.match(head) else verdict
-        return PatchResult(patch.name, verdict, detail=detail, commit=commit, remembered=remembered)
+            detail = (f"{', '.join(gone)} is {', '.join(fresh)} now: followed",)
+            return PatchResult(patch.name, Verdict.TARGET_RENAMED, detail=detail, answer=answer)
+        # they are a pair, however much one shrank
+        how = ("--no-color", "--no-dual-color", "--creation-factor=999")
+        told = self.git("range-diff", *how, f"{old}^!", f"{commit}^!")
+        head, _, body = told.partition("\n")
+        verdict = Verdict.CHANGED if _OWN.search(body) else Verdict.CONTEXT_ONLY
+        verdict = Verdict.CLEAN if _SAME.match(head) else verdict
+        return PatchResult(patch.name, verdict, answer=answer)
 
 
 def dry_run(
@@ -432,4 +414,5 @@ def dry_run(
         mover = Mover(store, own, *ends, work / "tree", memory, rules, Progress())
         mover.start()
         mover.advance(guess=True)
-        return mover.results()
+        guessed = {name: stop.result for name, stop in mover.progress.stops.items()}
+        return [guessed.get(result.patch, result) for result in mover.results()]

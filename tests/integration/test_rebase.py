@@ -92,7 +92,7 @@ def test_skip_and_its_reason(upstream: Upstream) -> None:
     upstream.rebase("demo", "--skip", "nobody\nneeds it")
     check_landed(upstream, ["first-one.patch", "third-one.patch"])
     text = (upstream.root / "CHANGELOG.md").read_text()
-    assert "dropped second-one (conflict): nobody needs it" in text
+    assert "dropped second-one (conflict): left out: nobody needs it" in text
     assert not (upstream.project.patches / "second-one.patch").exists()
 
 
@@ -163,7 +163,7 @@ def test_the_same_conflict_is_resolved_the_same(upstream: Upstream, tmp_path: Pa
     shutil.copytree(upstream.root / "dist/rebase/rerere", untouched / "dist/rebase/rerere")
     upstream.project.root = untouched
     said = upstream.rebase("demo", "--onto", "latest")
-    assert said["series"]["demo"]["patches"][1]["remembered"]
+    assert said["series"]["demo"]["patches"][1]["answer"] == "remembered"
     theirs = files_of(untouched)
     # "conflict" there, what came of it here
     assert mine.pop("CHANGELOG.md") != theirs.pop("CHANGELOG.md")
