@@ -16,8 +16,9 @@ from pathlib import Path, PurePosixPath
 
 from cyclopts import Parameter
 
-from sparkforge.build import executor, graph, publish, setup
+from sparkforge.build import cached, graph, publish, setup
 from sparkforge.build.context import Context
+from sparkforge.build.graph import Build
 from sparkforge.build.options import Behind, OutputOptions, ToolOptions, VariantOptions
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git
@@ -63,7 +64,8 @@ def run(options: Options) -> int:
     """Make or update the work trees of a target, and become a command that imports from them."""
     project = Project.open(options.project)
     variant = setup.last_variant(project, options.target, options.variant)
-    context = setup.context_of(project, options.target, variant, "image", tools=options.tools)
+    build = setup.build_of(project, options.target, variant, "image", tools=options.tools)
+    context, engine = build.context, build.tools.engine
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
     every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
     if unknown := sorted(set(options.upstream) - set(every)):
@@ -89,11 +91,12 @@ def run(options: Options) -> int:
     more: dict[str, object] = {"folder": str(folder)}
     more["trees"] = {name: str(tree.folder) for name, tree in trees.items()}
     command: list[str | Path] = list(options.arguments)
-    if context.engine is not None:
-        built = publish.image_of(executor.build(context, "image"))
+    if engine is not None:
+        build.run("image")
+        built = publish.image_of(build)
         assert built is not None  # an engine makes an image
-        tag = _image(context, context.engine, built.tag)
-        site = context.engine.image_label(tag, SITE_PACKAGES_LABEL)
+        tag = _image(build, engine, built.tag)
+        site = engine.image_label(tag, SITE_PACKAGES_LABEL)
         command = [*_container(context, folder, links("image", site)), tag, *(command or ["bash"])]
         more["command"] = [str(word) for word in command]
     else:
@@ -102,7 +105,7 @@ def run(options: Options) -> int:
     if options.output.json:  # nothing is run, so that an editor can ask
         log.json(more)
         return 0
-    if context.engine is None:
+    if engine is None:
         os.environ.update(variables)
         os.chdir(folder)
     sys.stdout.flush()
@@ -168,9 +171,9 @@ def _plugin(context: Context, folder: Path) -> dict[str, str]:
     pin, item = context.pins.plugin, graph.graph_of(context).plugin
     if pin is None or item is None:
         return {}
-    built = executor.run(context, graph.ordered([item])).artefact(item)
+    cached.run(context, cached.ordered([item]))
     shutil.rmtree(folder, ignore_errors=True)
-    with zipfile.ZipFile(built.path / built.result.file) as wheel:
+    with zipfile.ZipFile(item.path / item.result.file) as wheel:
         members = wheel.namelist()
         wheel.extractall(folder)
     at = context.root / pin.folder
@@ -188,8 +191,8 @@ def _variables(context: Context, folder: Path, links: Callable[[str, str], Path]
     Compiled files are the same in all builds.
     """
     release = graph.unpatched_environment(context)
-    results = executor.run(context, graph.ordered([release]))
-    venv = environment.python_path(results.artefact(release).path).parent.parent
+    cached.run(context, cached.ordered([release]))
+    venv = environment.python_path(release.path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
     return {
         **environment.server_env(folder / ".cache"),
@@ -226,8 +229,9 @@ def _container(context: Context, folder: Path, links: Path) -> list[str | Path]:
     return command + (["--gpus", "all"] if context.target.cuda_arch is not None else [])
 
 
-def _image(context: Context, engine: Engine, base: str) -> str:
+def _image(build: Build, engine: Engine, base: str) -> str:
     """Build the image of the recipe, with compilers, on the target's image; returns its tag."""
+    context = build.context
     tag = f"sparkforge/{context.target_name}-dev:{context.release}"
     with log.step("image with compilers"), context.store.temporary("dev") as empty:
         buildx.build(
@@ -237,7 +241,7 @@ def _image(context: Context, engine: Engine, base: str) -> str:
                 engine.context,  # the base is an image that only this engine holds
                 engine.kept_as(tag),
                 arguments={"IMAGE": base, "PYTHON_VERSION": context.target.python},
-                ca_bundle=context.ca_bundle,
+                ca_bundle=build.tools.ca_bundle,
             )
         )
     return tag

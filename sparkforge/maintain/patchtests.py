@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.core.run import call, failure_text
+from sparkforge.core.run import call, failure
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series, staging
@@ -110,7 +110,7 @@ def run(
         cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
     found = {test: _outcome(test, cases) for test in tests}
     if lost := [test for test, one in found.items() if one is None and not (cut and cases)]:
-        msg = f"{', '.join(lost)}: did not run:\n{failure_text(done)}"
+        msg = f"{', '.join(lost)}: did not run:\n{failure(done).what}"
         raise SeriesError(msg, "check the patch's Test trailer and the test itself")
     gone = Outcome(failed=1, message="its file cannot be imported without the patch")
     return {test: one or gone for test, one in found.items()}

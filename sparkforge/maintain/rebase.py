@@ -21,7 +21,7 @@ from cyclopts import Parameter
 from pydantic import PlainSerializer
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.core import git, plain, typed
+from sparkforge.core import git, plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import RebaseStopped, SeriesError, StoreError, UsageError
 from sparkforge.core.log import log
@@ -131,7 +131,7 @@ class Job:
         if not path.is_file():
             return None
         try:
-            plan = typed.load(Plan, plain.json_of(path.read_text(encoding="utf-8")))
+            plan = plain.load(Plan, plain.json_of(path.read_text(encoding="utf-8")))
         except (ValueError, OSError):
             plan = None
         if plan is None:
@@ -140,7 +140,7 @@ class Job:
         return plan
 
     def save(self, plan: Plan) -> None:
-        text = json.dumps(typed.as_json(plan), indent=1, sort_keys=True)
+        text = json.dumps(plain.as_json(plan), indent=1, sort_keys=True)
         write_file(self.folder / "plan.json", text.encode())
 
     def remove(self) -> bool:

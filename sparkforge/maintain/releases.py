@@ -20,8 +20,8 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from sparkforge.core import git
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.index import sha256_of
 from sparkforge.core.log import log
 from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream
@@ -63,7 +63,7 @@ def listed(access: Access, package: str) -> dict[Version, list[Link]]:
         msg = f"{package}: --offline is set, so the package index cannot be read"
         raise FetchError(msg, "run without --offline, or give a file: release:FILE")
     found: dict[Version, list[Link]] = {}
-    for link in access.index.all_links(package):
+    for link in access.index.links(package, all_answer=True):
         if (version := version_of(link.filename)) is not None:
             found.setdefault(version, []).append(link)
     return found
@@ -114,6 +114,8 @@ def resolve(
     access, pinned = project.access, project.pins.upstream(name)
     if spec == "latest":
         spec = f"release:{finals(access, pinned)[0]}"
+    plan: SourcePlan
+    old_plan: SourcePlan
     if spec.startswith("release:"):
         fresh, version = _released(project, pinned, spec.removeprefix("release:"))
         plan = old_plan = RELEASE_PLAN
@@ -121,7 +123,7 @@ def resolve(
     else:
         fresh = _tagged(access, name, pinned, spec)
         version, local, but = Version(fresh.version), access, None
-        plan, old_plan = SourcePlan(provider="git"), SourcePlan(provider="git", fallback="release")
+        plan, old_plan = "git", "auto"
     source = sources.ensure(project.store, name, fresh, plan, local)
     old = sources.ensure(project.store, name, pinned, old_plan, local)
     if not complete:
