@@ -138,9 +138,6 @@ def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
     """Return the work tree of a series: made, or moved to it with the developer's commits on top.
 
     Where these do not apply, or changes are not committed, it stays as it is, with a warning.
-
-    Raises:
-        UsageError, SeriesError: something else is in the folder.
     """
     if not folder.exists():
         return worktree.make(patched, own, folder)

@@ -35,15 +35,34 @@ Note = tuple[str, str]
 
 def find(project: Project, name: str, release: Upstream) -> list[Note]:
     """Return what the locks, the .in files and pins.yaml have and a new release does not want."""
-    notes: list[Note] = []
+    notes: dict[Note, None] = {}
     packages = {file.project for file in project.pins.upstreams[name].files.values()}
     for path in sorted((project.root / "requirements").glob("*.in")):
         asked = exact(path.read_text(encoding="utf-8"))
         for package in sorted(packages & asked.keys()):
             if asked[package] != release.version:
                 what = f"requirements/{path.name} requires {package} {asked[package]}"
-                notes.append((what, f"write {package}=={release.version}, run scripts/lock.sh"))
-    return list(dict.fromkeys([*notes, *_required(project, name, release)]))
+                notes[what, f"write {package}=={release.version}, run scripts/lock.sh"] = None
+    stale: dict[tuple[str, str], set[str]] = {}
+    try:
+        for wheel, one, up, has, met in _needs(project, name, release):
+            if met:
+                continue
+            wanted = one.specifier or "any"
+            if up is not None:
+                to = exactly(one.specifier) or "VERSION"
+                what = f"{one.name}: {name} wants {wanted}, upstreams.{up} is {has}"
+                notes[what, f"build.py rebase {up} --onto release:{to}"] = None
+            else:
+                shown = name_of(one) + (": none" if has is None else f" {has}")
+                place = (wheel.target, wheel.plan.requirements[wheel.platform])
+                stale.setdefault(place, set()).add(f"{shown} (wanted {wanted})")
+    except FetchError as error:
+        notes[error.what, "compare its METADATA with the locks before a build"] = None
+    for (target, lock), found in stale.items():
+        what = f"target {target}: {lock} has {', '.join(sorted(found))}"
+        notes[what, f"change the .in file and run scripts/lock.sh {Path(lock).name}"] = None
+    return list(notes)
 
 
 def droppable(every: Iterable[Series], versions: Mapping[str, str]) -> list[Note]:
@@ -78,11 +97,7 @@ class Wheel:
 
 
 def wheels_of(project: Project, name: str, release: Upstream) -> Iterator[Wheel]:
-    """Yield the new wheels of a release.
-
-    Raises:
-        FetchError: METADATA of one cannot be read.
-    """
+    """Yield the new wheels of a release."""
     upstreams = project.pins.upstreams
     for target, plan in project.pins.targets.items():
         for platform in plan.platforms if name in plan.wheels else ():
@@ -127,39 +142,26 @@ def name_of(requirement: Requirement) -> str:
     return str(canonicalize_name(requirement.name))
 
 
-def _required(project: Project, name: str, release: Upstream) -> Iterator[Note]:
-    """Compare the requirements of the new wheels with each target's lock and our other wheels."""
-    try:
-        every = list(wheels_of(project, name, release))
-    except FetchError as error:
-        yield error.what, "compare its METADATA with the locks before a build"
-        return
-    for wheel in every:
-        lock = wheel.plan.requirements[wheel.platform]
-        path = project.root / lock
-        have = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _needs(
+    project: Project, name: str, release: Upstream
+) -> Iterator[tuple[Wheel, Requirement, str | None, str | None, bool]]:
+    """Yield each requirement of the new wheels, the upstream if it is ours, and what is there.
+
+    Yields:
+        The wheel, the requirement, our upstream, the version in the lock or of our wheel, and
+        whether that meets it.
+    """
+    for wheel in wheels_of(project, name, release):
         dropped = {*map(canonicalize_name, wheel.plan.wheels[name].drop_requires)}
-        stale = set()
+        path = project.root / wheel.plan.requirements[wheel.platform]
+        have = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
         for one in wheel.requires:
             package = canonicalize_name(one.name)
             up = wheel.ours.get(package)
             has = have.get(package) if up is None else project.pins.upstreams[up].version
-            if has is not None and one.specifier.contains(has, prereleases=True):
-                continue
-            if up is not None:
-                to = exactly(one.specifier) or "VERSION"
-                what = f"{one.name}: {name} wants {one.specifier}, upstreams.{up} is {has}"
-                yield what, f"build.py rebase {up} --onto release:{to}"
-            elif package not in dropped:
-                wanted = one.specifier or "any"
-                stale.add(
-                    f"{package}: none (wanted {wanted})"
-                    if has is None
-                    else f"{package} {has} (wanted {wanted})"
-                )
-        if stale:
-            what = f"target {wheel.target}: {lock} has {', '.join(sorted(stale))}"
-            yield what, f"change the .in file and run scripts/lock.sh {Path(lock).name}"
+            met = has is not None and one.specifier.contains(has, prereleases=True)
+            if up is not None or package not in dropped:
+                yield wheel, one, up, has, met
 
 
 def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
@@ -167,39 +169,30 @@ def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
 
     Its wheel names them itself, as vLLM does FlashInfer, or a package that it pins anew does, as
     torch does Triton.
-
-    Raises:
-        UsageError: no release meets all demands.
-        FetchError: the index does not answer, or METADATA cannot be read.
     """
     asked: dict[str, dict[str, SpecifierSet]] = {}
-    for wheel in wheels_of(project, name, release):
-        sources = [(f"{name} {release.version}", wheel.requires)]
-        direct = {name_of(one) for one in wheel.requires}
-        lock = project.root / wheel.plan.requirements[wheel.platform]
-        locked = exact(lock.read_text(encoding="utf-8"))
-        for one in wheel.requires if wheel.ours.keys() - direct else ():
-            package, version = name_of(one), exactly(one.specifier)
-            same = one.specifier.contains(locked.get(package, "0"))  # found to agree when locked
-            if version is not None and package not in wheel.ours and not same:
-                theirs = _of_package(project, package, version, wheel)
-                theirs = [each for each in theirs if name_of(each) not in direct]
-                sources.append((f"{one.name} {version}", theirs))
-        for by, requirements in sources:
-            for one in requirements:
-                if (up := wheel.ours.get(name_of(one))) is not None:
-                    asked.setdefault(up, {})[f"{by} wants {one.specifier}"] = one.specifier
+    for wheel, one, up, _, met in _needs(project, name, release):
+        demands = [(up, f"{name} {release.version}", one)]
+        version, own = exactly(one.specifier), {name_of(each) for each in wheel.requires}
+        if up is None and not met and version is not None and wheel.ours.keys() - own:
+            theirs = _of_package(project, name_of(one), version, wheel)
+            more = [each for each in theirs if name_of(each) not in own]
+            by = f"{one.name} {version}"
+            demands += [(wheel.ours.get(name_of(each)), by, each) for each in more]
+        for of, by, each in demands:
+            if of is not None:
+                asked.setdefault(of, {})[f"{by} wants {each.specifier}"] = each.specifier
     found = {}
-    for up, demands in asked.items():
-        wanted = SpecifierSet(",".join(map(str, demands.values())))
-        pinned = project.pins.upstreams[up]
+    for upstream, wants in asked.items():
+        wanted = SpecifierSet(",".join(map(str, wants.values())))
+        pinned = project.pins.upstreams[upstream]
         if not wanted.contains(pinned.version, prereleases=True):
             known = [exactly(wanted), *releases.finals(project.access, pinned)]
             fits = [one for one in known if one and wanted.contains(one, prereleases=True)]
             if not fits:
-                msg = f"{up}: no release on the index meets {wanted}: {', '.join(demands)}"
-                raise UsageError(msg, f"pin it by hand: build.py rebase {up} --onto TAG")
-            found[up] = fits[0]
+                msg = f"{upstream}: no release on the index meets {wanted}: {', '.join(wants)}"
+                raise UsageError(msg, f"pin it by hand: build.py rebase {upstream} --onto TAG")
+            found[upstream] = fits[0]
     return found
 
 

@@ -1,4 +1,4 @@
-"""What people need to know of a merge: the kinds of its conflicts, and what git cannot see.
+"""What people need to know of a merge: verdict, kinds of conflicts, and what git cannot see.
 
 Git merges text: a patch whose own lines call a function merges silently into a tree in which that
 function has another name.
@@ -12,13 +12,72 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sparkforge.core import git
 from sparkforge.core.run import call
 from sparkforge.pins.pathmap import PathRule, rule_of
+
+
+class Verdict(StrEnum):
+    """The verdict on a patch; each patch gets exactly one (docs/rebase.md says what they mean)."""
+
+    CLEAN = "clean"
+    CONTEXT_ONLY = "context-only"
+    CHANGED = "changed"
+    UPSTREAMED = "upstreamed"
+    CONFLICT = "conflict"
+    TARGET_RENAMED = "target-renamed"
+    TARGET_DELETED = "target-deleted"
+
+
+@dataclass(frozen=True)
+class PatchResult:
+    """The result of one patch."""
+
+    patch: str
+    verdict: Verdict
+    stops: bool = False
+    """A person must resolve it (or skip it)."""
+    detail: tuple[str, ...] = ()
+    """Findings for people, as lines."""
+    commit: str | None = None
+    """The moved commit; None where there is none (stopped, dropped, skipped)."""
+    vanished: tuple[str, ...] = ()
+    """Names that it uses and the new release lacks."""
+    answer: str = ""
+    """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
+
+    @property
+    def next(self) -> str:
+        """The next step, in one line."""
+        if self.stops:
+            return "merge both sides in the work tree, or --skip REASON"
+        if self.commit is None:
+            return "nothing: it leaves the series"
+        if self.vanished:
+            return f"check what replaced {', '.join(self.vanished)}, then run its test"
+        same = self.verdict in (Verdict.CLEAN, Verdict.CONTEXT_ONLY, Verdict.TARGET_RENAMED)
+        return "run its test" if same else "read the new diff, run its test"
+
+    def row(self) -> tuple[str, str, str]:
+        """Return it as a row of a table."""
+        shown = f"{'! ' if self.stops else ''}{self.verdict}"
+        shown += f" ({self.answer})" if self.answer else ""
+        return self.patch.removesuffix(".patch"), shown, self.next
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as ``--json`` prints it."""
+        return asdict(self) | {"next": self.next}
+
+
+HEAD = ("patch", "verdict", "what next")
+
+
+# -- conflicts -----------------------------------------------------------------------------------
 
 MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |\r?$)", re.MULTILINE)  # ======= may be a heading
 _HUNK = re.compile(
@@ -40,9 +99,6 @@ class Unmerged:
 def blob(repo: Path, name: str | None) -> bytes:
     """Return a blob's content; without a name, nothing."""
     return git.git_bytes(repo, "cat-file", "blob", name) if name else b""
-
-
-# -- conflicts -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
     from sparkforge.maintain.companions import Tried
-    from sparkforge.maintain.rebase import Job, Part, Plan
+    from sparkforge.maintain.job import Job, Part, Plan
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,6 @@ def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], l
 
     Returns:
         The report, the files that changed, and what no longer agrees.
-
-    Raises:
-        SeriesError: the moved patches are no valid series.
-        UsageError: the checkout has changed since it was tried.
-        CommandError: git cannot commit; the files are written and staged.
     """
     # before the checkout is read: changes of an export in the meantime would be lost
     with job.project.locked() as project:
@@ -80,12 +75,7 @@ def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], l
 
 
 def planned(job: Job, project: Project, plan: Plan) -> Landing:
-    """Return what a rebase writes; changes nothing.
-
-    Raises:
-        SeriesError: the moved patches are no valid series.
-        UsageError: the checkout has changes of its own.
-    """
+    """Return what a rebase writes; changes nothing."""
     job.check_clean(plan.companions)
     job.check_same(plan)
     root, path = project.root, project.pins_path

@@ -10,15 +10,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.maintain import findings
-from sparkforge.maintain.findings import MARKER, Unmerged
+from sparkforge.maintain.findings import MARKER, PatchResult, Unmerged, Verdict
 from sparkforge.maintain.releases import Release
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.series import series
@@ -45,61 +43,6 @@ _RERERE = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=true")
 _PICK = ("--quiet", "--empty=drop", "--reapply-cherry-picks", "--no-autosquash", "--no-verify")
 _SAME = re.compile(r"1: +[0-9a-f]+ = 1: ")
 _OWN = re.compile(r"^    [+-][+-]", re.MULTILINE)
-
-
-class Verdict(StrEnum):
-    """The verdict on a patch; each patch gets exactly one (docs/rebase.md says what they mean)."""
-
-    CLEAN = "clean"
-    CONTEXT_ONLY = "context-only"
-    CHANGED = "changed"
-    UPSTREAMED = "upstreamed"
-    CONFLICT = "conflict"
-    TARGET_RENAMED = "target-renamed"
-    TARGET_DELETED = "target-deleted"
-
-
-@dataclass(frozen=True)
-class PatchResult:
-    """The result of one patch."""
-
-    patch: str
-    verdict: Verdict
-    stops: bool = False
-    """A person must resolve it (or skip it)."""
-    detail: tuple[str, ...] = ()
-    """Findings for people, as lines."""
-    commit: str | None = None
-    """The moved commit; None where there is none (stopped, dropped, skipped)."""
-    vanished: tuple[str, ...] = ()
-    """Names that it uses and the new release lacks."""
-    answer: str = ""
-    """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
-
-    @property
-    def next(self) -> str:
-        """The next step, in one line."""
-        if self.stops:
-            return "merge both sides in the work tree, or --skip REASON"
-        if self.commit is None:
-            return "nothing: it leaves the series"
-        if self.vanished:
-            return f"check what replaced {', '.join(self.vanished)}, then run its test"
-        same = self.verdict in (Verdict.CLEAN, Verdict.CONTEXT_ONLY, Verdict.TARGET_RENAMED)
-        return "run its test" if same else "read the new diff, run its test"
-
-    def row(self) -> tuple[str, str, str]:
-        """Return it as a row of a table."""
-        shown = f"{'! ' if self.stops else ''}{self.verdict}"
-        shown += f" ({self.answer})" if self.answer else ""
-        return self.patch.removesuffix(".patch"), shown, self.next
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as ``--json`` prints it."""
-        return asdict(self) | {"next": self.next}
-
-
-HEAD = ("patch", "verdict", "what next")
 
 
 @dataclass(frozen=True)
@@ -132,20 +75,21 @@ class Mover:
         self,
         store: Store,
         own: Series,
-        old: Source,
-        new: Source,
-        folder: Path,
-        memory: Path,
+        ends: tuple[Source, Source],
+        places: tuple[Path, Path],
         rules: Sequence[PathRule],
         progress: Progress,
     ) -> None:
         """Apply the series to the old release, and make the work tree if it is missing.
 
         Args:
-            memory: git's rerere cache, which outlives the work tree; unused where it is missing.
+            ends: the old and the new release.
+            places: of the work tree, and of git's rerere cache, unused where it is missing.
             rules: the upstream's ``paths``: which files ship.
             progress: of an earlier run.
         """
+        old, new = ends
+        folder, memory = places
         tip = series.apply(store, own, old).commit
         commits = git.git(old.repo, "rev-list", "--reverse", f"{old.commit}..{tip}").splitlines()
         self.patches: dict[str, Patch] = dict(zip(commits, own.patches, strict=True))
@@ -153,8 +97,8 @@ class Mover:
         self.folder, self.rules, self.progress = folder, rules, progress
         self.output = ""  # of the last `git rebase`
         # the checkout's own environment of tests has ruff
-        places = [str(own.folder.parents[1] / ".venv-dev" / "bin"), os.environ.get("PATH", "")]
-        self.ruff = shutil.which("ruff", path=os.pathsep.join(places))
+        path = f"{own.folder.parents[1] / '.venv-dev' / 'bin'}:{os.environ.get('PATH', '')}"
+        self.ruff = shutil.which("ruff", path=path)
         if folder.exists():
             git.tidy(folder / ".git")  # a killed git
             return
@@ -239,24 +183,17 @@ class Mover:
 
     def _proceed(self, message_of: str) -> None:
         """Commit the resolved files with the message of a commit, and go on."""
-        if self._nothing_left():
-            self._rebase("--skip")
-            return
-        self._commit(message_of)
-        self._rebase("--continue")
+        self._rebase("--continue" if self._commit(message_of) else "--skip")
 
-    def _nothing_left(self) -> bool:
-        return self.git("write-tree") == self.git("rev-parse", "HEAD^{tree}")
-
-    def _commit(self, message_of: str) -> None:
+    def _commit(self, message_of: str) -> bool:
+        """Commit the index; returns whether there was a change."""
+        if self.git("write-tree") == self.git("rev-parse", "HEAD^{tree}"):
+            return False
         self.git("commit", "--quiet", "--no-verify", "--cleanup=verbatim", "-C", message_of)
+        return True
 
     def answer(self, name: str) -> None:
-        """Take what a person made of the patch that stopped: its files, or a commit of them.
-
-        Raises:
-            UsageError: something is still in conflict or not committed, or nothing is left of it.
-        """
+        """Take what a person made of the patch that stopped: its files, or a commit of them."""
         stop, commit = self.progress.stops[name], self.stopped
         if commit is None or self.patches[commit].name != name:
             return  # git itself went on
@@ -269,10 +206,9 @@ class Mover:
             raise UsageError(msg, "fix these, then --continue")
         if not by_hand:
             self.git("--literal-pathspecs", "add", "--update", ".")
-            if self._nothing_left():
+            if not self._commit(commit):
                 msg = f"{name}: the work tree has no change of it"
                 raise UsageError(msg, "drop it: --skip REASON")
-            self._commit(commit)
         own = {*stop.files, *(entry.path for entry in self.patches[commit].entries)}
         changed_files = {one.path for one in git.changes(self.folder, stop.head, "HEAD")}
         # where a person changed other files, too, the conflict's lines alone are not the answer
@@ -280,6 +216,9 @@ class Mover:
         self.progress.answers[name] = self.head
 
     def _problems(self, stop: Stop) -> list[str]:
+        def files(*words: str) -> list[str]:
+            return [name for name in self.git(*words, "-z").split("\0") if name]
+
         problems = [
             f"{file.path}: exists on one side only: git add or git rm it"
             for file in self._unmerged()
@@ -290,14 +229,15 @@ class Mover:
             path = self.folder / name
             if path.is_file() and MARKER.search(path.read_bytes()):
                 problems.append(f"{name}: still has conflict markers")
-        added = self.git("diff", "--cached", "--name-only", "--diff-filter=A", "-z", stop.head)
+        aside = tuple(f"{path.partition('~')[0]}~" for path in stop.files)
+        added = files("diff", "--cached", "--name-only", "--diff-filter=A", stop.head)
         problems += [
             f"{name}: git moved it aside for the conflict: git rm --force it"
-            for name in added.split("\0")
-            if any(name.startswith(f"{path.partition('~')[0]}~") for path in stop.files)
+            for name in added
+            if name.startswith(aside)
         ]
-        untracked = self.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
-        return problems + [f"{name}: new: git add it, or remove it" for name in untracked if name]
+        new = files("ls-files", "--others", "--exclude-standard")
+        return problems + [f"{name}: new: git add it, or remove it" for name in new]
 
     def _unmerged(self) -> list[Unmerged]:
         files: dict[str, Unmerged] = {}
@@ -410,8 +350,8 @@ def dry_run(
 ) -> list[PatchResult]:
     """Return the result of each patch on another release, conflicts resolved by a guess."""
     with store.temporary("rebase") as work:
-        ends = (release.old, release.source)
-        mover = Mover(store, own, *ends, work / "tree", memory, rules, Progress())
+        ends, places = (release.old, release.source), (work / "tree", memory)
+        mover = Mover(store, own, ends, places, rules, Progress())
         mover.start()
         mover.advance(guess=True)
         guessed = {name: stop.result for name, stop in mover.progress.stops.items()}

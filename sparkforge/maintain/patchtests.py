@@ -7,7 +7,6 @@ find them by SPARKFORGE_CHECKOUT (tests/patches/checkout.py) and SPARKFORGE_STOR
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,10 +89,6 @@ def run(
     Args:
         cut: they ran before, with the whole series. One whose file cannot be imported now needs
             what a patch adds: that is a failure as any other.
-
-    Raises:
-        UsageError: the tests are already pointed at another checkout.
-        SeriesError: pytest finds no such test, or could not run at all.
     """
     if CHECKOUT in os.environ:
         msg = f"{CHECKOUT} is set: the tests would use another series than {project.root}"
@@ -131,16 +126,8 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome | None:
     skipped = sum(any(child.tag == "skipped" for child in case) for case in mine)
     failed = sum(any(child.tag in ("failure", "error") for child in case) for case in mine)
     ours = any("sparkforge.core.errors." in (one.get("message") or "") for one in bad)
-    message = _gist(bad[0]) if bad else ""
+    message = (bad[0].get("message") or "").partition("\n")[0] if bad else ""
     return Outcome(len(mine) - failed - skipped, failed, skipped, message, ours)
-
-
-def _gist(bad: ET.Element) -> str:
-    """Return the most useful line of a failure."""
-    first = (bad.get("message") or "").partition("\n")[0].strip()
-    # an assertion about a program's output: the last error that the program printed
-    told = re.findall(r"^E\s+((?:\w+\.)*\w*(?:Error|Exception): .+)$", bad.text or "", re.MULTILINE)
-    return first if (first and not first.endswith(":")) or not told else str(told[-1])
 
 
 def dev_python(root: Path) -> Path:

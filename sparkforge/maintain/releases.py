@@ -54,11 +54,7 @@ class Release:
 
 
 def listed(access: Access, package: str) -> dict[Version, list[Link]]:
-    """Return the files of every version of a package on the index, withdrawn ones, too.
-
-    Raises:
-        FetchError: the index does not answer, or ``--offline`` forbids it.
-    """
+    """Return the files of every version of a package on the index, withdrawn ones, too."""
     if access.offline:
         msg = f"{package}: --offline is set, so the package index cannot be read"
         raise FetchError(msg, "run without --offline, or give a file: release:FILE")
@@ -70,11 +66,7 @@ def listed(access: Access, package: str) -> dict[Version, list[Link]]:
 
 
 def finals(access: Access, upstream: Upstream) -> list[str]:
-    """Return the final releases on the index, newest first; of post releases the last.
-
-    Raises:
-        FetchError: the index does not answer, or ``--offline`` forbids it.
-    """
+    """Return the final releases on the index, newest first; of post releases the last."""
     file = _source_file(upstream)
     found: dict[tuple[int, ...], Version] = {}
     for version, links in sorted(listed(access, file.project).items()):
@@ -105,11 +97,6 @@ def resolve(
         spec: ``release:VERSION``, ``release:FILE``, ``latest``, a tag, or a full commit SHA.
         complete: also find the commit and all of the upstream's files, for pins.yaml.
         commit: that the release was built from, where a person knows it.
-
-    Raises:
-        UsageError: no such release or tag.
-        FetchError: the index or repository does not answer, or ``--offline`` forbids it.
-        IntegrityError: a file differs from the index, or the commit from what the release states.
     """
     access, pinned = project.access, project.pins.upstream(name)
     if spec == "latest":

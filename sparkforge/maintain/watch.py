@@ -20,8 +20,10 @@ from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain import releases
-from sparkforge.maintain.mover import HEAD, PatchResult, dry_run
-from sparkforge.maintain.rebase import Job, table
+from sparkforge.maintain.findings import HEAD, PatchResult
+from sparkforge.maintain.job import Job
+from sparkforge.maintain.mover import dry_run
+from sparkforge.maintain.rebase import table
 from sparkforge.sources.project import Project, ProjectOptions
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparkforge.core import disk, run
-from sparkforge.maintain import rebase
+from sparkforge.maintain import job
 from sparkforge.pins.pins import load
 from sparkforge.series import series
 from tests.forked import killed
@@ -74,6 +74,7 @@ def test_conflict_continue_land(upstream: Upstream) -> None:
     assert b"<<<<<<<" in (folder / "tree/demo/mod.py").read_bytes()
     status = upstream.rebase("demo", code=STOPPED)
     assert status["series"]["demo"]["stopped"] == "second-one.patch"
+    upstream.rebase("demo", "--onto", f"release:{NEW}", code=STOPPED)  # it waits for an answer
     upstream.rebase("demo", "--continue", code=2)  # markers are left
     upstream.rebase("demo", "--onto", "release:1.0", code=2)  # another one is under way
     resolve(upstream)
@@ -320,7 +321,7 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
         (["demo", "--onto", "latest", "--dry-run", "--commit", "a" * 40], 2),
         (["demo", "--abort", "--commit", "a" * 40], 2),
         (["nobody", "--onto", "latest"], 2),
-        (["nobody", "--abort"], 2),
+        (["demo", "--onto", "latest", "--dry-run", "--with-companions"], 2),
     ],
 )
 def test_refused(upstream: Upstream, words: list[str], code: int) -> None:
@@ -388,7 +389,7 @@ def test_a_series_that_changed_meanwhile(upstream: Upstream) -> None:
 
 def test_one_at_a_time(upstream: Upstream) -> None:
     clash(upstream)
-    with rebase._locked(upstream.root):
+    with job.locked(upstream.root):
         said = upstream.rebase("demo", "--onto", "latest", code=2)
     assert "another rebase is running" in said["error"]["what"]
 

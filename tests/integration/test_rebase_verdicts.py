@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparkforge.maintain import drift
-from sparkforge.maintain.mover import Verdict
+from sparkforge.maintain.findings import Verdict
 from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
 from tests.project import FILES, Project
 from tests.support import Repo
