@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
         "pins resolve": ("cli.pins:resolve_commits", "look up commits that pins.yaml leaves out"),
         "dev": ("maintain.dev:run", "run a shell, or -- COMMAND, on editable patched trees"),
-        "rebase": ("maintain.rebase.command:run", "move a series to another release"),
+        "rebase": ("maintain.rebase:run", "move a series to another release"),
         "watch": ("maintain.watch:run", "look for newer releases and try the series on them"),
         "docs": ("cli.checkout:docs", "write the pages that the checkout generates"),
         "release": ("release.command:run", "collect a build's files, sign them, push its image"),
