@@ -33,7 +33,7 @@ from tests.support import record_line, sha256
 VERIFY = ("verify", "--target", "tiny", "--engine", "none")
 
 
-def test_a_second_cold_build_gives_the_same_wheel_and_asks_for_no_download(
+def test_rebuild_has_the_same_wheel_and_needs_no_download(
     project: Project,
 ) -> None:
     project.build()
@@ -50,27 +50,22 @@ def test_a_second_cold_build_gives_the_same_wheel_and_asks_for_no_download(
     assert list((project.store / "tmp").iterdir()) == []
 
 
-def test_without_a_first_build_it_makes_both(project: Project) -> None:
-    out, _ = project.run(*VERIFY)
-    assert "the same: demo-1.0+spark.3-py3-none-any.whl" in out
+def test_without_a_build_there_is_nothing_to_verify(project: Project) -> None:
+    project.run(*VERIFY, code=UsageError.exit_code)
 
 
-def test_a_wheel_with_another_byte_is_named(project: Project) -> None:
+@pytest.mark.parametrize("linked", [True, False])
+def test_damaged_wheel_in_dist_is_named(project: Project, linked: bool) -> None:
     project.build()
-    (wheel,) = (project.store / "artefacts" / "wheels").glob("*/*.whl")
+    wheel = project.wheel
     data = wheel.read_bytes()
-    at = data.index(PATCHED) + PATCHED.index(b"line_20 = 2") + len("line_20 = ")
-    wheel.chmod(0o644)
-    wheel.write_bytes(data[:at] + b"3" + data[at + 1 :])
-    # as code that was mended since has made and recorded it
-    record = wheel.parent / "artefact.json"
-    meta = json.loads(record.read_text())
-    meta["outputs"]["sha256"] = sha256(wheel.read_bytes())
-    del meta["seal"]
-    record.write_text(json.dumps({**meta, "seal": key_of(meta)}))
-    _, err = project.run(*VERIFY, code=CheckError.exit_code)
+    if not linked:  # by itself, not with the store's
+        wheel.unlink()
+    else:
+        wheel.chmod(0o644)
+    wheel.write_bytes(data[:-1] + b"x")
+    out, err = project.run(*VERIFY, "--json", code=CheckError.exit_code)
     assert wheel.name in err
-    out, _ = project.run(*VERIFY, "--json", code=CheckError.exit_code)
     document = json.loads(out)
     assert not document["same"]
     assert any(wheel.name in line for line in document["differences"])
@@ -106,17 +101,14 @@ def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
     )
     places = project.env()["PYTHONPATH"]
     _, err = project.run(*VERIFY, code=CheckError.exit_code, PYTHONPATH=f"{sitecustomize}:{places}")
-    assert "demo/mod.py differs" in err
+    assert f"{project.wheel.name}: sha256:" in err
 
 
-def test_a_damaged_file_in_dist_is_found(project: Project) -> None:
+def test_missing_file_in_dist_is_named(project: Project) -> None:
     project.build()
-    wheel = project.wheel
-    data = wheel.read_bytes()
-    wheel.unlink()  # a link to the store's
-    wheel.write_bytes(data[:-1] + b"x")
+    (project.wheel.parent / "SHA256SUMS").unlink()
     _, err = project.run(*VERIFY, code=CheckError.exit_code)
-    assert f"{wheel.name}: missing, or differs from receipt.json" in err
+    assert "SHA256SUMS: missing" in err
 
 
 # -- an image by itself -------------------------------------------------------------------
@@ -234,7 +226,7 @@ def test_changed_patches_and_pins_are_named(baked: Baked) -> None:
         (f"{SITE}/demo/extra.py", b"evil\n", f"{SITE}/demo/extra.py: "),
         (f"{SITE}/sitecustomize.py", b"evil\n", f"{SITE}/sitecustomize.py: "),
         (f"{image.SHARE}/{SBOM}", b'{"components": []}', image.SBOM_LABEL),
-        (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: not in"),
+        (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: in only one of"),
         (f"{SITE}/evil", Link("/srv"), f"{SITE}/evil: "),
         ("opt/sparkforge", Link("/srv"), "opt/sparkforge: must be a folder"),
         (f"srv/../{image.PROGRAMS}/entrypoint.py", b"evil", "bin/entrypoint.py: "),
@@ -287,7 +279,7 @@ def test_a_malformed_document_in_an_image_is_one_error(
     baked: Baked, path: str, data: bytes
 ) -> None:
     baked.files[path] = data
-    with pytest.raises(CheckError, match=f"{path.removeprefix(f'{image.SHARE}/')}: "):
+    with pytest.raises(CheckError):
         baked.problems()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sparkforge.build import executor, image, serve
 from sparkforge.build.context import Context
@@ -22,8 +22,7 @@ from sparkforge.build.launcher import (
     start_server,
 )
 from sparkforge.build.publish import made
-from sparkforge.build.results import ImageResult, Product
-from sparkforge.check.bench.result import Identity
+from sparkforge.build.results import ImageResult
 from sparkforge.checkpoints.expanded import expand
 from sparkforge.core.errors import ServerError
 from sparkforge.core.hashing import sha256_file
@@ -33,7 +32,6 @@ from sparkforge.runtime.client import Place
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
 from sparkforge.serving.profile import Profile
-from sparkforge.store.artefact import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 
@@ -45,21 +43,22 @@ class Side:
     Attributes:
         name: of its folder; "" for that of the run.
         start: starts it, and yields when it is ready.
+        identity: what is known of it, for the result.
     """
 
     name: str
     start: Callable[[], AbstractContextManager[Place]]
-    identity: Identity
+    identity: Mapping[str, Any]
 
 
-def running(place: Place, target: str, profile: str) -> Side:
+def running(place: Place, profile: str) -> Side:
     """Return the side of a running server; ``profile``: by the user, or ""."""
 
     @contextmanager
     def start() -> Iterator[Place]:
         yield place
 
-    return Side("", start, Identity("url", target, profile=profile))
+    return Side("", start, {"origin": "url", "profile": profile})
 
 
 def of_build(
@@ -83,16 +82,6 @@ def of_build(
     """
     product = build.results.artefact(build.graph.product)
     built = product.result if isinstance(product.result, ImageResult) else None
-    wheels = [build.results.of(item) for item in build.graph.own]
-    ours = Identity(
-        "build",
-        context.target_name,
-        context.release,
-        sha256_file(context.pins_path),
-        {wheel.file: wheel.sha256 for wheel in wheels},
-        (built.digest or built.image_id) if built is not None else "",
-        profile.choice or "",
-    )
     tiny, plain = model is None, versus and model is None
     options = tuple(context.serve_with(profile))
     usual = (*(CHAT_OPTIONS if tiny else ()), *context.arguments)
@@ -110,78 +99,58 @@ def of_build(
         0 if versus else context.port,
         gpus=context.target.cuda_arch is not None,
     )
-    patched = _Server("patched" if versus else "", context, product, launch, work)
+
+    def side(name: str, product: Any, launch: Launch, restored: Any = None, **known: Any) -> Side:
+        @contextmanager
+        def start() -> Iterator[Place]:
+            folder = work / f"server-{len(list(work.iterdir()))}"
+            folder.mkdir()
+            cache = context.store.cache_path("serve")
+            with start_server(context.engine, product, launch, folder, cache, restored) as server:
+                with kept_log(server, context.server_log):
+                    took = wait_ready(server, max(context.ready_timeout_s, _LOAD_S))
+                    log.info(f"{name or 'the server'} is ready after {took:.0f} s")
+                yield Place(f"{server.url}/v1")
+
+        known |= {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
+        return Side(name, start, {**known, "pins": sha256_file(context.pins_path)})
+
+    wheels = [build.results.of(item) for item in build.graph.own]
+    ours = {
+        "origin": "build",
+        "release": context.release,
+        "wheels": {wheel.file: wheel.sha256 for wheel in wheels},
+        "image": (built.digest or built.image_id) if built is not None else "",
+        "profile": profile.choice or "",
+    }
+    patched = side("patched" if versus else "", product, launch, **ours)
     if not versus:
-        return [patched.side(ours)]
+        return [patched]
     variables |= UNPATCHED_VARIABLES
-    launch = replace(launch, options=bare[0], arguments=bare[1], variables=variables)
-    unpatched = replace(patched, name="unpatched", launch=launch)
-    if built is not None:
-        unpatched = replace(unpatched, restored=_originals(context, build, work))
-    else:
-        item = unpatched_environment(context)
-        released = executor.run(context, ordered([item])).artefact(item)
-        unpatched = replace(unpatched, product=replace(product, path=released.path))
+    launch = replace(launch, options=bare[0], arguments=bare[1], variables={**variables, **more})
     version = context.pins.upstream(next(iter(context.target.wheels))).version
-    release = Identity("release", context.target_name, version, ours.pins)
-    return [unpatched.side(release), patched.side(ours)]
-
-
-@dataclass(frozen=True)
-class _Server:
-    """The start of a server of a build.
-
-    Attributes:
-        name: of its side.
-        work: folder of all sides.
-        restored: original files that turn an image into the release.
-    """
-
-    name: str
-    context: Context
-    product: Artefact[Product]
-    launch: Launch
-    work: Path
-    restored: Mapping[str, Path] | None = None
-
-    def side(self, identity: Identity) -> Side:
-        options = (*self.launch.options, *self.launch.arguments)
-        known = replace(identity, options=options, checkpoint=self.launch.model.name)
-        return Side(self.name, self._start, known)
-
-    @contextmanager
-    def _start(self) -> Iterator[Place]:
-        folder = self.work / f"server-{len(list(self.work.iterdir()))}"
-        folder.mkdir()
-        cache = self.context.store.cache_path("serve")
-        with start_server(
-            self.context.engine, self.product, self.launch, folder, cache, self.restored
-        ) as server:
-            with kept_log(server, self.context.server_log):
-                took = wait_ready(server, max(self.context.ready_timeout_s, _LOAD_S))
-                log.info(f"{self.name or 'the server'} is ready after {took:.0f} s")
-            yield Place(f"{server.url}/v1")
+    theirs = {"origin": "release", "release": version}
+    if built is not None:
+        restored = _originals(context, build, work)
+        return [side("unpatched", product, launch, restored, **theirs), patched]
+    item = unpatched_environment(context)
+    path = executor.run(context, ordered([item])).artefact(item).path
+    return [side("unpatched", replace(product, path=path), launch, **theirs), patched]
 
 
 def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]:
     """Return the original files that turn our image into the release."""
-    wheels = build.graph.wheels
+    wheels, results = build.graph.wheels, build.results
     needed = {item for wheel in wheels.values() for item in wheel.needs}  # of those with patches
-    launcher = Launcher(
-        context,
-        build.results.artefact(build.graph.product),
-        None,
-        {name: build.results.of(item) for name, item in wheels.items()},
-        {
-            name: source_of(context.store, name, build.results.of(item))
-            for name, item in build.graph.sources.items()
-            if item in needed
-        },
-        work,
-    )
-    folder = work / "originals"
+    sources = {
+        name: source_of(context.store, name, results.of(item))
+        for name, item in build.graph.sources.items()
+        if item in needed
+    }
+    ours = {name: results.of(item) for name, item in wheels.items()}
+    product, folder = results.artefact(build.graph.product), work / "originals"
     folder.mkdir()
-    return launcher.originals(folder)
+    return Launcher(context, product, None, ours, sources, work).originals(folder)
 
 
 def standing_in(context: Context, build: Build, *, wide: bool = False) -> Path:
@@ -200,14 +169,14 @@ def standing_in(context: Context, build: Build, *, wide: bool = False) -> Path:
     return made(folder / "tiny-chat-model-bf16", lambda new: expand(model, new))
 
 
-def tokenizer(model: ModelPin) -> Path:
+def tokenizer(model: ModelPin, variables: Mapping[str, str]) -> Path:
     """Return the folder with a model's tokenizer in this machine's cache of the hub.
 
     Raises:
         ServerError: there is none.
     """
-    homes = [os.environ.get(name) for name in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
-    known = [Path(home).expanduser() for home in homes if home and "/" in home]  # else a volume
+    homes = [variables.get(name) or "" for name in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
+    known = [Path(home).expanduser() for home in homes if "/" in home]  # else a volume
     for home in (*known, Path.home() / ".cache" / "huggingface"):
         name = f"models--{model.repository.replace('/', '--')}"
         folder = home / "hub" / name / "snapshots" / model.revision

@@ -1,33 +1,59 @@
-"""``build.py doctor``: arguments → readings → findings → text or JSON, and the exit code."""
+"""``build.py doctor``: readings → findings → text or JSON, and an archive for a bug report."""
 
 from __future__ import annotations
 
+import getpass
+import io
+import json
 import platform
+import re
+import shlex
+import socket
+import time
+import zipfile
+import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from sparkforge import __version__
+from sparkforge.build import receipt
 from sparkforge.build.options import OutputOptions
-from sparkforge.check.doctor import archive, disk, gpu, host, model, pair, readings
-from sparkforge.check.doctor.check import Finding, compare, judge
-from sparkforge.check.doctor.readings import Machine
-from sparkforge.check.doctor.wanted import wanted
+from sparkforge.check.doctor import checks, model
+from sparkforge.check.doctor.machine import (
+    CHECKS,
+    Finding,
+    Machine,
+    Need,
+    State,
+    Want,
+    unseen,
+    want_of,
+)
 from sparkforge.core import plain, typed
-from sparkforge.core.command import Entry, option
+from sparkforge.core.command import Entry, option, switch
+from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.run import glimpse
 from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import client, envfile
+from sparkforge.serving.access import IN_URL, SECRET_NAME
 from sparkforge.sources.project import checkout, pins_option, store_of, store_option
 
-MODULES = (host, gpu, disk, model, pair)
+MODULES = (checks, model)
 """Modules whose import registers checks."""
+READINGS = "readings.json"
+_ALIKE: dict[str, State] = {"machine": "warning", "driver": "warning", "image": "error"}
+_BOTH = "git rev-parse HEAD; sudo apt-get full-upgrade; docker save IMAGE | ssh OTHER docker load"
 _MARKS = {
     "ok": ("32", "✓"),
     "not checked": ("2", "·"),
     "warning": ("33", "!"),
     "error": ("31;1", "✗"),
 }
-_ORDER = list(_MARKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +74,10 @@ class Options:
         metavar="FILE",
         one_of="readings",
     )
-    report: str | None = option(
-        "pack readings, findings and logs into an archive for a bug report"
-        " (default: sparkforge-report-TIME.zip)",
-        nargs="?",
-        const="",
-        metavar="FILE",
+    report: bool = switch(
+        "pack readings, findings and logs into sparkforge-report-TIME.zip for a bug report",
         one_of="readings",
     )
-    """"" for a file with the time in its name."""
     pins: Path | None = pins_option()
     store: Path | None = store_option()
     output: OutputOptions
@@ -69,69 +90,234 @@ def run(options: Options) -> int:
     """
     here = checkout(options.pins)
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
-    want = wanted(here.pins, options.target or likely)
-    path = None if options.report is None else archive.path_of(options.report, Path.cwd())
-    theirs = None if options.compare is None else _findings(options.compare)
-    recorded = None
-    if options.readings is not None:
-        try:
-            recorded = readings.load(archive.readings_in(options.readings))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or f"not a recording: {error}"
-            hint = "create one with build.py doctor --report FILE"
-            raise UsageError(f"--readings {options.readings}: {why}", hint) from None
+    want = want_of(here.pins, options.target or likely)
+    theirs = _from_file("--compare", options.compare, "--json", _findings)
+    recorded = _from_file("--readings", options.readings, "--report", _readings)
     seen = Machine(here.root, store_of(options.store).root, recorded)
     findings = judge(seen, want)
     findings += [] if theirs is None else compare(findings, theirs)
     stops = [finding.name for finding in findings if finding.state == "error"]
     document: dict[str, object] = {
-        "target": want.target,
+        "target": want.name,
         "ok": not stops,
         "counts": Counter(finding.state for finding in findings),
         "findings": [asdict(finding) for finding in findings],
     }
     if not options.output.json:
-        show(findings)
-    if path is not None:
-        files = archive.write(path, seen, want.target, document)
+        _show(findings)
+    if options.report:
+        path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
+        files = write(path, seen, want.name, document)
         document["report"] = {"file": str(path), "parts": files}
-        log.heading(str(path))
-        for name, problem in files.items():
-            log.info(f"{name}: {problem}" if problem else name)
-        log.info(
-            "secrets, serial numbers and names are masked; check the archive before you send it"
-        )
+        log.heading(f"{path}: {', '.join(files)}")
+        log.info("secrets, serial numbers and names are masked; check it before you send it")
     log.document(document)
-    if path is not None or not stops:
+    if options.report or not stops:
         return 0
-    msg = f"this machine cannot build or serve target {want.target}: {', '.join(stops)}"
+    msg = f"this machine cannot build or serve target {want.name}: {', '.join(stops)}"
     return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
 
 
-def show(findings: list[Finding]) -> None:
+def judge(seen: Machine, want: Want) -> list[Finding]:
+    """Run all checks that concern the target; one that fails is a finding."""
+    needs: dict[Need, bool] = {
+        "gpu": want.target.cuda_arch is not None,
+        "image": want.target.base is not None,
+        "model": want.model is not None,
+        "pair": model.in_pair(seen),
+    }
+    platforms, findings = want.target.platforms, []
+    for name, (needed, run_it) in CHECKS.items():
+        if not all(needs.get(need, True) for need in needed):
+            continue
+        found: Finding | list[Finding] | None
+        if "platform" in needed and seen.platform not in platforms:
+            text = f"this machine is {seen.platform}; run doctor on {' or '.join(platforms)}"
+            found = unseen(text)
+        else:
+            try:
+                found = run_it(seen, want)
+            except Exception as why:  # a machine may report anything: the other checks still count
+                text = f"the check failed: {type(why).__name__}: {why}"
+                found = unseen(text, "build.py doctor --report   # and attach it to an issue")
+        listed = found if isinstance(found, list) else [found] if found else []
+        findings += [replace(each, name=name) for each in listed]
+    return findings
+
+
+def compare(ours: Sequence[Finding], theirs: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield a finding for each check in which the two machines of a pair must be alike."""
+    sides = [{each.name: each.seen for each in findings} for findings in (ours, theirs)]
+    for name, state in _ALIKE.items():
+        here, there = (side.get(name, "not checked") for side in sides)
+        if here == there:
+            yield Finding("ok", f"{here} on both", name=f"same {name}")
+        else:
+            yield Finding(state, f"here {here}; there {there}", _BOTH, f"same {name}")
+
+
+def _show(findings: list[Finding]) -> None:
     """Print findings with their hints, the worst last; equal ones share a line."""
     names: dict[Finding, list[str]] = {}
-    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.state)):
+    for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         names.setdefault(replace(finding, name=""), []).append(finding.name)
-    for finding, checks in names.items():
+    for finding, named in names.items():
         colour, mark = _MARKS[finding.state]
         state = log.painted(colour, f"{mark} {finding.state:11}")
-        log.info(f"{state}  {', '.join(checks)}: {finding.seen}")
+        log.info(f"{state}  {', '.join(named)}: {finding.seen}")
         if finding.hint:
             log.info(f"{'':15}hint: {finding.hint}")
 
 
-def _findings(path: Path) -> list[Finding]:
-    """Return the findings in a document of ``--json``."""
+def _from_file(name: str, path: Path | None, made_by: str, read: Any) -> Any:
+    """Return what a function reads from the file of an option; None without one."""
     try:
-        found = plain.json_of(path.read_bytes())
-        theirs = typed.load(tuple[Finding, ...], found["findings"])
-    except (OSError, ValueError, LookupError, TypeError):
-        theirs = None
-    if theirs is None:
-        hint = "create it on the other machine: build.py doctor --json >FILE"
-        raise UsageError(f"--compare {path}: no output of doctor --json", hint)
-    return list(theirs)
+        return None if path is None else read(path)
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile) as why:
+        hint = f"create it with build.py doctor {made_by}"
+        raise UsageError(f"{name} {path}: not of doctor {made_by}: {why}", hint) from None
+
+
+def _findings(path: Path) -> Sequence[Finding]:
+    """Return the findings in a document of ``--json``."""
+    found = typed.load(tuple[Finding, ...], plain.json_of(path.read_bytes())["findings"])
+    if found is None:
+        raise ValueError("another version wrote it")
+    return found
+
+
+def _readings(path: Path) -> Mapping[str, Any]:
+    """Return the readings in an archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = plain.json_of(archive.read(READINGS))
+    except (zlib.error, EOFError) as why:
+        raise ValueError(why) from None
+    if not isinstance(found, dict) or not isinstance(found.get("machine"), str):
+        raise ValueError("it has no readings of a machine")
+    return found
+
+
+# -- the archive -------------------------------------------------------------------------
+
+_MOST = 64 << 20  # bytes of a file
+_KERNEL = re.compile(r"nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:", re.IGNORECASE)
+# without its variables, which may be secrets
+_CONTAINER = (
+    '{"image": "{{.Image}}", "restarts": {{.RestartCount}}, "state": {{json .State}},'
+    ' "host": {{json .HostConfig}}}'
+)
+
+
+def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
+    """Collect, mask, and write the archive; return the names of its files.
+
+    Args:
+        findings: document of ``--json``.
+
+    Raises:
+        StoreError: the disk is full.
+    """
+    mask = mask_of(envfile.seen(seen.root / ".env"))
+    readings = {name: typed.as_json(value) for name, value in sorted(seen.taken.items())}
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in ((READINGS, readings), ("findings.json", findings)):
+            archive.writestr(name, masked_json(value, mask))
+        for name, text in _parts(seen.root, target):
+            archive.writestr(name, mask(text).encode(errors="replace"))
+        names = archive.namelist()
+    with disk_errors(path):
+        write_file(path, raw.getvalue())
+    return names
+
+
+def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each file; what is missing has the reason as its text."""
+    git = f"git -C {shlex.quote(str(root))}"
+    yield "checkout.txt", _output(f"echo sparkforge {__version__}; {git} log -1; {git} status -s")
+    system = "uname -a; head -v /etc/*-release /sys/class/dmi/id/*_name /sys/class/dmi/id/bios*"
+    yield "system.txt", _output(system)
+    for path in (root / "dist" / target / receipt.NAME, root / "build.log"):
+        yield path.name, _output(f"tail -c {_MOST // 2} {shlex.quote(str(path))}")
+    lines = _output("journalctl -kb -o short-iso").splitlines()
+    yield "kernel.log", "\n".join(line for line in lines if _KERNEL.search(line))
+    box = _output(f"docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1")
+    box = shlex.quote(box.strip())
+    yield "container.json", _output(f"docker inspect --format {shlex.quote(_CONTAINER)} {box}")
+    memory = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.max memory.stat"
+    yield "memory.txt", _output(f"docker exec {box} sh -c {shlex.quote(memory)}")
+    # two streams; sorted by the time at the start of each line
+    lines = _output(f"docker logs --timestamps {box}").splitlines()
+    yield "container.log", "\n".join(sorted(lines))
+
+
+def _output(script: str) -> str:
+    """Return a shell script's output, of both streams, or the reason why there is none."""
+    seen = glimpse("sh", "-c", script, timeout_s=60.0, limit=_MOST)
+    return f"{seen.out}{seen.err}" or seen.problem
+
+
+# -- secrets -----------------------------------------------------------------------------
+
+_NAME = rf"[\w.-]*{SECRET_NAME}[\w.-]*"
+_PATTERNS = (
+    (re.compile(r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)"), "***"),
+    (IN_URL, "***@"),
+    (
+        re.compile(
+            r"\b(hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|xox[abprs]-)[A-Za-z0-9_-]{16,}"
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}"), r"\1 ***"),
+    # a name and its value in quotes, which may be escaped: "name": "…", 'name': '…', name="…"
+    (
+        re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*"),
+        r"\1\2***",
+    ),
+    # name=…, name: …, and --name … with several values
+    (re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+"), r"\1***"),
+    (re.compile(rf"(?i)(--{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+"), r"\1 ***"),
+    # serial numbers of this device
+    (re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "GPU-***"),
+    (re.compile(r"(<(serial|board_id|uuid|pdi)>)[^<]*"), r"\1***"),
+    (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.I), "xx:xx:xx:xx:xx:xx"),
+)
+
+
+def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that masks secrets, and the names of user and machine, in a text.
+
+    Args:
+        variables: of environment and .env; values of those with a secret's name are masked.
+    """
+    secrets = [v.strip() for n, v in variables.items() if re.search(SECRET_NAME, n, re.IGNORECASE)]
+    # not the path of a secret's file, nor words that would spoil every text
+    kept = re.compile(r"[/~.].*|.{0,2}|true|false|none|null|yes|off", re.IGNORECASE)
+    found = {one for one in (*secrets, client.api_key(variables)) if not kept.fullmatch(one)}
+    own = dict.fromkeys(sorted(found, key=len, reverse=True), "***")  # one may be part of another
+    host = socket.gethostname()
+    names = {str(Path.home()): "~", getpass.getuser(): "USER", host: "HOST"}
+    names |= {host.partition(".")[0]: "HOST"}
+    own |= {name: word for name, word in names.items() if len(name) > 1 and name != "root"}
+
+    def mask(text: str) -> str:
+        for one, instead in own.items():  # a short one only as a word
+            pattern = re.escape(one)
+            whole = rf"(?<![\w.-]){pattern}(?![\w-])"
+            text = re.sub(pattern if instead == "***" and len(one) > 5 else whole, instead, text)
+        for known, instead in _PATTERNS:
+            text = known.sub(instead, text)
+        return text
+
+    return mask
+
+
+def masked_json(value: object, mask: Callable[[str], str]) -> str:
+    """Return a document with all texts in it masked."""
+    text = json.dumps(value, indent=1, sort_keys=True)
+    return re.sub(r'"(?:[^"\\]|\\.)*"', lambda found: json.dumps(mask(json.loads(found[0]))), text)
 
 
 COMMANDS = (Entry("doctor", Options, run),)

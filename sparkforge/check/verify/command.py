@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
 
 from sparkforge.build import executor, receipt, setup
 from sparkforge.build.context import Context
-from sparkforge.build.executor import Build
 from sparkforge.build.item import wheel_path
 from sparkforge.build.options import (
     OutputOptions,
@@ -22,7 +20,7 @@ from sparkforge.build.options import (
     as_last,
     platform_of,
 )
-from sparkforge.build.results import ImageArchiveResult, ImageResult
+from sparkforge.build.results import ImageArchiveResult
 from sparkforge.check.verify import signing
 from sparkforge.core import plain
 from sparkforge.core.command import Entry, argument, option
@@ -95,13 +93,17 @@ def run(options: Options) -> int:
 
 
 def _build_again(options: Options, name: str, project: Project) -> int:
-    """Build a target a second time, cold, and compare it with dist/ and the store."""
-    target = project.pins.target(name)
+    """Build a target from scratch, and compare the result byte for byte with dist/."""
+    target, dist = project.pins.target(name), project.root / "dist" / name
+    built = receipt.load(dist / receipt.NAME)
+    if built is None:
+        msg = f"{dist}: has no valid {receipt.NAME}, so nothing to verify"
+        raise UsageError(msg, f"build it first: build.py --target {name}")
     variant = setup.last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = options.until if here else "wheels"  # the rest needs a machine of the target's platform
     context = setup.context_of(project, name, variant, until, tools=options.tools)
-    if context.engine is None:
+    if context.engine is None or built.image is None:
         until = "wheels"  # an environment's files have its path, so their bytes differ
     elif until != "wheels" and not context.engine.containerd_store:
         until = "wheels"
@@ -109,27 +111,47 @@ def _build_again(options: Options, name: str, project: Project) -> int:
             "only the wheels are compared: this engine's image store is not reproducible"
             " (daemon.json: containerd-snapshotter)"
         )
-    log.heading(f"{context.target_name} on {context.platform}: first build")
-    first = executor.build(context, until)
-    with _cold(context) as again:
-        log.heading("second build: another folder, no shared results, another umask")
+    found = [f"{dist}: {problem}" for problem in receipt.problems(dist, built)]
+    results = []
+    with _cold(context) as cold:
+        log.heading(f"{name}: a build in another folder, without shared results, another umask")
         before = os.umask(0o077)
         try:
-            second = executor.build(again, until)
+            again = executor.build(cold, until)
         finally:
             os.umask(before)
-        results, found = _compare(context, first, second)
-    log.document({"target": name, "same": not found, "results": results, "differences": found})
-    if found:
-        msg = f"two builds of {name} differ:\n{_shortened(found)}"
-        remedy = (
-            "make the step that wrote these bytes reproducible; if the first result is old or"
-            f" damaged: build.py build --target {name} --force wheels --force image"
-        )
-        return log.failure(CheckError(msg, remedy))
+        for item in again.graph.own:
+            new = wheel_path(again.results.artefact(item))
+            old = dist / new.name
+            hashes = [f"sha256:{sha256_file(one)}" if one.is_file() else "" for one in (old, new)]
+            results.append({"name": new.name, "first": hashes[0], "second": hashes[1]})
+            if hashes[0] != hashes[1]:
+                _diffoscope(old, new)
+        step = again.results.step(again.graph.product)
+        if step is not None and isinstance(step.artefact.result, ImageArchiveResult):
+            first = built.image
+            assert first is not None  # checked above
+            digests = {"first": str(first.digest), "second": str(step.artefact.result.digest)}
+            results.append({"name": first.tag, **digests})
+            if digests["first"] != digests["second"]:
+                archive = cold.store.root.parent / "image.tar"
+                call("docker", "save", "--output", archive, "--", first.image_id)
+                _diffoscope(archive, step.artefact.path / step.artefact.result.archive)
     for result in results:
-        log.info(f"the same: {result['name']}  {result['second']}")
-    return 0
+        line = f"{result['name']}: {result['first'] or 'missing'} → {result['second']}"
+        if result["first"] == result["second"]:
+            log.info(f"the same: {result['name']}  {result['second']}")
+        else:
+            found.append(line)
+    log.document({"target": name, "same": not found, "results": results, "differences": found})
+    if not found:
+        return 0
+    msg = f"{dist} differs from a build of this checkout:\n{_shortened(found)}"
+    remedy = (
+        "make the step that wrote these bytes reproducible; if dist is old or damaged:"
+        f" build.py build --target {name} --force wheels --force image"
+    )
+    return log.failure(CheckError(msg, remedy))
 
 
 def _shortened(lines: Sequence[str]) -> str:
@@ -155,69 +177,8 @@ def _cold(context: Context) -> Iterator[Context]:
             elif path.exists():
                 shutil.copyfile(path, root / name)
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
-        yield replace(
-            context,
-            root=root,
-            pins_path=root / context.pins_path.name,
-            store=store,
-            force=frozenset(),
-            cold=True,
-        )
-
-
-def _compare(
-    context: Context, first: Build, second: Build
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Return each result with both hashes, and one line for each difference.
-
-    The first of two wheels is the one in dist/, where there is one.
-    """
-    dist = context.root / "dist" / context.target_name
-    results = []
-    found = receipt.problems(dist) if (dist / receipt.NAME).is_file() else []
-    found = [f"{dist}: {problem}" for problem in found]
-    for item, rebuilt in zip(first.graph.own, second.graph.own, strict=True):
-        new = wheel_path(second.results.artefact(rebuilt))
-        old = dist / new.name
-        old = old if old.is_file() else wheel_path(first.results.artefact(item))
-        # read again: the record in the store is not enough here
-        hashes = f"sha256:{sha256_file(old)}", f"sha256:{sha256_file(new)}"
-        results.append({"name": new.name, "first": hashes[0], "second": hashes[1]})
-        if hashes[0] != hashes[1] or old.name != new.name:
-            found += _members(old, new)
-            _diffoscope(old, new)
-    steps = [build.results.step(build.graph.product) for build in (first, second)]
-    image, again = (step and step.artefact.result for step in steps)
-    if isinstance(image, ImageResult) and isinstance(again, ImageArchiveResult):
-        digests = str(image.digest), str(again.digest)
-        results.append({"name": image.tag, "first": digests[0], "second": digests[1]})
-        if digests[0] != digests[1]:
-            found.append(f"{image.tag}: digest {digests[0]} → {digests[1]}")
-            if have("diffoscope") and steps[1] is not None:
-                with context.store.temporary("image") as work:
-                    call("docker", "save", "--output", work / "image.tar", "--", image.image_id)
-                    _diffoscope(work / "image.tar", steps[1].artefact.path / again.archive)
-    return results, found
-
-
-def _members(first: Path, second: Path) -> list[str]:
-    """Return the members in which two wheels differ; if there are none, the wheels."""
-    facts: list[dict[str, object]] = []
-    try:
-        for wheel in (first, second):
-            with ZipFile(wheel) as archive:
-                facts.append(
-                    {
-                        one.filename: (one.CRC, one.file_size, one.date_time, one.external_attr)
-                        for one in archive.infolist()
-                    }
-                )
-    except BadZipFile as error:
-        return [f"{first}: {error}"]
-    old, new = facts
-    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    same = f"{first}: the same members in another archive, or damaged"
-    return [f"{second.name}: {name} differs" for name in names] or [same]
+        context = replace(context, root=root, pins_path=root / context.pins_path.name, store=store)
+        yield replace(context, force=frozenset(), cold=True)
 
 
 def _diffoscope(first: Path, second: Path) -> None:
