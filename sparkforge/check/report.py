@@ -9,37 +9,38 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import yaml
+from cyclopts import Parameter
 from pydantic import BaseModel, Field, TypeAdapter
 
 from sparkforge.build import receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core import pages
-from sparkforge.core.command import Entry, needed, option
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins.types import Model
 from sparkforge.series.docs import why
-from sparkforge.sources.project import Checkout, checkout, pins_option
+from sparkforge.sources.project import Checkout, PinsFile, checkout
 
 _T = TypeVar("_T", bound=BaseModel)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``report``."""
 
-    target: str = needed("target whose last build to report on", metavar="NAME")
-    out: Path | None = option(
-        "write the page here (default: dist/TARGET/report.html)", type=Path, metavar="FILE"
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose last build to report on"""
+    out: Path | None = None
+    """write the page here (default: dist/TARGET/report.html)"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
-def _report(options: Options) -> int:
+def run(options: Options) -> int:
     """Write the page."""
     here = checkout(options.pins)
     page = page_of(here, options.target)
@@ -186,14 +187,3 @@ def _row(claim: Claim) -> tuple[str, ...]:
 def _evidence(claim: Claim) -> str:
     left = "" if claim.open is None else f" *Open:* {claim.open}."
     return pages.Markdown(f"**{claim.claim}**: {claim.tested}.{left}")
-
-
-COMMANDS = (
-    Entry(
-        "report",
-        Options,
-        _report,
-        description="Write one self-contained HTML page about the last build of a target: steps,"
-        " files, patches, and results of accept and bench.",
-    ),
-)

@@ -194,7 +194,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, *word
 def test_server_that_cannot_be_measured_is_one_error(
     tmp_path: Path, serving: Serving, calls: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--out", str(tmp_path / "new"), "--model", str(model), "--url"]
+    words = ["--model", str(model), "--url"]
     absent = f"http://127.0.0.1:{free_port(0)}"
     refused(tmp_path, capsys, ServerError.exit_code, *words, absent)
     serving.key = "secret"

@@ -18,6 +18,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
 from sparkforge import __version__
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions
@@ -33,7 +36,6 @@ from sparkforge.check.accept.subject import (
     shown,
 )
 from sparkforge.core import pages
-from sparkforge.core.command import Entry, count, option
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
@@ -42,7 +44,7 @@ from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
 from sparkforge.runtime.client import Place, Said
 from sparkforge.serving.backends import Watch
-from sparkforge.sources.project import checkout, pins_option
+from sparkforge.sources.project import PinsFile, checkout
 
 IDLE_S = 60.0
 """Time for the gauges to reach 0: the engine handles an abort between two steps."""
@@ -282,34 +284,24 @@ def memory(subject: Subject) -> str:
 # -- the command -------------------------------------------------------------------------
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``accept``."""
 
-    target: str | None = option(
-        "target that the server was built as (default: the one that Compose serves)",
-        metavar="NAME",
-    )
-    url: str | None = option(
-        "URL of the server (default: Compose's address and port on this machine)", metavar="URL"
-    )
-    log: Path | None = option(
-        "file with the server's output, to check backends (default: the log of Compose's"
-        " container)",
-        type=Path,
-        metavar="FILE",
-    )
-    long_prompt: int = option(
-        "most tokens of the long prompt (default: 100000)",
-        default=100_000,
-        type=count,
-        metavar="TOKENS",
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str | None = None
+    """target that the server was built as (default: the one that Compose serves)"""
+    url: str | None = None
+    """URL of the server (default: Compose's address and port on this machine)"""
+    log: Path | None = None
+    """file with the server's output, to check backends (default: the log of Compose's container)"""
+    long_prompt: PositiveInt = 100_000
+    """most tokens of the long prompt (default: 100000)"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Check a running server; ServerError if it breaks a promise or does not answer."""
     here = checkout(options.pins)
     variables = envfile.seen(here.root / ".env")
@@ -361,6 +353,3 @@ def markdown() -> str:
     whats = {name: str(read.__doc__).rstrip(".") for name, (_, read) in CHECKS.items()}
     rows = [(name, pages.Markdown(what)) for name, what in whats.items()]
     return pages.table(("check", "what has to be true"), rows)
-
-
-COMMANDS = (Entry("accept", Options, run),)

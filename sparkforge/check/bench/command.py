@@ -9,34 +9,26 @@ import platform
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import executor, publish, serve
 from sparkforge.build.options import (
+    Behind,
     OutputOptions,
     ServerOptions,
     VariantOptions,
-    as_last,
     host_platform,
 )
 from sparkforge.build.setup import last_context
 from sparkforge.check.bench import benchy, sides
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
 from sparkforge.core import typed
-from sparkforge.core.command import (
-    Entry,
-    argument,
-    behind,
-    count,
-    needed,
-    option,
-    repeated,
-    share,
-    switch,
-)
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.hashing import sha256_file
@@ -53,71 +45,57 @@ TOLERANCE = 3.0
 """Smallest change that counts, in percent."""
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of ``bench``."""
 
-    target: str = needed("target to measure", metavar="NAME")
-    url: str | None = option(
-        "measure this server, http://HOST:PORT (default: start the last build)",
-        metavar="URL",
-    )
-    vs: Literal["unpatched"] | None = option(
-        "measure the unpatched release too, in the same session, rounds in turns",
-        choices=("unpatched",),
-    )
-    profile_table: str = option(
-        "what to measure: quick, seeds or community (default: seeds)",
-        default="seeds",
-        choices=tuple(TABLES),
-    )
-    quick: bool = switch("short for --profile-table quick")
-    runs: int = option(
-        "runs of each test (default: 3); with --vs rounds", default=3, type=count, metavar="N"
-    )
-    model: Path | None = option(
-        "folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with"
-        " canned replies; with --url, where the server or the hub's cache has it)",
-        type=Path,
-        metavar="DIR",
-    )
-    profile: str | None = option(
-        "exact, balanced or fast: format of the dense layers; with --url, that of the running"
-        " server (default: the target's)",
-        metavar="NAME",
-    )
-    text: Path | None = option(
-        "text to cut prompts from (default: made here)", type=Path, metavar="FILE"
-    )
-    skip_coherence: bool = switch("do not ask the model a simple question first")
-    out: Path | None = option(
-        "new folder for the result (default: dist/TARGET/bench/TIME-TABLE)",
-        type=Path,
-        metavar="DIR",
-    )
-    arguments: tuple[str, ...] = behind()
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    server: ServerOptions
+    target: str
+    """target to measure"""
+    url: str | None = None
+    """measure this server, http://HOST:PORT (default: start the last build)"""
+    vs: Literal["unpatched"] | None = None
+    """measure the unpatched release too, in the same session, rounds in turns"""
+    profile_table: Annotated[str, Parameter(choices=tuple(TABLES))] = "seeds"
+    """what to measure: quick, seeds or community (default: seeds)"""
+    quick: bool = False
+    """short for --profile-table quick"""
+    runs: PositiveInt = 3
+    """runs of each test (default: 3); with --vs rounds"""
+    model: Path | None = None
+    """folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with
+    canned replies; with --url, where the server or the hub's cache has it)"""
+    profile: str | None = None
+    """exact, balanced or fast: format of the dense layers; with --url, that of the running server
+    (default: the target's)"""
+    text: Path | None = None
+    """text to cut prompts from (default: made here)"""
+    skip_coherence: bool = False
+    """do not ask the model a simple question first"""
+    out: Path | None = None
+    """new folder for the result (default: dist/TARGET/bench/TIME-TABLE)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """Options of ``bench compare``."""
 
-    a: Path = argument("the earlier result: a folder of `bench`, or its result.json", type=Path)
-    b: Path = argument("the later one", type=Path)
-    tolerance: float = option(
-        "smallest change that counts, in percent (default: 3)",
-        default=TOLERANCE,
-        type=share,
-        metavar="PERCENT",
-    )
-    output: OutputOptions
+    a: Path = field(kw_only=False)
+    """the earlier result: a folder of `bench`, or its result.json"""
+    b: Path = field(kw_only=False)
+    """the later one"""
+    tolerance: NonNegativeFloat = TOLERANCE
+    """smallest change that counts, in percent (default: 3)"""
+    output: OutputOptions = OutputOptions()
 
 
-def _run(options: RunOptions) -> int:
+def run(options: RunOptions) -> int:
     """Measure the speed of a server."""
     name = "quick" if options.quick else options.profile_table
     if options.url is not None and (options.vs or options.arguments):
@@ -263,7 +241,7 @@ def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _compare(options: CompareOptions) -> int:
+def compare_results(options: CompareOptions) -> int:
     """Compare two results; CheckError if the second is slower."""
     a, b = benchy.load(options.a), benchy.load(options.b)
     for text in (*a.wrong, *b.wrong):
@@ -286,60 +264,39 @@ def _compare(options: CompareOptions) -> int:
 # -- quality -----------------------------------------------------------------------------
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
     """Options of ``bench quality``."""
 
-    target: str = needed("target to measure", metavar="NAME")
-    model: Path | None = option(
-        "checkpoint to measure (default: a tiny test model)", type=Path, metavar="DIR"
-    )
-    layers: tuple[str, ...] = repeated(
-        "--mxfp4-layers value to measure; may be repeated"
-        " (default: qkv, o, lm_head, and all three)",
-        metavar="KINDS",
-    )
-    max_kl: float | None = option(
-        "limit of the mean KL divergence of the next token, instead of the measured noise",
-        type=share,
-        metavar="NATS",
-    )
-    """Nats."""
-    min_agreement: float | None = option(
-        "least share of positions with the same top token, instead of the noise",
-        type=share,
-        metavar="SHARE",
-    )
-    """Share of positions."""
-    max_score_drop: float | None = option(
-        "limit of the drop in right answers, instead of the test for chance",
-        type=share,
-        metavar="SHARE",
-    )
-    """Share of questions."""
-    prompts: int | None = option(
-        "number of prompts to continue (default: all 24)", type=count, metavar="N"
-    )
-    questions: int | None = option(
-        "number of questions to ask (default: all 65)", type=count, metavar="N"
-    )
-    tokens: int = option(
-        "tokens per continuation (default: 64)", default=64, type=count, metavar="N"
-    )
-    top: int = option(
-        "top logprobs to compare per position; the rest are pooled (default: 256)",
-        default=256,
-        type=count,
-        metavar="N",
-    )
-    arguments: tuple[str, ...] = behind()
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    server: ServerOptions
+    target: str
+    """target to measure"""
+    model: Path | None = None
+    """checkpoint to measure (default: a tiny test model)"""
+    layers: tuple[str, ...] = ()
+    """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
+    max_kl: NonNegativeFloat | None = None
+    """limit of the mean KL divergence of the next token, instead of the measured noise"""
+    min_agreement: NonNegativeFloat | None = None
+    """least share of positions with the same top token, instead of the noise"""
+    max_score_drop: NonNegativeFloat | None = None
+    """limit of the drop in right answers, instead of the test for chance"""
+    prompts: PositiveInt | None = None
+    """number of prompts to continue (default: all 24)"""
+    questions: PositiveInt | None = None
+    """number of questions to ask (default: all 65)"""
+    tokens: PositiveInt = 64
+    """tokens per continuation (default: 64)"""
+    top: PositiveInt = 256
+    """top logprobs to compare per position; the rest are pooled (default: 256)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
 
 
-def _quality(options: QualityOptions) -> int:
+def measure_quality(options: QualityOptions) -> int:
     """Measure the effect of --mxfp4-layers on the model's answers; 15 if it is too large."""
     from sparkforge.check.perf import losses, quality, roofline
 
@@ -402,10 +359,3 @@ def judge_quality(report: losses.Report) -> int:
         remedy = "the other results are above; see the servers' output"
         code = log.failure(ServerError(words, remedy))
     return code
-
-
-COMMANDS = (
-    Entry("bench run", RunOptions, _run, "measure speed; `bench --target NAME` is short for it"),
-    Entry("bench compare", CompareOptions, _compare, "compare two results, test by test"),
-    Entry("bench quality", QualityOptions, _quality, "measure how --mxfp4-layers changes answers"),
-)

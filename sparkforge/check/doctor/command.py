@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
+
 from sparkforge import __version__
 from sparkforge.build import receipt
 from sparkforge.build.options import OutputOptions
@@ -33,7 +35,6 @@ from sparkforge.check.doctor.machine import (
     want_of,
 )
 from sparkforge.core import plain, typed
-from sparkforge.core.command import Entry, option, switch
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
@@ -41,7 +42,7 @@ from sparkforge.core.run import glimpse
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
 from sparkforge.serving.access import IN_URL, SECRET_NAME
-from sparkforge.sources.project import checkout, pins_option, store_of, store_option
+from sparkforge.sources.project import PinsFile, checkout, store_of
 
 MODULES = (checks, model)
 """Modules whose import registers checks."""
@@ -56,34 +57,26 @@ _MARKS = {
 }
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``doctor``."""
 
-    target: str | None = option(
-        "target to check for (default: spark on arm64, else cpu)", metavar="NAME"
-    )
-    compare: Path | None = option(
-        "compare with the output of doctor --json on the other of two machines",
-        type=Path,
-        metavar="FILE",
-    )
-    readings: Path | None = option(
-        "judge the readings in an archive of --report",
-        type=Path,
-        metavar="FILE",
-        one_of="readings",
-    )
-    report: bool = switch(
-        "pack readings, findings and logs into sparkforge-report-TIME.zip for a bug report",
-        one_of="readings",
-    )
-    pins: Path | None = pins_option()
-    store: Path | None = store_option()
-    output: OutputOptions
+    target: str | None = None
+    """target to check for (default: spark on arm64, else cpu)"""
+    compare: Path | None = None
+    """compare with the output of doctor --json on the other of two machines"""
+    readings: Path | None = None
+    """judge the readings in an archive of --report"""
+    report: bool = False
+    """pack readings, findings and logs into sparkforge-report-TIME.zip for a bug report"""
+    pins: PinsFile = None
+    store: Path | None = None
+    """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
+    output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Read the machine, judge, print; the code is that of CheckError if the target cannot work.
 
     With a report the code is 0 for any findings.
@@ -91,6 +84,8 @@ def run(options: Options) -> int:
     here = checkout(options.pins)
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     want = want_of(here.pins, options.target or likely)
+    if options.report and options.readings is not None:
+        raise UsageError("--report and --readings conflict", "give only one")
     theirs = _from_file("--compare", options.compare, "--json", _findings)
     recorded = _from_file("--readings", options.readings, "--report", _readings)
     seen = Machine(here.root, store_of(options.store).root, recorded)
@@ -175,7 +170,8 @@ def _from_file(name: str, path: Path | None, made_by: str, read: Any) -> Any:
         return None if path is None else read(path)
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile) as why:
         hint = f"create it with build.py doctor {made_by}"
-        raise UsageError(f"{name} {path}: not of doctor {made_by}: {why}", hint) from None
+        why_not = getattr(why, "strerror", None) or why
+        raise UsageError(f"{name} {path}: not of doctor {made_by}: {why_not}", hint) from None
 
 
 def _findings(path: Path) -> Sequence[Finding]:
@@ -318,6 +314,3 @@ def masked_json(value: object, mask: Callable[[str], str]) -> str:
     """Return a document with all texts in it masked."""
     text = json.dumps(value, indent=1, sort_keys=True)
     return re.sub(r'"(?:[^"\\]|\\.)*"', lambda found: json.dumps(mask(json.loads(found[0]))), text)
-
-
-COMMANDS = (Entry("doctor", Options, run),)
