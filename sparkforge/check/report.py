@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import yaml
 from cyclopts import Parameter
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from sparkforge.build import receipt
 from sparkforge.build.context import release_name
@@ -23,8 +24,6 @@ from sparkforge.core.log import log
 from sparkforge.pins.types import Model
 from sparkforge.series.docs import why
 from sparkforge.sources.project import Checkout, PinsFile, checkout
-
-_T = TypeVar("_T", bound=BaseModel)
 
 
 @Parameter(name="*")
@@ -67,7 +66,13 @@ def page_of(here: Checkout, name: str) -> str:
     accepted = max(folder.glob("accept/accept-*.json"), default=None)
     measured = folder.glob("bench/**/result.json")
     newest = max(measured, key=lambda path: path.stat().st_mtime_ns, default=None)
-    checks = _read(accepted, _Accepted).checks if accepted else ()
+    try:
+        checks = json.loads(accepted.read_bytes())["checks"] if accepted else []
+        speed = json.loads(newest.read_bytes())["tests"] if newest else {}
+        counts = Counter(row["state"] for row in checks)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        msg = f"{accepted} or {newest} is damaged: {error!r}"
+        raise UsageError(msg, "remove it, and run accept or bench again") from None
     return pages.render(
         Path(__file__).with_name("report.html.j2"),
         target=name,
@@ -78,8 +83,8 @@ def page_of(here: Checkout, name: str) -> str:
         series={one.upstream: one.patches for one in series},
         why=why,
         checks=checks,
-        counts=Counter(row.state for row in checks),
-        speed=_read(newest, _Measured).tests if newest else {},
+        counts=counts,
+        speed=speed,
     )
 
 
@@ -90,28 +95,6 @@ def _state(path: Path, digest: str) -> str:
     if sha256_file(path) != digest:
         return "changed"
     return "signed" if path.with_name(path.name + receipt.SUFFIX).is_file() else "unchanged"
-
-
-class _Row(BaseModel):
-    name: str
-    state: str
-    seen: str
-
-
-class _Accepted(BaseModel):
-    checks: tuple[_Row, ...]
-
-
-class _Measured(BaseModel):
-    tests: dict[str, dict[str, list[float]]]
-
-
-def _read(path: Path, kind: type[_T]) -> _T:
-    """Read a document of `accept` or `bench`; UsageError if it is damaged."""
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}", "remove it, and run its command again") from None
 
 
 # -- docs/status.md ----------------------------------------------------------------------

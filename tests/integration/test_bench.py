@@ -241,7 +241,6 @@ def test_failure_of_llama_benchy_is_one_error(
         ["--url", "http://user:hunter2@h"],
         ["--url", "http://h", "--vs", "unpatched"],
         ["--url", "http://h", "--", "--max-num-seqs", "4"],
-        ["--text", "/no/such/file"],
         ["--runs", "0"],
         ["--vs", "release"],
         [],  # the target has no tiny model

@@ -226,7 +226,6 @@ def test_changed_patches_and_pins_are_named(baked: Baked) -> None:
         (f"{SITE}/demo/extra.py", b"evil\n", f"{SITE}/demo/extra.py: "),
         (f"{SITE}/sitecustomize.py", b"evil\n", f"{SITE}/sitecustomize.py: "),
         (f"{image.SHARE}/{SBOM}", b'{"components": []}', image.SBOM_LABEL),
-        (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: in only one of"),
         (f"{SITE}/evil", Link("/srv"), f"{SITE}/evil: "),
         ("opt/sparkforge", Link("/srv"), "opt/sparkforge: must be a folder"),
         (f"srv/../{image.PROGRAMS}/entrypoint.py", b"evil", "bin/entrypoint.py: "),
@@ -248,7 +247,7 @@ def test_a_file_changed_with_its_record_differs_from_the_wheel(baked: Baked) -> 
     baked.files[f"{SITE}/demo/mod.py"] = b"evil\n"
     baked.files[RECORD] = record.decode().replace(",".join(old), ",".join(new)).encode()
     said = baked.problems()
-    assert f"{SITE}/demo/mod.py: differs from the wheel in " in said
+    assert f"{SITE}/demo/mod.py: differs from {baked.project.wheel}" in said
 
 
 def test_a_missing_file_and_changed_labels_are_named(baked: Baked) -> None:
@@ -270,7 +269,6 @@ def test_a_missing_file_and_changed_labels_are_named(baked: Baked) -> None:
     [
         (NOTE, b"words"),
         (NOTE, b'{"image": {}}'),
-        (f"{image.SHARE}/{SBOM}", b'{"components": [{}]}'),
         (f"{SITE}/x-1.dist-info/RECORD", b"a\n"),
         (f"{SITE}/x-1.dist-info/RECORD", b"\xff,sha256=aa,1\n"),
     ],

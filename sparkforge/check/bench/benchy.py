@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from statistics import fmean, median, median_high, quantiles
 from typing import Any
 
@@ -50,13 +49,6 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "ttft": ("e2e_ttft", "first token, ms"),
 }
 """Fields of llama-benchy, and titles; tokens a second are of all requests together."""
-_WORDS = """
-the a an old young smith baker guard ferryman teacher captain opened carried forgot measured
-repaired sold counted painted iron gate box letters seven copper coins clock map table basket
-apples key lantern book bottle bridge rope curtain behind station in market hall at edge of
-forest beside river under stairs near mill before sunrise on Tuesday after storm at noon late
-evening while it rained and but because although with great care as usual
-"""
 TABLES: Mapping[str, Mapping[str, Sequence[int]]] = {
     "quick": {"pp": (512,), "tg": (32,), "depth": (0,), "concurrency": (1, 2)},
     "seeds": {"pp": (512, 2048, 8192), "tg": (32, 128), "depth": (0,), "concurrency": (1,)},
@@ -114,18 +106,15 @@ def install(store: Store, root: Path, platform: str, access: Access) -> tuple[Pa
     return made.path / "venv" / "bin" / "python", made.result.version
 
 
-def text_for(table: Mapping[str, Sequence[int]]) -> str:
-    """Return text for prompts: plain words without a meaning, the same on every machine.
+def text_for(root: Path, table: Mapping[str, Sequence[int]]) -> str:
+    """Return text for prompts, the same on every machine: the licence, often enough.
 
     Speed depends on the number of tokens. A router's choice of experts depends on the words, too,
     so a comparison uses one text.
     """
+    text = (root / "LICENSE").read_text(encoding="utf-8")
     # a token has some 5 bytes; room for several places to begin at
-    count = max(50_000, 4 * sum(max(table[name]) for name in ("pp", "tg", "depth")))
-    random = Random(4)  # random() is the same in every Python; choice() need not be
-    known = _WORDS.split()
-    words = [known[int(random.random() * len(known))] for _ in range(count)]
-    return "\n".join(" ".join(words[at : at + 12]) + "." for at in range(0, count, 12))
+    return text * (4 + 20 * sum(max(table[one]) for one in ("pp", "tg", "depth")) // len(text))
 
 
 @dataclass(frozen=True)

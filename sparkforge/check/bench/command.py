@@ -68,8 +68,6 @@ class RunOptions:
     profile: str | None = None
     """exact, balanced or fast: format of the dense layers; with --url, that of the running server
     (default: the target's)"""
-    text: Path | None = None
-    """text to cut prompts from (default: made here)"""
     skip_coherence: bool = False
     """do not ask the model a simple question first"""
     out: Path | None = None
@@ -101,13 +99,8 @@ def run(options: RunOptions) -> int:
     if options.url is not None and (options.vs or options.arguments):
         msg = "--vs and arguments after -- are for a server that bench starts, not for --url"
         raise UsageError(msg, "omit them")
-    text = benchy.text_for(TABLES[name])
-    if options.text is not None:
-        try:
-            text = options.text.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--text {options.text}: {error}", "name a text file") from None
     project = Project.open(options.project)
+    text = benchy.text_for(project.root, TABLES[name])
     variables, place = envfile.seen(project.root / ".env"), None
     if options.url is not None:
         place = client.place_of(variables, options.url)

@@ -26,7 +26,6 @@ from sparkforge.core.errors import SparkforgeError
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import check_version
 from sparkforge.serving import devices, memory
-from sparkforge.serving import profile as profiles
 
 _GIB, _GB = 1 << 30, 10**9
 _LEAST = 2 * _GB  # of the store, with everything in it
@@ -49,16 +48,6 @@ def _numbers(text: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def _program(seen: Machine, hint: str, *words: str, least: tuple[int, int] = (0, 0)) -> Finding:
-    """Judge a program by the version that it prints."""
-    output, line = seen.run(*words), seen.first_line(*words)
-    if output.code != 0:
-        return error(line, hint)
-    if _numbers(output.out) < least:
-        return warning(f"{line}: older than {least[0]}.{least[1]}", hint)
-    return ok(line)
-
-
 @check()
 def machine(seen: Machine, want: Want) -> Finding:
     """An image is built and served on its own platform; wheels are built anywhere."""
@@ -79,17 +68,39 @@ def instructions(seen: Machine, want: Want) -> Finding | None:
     return ok(best) if best else error("no AVX2 in /proc/cpuinfo", "use a machine with AVX2")
 
 
+def _program(seen: Machine, hint: str, *words: str, least: tuple[int, int] = (0, 0)) -> Finding:
+    """Judge a program by the version that it prints."""
+    output, line = seen.run(*words), seen.first_line(*words)
+    if output.code != 0:
+        return error(line, hint)
+    old = _numbers(output.out) < least
+    return warning(f"{line}: older than {least[0]}.{least[1]}", hint) if old else ok(line)
+
+
 @check()
 def git(seen: Machine, want: Want) -> Finding:
     """Sources and series are git commits."""
     return _program(seen, "sudo apt-get install git", "git", "--version", least=(2, 34))
 
 
-@check("platform")
-def compiler(seen: Machine, want: Want) -> Finding | None:
+@check("platform", "pack")
+def compiler(seen: Machine, want: Want) -> Finding:
     """It compiles the host code of FlashInfer's modules (docs/build.md)."""
-    hint = "sudo apt-get install g++; or build with --pack none"
-    return _program(seen, hint, "g++", "--version") if want.target.pack else None
+    return _program(seen, "sudo apt-get install g++; or --pack none", "g++", "--version")
+
+
+@check("platform", "image")
+def buildx(seen: Machine, want: Want) -> Finding:
+    """It builds the image."""
+    hint = "sudo apt-get install docker-buildx-plugin"
+    return _program(seen, hint, "docker", "buildx", "version")
+
+
+@check("platform", "image")
+def compose(seen: Machine, want: Want) -> Finding:
+    """`docker compose up` serves the image; its health check needs 2.20 (tested with 2.26.1)."""
+    words = ("docker", "compose", "version", "--short")
+    return _program(seen, "sudo apt-get install docker-compose-plugin", *words, least=(2, 20))
 
 
 @check("platform")
@@ -209,20 +220,6 @@ def engine(seen: Machine, want: Want) -> Finding:
     return error(f"docker info: {reason}", f"sudo systemctl start docker; or {_INSTALL}")
 
 
-@check("platform", "image")
-def buildx(seen: Machine, want: Want) -> Finding:
-    """It builds the image."""
-    install = "sudo apt-get install docker-buildx-plugin"
-    return _program(seen, install, "docker", "buildx", "version")
-
-
-@check("platform", "image")
-def compose(seen: Machine, want: Want) -> Finding:
-    """`docker compose up` serves the image; its health check needs 2.20 (tested with 2.26.1)."""
-    install = "sudo apt-get install docker-compose-plugin"
-    return _program(seen, install, "docker", "compose", "version", "--short", least=(2, 20))
-
-
 @check("platform", "image", "gpu")
 def container_toolkit(seen: Machine, want: Want) -> Finding:
     """Without it, docker compose up fails: could not select device driver nvidia."""
@@ -284,20 +281,6 @@ def disk(seen: Machine, want: Want) -> list[Finding]:
         short = error if there < sum(least for *_, least in needs) else warning
         findings.append(ok(text) if there >= whole else short(text, _FREE))
     return findings
-
-
-@check()
-def profile(seen: Machine, want: Want) -> Finding | None:
-    """The server does not start with a wrong one (docs/serving.md, exact, balanced, fast)."""
-    given, named = seen.variables.get(profiles.VARIABLE), profiles.named(seen.variables)
-    if not want.profile.choices:
-        return None
-    if not named:
-        return ok(str(want.profile.choice)) if given is None else unseen(f"of your own: {given}")
-    try:
-        return ok(str(profiles.pick(want.profile, named, profiles.VARIABLE).choice))
-    except profiles.ChoiceError as why:
-        return error(why.what, why.hint)
 
 
 @check()

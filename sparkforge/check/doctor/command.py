@@ -13,7 +13,7 @@ import time
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from sparkforge.check.doctor.machine import (
     Finding,
     Machine,
     Need,
-    State,
     Want,
     unseen,
     want_of,
@@ -47,8 +46,6 @@ from sparkforge.sources.project import PinsFile, checkout, store_of
 MODULES = (checks, model)
 """Modules whose import registers checks."""
 READINGS = "readings.json"
-_ALIKE: dict[str, State] = {"machine": "warning", "driver": "warning", "image": "error"}
-_BOTH = "git rev-parse HEAD; sudo apt-get full-upgrade; docker save IMAGE | ssh OTHER docker load"
 _MARKS = {
     "ok": ("32", "✓"),
     "not checked": ("2", "·"),
@@ -64,8 +61,6 @@ class Options:
 
     target: str | None = None
     """target to check for (default: spark on arm64, else cpu)"""
-    compare: Path | None = None
-    """compare with the output of doctor --json on the other of two machines"""
     readings: Path | None = None
     """judge the readings in an archive of --report"""
     report: bool = False
@@ -86,11 +81,9 @@ def run(options: Options = Options()) -> int:
     want = want_of(here.pins, options.target or likely)
     if options.report and options.readings is not None:
         raise UsageError("--report and --readings conflict", "give only one")
-    theirs = _from_file("--compare", options.compare, "--json", _findings)
-    recorded = _from_file("--readings", options.readings, "--report", _readings)
+    recorded = None if options.readings is None else _readings(options.readings)
     seen = Machine(here.root, store_of(options.store).root, recorded)
     findings = judge(seen, want)
-    findings += [] if theirs is None else compare(findings, theirs)
     stops = [finding.name for finding in findings if finding.state == "error"]
     document: dict[str, object] = {
         "target": want.name,
@@ -117,6 +110,7 @@ def judge(seen: Machine, want: Want) -> list[Finding]:
     """Run all checks that concern the target; one that fails is a finding."""
     needs: dict[Need, bool] = {
         "gpu": want.target.cuda_arch is not None,
+        "pack": bool(want.target.pack),
         "image": want.target.base is not None,
         "model": want.model is not None,
         "pair": model.in_pair(seen),
@@ -135,20 +129,9 @@ def judge(seen: Machine, want: Want) -> list[Finding]:
             except Exception as why:  # a machine may report anything: the other checks still count
                 text = f"the check failed: {type(why).__name__}: {why}"
                 found = unseen(text, "build.py doctor --report   # and attach it to an issue")
-        listed = found if isinstance(found, list) else [found] if found else []
-        findings += [replace(each, name=name) for each in listed]
+        listed = found if isinstance(found, list) else [found]
+        findings += [replace(each, name=name) for each in listed if each is not None]
     return findings
-
-
-def compare(ours: Sequence[Finding], theirs: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield a finding for each check in which the two machines of a pair must be alike."""
-    sides = [{each.name: each.seen for each in findings} for findings in (ours, theirs)]
-    for name, state in _ALIKE.items():
-        here, there = (side.get(name, "not checked") for side in sides)
-        if here == there:
-            yield Finding("ok", f"{here} on both", name=f"same {name}")
-        else:
-            yield Finding(state, f"here {here}; there {there}", _BOTH, f"same {name}")
 
 
 def _show(findings: list[Finding]) -> None:
@@ -164,34 +147,16 @@ def _show(findings: list[Finding]) -> None:
             log.info(f"{'':15}hint: {finding.hint}")
 
 
-def _from_file(name: str, path: Path | None, made_by: str, read: Any) -> Any:
-    """Return what a function reads from the file of an option; None without one."""
-    try:
-        return None if path is None else read(path)
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile) as why:
-        hint = f"create it with build.py doctor {made_by}"
-        why_not = getattr(why, "strerror", None) or why
-        raise UsageError(f"{name} {path}: not of doctor {made_by}: {why_not}", hint) from None
-
-
-def _findings(path: Path) -> Sequence[Finding]:
-    """Return the findings in a document of ``--json``."""
-    found = typed.load(tuple[Finding, ...], plain.json_of(path.read_bytes())["findings"])
-    if found is None:
-        raise ValueError("another version wrote it")
-    return found
-
-
 def _readings(path: Path) -> Mapping[str, Any]:
-    """Return the readings in an archive."""
+    """Return the readings in an archive; UsageError if it has none."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = plain.json_of(archive.read(READINGS))
-    except (zlib.error, EOFError) as why:
-        raise ValueError(why) from None
-    if not isinstance(found, dict) or not isinstance(found.get("machine"), str):
-        raise ValueError("it has no readings of a machine")
-    return found
+        str(found["machine"])
+    except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile, zlib.error) as why:
+        msg = f"--readings {path}: no archive of doctor --report: {why}"
+        raise UsageError(msg, "create it with build.py doctor --report") from None
+    return dict(found)
 
 
 # -- the archive -------------------------------------------------------------------------

@@ -31,8 +31,8 @@ _T = TypeVar("_T")
 _TIMEOUT_S = 8.0
 State = Literal["ok", "warning", "error", "not checked"]
 """``error``: the target cannot be built or served; ``warning``: it may fail."""
-Need = Literal["platform", "gpu", "image", "model", "pair"]
-"""A machine of the target's platform; a target with a GPU, image or model; one machine of two."""
+Need = Literal["platform", "gpu", "pack", "image", "model", "pair"]
+"""A machine of the target's platform; a target with these; one machine of two."""
 
 
 @dataclass(frozen=True)

