@@ -43,7 +43,7 @@ from sparkforge.core.parallel import in_parallel
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
 from sparkforge.runtime.client import Place, Said
-from sparkforge.serving.backends import Watch
+from sparkforge.serving.profile import Watch
 from sparkforge.sources.project import PinsFile, checkout
 
 IDLE_S = 60.0

@@ -25,8 +25,7 @@ from sparkforge.runtime import interpreter
 from sparkforge.runtime.client import Place
 from sparkforge.sources import wheelhouse
 from sparkforge.sources.sources import Access
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 
 LOCK, FILE = "requirements/bench.txt", "result.json"
 _BOOK = "sparkforge-text"

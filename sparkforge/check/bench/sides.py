@@ -8,11 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build import executor, image, serve
-from sparkforge.build.context import Context
-from sparkforge.build.executor import Build
-from sparkforge.build.graph import ordered, unpatched_environment
-from sparkforge.build.item import source_of
+from sparkforge.build import cached, image, serve
+from sparkforge.build.graph import Build, unpatched_environment
 from sparkforge.build.launcher import (
     CHAT_OPTIONS,
     SMOKE_VARIABLES,
@@ -23,6 +20,7 @@ from sparkforge.build.launcher import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult
+from sparkforge.build.stages.trees import source_of
 from sparkforge.checkpoints.expanded import expand
 from sparkforge.core.errors import ServerError
 from sparkforge.core.hashing import sha256_file
@@ -62,7 +60,6 @@ def running(place: Place, profile: str) -> Side:
 
 
 def of_build(
-    context: Context,
     build: Build,
     model: Path | None,
     profile: Profile,
@@ -80,11 +77,11 @@ def of_build(
         model: folder of the checkpoint; None: the tiny one for chats.
         profile: with the choice of layers.
     """
-    product = build.results.artefact(build.graph.product)
+    context, serving, product = build.context, build.serving, build.graph.product.artefact
     built = product.result if isinstance(product.result, ImageResult) else None
     tiny, plain = model is None, versus and model is None
     options = tuple(context.serve_with(profile))
-    usual = (*(CHAT_OPTIONS if tiny else ()), *context.arguments)
+    usual = (*(CHAT_OPTIONS if tiny else ()), *serving.arguments)
     bare = tuple(of_release(options)), tuple(of_release(usual))
     variables = dict(SMOKE_VARIABLES) if tiny else {}
     more = {}
@@ -93,10 +90,10 @@ def of_build(
     elif built is not None and profile.choice:
         more = {"SPARKFORGE_PROFILE": profile.choice}
     launch = Launch(
-        model or standing_in(context, build, wide=versus),
+        model or standing_in(build, wide=versus),
         *(bare if plain else (options, usual)),
         {**variables, **more},
-        0 if versus else context.port,
+        0 if versus else serving.port,
         gpus=context.target.cuda_arch is not None,
     )
 
@@ -105,17 +102,17 @@ def of_build(
         def start() -> Iterator[Place]:
             folder = work / f"server-{len(list(work.iterdir()))}"
             folder.mkdir()
-            cache = context.store.cache_path("serve")
-            with start_server(context.engine, product, launch, folder, cache, restored) as server:
+            cache, engine = context.store.cache_path("serve"), build.tools.engine
+            with start_server(engine, product, launch, folder, cache, restored) as server:
                 with kept_log(server, context.server_log):
-                    took = wait_ready(server, max(context.ready_timeout_s, _LOAD_S))
+                    took = wait_ready(server, max(serving.ready_timeout_s, _LOAD_S))
                     log.info(f"{name or 'the server'} is ready after {took:.0f} s")
                 yield Place(f"{server.url}/v1")
 
         known |= {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
         return Side(name, start, {**known, "pins": sha256_file(context.pins_path)})
 
-    wheels = [build.results.of(item) for item in build.graph.own]
+    wheels = [item.result for item in build.graph.own]
     ours = {
         "origin": "build",
         "release": context.release,
@@ -131,34 +128,40 @@ def of_build(
     version = context.pins.upstream(next(iter(context.target.wheels))).version
     theirs = {"origin": "release", "release": version}
     if built is not None:
-        restored = _originals(context, build, work)
+        restored = _originals(build, work)
         return [side("unpatched", product, launch, restored, **theirs), patched]
     item = unpatched_environment(context)
-    path = executor.run(context, ordered([item])).artefact(item).path
-    return [side("unpatched", replace(product, path=path), launch, **theirs), patched]
+    cached.run(context, cached.ordered([item]))
+    return [side("unpatched", item.artefact, launch, **theirs), patched]
 
 
-def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]:
+def _originals(build: Build, work: Path) -> Mapping[str, Path]:
     """Return the original files that turn our image into the release."""
-    wheels, results = build.graph.wheels, build.results
+    wheels, store, folder = build.graph.wheels, build.context.store, work / "originals"
     needed = {item for wheel in wheels.values() for item in wheel.needs}  # of those with patches
-    sources = {
-        name: source_of(context.store, name, results.of(item))
-        for name, item in build.graph.sources.items()
-        if item in needed
-    }
-    ours = {name: results.of(item) for name, item in wheels.items()}
-    product, folder = results.artefact(build.graph.product), work / "originals"
+    launcher = Launcher(
+        build.context,
+        build.tools.engine,
+        build.serving,
+        build.graph.product.artefact,
+        None,
+        {name: item.result for name, item in wheels.items()},
+        {
+            name: source_of(store, name, item.result)
+            for name, item in build.graph.sources.items()
+            if item in needed
+        },
+        work,
+    )
     folder.mkdir()
-    return Launcher(context, product, None, ours, sources, work).originals(folder)
+    return launcher.originals(folder)
 
 
-def standing_in(context: Context, build: Build, *, wide: bool = False) -> Path:
+def standing_in(build: Build, *, wide: bool = False) -> Path:
     """Return the tiny checkpoint for chats, in MXFP4, or with ``wide`` in BF16."""
-    folder = context.root / "dist" / context.target_name
-    product = build.results.artefact(build.graph.product)
+    folder, product = build.context.dist, build.graph.product
     if isinstance(product.result, ImageResult):
-        engine, image_id = context.engine, product.result.image_id
+        engine, image_id = build.tools.engine, product.result.image_id
         assert engine is not None  # it built the image
         ours = f"/{image.PROGRAMS}"
         model = serve.chat_model(folder, lambda code: engine.run_python(image_id, code, ours))

@@ -115,11 +115,12 @@ def memory_(seen: Machine, want: Want) -> Finding:
     text = memory.described(reading, cuda_total)
     if (plan := want.profile.memory) is None:
         return ok(text)
-    plan = plan.split(2) if model.in_pair(seen) else plan
+    machines = 2 if model.in_pair(seen) else 1
     try:
-        share = memory.utilisation(plan, reading, cuda_total)
+        share = memory.utilisation(plan, reading, cuda_total, machines)
     except memory.MemoryShortError:
-        text += f"; {plan.keep_free_gib} are kept free, and the model needs {plan.least_gib}"
+        text += f"; {plan.keep_free_gib} are kept free, and the model needs"
+        text += f" {plan.least_gib / machines:g}"
         return error(text, "ps aux --sort=-rss | head; docker ps   # then stop what uses memory")
     return ok(f"{text}; vLLM would be given {share:.2f} of all")
 

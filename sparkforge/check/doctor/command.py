@@ -40,7 +40,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
-from sparkforge.serving.access import IN_URL, SECRET_NAME
+from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
 
 MODULES = (checks, model)

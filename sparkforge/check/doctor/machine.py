@@ -24,7 +24,7 @@ from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
-from sparkforge.serving.access import SECRET_NAME
+from sparkforge.serving.options import SECRET_NAME
 from sparkforge.serving.profile import Profile
 
 _T = TypeVar("_T")

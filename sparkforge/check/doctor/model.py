@@ -20,7 +20,7 @@ from sparkforge.check.doctor.machine import (
 )
 from sparkforge.pins.pins import ModelPin
 from sparkforge.serving import checkpoint as shards
-from sparkforge.serving.cluster import ClusterError, settings
+from sparkforge.serving.cluster import ROLE, ClusterError, settings
 
 MISSING = "not there"
 # of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
@@ -73,7 +73,7 @@ def read(folder: Path) -> list[str]:
         names = shards.named(folder)
     except (OSError, ValueError) as why:
         return [*found, f"{shards.INDEX}: {why}"]
-    wrong = ((name, shards.read(folder / name).wrong) for name in names or ["*.safetensors"])
+    wrong = ((name, shards.damage(folder / name)) for name in names or ["*.safetensors"])
     return [*found, *(f"{name}: {problem}" for name, problem in wrong if problem)]
 
 
@@ -167,7 +167,7 @@ def _share(folder: str) -> str:
 
 def in_pair(seen: Machine) -> bool:
     """Return whether this machine serves together with another one."""
-    return bool(seen.variables.get("SPARKFORGE_CLUSTER_ROLE"))
+    return bool(seen.variables.get(ROLE))
 
 
 @check("pair")
@@ -195,12 +195,16 @@ def link(seen: Machine, want: Want) -> Finding:
 
 
 @check("pair", "gpu")
-def rdma(seen: Machine, want: Want) -> Finding:
+def rdma(seen: Machine, want: Want) -> Finding | None:
     """Without RoCE on the link NCCL uses TCP, or fails."""
-    interface = seen.variables.get("SPARKFORGE_CLUSTER_IFNAME", "")
+    try:
+        mine = settings(seen.variables)
+    except ClusterError:  # `link` reports it
+        return None
+    assert mine is not None  # the check needs a pair
     links = seen.json("rdma", "-j", "link") or []
-    one: dict[str, str] = next((one for one in links if one.get("netdev") == interface), {})
+    one: dict[str, str] = next((one for one in links if one.get("netdev") == mine.interface), {})
     name, state = one.get("ifname", "no RDMA device"), one.get("state", "missing")
     if state != "ACTIVE":
-        return error(f"{name} on {interface} is {state}", "rdma link   # iproute2; the cable?")
+        return error(f"{name} on {mine.interface} is {state}", "rdma link   # the cable?")
     return ok(f"{name} is active", f"NCCL_IB_HCA={name}   # in .env, if NCCL does not find it")

@@ -13,11 +13,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from sparkforge.build import executor, receipt, setup
+from sparkforge.build import receipt, setup
 from sparkforge.build.context import Context
-from sparkforge.build.item import wheel_path
+from sparkforge.build.graph import Build
 from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import ImageArchiveResult
+from sparkforge.build.stages.wheels import wheel_path
 from sparkforge.check.verify import signing
 from sparkforge.core import plain
 from sparkforge.core.errors import BuildError, CheckError, UsageError
@@ -96,10 +97,11 @@ def _build_again(options: Options, name: str, project: Project) -> int:
     variant = setup.last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = options.until if here else "wheels"  # the rest needs a machine of the target's platform
-    context = setup.context_of(project, name, variant, until, tools=options.tools)
-    if context.engine is None or built.image is None:
+    build = setup.build_of(project, name, variant, until, tools=options.tools)
+    engine = build.tools.engine
+    if engine is None or built.image is None:
         until = "wheels"  # an environment's files have its path, so their bytes differ
-    elif until != "wheels" and not context.engine.containerd_store:
+    elif until != "wheels" and not engine.containerd_store:
         until = "wheels"
         log.warning(
             "only the wheels are compared: this engine's image store is not reproducible"
@@ -107,30 +109,25 @@ def _build_again(options: Options, name: str, project: Project) -> int:
         )
     found = [f"{dist}: {problem}" for problem in receipt.problems(dist, built)]
     results = []
-    with _cold(context) as cold:
+    with _cold(build) as again:
         log.heading(f"{name}: a build in another folder, without shared results, another umask")
         before = os.umask(0o077)
         try:
-            again = executor.build(cold, until)
+            again.run(until)
         finally:
             os.umask(before)
         for item in again.graph.own:
-            new = wheel_path(again.results.artefact(item))
+            new = wheel_path(item)
             old = dist / new.name
             hashes = [f"sha256:{sha256_file(one)}" if one.is_file() else "" for one in (old, new)]
             results.append({"name": new.name, "first": hashes[0], "second": hashes[1]})
             if hashes[0] != hashes[1]:
                 _diffoscope(old, new)
-        step = again.results.step(again.graph.product)
-        if step is not None and isinstance(step.artefact.result, ImageArchiveResult):
-            first = built.image
-            assert first is not None  # checked above
-            digests = {"first": str(first.digest), "second": str(step.artefact.result.digest)}
-            results.append({"name": first.tag, **digests})
-            if digests["first"] != digests["second"]:
-                archive = cold.store.root.parent / "image.tar"
-                call("docker", "save", "--output", archive, "--", first.image_id)
-                _diffoscope(archive, step.artefact.path / step.artefact.result.archive)
+        product = again.graph.product.found
+        if product is not None and isinstance(product.result, ImageArchiveResult):
+            assert built.image is not None  # checked above
+            digests = {"first": str(built.image.digest), "second": str(product.result.digest)}
+            results.append({"name": built.image.tag, **digests})
     for result in results:
         line = f"{result['name']}: {result['first'] or 'missing'} → {result['second']}"
         if result["first"] == result["second"]:
@@ -159,8 +156,9 @@ def inputs(of: Pins) -> tuple[str, ...]:
 
 
 @contextmanager
-def _cold(context: Context) -> Iterator[Context]:
+def _cold(build: Build) -> Iterator[Build]:
     """Yield the same build in another folder, with a store of downloads only."""
+    context = build.context
     with context.store.temporary("verify") as work:
         root = work / "checkout"
         root.mkdir()
@@ -171,8 +169,8 @@ def _cold(context: Context) -> Iterator[Context]:
             elif path.exists():
                 shutil.copyfile(path, root / name)
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
-        context = replace(context, root=root, pins_path=root / context.pins_path.name, store=store)
-        yield replace(context, force=frozenset(), cold=True)
+        again = replace(context, pins_path=root / context.pins_path.name, store=store)
+        yield Build(again, replace(build.tools, cold=True), build.serving)
 
 
 def _diffoscope(first: Path, second: Path) -> None:

@@ -13,14 +13,15 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from zipfile import ZipFile
 
-from sparkforge.build import graph, image, imagenote
+from sparkforge.build import graph, image
+from sparkforge.build.cached import differences
 from sparkforge.build.context import Context
 from sparkforge.build.image import VENV
-from sparkforge.build.imagenote import ImageNote
-from sparkforge.build.receipt import SBOM, differences
+from sparkforge.build.receipt import SBOM
+from sparkforge.build.stages.product import NOTE, comparable
 from sparkforge.check.verify.exported import exported
 from sparkforge.core.errors import BuildError, CheckError, SparkforgeError
 from sparkforge.core.hashing import key_of, sha256_file
@@ -118,9 +119,9 @@ def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
     site = site_of(context.target.python)
     try:
         stated = records(found.files, site)
-        note = imagenote.loads(found.share(imagenote.NAME))
+        note = json.loads(found.share(NOTE))
         profile = json.loads(found.share("profile.json") or b"null")
-        wheels = sorted((context.root / "dist" / found.target).glob("*.whl"))
+        wheels = sorted(context.dist.glob("*.whl"))
         count, problems = installed(found.files, stated, context)
         problems += [
             *_labels(found, note, site),
@@ -245,11 +246,12 @@ def _in_the_wheel(context: Context, folder: str, member: str) -> str | None:
 
 
 def _against(wheel: Path, of: Records, site: str) -> Iterator[str]:
-    """Compare a wheel of ours in dist/ with the installed one; those of another release differ."""
+    """Compare a wheel of ours in dist/ with the installed one, if that is of the same release."""
     with ZipFile(wheel) as opened:
         record = next(n for n in opened.namelist() if n.endswith(".dist-info/RECORD"))
         rows = _rows(opened.read(record), site)
-    there = of.get(record.rpartition("/")[0], {})
+    if (there := of.get(record.rpartition("/")[0])) is None:
+        return
     for name, stated in rows.items():
         # installers move the members of .data/, and compile byte code again
         if stated and ".data/" not in name and not _byte_code(name) and there.get(name) != stated:
@@ -259,9 +261,9 @@ def _against(wheel: Path, of: Records, site: str) -> Iterator[str]:
 # -- labels and documents ----------------------------------------------------------------
 
 
-def _labels(found: Image, note: ImageNote, site: str) -> Iterator[str]:
+def _labels(found: Image, note: Mapping[str, Any], site: str) -> Iterator[str]:
     """Compare the image's labels with its own documents."""
-    stated = {**note.image["labels"], image.KEY_LABEL: key_of(note.image)}
+    stated = {**note["image"]["labels"], image.KEY_LABEL: key_of(note["image"])}
     stated[image.SBOM_LABEL] = hashlib.sha256(found.share(SBOM)).hexdigest()
     stated[SITE_PACKAGES_LABEL] = f"/{site}".rstrip("/")
     for name, value in stated.items():
@@ -269,11 +271,11 @@ def _labels(found: Image, note: ImageNote, site: str) -> Iterator[str]:
             yield f"label {name}: differs from the image's documents"
 
 
-def _inputs(found: Image, note: ImageNote, context: Context) -> Iterator[str]:
+def _inputs(found: Image, note: Mapping[str, Any], context: Context) -> Iterator[str]:
     """Compare the image's list of its inputs with the inputs of the same build of the checkout."""
-    packed = str(note.image["labels"].get(image.PACK_LABEL, ""))
+    packed = str(note["image"]["labels"].get(image.PACK_LABEL, ""))
     as_made = replace(context, pack=tuple(filter(None, packed.split(image.PACK_JOINT))))
-    if any("builder" in inputs for inputs in note.wheels.values()):
+    if any("builder" in inputs for inputs in note.values()):
         as_made = replace(as_made, wheels="compile")
     digest = found.labels.get("org.opencontainers.image.base.digest", "")
     base = BaseImage(digest, digest)  # without a pin, the image's
@@ -282,11 +284,11 @@ def _inputs(found: Image, note: ImageNote, context: Context) -> Iterator[str]:
         digest = pinned.digest(context.platform)
         base = BaseImage(f"{pinned.repository}@{digest}", digest)
     try:
-        ours = graph.note_of(as_made, base)
+        ours = graph.inputs_of_image(as_made, base)
     except SparkforgeError as error:
-        yield f"{imagenote.NAME}: the wheels were built in an unknown way: {error.what}"
+        yield f"{NOTE}: the wheels were built in an unknown way: {error.what}"
     else:
-        yield from differences(note.comparable(), ours.comparable())
+        yield from differences(comparable(note), comparable(ours))
 
 
 def _programs(found: Image, context: Context) -> Iterator[str]:
