@@ -17,9 +17,8 @@ from sparkforge.build import receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core import pages
-from sparkforge.core.disk import write_file
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins.types import Model
 from sparkforge.series.docs import why

@@ -81,7 +81,6 @@ def program(folder: Path, name: str, script: str) -> str:
     [
         ("trap '' TERM; sleep 900 & sleep 900", "did not finish within"),
         ("echo 'No devices were found' >&2; exit 6", "No devices were found"),
-        ("yes", "writes endless output"),
     ],
 )
 def test_broken_nvidia_smi_is_an_error(tmp_path: Path, script: str, fragment: str) -> None:

@@ -39,7 +39,7 @@ from sparkforge.core import pages
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client, envfile
 from sparkforge.runtime.client import Place, Said

@@ -129,7 +129,7 @@ def container_of(place: Place) -> Mapping[str, Any] | str:
 
 def _docker(*words: str) -> str:
     """Return the output of docker, of both streams; raises Unseen."""
-    seen = glimpse("docker", *words, timeout_s=_ASK_S, limit=64 << 20)
+    seen = glimpse("docker", *words, timeout_s=_ASK_S)
     if seen.code != 0:
         raise Unseen(f"docker {words[0]}: {shown(seen.problem or seen.err)}")
     return seen.out + (seen.err if words[0] == "logs" else "")

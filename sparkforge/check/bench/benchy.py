@@ -16,10 +16,9 @@ from pathlib import Path
 from statistics import fmean, median, median_high, quantiles
 from typing import Any
 
-from sparkforge.core import plain, typed
-from sparkforge.core.disk import write_file
+from sparkforge.core import plain
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import ServerError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
 from sparkforge.runtime import interpreter
 from sparkforge.runtime.client import Place
@@ -215,7 +214,7 @@ class Result:
 
     def save(self, folder: Path) -> None:
         """Write the result."""
-        document = json.dumps(typed.as_json(self), indent=1, sort_keys=True)
+        document = json.dumps(plain.as_json(self), indent=1, sort_keys=True)
         write_file(folder / FILE, f"{document}\n".encode())
 
     def flat(self) -> dict[tuple[str, str], list[float]]:
@@ -257,7 +256,7 @@ def load(path: Path) -> Result:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        result = typed.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
+        result = plain.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         result = None
     if result is None or any(min(each, default=0) <= 0 for each in result.flat().values()):

@@ -28,10 +28,9 @@ from sparkforge.build.options import (
 from sparkforge.build.setup import last_build
 from sparkforge.check.bench import benchy, sides
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
-from sparkforge.core import typed
-from sparkforge.core.disk import write_file
+from sparkforge.core import plain
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.runtime import client, envfile
@@ -145,7 +144,7 @@ def run(options: RunOptions) -> int:
         together = options.vs is not None and chosen.cuda_arch is None
         rounds = options.runs if options.vs else 1
         results = measure(servers, common, call, rounds, out, together=together, coherent=coherent)
-    document: dict[str, Any] = {"results": [typed.as_json(one) for one in results.values()]}
+    document: dict[str, Any] = {"results": [plain.as_json(one) for one in results.values()]}
     document["folders"] = [str(out / name) for name in results]
     for name, result in results.items():
         log.heading(f"{name or 'result'}: {out / name}")

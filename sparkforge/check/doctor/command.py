@@ -33,7 +33,7 @@ from sparkforge.check.doctor.machine import (
     unseen,
     want_of,
 )
-from sparkforge.core import plain, typed
+from sparkforge.core import plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
@@ -161,7 +161,6 @@ def _readings(path: Path) -> Mapping[str, Any]:
 
 # -- the archive -------------------------------------------------------------------------
 
-_MOST = 64 << 20  # bytes of a file
 _KERNEL = re.compile(r"nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:", re.IGNORECASE)
 # without its variables, which may be secrets
 _CONTAINER = (
@@ -180,7 +179,7 @@ def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]
         StoreError: the disk is full.
     """
     mask = mask_of(envfile.seen(seen.root / ".env"))
-    readings = {name: typed.as_json(value) for name, value in sorted(seen.taken.items())}
+    readings = {name: plain.as_json(value) for name, value in sorted(seen.taken.items())}
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in ((READINGS, readings), ("findings.json", findings)):
@@ -200,7 +199,7 @@ def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
     system = "uname -a; head -v /etc/*-release /sys/class/dmi/id/*_name /sys/class/dmi/id/bios*"
     yield "system.txt", _output(system)
     for path in (root / "dist" / target / receipt.NAME, root / "build.log"):
-        yield path.name, _output(f"tail -c {_MOST // 2} {shlex.quote(str(path))}")
+        yield path.name, _output(f"tail -c 30000000 {shlex.quote(str(path))}")
     lines = _output("journalctl -kb -o short-iso").splitlines()
     yield "kernel.log", "\n".join(line for line in lines if _KERNEL.search(line))
     box = _output(f"docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1")
@@ -215,7 +214,7 @@ def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
 
 def _output(script: str) -> str:
     """Return a shell script's output, of both streams, or the reason why there is none."""
-    seen = glimpse("sh", "-c", script, timeout_s=60.0, limit=_MOST)
+    seen = glimpse("sh", "-c", script, timeout_s=60.0)
     return f"{seen.out}{seen.err}" or seen.problem
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sparkforge.build.context import profile_of
-from sparkforge.core import plain, typed
+from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
@@ -91,7 +91,7 @@ class Machine:
                 if self._recorded is None:
                     self.taken[name] = read()
                 else:
-                    self.taken[name] = typed.load(kind, self._recorded.get(name), exact=False)
+                    self.taken[name] = plain.load(kind, self._recorded.get(name), exact=False)
         found: _T | None = self.taken[name]
         return found
 

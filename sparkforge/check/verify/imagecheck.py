@@ -23,8 +23,8 @@ from sparkforge.build.image import VENV
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.stages.product import NOTE, comparable
 from sparkforge.check.verify.exported import exported
+from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError, SparkforgeError
-from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
