@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkforge.check.bench import command as bench
 from sparkforge.check.perf import losses, quality
 from sparkforge.check.perf.losses import Limits, Measured
 from sparkforge.check.perf.quality import Material, Plan, Seen, Text
+from sparkforge.cli import bench
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 
 
