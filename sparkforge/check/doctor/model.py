@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
-import struct
 from pathlib import Path
 
 from sparkforge.build.composing import MODELS_VOLUME
@@ -26,9 +25,6 @@ MISSING = "not there"
 # of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
 _MODEL_GB = {"gpt-oss-120b": 65.2, "gpt-oss-20b": 13.8}
 _USER = 10001  # user and group of the image (Dockerfile)
-# of linux/posix_acl_xattr.h and posix_acl.h: entries of other users than the owner
-_ACL, _HEAD, _ENTRY = "system.posix_acl_access", 4, struct.Struct("<HHI")
-_NAMED_USER, _MASK = 2, 16
 
 
 def size_of(want: Want) -> int:
@@ -120,32 +116,18 @@ def model_rights(seen: Machine, want: Want) -> Finding | None:
         text = f"{folder} does not exist; Docker would create it as root"
         return error(text, f"mkdir -p {_quoted(folder)} && {share}")
     for path in (hub.parent, hub, _folder(hub, want.model)):
-        bits = seen.value(f"rights {path}", int, lambda path=path: granted(path))  # type: ignore[misc]
-        if bits is not None and bits & 5 != 5:
+        # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
+        output = seen.run("getfacl", "-n", str(path)).out
+        who = "" if f"# owner: {_USER}\n" in output else _USER
+        rights = re.search(rf"(?m)^(?:user:{who}|other:):(?:.*effective:)?([r-][w-][x-])", output)
+        if rights is None:
+            return unseen(f"getfacl tells nothing of {path}", "sudo apt-get install acl")
+        if rights[1][0::2] != "rx":
             return error(f"user {_USER} of the container cannot read {path}", share)
-        if bits is not None and not bits & 2 and not _offline(seen):
+        if rights[1][1] != "w" and not _offline(seen):
             hint = f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env"
             return warning(f"user {_USER} of the container cannot write to {path}", hint)
     return ok(f"user {_USER} of the container may use {folder}")
-
-
-def granted(path: Path, user: int = _USER) -> int:
-    """Return the rights of a user, whose group has the same number: bits 4 (read), 2, 1.
-
-    Raises:
-        OSError: it cannot be read, or is missing.
-    """
-    state = path.stat()
-    if state.st_uid == user:
-        return state.st_mode >> 6 & 7
-    try:
-        acl = list(_ENTRY.iter_unpack(os.getxattr(path, _ACL)[_HEAD:]))
-    except OSError:  # has none, or the file system does not support them
-        acl = []
-    mask = next((bits for tag, bits, _ in acl if tag == _MASK), 7)
-    other = (state.st_mode >> 3 if state.st_gid == user else state.st_mode) & 7
-    mine = (bits & mask for tag, bits, of in acl if tag == _NAMED_USER and of == user)
-    return int(next(mine, other))
 
 
 def _offline(seen: Machine) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import socket
 import struct
 import zipfile
@@ -67,6 +66,10 @@ def variables(**changes: str) -> dict[str, Any]:
     return {"variables": {**SPARK["variables"], **changes}}
 
 
+def acl(text: str) -> dict[str, Any]:
+    return {"$ getfacl -n /hf": out(f"# owner: 0\nuser::rwx\n{text}\n")}
+
+
 def memory(total: int = 119, available: int = 110) -> Any:
     """Return a /proc/meminfo; sizes in GiB."""
     gib = 1 << 20
@@ -116,9 +119,12 @@ def test_pair_without_problems() -> None:
         ({**NONE, **variables(HF_HUB_OFFLINE="1")}, "model", "error", "HF_HUB_OFFLINE"),
         ({"model": ["a: missing"]}, "model", "error", "a: missing"),
         ({"model": None}, "model", "not checked", "not readable"),
-        ({"rights /hf/hub": 2}, "model-rights", "error", "cannot read /hf/hub"),
-        ({"rights /hf": 5}, "model-rights", "warning", "write to /hf"),
-        ({"rights /hf": 5, **variables(HF_HUB_OFFLINE="1")}, "model-rights", "ok", ""),
+        (acl("user:10001:-w-"), "model-rights", "error", "cannot read /hf"),
+        (acl("user:10001:rwx\t#effective:r--"), "model-rights", "error", "cannot read /hf"),
+        (acl("user:10002:rwx\ngroup::rwx\nother::r-x"), "model-rights", "warning", "write to /hf"),
+        (acl("other::r-x") | variables(HF_HUB_OFFLINE="1"), "model-rights", "ok", ""),
+        (acl(""), "model-rights", "not checked", ""),
+        ({"$ getfacl -n /hf": out("# owner: 10001\nuser::rwx\n")}, "model-rights", "ok", ""),
         ({"access /hf": None}, "model-rights", "error", "does not exist"),
         # engine
         ({"access /var/run/docker.sock": "read"}, "engine", "error", "permission denied"),
@@ -274,32 +280,6 @@ def test_model_on_disk(tmp_path: Path, harm: Any, problems: list[str]) -> None:
     read = model.read(tmp_path)
     assert [one[: len(start)] for one, start in zip(read, problems, strict=True)] == problems
     assert model.read(tmp_path / "no") == [model.MISSING]
-
-
-# what Linux kept of `setfacl -m u:10001:rwX` on a file of mode 0600, and the same with mask r--
-LIST = bytes.fromhex(
-    "0200000001000600ffffffff020006001127000004000000ffffffff10000600ffffffff20000000ffffffff"
-)
-
-
-@pytest.mark.parametrize(
-    ("acl", "may"), [(LIST, 6), (LIST[:-14] + b"\4" + LIST[-13:], 4), (None, 0)]
-)
-def test_access_control_lists_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acl: bytes | None, may: int
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    file.chmod(0o660)
-
-    def getxattr(path: Path, name: str) -> bytes:
-        if acl is None:
-            raise OSError
-        return acl
-
-    monkeypatch.setattr(os, "getxattr", getxattr)
-    assert model.granted(file) == may
-    assert model.granted(file, user=file.stat().st_uid) == 6  # the owner has the owner's
 
 
 # -- the archive -----------------------------------------------------------------
