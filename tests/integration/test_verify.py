@@ -43,9 +43,7 @@ def test_rebuild_has_the_same_wheel_and_needs_no_download(
     out, err = project.run(*VERIFY, "--json")
     found = json.loads(out)
     assert found["same"]
-    assert found["results"] == [
-        {"name": project.wheel.name, "first": f"sha256:{before}", "second": f"sha256:{before}"}
-    ]
+    assert found["results"] == [{"name": project.wheel.name, "first": before, "second": before}]
     assert err.count("series demo") > 0  # it was applied again, not taken from the store
     assert project.requests() == []
     assert list((project.store / "tmp").iterdir()) == []
@@ -102,7 +100,7 @@ def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
     )
     places = project.env()["PYTHONPATH"]
     _, err = project.run(*VERIFY, code=CheckError.exit_code, PYTHONPATH=f"{sitecustomize}:{places}")
-    assert f"{project.wheel.name}: sha256:" in err
+    assert f"{project.wheel.name}: " in err
 
 
 def test_missing_file_in_dist_is_named(project: Project) -> None:

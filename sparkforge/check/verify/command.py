@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -96,53 +96,41 @@ def _build_again(options: Options, name: str, project: Project) -> int:
         raise UsageError(msg, f"build it first: build.py --target {name}")
     variant = setup.last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
-    until = options.until if here else "wheels"  # the rest needs a machine of the target's platform
+    until = options.until if here and built.image is not None else "wheels"
     build = setup.build_of(project, name, variant, until, tools=options.tools)
-    engine = build.tools.engine
-    if engine is None or built.image is None:
-        until = "wheels"  # an environment's files have its path, so their bytes differ
-    elif until != "wheels" and not engine.containerd_store:
-        until = "wheels"
-        log.warning(
-            "only the wheels are compared: this engine's image store is not reproducible"
-            " (daemon.json: containerd-snapshotter)"
-        )
+    if build.tools.engine is None or not build.tools.engine.containerd_store:
+        until = "wheels"  # environments, and images in another store, differ in every build
+    log.info(f"comparing {'the wheels and the image' if until == 'image' else 'the wheels'}")
     found = [f"{dist}: {problem}" for problem in receipt.problems(dist, built)]
-    results = []
+    pairs: dict[str, tuple[str | None, str | None]] = {}
     with _cold(build) as again:
-        log.heading(f"{name}: a build in another folder, without shared results, another umask")
         before = os.umask(0o077)
         try:
             again.run(until)
         finally:
             os.umask(before)
-        for item in again.graph.own:
-            new = wheel_path(item)
+        for new in map(wheel_path, again.graph.own):
             old = dist / new.name
-            hashes = [f"sha256:{sha256_file(one)}" if one.is_file() else "" for one in (old, new)]
-            results.append({"name": new.name, "first": hashes[0], "second": hashes[1]})
-            if hashes[0] != hashes[1]:
-                _diffoscope(old, new)
+            pairs[new.name] = sha256_file(old) if old.is_file() else None, sha256_file(new)
+            if len(set(pairs[new.name])) > 1 and have("diffoscope"):
+                report = call("diffoscope", "--text", "-", old, new, check=False).stdout
+                for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
+                    log.info(line)
         product = again.graph.product.found
-        if product is not None and isinstance(product.result, ImageArchiveResult):
-            assert built.image is not None  # checked above
-            digests = {"first": str(built.image.digest), "second": str(product.result.digest)}
-            results.append({"name": built.image.tag, **digests})
-    for result in results:
-        line = f"{result['name']}: {result['first'] or 'missing'} → {result['second']}"
-        if result["first"] == result["second"]:
-            log.info(f"the same: {result['name']}  {result['second']}")
+        if product is not None and isinstance(product.result, ImageArchiveResult) and built.image:
+            pairs[built.image.tag] = built.image.digest, product.result.digest
+    for name_, (first, second) in pairs.items():
+        if first == second:
+            log.info(f"the same: {name_}  {second}")
         else:
-            found.append(line)
+            found.append(f"{name_}: {first or 'missing'} → {second}")
+    results = [{"name": one, "first": pair[0], "second": pair[1]} for one, pair in pairs.items()]
     log.document({"target": name, "same": not found, "results": results, "differences": found})
     if not found:
         return 0
     msg = f"{dist} differs from a build of this checkout:\n{_shortened(found)}"
-    remedy = (
-        "make the step that wrote these bytes reproducible; if dist is old or damaged:"
-        f" build.py build --target {name} --force wheels --force image"
-    )
-    return log.failure(CheckError(msg, remedy))
+    remedy = f"if dist is old or damaged: build.py build --target {name} --force wheels"
+    return log.failure(CheckError(msg, f"{remedy}; diffoscope shows what differs"))
 
 
 def _shortened(lines: Sequence[str]) -> str:
@@ -171,16 +159,6 @@ def _cold(build: Build) -> Iterator[Build]:
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
         again = replace(context, pins_path=root / context.pins_path.name, store=store)
         yield Build(again, replace(build.tools, cold=True), build.serving)
-
-
-def _diffoscope(first: Path, second: Path) -> None:
-    """Show diffoscope's report of a difference, if it is installed."""
-    if not have("diffoscope"):
-        log.info("install diffoscope to see the bytes that differ")
-        return
-    report = call("diffoscope", "--text", "-", first, second, check=False).stdout
-    for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
-        log.info(line)
 
 
 # -- an image ----------------------------------------------------------------------------
@@ -212,16 +190,13 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
     if promised is not None and promised not in found.digests:
         problems.insert(0, f"the receipt says {promised}, the engine has {found.digests[0]}")
     labels = {name: text for name, text in sorted(found.labels.items()) if name.startswith("org.")}
-    log.document(
-        {
-            "digest": promised or found.digests[0],
-            "target": found.target,
-            "labels": labels,
-            "checked": checked,
-            "problems": problems,
-            "matches": not problems,
-        }
-    )
+    document: dict[str, Any] = {
+        "digest": promised or found.digests[0],
+        "target": found.target,
+        "labels": labels,
+    }
+    document |= {"checked": checked, "problems": problems, "matches": not problems}
+    log.document(document)
     log.heading(f"{found.target}, {context.platform}, {found.digests[0]}")
     for name, text in labels.items():
         log.info(f"{name}  {text}")
@@ -231,6 +206,4 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
         remedy = "check out the commit that it was built from, or rebuild it"
         return log.failure(CheckError(msg, remedy))
     log.info("it matches this checkout")
-    if published is not None:
-        log.info(f"next     build.py rollback --target {found.target} {published}")
     return 0
