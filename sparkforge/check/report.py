@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Literal
 
 import yaml
 from cyclopts import Parameter
+from jinja2 import TemplateError
 from pydantic import Field, TypeAdapter
 
 from sparkforge.build import receipt
@@ -22,7 +22,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import Model
 from sparkforge.series.docs import why
-from sparkforge.sources.project import Checkout, PinsFile, checkout
+from sparkforge.sources.project import PinsFile, checkout
 
 
 @Parameter(name="*")
@@ -39,52 +39,39 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Write the page."""
-    here = checkout(options.pins)
-    page = page_of(here, options.target)
-    out = options.out or here.root / "dist" / options.target / "report.html"
+    """Write the page, HTML without scripts or other files; UsageError without a build."""
+    here, name = checkout(options.pins), options.target
+    target, folder = here.pins.target(name), here.root / "dist" / name
+    if (built := receipt.load(folder / receipt.NAME)) is None:
+        msg = f"{folder / receipt.NAME}: missing, or of another version"
+        raise UsageError(msg, f"build it: build.py --target {name}")
+    used = {each for wheel, plan in target.wheels.items() for each in (wheel, *plan.carries)}
+    series = chosen_series(None, here.root, here.pins)
+    speeds = *folder.glob("bench/*/result.json"), *folder.glob("bench/*/patched/result.json")
+    paths = (max(found, default=None) for found in (folder.glob("accept/*.json"), speeds))
+    try:
+        accepted, measured = (json.loads(path.read_bytes()) if path else {} for path in paths)
+        page = pages.render(
+            Path(__file__).with_name("report.html.j2"),
+            target=name,
+            version=release_name(here.pins, target),
+            built=built,
+            same_pins=built.pins_sha256 == sha256_file(here.pins_path),
+            files={file: (sha, _state(folder / file, sha)) for file, sha in built.files.items()},
+            series={one.upstream: one.patches for one in series if one.upstream in used},
+            why=why,
+            checks=accepted.get("checks", []),
+            counts=accepted.get("counts", {}),
+            speed=measured.get("tests", {}),
+        )
+    except (OSError, ValueError, AttributeError, TemplateError) as error:
+        msg = f"a result in {folder}/accept or /bench is damaged: {error}"
+        raise UsageError(msg, "remove it, and run accept or bench again") from None
+    out = options.out or folder / "report.html"
     write_file(out, page.encode())
     log.info(f"written: {out} (open it in a browser)")
     log.document({"page": str(out)})
     return 0
-
-
-def page_of(here: Checkout, name: str) -> str:
-    """Return the page about the last build of a target: HTML without scripts or other files.
-
-    Raises:
-        UsageError: the target was not built, or another version wrote a file.
-    """
-    target, folder = here.pins.target(name), here.root / "dist" / name
-    built = receipt.load(folder / receipt.NAME)
-    if built is None:
-        msg = f"{folder / receipt.NAME}: missing, or of another version"
-        raise UsageError(msg, f"build it: build.py --target {name}")
-    used = {each for wheel, plan in target.wheels.items() for each in (wheel, *plan.carries)}
-    series = [one for one in chosen_series(None, here.root, here.pins) if one.upstream in used]
-    accepted = max(folder.glob("accept/accept-*.json"), default=None)
-    measured = folder.glob("bench/**/result.json")
-    newest = max(measured, key=lambda path: path.stat().st_mtime_ns, default=None)
-    try:
-        checks = json.loads(accepted.read_bytes())["checks"] if accepted else []
-        speed = json.loads(newest.read_bytes())["tests"] if newest else {}
-        counts = Counter(row["state"] for row in checks)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        msg = f"{accepted} or {newest} is damaged: {error!r}"
-        raise UsageError(msg, "remove it, and run accept or bench again") from None
-    return pages.render(
-        Path(__file__).with_name("report.html.j2"),
-        target=name,
-        version=release_name(here.pins, target),
-        built=built,
-        same_pins=built.pins_sha256 == sha256_file(here.pins_path),
-        files={file: (sha, _state(folder / file, sha)) for file, sha in built.files.items()},
-        series={one.upstream: one.patches for one in series},
-        why=why,
-        checks=checks,
-        counts=counts,
-        speed=speed,
-    )
 
 
 def _state(path: Path, digest: str) -> str:

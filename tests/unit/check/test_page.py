@@ -93,7 +93,9 @@ def test_page_has_the_newest_results(checkout: Path) -> None:
     folder = checkout / "dist" / "cpu"
     for when, state in (("2026-11-22", "fail"), ("2026-11-23", "ok")):
         row = {"name": "chat", "state": state, "seen": f"{when} {NASTY}"}
-        (folder / "accept" / f"accept-{when}.json").write_text(json.dumps({"checks": [row]}))
+        (folder / "accept" / f"accept-{when}.json").write_text(
+            json.dumps({"checks": [row], "counts": {state: 1}})
+        )
     (folder / "bench" / "run").mkdir(parents=True)
     tests = {"tests": {NASTY: {"decode": [60.0, 61.0]}}}
     (folder / "bench" / "run" / "result.json").write_text(json.dumps(tests))
@@ -115,7 +117,7 @@ def test_changed_pins_are_named(checkout: Path) -> None:
     [
         ("receipt.json", None, "receipt.json: "),
         ("receipt.json", '{"schema": 1, "sparkforge": 1}', "receipt.json: "),
-        ("accept/accept-1.json", '{"checks": [1]}', "accept-1.json"),
+        ("accept/accept-1.json", '{"checks": [1]}', "accept"),
     ],
 )
 def test_damaged_input_is_one_error(
