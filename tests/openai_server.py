@@ -72,6 +72,7 @@ class Handler(BaseHTTPRequestHandler):
     def _end(self, status: int, found: Json | str) -> None:
         data = (found if isinstance(found, str) else json.dumps(found)).encode()
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -103,6 +103,7 @@ def run(options: RunOptions) -> int:
         msg = f"target {options.target} has no model of its own for this"
         raise UsageError(msg, "name the model's folder with --model DIR")
     out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
+    out = out.absolute()  # llama-benchy has another current folder
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", "name a new folder")
     python, version = benchy.install(project.store, project.root, host_platform(), project.access)
