@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,6 +21,8 @@ from sparkforge.runtime.client import Place
 from sparkforge.runtime.servers import free_port
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
+from tests import openai_server
+from tests.openai_server import KEY
 from tests.support import ROOT
 
 # stands for the interpreter of llama-benchy's environment: -u -P -c CODE and llama-benchy's options
@@ -59,42 +58,13 @@ with open(value("--save-result"), "w") as file:
 ONE = "pp512 tg32 (c1)"
 
 
-class Serving:
-    """A server that lists its model, and needs a key if it has one."""
-
-    def __init__(self) -> None:
-        self.models: Any = {"data": [{"id": "a-model", "max_model_len": 4096}]}
-        self.key = ""
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                known = not outer.key or self.headers["Authorization"] == f"Bearer {outer.key}"
-                found: Any = {"/v1/models": outer.models}
-                body = found.get(self.path)
-                self.send_response(401 if not known else 404 if body is None else 200)
-                text = body if isinstance(body, str) else json.dumps(body)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 @pytest.fixture
-def serving() -> Iterator[Serving]:
-    one = Serving()
-    yield one
-    one.close()
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a server that needs a key, which bench knows."""
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    monkeypatch.setenv("SPARKFORGE_API_KEY_FILE", str(tmp_path / "key"))
+    with openai_server.serving() as fake:
+        yield fake.url
 
 
 @pytest.fixture
@@ -105,7 +75,6 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.chmod(0o755)
     monkeypatch.setattr(benchy, "install", lambda *words: (python, "0.4.0"))
     monkeypatch.setenv("FAKE_SPEED", "60")
-    monkeypatch.delenv("SPARKFORGE_API_KEY_FILE", raising=False)
     return log
 
 
@@ -126,7 +95,7 @@ def bench(tmp_path: Path, *words: str) -> int:
 
 def test_running_server_is_measured(
     tmp_path: Path,
-    serving: Serving,
+    url: str,
     calls: Path,
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,10 +106,7 @@ def test_running_server_is_measured(
     monkeypatch.delenv("no_proxy", raising=False)
     (tmp_path / "netrc").write_text("default login a password b\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    serving.key = "secret"
-    (tmp_path / "key").write_text("secret\n")
-    monkeypatch.setenv("SPARKFORGE_API_KEY_FILE", str(tmp_path / "key"))
-    words = ["--url", f"{serving.url}/v1/", "--model", str(model), "--json", "-v"]
+    words = ["--url", f"{url}/v1/", "--model", str(model), "--json", "-v"]
     assert bench(tmp_path, *words) == 0
     seen = capsys.readouterr()
     document = json.loads(seen.out)
@@ -148,29 +114,29 @@ def test_running_server_is_measured(
     assert document["folders"] == [str(tmp_path / "out")]
     assert document["results"][0]["started"] == found.started
     known = found.identity
-    assert (known["origin"], known["model"], known["table"]) == ("url", "a-model", "quick")
+    assert (known["origin"], known["model"], known["table"]) == ("url", "m", "quick")
     assert found.tests[ONE]["decode"] == [60, 61, 62]
     (words,) = map(json.loads, calls.read_text().splitlines())
-    assert words[words.index("--base-url") + 1] == f"{serving.url}/v1"
+    assert words[words.index("--base-url") + 1] == f"{url}/v1"
     assert words[words.index("--tokenizer") + 1] == str(model)
     assert words[words.index("--concurrency") + 1 :][:2] == ["1", "2"]
     assert "--skip-coherence" not in words
-    assert "key secret" in (tmp_path / "out" / "llama-benchy-1.log").read_text()
+    assert f"key {KEY}" in (tmp_path / "out" / "llama-benchy-1.log").read_text()
     # the key is in no command line, which everybody on the machine can read
-    assert "secret" not in calls.read_text()
-    assert "secret" not in seen.err
-    assert bench(tmp_path, "--url", serving.url, "--model", str(model)) == UsageError.exit_code
+    assert KEY not in calls.read_text()
+    assert KEY not in seen.err
+    assert bench(tmp_path, "--url", url, "--model", str(model)) == UsageError.exit_code
 
 
 def test_two_runs_are_compared(
     tmp_path: Path,
-    serving: Serving,
+    url: str,
     calls: Path,
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--url", serving.url, "--model", str(model)]
+    words = ["--url", url, "--model", str(model)]
     monkeypatch.setenv("FAKE_TOKENS", "3")
     assert bench(tmp_path, *words) == 0
     assert "3 of 32 tokens" in capsys.readouterr().out
@@ -192,19 +158,14 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, *word
 
 
 def test_server_that_cannot_be_measured_is_one_error(
-    tmp_path: Path, serving: Serving, calls: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, url: str, calls: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--model", str(model), "--url"]
     absent = f"http://127.0.0.1:{free_port(0)}"
     refused(tmp_path, capsys, ServerError.exit_code, *words, absent)
-    serving.key = "secret"
-    refused(tmp_path, capsys, ServerError.exit_code, *words, serving.url)
-    serving.key = ""
-    answers: list[Any] = ["<html>", "[" * 100_000, [], {"data": [1]}, {"data": 1}, {"data": []}]
-    for answer in answers:
-        serving.models = answer
-        refused(tmp_path, capsys, ServerError.exit_code, *words, serving.url)
-    refused(tmp_path, capsys, ServerError.exit_code, "--url", serving.url)  # no tokenizer
+    (tmp_path / "key").write_text("another\n")
+    refused(tmp_path, capsys, ServerError.exit_code, *words, url)
+    refused(tmp_path, capsys, ServerError.exit_code, "--url", url)  # no tokenizer
     assert not calls.exists()
 
 
@@ -219,7 +180,7 @@ def test_server_that_cannot_be_measured_is_one_error(
 )
 def test_failure_of_llama_benchy_is_one_error(
     tmp_path: Path,
-    serving: Serving,
+    url: str,
     calls: Path,
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -229,7 +190,7 @@ def test_failure_of_llama_benchy_is_one_error(
 ) -> None:
     monkeypatch.setenv("FAKE_SAYS", says)
     monkeypatch.setenv("FAKE_EXIT", str(code))
-    words = ("--url", serving.url, "--model", str(model))
+    words = ("--url", url, "--model", str(model))
     assert says in refused(tmp_path, capsys, ServerError.exit_code, *words)
     assert says in (tmp_path / "out" / "llama-benchy-1.log").read_text()
 
@@ -256,7 +217,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(
 
 @pytest.mark.parametrize("together", [False, True])
 def test_rounds_take_turns(
-    tmp_path: Path, serving: Serving, calls: Path, model: Path, together: bool
+    tmp_path: Path, url: str, calls: Path, model: Path, together: bool
 ) -> None:
     events = []
 
@@ -264,7 +225,7 @@ def test_rounds_take_turns(
         @contextmanager
         def start() -> Iterator[Place]:
             events.append(f"+{name}")
-            yield Place(f"{serving.url}/v1")
+            yield Place(f"{url}/v1", KEY)
             events.append(f"-{name}")
 
         return Side(name, start, {"origin": "build", "options": ["--hf-token", "hunter2"]})
