@@ -123,11 +123,7 @@ class Area(Model):
 
 
 def status(path: Path) -> str:
-    """Return docs/status.md, from the claims.yaml beside it.
-
-    Raises:
-        UsageError: one of the two is missing or malformed.
-    """
+    """Return docs/status.md, from the claims.yaml beside it; UsageError if that is malformed."""
     source = path.with_name("claims.yaml")
     try:
         document = yaml.safe_load(source.read_text(encoding="utf-8"))

@@ -33,14 +33,7 @@ class Unseen(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """The server under test.
-
-    Attributes:
-        profile: of the target.
-        container: Docker's description of Compose's container; a text: why there is none.
-        log: a file with the server's output; None: the container's.
-        long_tokens: limit for the long prompt.
-    """
+    """The server under test; ``container``: Docker's description of it, or why there is none."""
 
     place: Place
     model: Model

@@ -73,11 +73,7 @@ class _Installed:
 
 
 def install(store: Store, root: Path, platform: str, access: Access) -> tuple[Path, str]:
-    """Return llama-benchy's interpreter and version, installed if the store lacks it.
-
-    Raises:
-        FetchError, IntegrityError: as ``wheelhouse.fill``.
-    """
+    """Return llama-benchy's interpreter and version, installed if the store lacks it."""
     lock, minor = root / LOCK, f"{sys.version_info.major}.{sys.version_info.minor}"
     pinned = wheelhouse.read_lock(lock)
     version = next(line.version for line in pinned if line.name == "llama-benchy")
@@ -117,13 +113,7 @@ def text_for(root: Path, table: Mapping[str, Sequence[int]]) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """llama-benchy's arguments that the servers of a run share.
-
-    Attributes:
-        tokenizer: folder with a ``tokenizer.json``.
-        home: folder for its cache, which gets the text.
-        more: further options.
-    """
+    """llama-benchy's arguments that the servers of a run share; ``home`` is for its cache."""
 
     python: Path
     tokenizer: Path
@@ -140,14 +130,7 @@ class Call:
         (cache / f"{name}.txt").write_text(text, encoding="utf-8")
 
     def run(self, place: Place, model: str, file: Path, *, coherent: bool) -> None:
-        """Measure a server; write llama-benchy's result to ``file``, log and events beside it.
-
-        Args:
-            coherent: first ask a question with a known answer.
-
-        Raises:
-            ServerError: a request failed, or the model's answer makes no sense.
-        """
+        """Measure a server; write llama-benchy's result to ``file``, log and events beside it."""
         variables = {
             "HOME": str(self.home),
             "PYTHONPATH": "",
@@ -249,11 +232,7 @@ def _short(events: Path) -> Iterator[str]:
 
 
 def load(path: Path) -> Result:
-    """Read a result: a file, or its folder.
-
-    Raises:
-        ServerError: it is missing, or has another shape.
-    """
+    """Read a result, a file or its folder; ServerError if it is missing or of another shape."""
     file = path / FILE if path.is_dir() else path
     try:
         result = plain.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
@@ -275,16 +254,9 @@ def table(result: Result) -> list[tuple[str, ...]]:
 
 
 def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
-    """Compare B with A, test by test; returns a row for each metric.
+    """Compare B with A; returns a row for each metric, ServerError without a common one.
 
-    Each has the medians (``a``, ``b``), their ``ratio`` B to A, and a verdict by ``low`` and
-    ``high``: 5 % and 95 % of the ratios of all pairs of runs; 0 with less than three runs.
-
-    Args:
-        tolerance: smallest change that counts, as a share.
-
-    Raises:
-        ServerError: they have no test in common.
+    ``low`` and ``high`` are 5 % and 95 % of the ratios of all pairs of runs; 0: less than 3 runs.
     """
     rows, theirs = [], b.flat()
     for (test, metric), old in a.flat().items():

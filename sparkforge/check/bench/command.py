@@ -167,16 +167,7 @@ def measure(
     together: bool,
     coherent: bool,
 ) -> dict[str, Result]:
-    """Measure servers in rounds, and write their results; returns them by the name of the side.
-
-    Args:
-        common: the identity of all.
-        together: they run at the same time; else each starts for its round.
-        coherent: ask each server a question with a known answer first.
-
-    Raises:
-        ServerError: a server does not start, or does not answer as expected.
-    """
+    """Measure servers in rounds, at the same time or in turns; returns the results by side."""
     results = {}
     for side in servers:
         started = datetime.now(UTC).isoformat(timespec="seconds")

@@ -36,13 +36,7 @@ _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 
 @dataclass(frozen=True)
 class Side:
-    """A server to measure.
-
-    Attributes:
-        name: of its folder; "" for that of the run.
-        start: starts it, and yields when it is ready.
-        identity: what is known of it, for the result.
-    """
+    """A server to measure, with the name of its folder; ``start`` yields when it is ready."""
 
     name: str
     start: Callable[[], AbstractContextManager[Place]]
@@ -70,12 +64,7 @@ def of_build(
     """Return the sides of a build: with ``versus`` its release first, then the build.
 
     The release gets the same options, except for those that only the patches have. Of the tiny
-    model both get a copy in BF16 without these options, since the release refuses MXFP4 on most
-    CPUs.
-
-    Args:
-        model: folder of the checkpoint; None: the tiny one for chats.
-        profile: with the choice of layers.
+    model (None) both get a copy in BF16, since the release refuses MXFP4 on most CPUs.
     """
     context, serving, product = build.context, build.serving, build.graph.product.artefact
     built = product.result if isinstance(product.result, ImageResult) else None
@@ -173,11 +162,7 @@ def standing_in(build: Build, *, wide: bool = False) -> Path:
 
 
 def tokenizer(model: ModelPin, variables: Mapping[str, str]) -> Path:
-    """Return the folder with a model's tokenizer in this machine's cache of the hub.
-
-    Raises:
-        ServerError: there is none.
-    """
+    """Return the folder with a model's tokenizer in this machine's cache of the hub."""
     homes = [variables.get(name) or "" for name in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
     known = [Path(home).expanduser() for home in homes if "/" in home]  # else a volume
     for home in (*known, Path.home() / ".cache" / "huggingface"):

@@ -72,10 +72,7 @@ class Options:
 
 
 def run(options: Options = Options()) -> int:
-    """Read the machine, judge, print; the code is that of CheckError if the target cannot work.
-
-    With a report the code is 0 for any findings.
-    """
+    """Judge this machine; CheckError's code if the target cannot work, but 0 with a report."""
     here = checkout(options.pins)
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     want = want_of(here.pins, options.target or likely)
@@ -170,14 +167,7 @@ _CONTAINER = (
 
 
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
-    """Collect, mask, and write the archive; return the names of its files.
-
-    Args:
-        findings: document of ``--json``.
-
-    Raises:
-        StoreError: the disk is full.
-    """
+    """Collect, mask, and write the archive; return the names of its files."""
     mask = mask_of(envfile.seen(seen.root / ".env"))
     readings = {name: plain.as_json(value) for name, value in sorted(seen.taken.items())}
     raw = io.BytesIO()
@@ -247,11 +237,7 @@ _PATTERNS = (
 
 
 def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that masks secrets, and the names of user and machine, in a text.
-
-    Args:
-        variables: of environment and .env; values of those with a secret's name are masked.
-    """
+    """Return a function that masks in a text the values of secrets, and user and machine."""
     secrets = [v.strip() for n, v in variables.items() if re.search(SECRET_NAME, n, re.IGNORECASE)]
     # not the path of a secret's file, nor words that would spoil every text
     kept = re.compile(r"[/~.].*|.{0,2}|true|false|none|null|yes|off", re.IGNORECASE)

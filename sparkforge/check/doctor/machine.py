@@ -67,11 +67,7 @@ def want_of(pins: Pins, name: str) -> Want:
 
 
 class Machine:
-    """A machine's readings. State: those taken so far, by name.
-
-    Args:
-        recorded: readings of another machine; None: read this one.
-    """
+    """A machine's readings, of this one without ``recorded``. State: those taken so far."""
 
     def __init__(self, root: Path, store: Path, recorded: Mapping[str, Any] | None = None) -> None:
         self._recorded = recorded

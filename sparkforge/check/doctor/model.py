@@ -33,10 +33,7 @@ def size_of(want: Want) -> int:
 
 
 def mounted(seen: Machine) -> str:
-    """Return the folder that Compose mounts as the hub's home; "" for its volume.
-
-    In Compose a value without a slash is the name of a volume.
-    """
+    """Return the folder that Compose mounts as the hub's home; "" for a volume (no slash)."""
     chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
     return chosen if chosen.startswith(("/", ".", "~")) else ""
 
@@ -140,10 +137,7 @@ def _quoted(folder: str) -> str:
 
 
 def _share(folder: str) -> str:
-    """Return the command that adds the container's rights in a folder, and keeps its owner's.
-
-    The last entry is for new files of the container.
-    """
+    """Return the command that adds the container's rights, for new files too, to the owner's."""
     return f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {_quoted(folder)}"
 
 

@@ -23,11 +23,7 @@ class _Stream:
 
 
 def exported(pieces: Iterable[bytes]) -> Iterator[tuple[str, tarfile.TarInfo, Any]]:
-    """Yield normal path, entry and, of a regular file, its stream, else None, of each member.
-
-    Raises:
-        tarfile.TarError: the stream is no archive, or breaks off.
-    """
+    """Yield normal path, entry, and stream (None: no regular file) of each member; TarError."""
     with tarfile.open(fileobj=cast("Any", _Stream(pieces)), mode="r|") as archive:
         for member in archive:
             path = posixpath.normpath(f"/{member.name}").lstrip("/")

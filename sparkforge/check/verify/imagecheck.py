@@ -63,11 +63,7 @@ class Image:
 
 
 def find(engine: Engine, name: str) -> Image:
-    """Return an image of sparkforge without its files.
-
-    Raises:
-        BuildError: the engine lacks it, or sparkforge did not build it.
-    """
+    """Return an image of sparkforge, without its files; BuildError if there is none."""
     from docker.errors import APIError
 
     try:
@@ -108,14 +104,7 @@ def with_files(engine: Engine, found: Image) -> Image:
 
 
 def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
-    """Compare an image with itself and with the checkout.
-
-    Returns:
-        The number of comparisons by their kind, and one line for each difference.
-
-    Raises:
-        CheckError: a document in the image is not in the form that a build writes.
-    """
+    """Compare an image with itself and the checkout; returns counts, and a line a difference."""
     site = site_of(context.target.python)
     try:
         stated = records(found.files, site)
@@ -172,11 +161,7 @@ def _byte_code(path: str) -> bool:
 
 
 def installed(files: Mapping[str, File], of: Records, context: Context) -> tuple[int, list[str]]:
-    """Compare every file of the environment with the RECORDs, or if it differs with the wheel.
-
-    Returns:
-        The number of compared files, and one line for each problem.
-    """
+    """Compare every file of the environment with RECORDs or wheels; as ``check``."""
     site = site_of(context.target.python)
     stated: dict[str, dict[str, str]] = {}
     for folder, rows in of.items():
