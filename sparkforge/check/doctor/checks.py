@@ -207,10 +207,10 @@ def _info(seen: Machine) -> dict[str, object]:
 @check("platform", "image")
 def engine(seen: Machine, want: Want) -> Finding:
     """It builds and runs the image."""
-    path = (seen.variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock").partition("unix://")
-    if seen.access(path[2]) == "read":
+    host = seen.variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if host.startswith("unix://") and seen.access(host.removeprefix("unix://")) == "read":
         hint = "sudo usermod -aG docker $USER && newgrp docker   # its members have root rights"
-        return error(f"{path[2]}: permission denied", hint)
+        return error(f"{host}: permission denied", hint)
     if version := str(_info(seen).get("ServerVersion") or ""):
         try:
             check_version(version)

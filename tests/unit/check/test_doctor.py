@@ -128,6 +128,7 @@ def test_pair_without_problems() -> None:
         ({"access /hf": None}, "model-rights", "error", "does not exist"),
         # engine
         ({"access /var/run/docker.sock": "read"}, "engine", "error", "permission denied"),
+        (variables(DOCKER_HOST="tcp://h:1"), "engine", "ok", "28.5.1"),
         ({INFO: out("", None, "docker is not on the PATH")}, "engine", "error", "PATH"),
         ({INFO: out('{"ServerErrors":["Cannot connect"]}', 1)}, "engine", "error", "Cannot conn"),
         ({INFO: out('{"ServerVersion": "20.10.24"}')}, "engine", "error", "too old"),
