@@ -80,9 +80,9 @@ def docs(options: DocsOptions = DocsOptions()) -> int:
 
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
+    from sparkforge.check import report
     from sparkforge.check.accept import command as accept
     from sparkforge.check.perf import kernelrecord, roofline
-    from sparkforge.check.report import claims
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins
@@ -97,7 +97,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
         folder / "roofline.svg": roofline.svg(case),
-        folder / "status.md": claims.page(folder / "status.md"),
+        folder / "status.md": report.status(folder / "status.md"),
         folder / "variables.md": variables((root / "docker-compose.yml").read_text("utf-8")),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
     }

@@ -63,10 +63,13 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bench": ("", "measure speed and answers of the last build; compare two results"),
         "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
         "bench compare": ("check.bench.command:compare_results", "compare two results"),
-        "bench quality": ("cli.bench:measure_quality", "measure the effect of --mxfp4-layers"),
+        "bench quality": (
+            "cli.bench:measure_quality",
+            "measure the effect of --mxfp4-layers",
+        ),
         "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),
         "proofs": ("check.proofs.command:run", "check the machine code in a target's wheels"),
-        "report": ("check.report.command:run", "write one HTML page about the last build"),
+        "report": ("check.report:run", "write one HTML page about the last build"),
     },
     "questions": {
         "--version": ("cli.checkout:version", "print the versions of sparkforge and its targets"),
