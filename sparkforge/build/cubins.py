@@ -95,10 +95,6 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
 
     Returns:
         sha256 by file name.
-
-    Raises:
-        BuildError: the compiler refuses a source, or a kernel keeps values of a thread in memory.
-        CommandError: the compiler cannot run, or does not end.
     """
 
     def compiled(arch: str, _: Event) -> tuple[Kernel, ...]:

@@ -71,11 +71,7 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
 
 
 def sources_of(root: Path, pin: Plugin) -> dict[str, bytes]:
-    """Return the CUDA sources of a plugin by their paths in the checkout.
-
-    Raises:
-        PinsError: the one to compile is missing.
-    """
+    """Return the CUDA sources of a plugin by their paths in the checkout."""
     source = root / pin.source
     if not source.is_file():
         raise PinsError(f"plugin.folder: {pin.source} does not exist", _RESTORE)
