@@ -23,7 +23,7 @@ from sparkforge.build.options import (
 from sparkforge.build.packs import toolchain
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
-from sparkforge.core import disk, typed
+from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
@@ -123,14 +123,14 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
 
     built = written()
     if arguments:
-        log.document(typed.as_json(built))
+        log.document(plain.as_json(built))
         return 0
     if not publish.stands(build, built) and publish.reads_damage(build):
         cached.run(context, todo, {build.graph.house.stage})
         built = written()
     seconds = time.monotonic() - start
     folder, built = publish.publish(build, built)
-    log.document(typed.as_json(built))
+    log.document(plain.as_json(built))
     publish.summary(build, todo, folder, seconds)
     return 0
 
