@@ -352,13 +352,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(folder: Path, toolchain: Path, source: str, *architectures: str) -> dict[str, bytes]:
-    place = folder / "tree" / "csrc" / "own"
+    place = folder / "tree" / "own" / "csrc"
     place.mkdir(parents=True)
-    (place / "all.cu").write_text(source)
+    (place / "kernels.cu").write_text(source)
     (place / "add.cuh").write_text(ADD)
     (folder / "out").mkdir()
-    request = cubins.Request(folder / "tree", "csrc/own/all.cu", architectures, (), "13")
-    made = cubins.build(request, toolchain, folder / "out")
+    changes = {"folder": "own/", "architectures": architectures, "spills": ()}
+    pin = PLUGIN.model_copy(update=changes)
+    made = cubins.build(pin, folder / "tree", "13", toolchain, folder / "out")
     held = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
     assert made == {name: hashlib.sha256(data).hexdigest() for name, data in held.items()}
     return held
@@ -393,8 +394,10 @@ def test_the_real_compiler_needs_no_other_and_repeats(
 
 
 def test_the_real_compiler_names_source_and_line(real: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"^csrc/own/all\.cu:6: identifier \"less\" is undefined"):
+    with pytest.raises(
+        BuildError, match=r"^own/csrc/kernels\.cu:6: identifier \"less"
+    ):
         compiled(tmp_path, real, REAL.replace("add(__", "less(__"), "121a")
     wrong = REAL.replace('"add.cuh"', '"absent.cuh"')
-    with pytest.raises(BuildError, match=r"^csrc/own/all\.cu:2: cannot open source file"):
+    with pytest.raises(BuildError, match=r"^own/csrc/kernels\.cu:2: cannot open source file"):
         compiled(tmp_path / "b", real, wrong, "121a")

@@ -53,11 +53,8 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
             for path, data in sources.items():
                 (work / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
                 (work / "tree" / path).write_bytes(data)
-            version = compiler.version()
-            request = cubins.Request(
-                work / "tree", pin.source, pin.architectures, pin.spills, version
-            )
-            return FilesResult(cubins.build(request, work / "toolchain", folder))
+            made = (work / "tree", compiler.version(), work / "toolchain", folder)
+            return FilesResult(cubins.build(pin, *made))
 
     return Cached(
         "kernels",
