@@ -62,7 +62,9 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
         raise UsageError("--all and --superseded conflict", "give only one")
     store = store_of(options.store)
     log.info(f"cleaning {store.root}; a large store takes minutes")
-    freed = store.clean_superseded() if options.superseded else store.clean(everything=options.all)
+    freed = (
+        store.clean(superseded=True) if options.superseded else store.clean(everything=options.all)
+    )
     log.info(f"freed {human_bytes(freed)}")
     log.document({"freed_bytes": freed})
     return 0

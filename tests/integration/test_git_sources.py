@@ -286,7 +286,7 @@ def test_provider_is_in_plan_receipt_and_explain(words: Words) -> None:
     states = {step["label"]: step["state"] for step in explained["explain"]}
     assert {states[f"{kind} demo"] for kind in ("source", "series", "wheel")} == {"in the store"}
     again = words(*explain, "--source", "release")
-    assert "sources: release files\n" in again
+    assert "sources: release\n" in again
     assert "provider: git → release" in again
     words.build()  # the target's own again
     assert words.outputs["source demo"]["provider"] == "release"

@@ -53,11 +53,8 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
             for path, data in sources.items():
                 (work / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
                 (work / "tree" / path).write_bytes(data)
-            version = compiler.version()
-            request = cubins.Request(
-                work / "tree", pin.source, pin.architectures, pin.spills, version
-            )
-            return FilesResult(cubins.build(request, work / "toolchain", folder))
+            made = (work / "tree", compiler.version(), work / "toolchain", folder)
+            return FilesResult(cubins.build(pin, *made))
 
     return Cached(
         "kernels",
@@ -71,11 +68,7 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
 
 
 def sources_of(root: Path, pin: Plugin) -> dict[str, bytes]:
-    """Return the CUDA sources of a plugin by their paths in the checkout.
-
-    Raises:
-        PinsError: the one to compile is missing.
-    """
+    """Return the CUDA sources of a plugin by their paths in the checkout."""
     source = root / pin.source
     if not source.is_file():
         raise PinsError(f"plugin.folder: {pin.source} does not exist", _RESTORE)
