@@ -20,15 +20,14 @@ from typing import Any
 
 from sparkforge.check.bench.result import Metric, Samples
 from sparkforge.core import plain
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import ServerError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
 from sparkforge.runtime import interpreter
 from sparkforge.runtime.client import Place
 from sparkforge.sources import wheelhouse
 from sparkforge.sources.sources import Access
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 
 LOCK = "requirements/bench.txt"
 _BOOK = "sparkforge-text"
