@@ -178,8 +178,10 @@ class Link:
                 if not piece:
                     break
                 line += piece
-            hello = dict(json.loads(line))
-        except (OSError, ValueError, TypeError) as error:
+            hello = json.loads(line)
+            if not isinstance(hello, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError) as error:
             say(f"no hello from the {self.peer}: {error}")
             connection.close()
             return False
