@@ -110,7 +110,10 @@ def variables(compose: str) -> str:
     from sparkforge.serving.settings import Variables
 
     rows = [
-        (f"SPARKFORGE_{name.upper()}", " ".join((field.description or "").split()))
+        (
+            f"SPARKFORGE_{name.upper()}",
+            " ".join((field.description or "").split()).replace("``", "`"),
+        )
         for name, field in Variables.model_fields.items()
         if not field.exclude
     ]
