@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.types import PathRule
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""The types of pins.yaml's values.
+"""The types of pins.yaml's values, and the rules for a repository's files in a wheel.
 
-Each accepts plain values of its users (git, CMake, apt, uv, container engines, the file system),
-and nothing that they would read as an option, another place or another command.
+Each type accepts plain values of its users (git, CMake, apt, uv, container engines, the file
+system), and nothing that they would read as an option, another place or another command.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,7 +18,6 @@ from pydantic import (
     Field,
     StringConstraints,
 )
-from pydantic_core import PydanticCustomError
 
 from sparkforge.core import plain
 
@@ -27,13 +27,14 @@ REMEDIES: dict[str, str] = {}
 """Hints for a wrong value, by the pattern that it does not match."""
 
 
-def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
-    """Return the constraint of a text by a regular expression.
+class Model(BaseModel):
+    """Base of all parts: frozen, and unknown keys are errors."""
 
-    Args:
-        remedy: what a value should be, for the message.
-        longest: characters at most.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
+    """Return the constraint of a text by a regular expression, and remember its hint."""
     REMEDIES[pattern] = remedy
     return StringConstraints(pattern=pattern, max_length=longest)
 
@@ -44,11 +45,6 @@ def number(value: Any) -> Any:
     return int(value) if plain else value
 
 
-def _truth(value: Any) -> Any:
-    """Turn true and false into a bool; yes, on and 1 stay text and are refused."""
-    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
-
-
 def padded(commit: str) -> bool:
     """Return whether a commit is an abbreviation padded with zeros."""
     # twelve zeros occur by chance once in 2.8e14 commits
@@ -57,7 +53,7 @@ def padded(commit: str) -> bool:
 
 def _whole(commit: str) -> str:
     if padded(commit):
-        raise PydanticCustomError("padded", "an abbreviated SHA padded with zeros")
+        raise ValueError("is an abbreviated SHA padded with zeros; omit a commit that is unknown")
     return commit
 
 
@@ -75,21 +71,17 @@ def _file(path: str) -> str:
     return _place(path)
 
 
-Truth = Annotated[bool, BeforeValidator(_truth), Field(strict=True)]
 Count = Annotated[int, BeforeValidator(number), Field(gt=0, strict=True)]
-Commit = Annotated[
-    str,
-    shaped(r"^[0-9a-f]{40}$", "give the full 40-digit commit SHA (git rev-parse REF^{commit})"),
-    AfterValidator(_whole),
-]
+Bytes = Annotated[int, BeforeValidator(number), Field(ge=0, strict=True)]
+_COMMIT = shaped(
+    r"^[0-9a-f]{40}$", "give the full 40-digit commit SHA (git rev-parse REF^{commit})"
+)
+Commit = Annotated[str, _COMMIT, AfterValidator(_whole)]
 Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "give the full 64-digit sha256 (sha256sum FILE)")]
 Digest = Annotated[
-    str,
-    shaped(r"^sha256:[0-9a-f]{64}$", "give the image digest, sha256: and 64 hex digits, not a tag"),
+    str, shaped(r"^sha256:[0-9a-f]{64}$", "give sha256: and the 64 hex digits of the image digest")
 ]
-Name = Annotated[
-    str, shaped(r"^[a-z0-9][a-z0-9._-]*$", "it must match ^[a-z0-9][a-z0-9._-]*$", 100)
-]
+Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", "use a-z, 0-9, dots and - or _", 100)]
 Tag = Annotated[
     str,
     shaped(
@@ -150,9 +142,7 @@ ImageRepository = Annotated[
         "give [REGISTRY/]NAME in lower case, without tag and digest",
     ),
 ]
-ImageTag = Annotated[
-    str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "give a tag: letters, digits, _ . -", 128)
-]
+ImageTag = Annotated[str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "give a plain tag", 128)]
 ModelRepository = Annotated[
     str,
     shaped(
@@ -180,17 +170,46 @@ CudaArch = Annotated[
 GpuCode = Annotated[
     str, shaped(r"^[1-9][0-9]{1,2}[af]?$", "give an architecture as compilers name it: 121a")
 ]
-LayerList = Annotated[
-    str,
-    shaped(
-        r"^[a-z0-9_]+(=[a-z0-9_]+)?(,[a-z0-9_]+(=[a-z0-9_]+)?)*$",
-        "list layers as in qkv,o,lm_head=mxfp8 (docs/kernels.md)",
-    ),
+Python = Annotated[str, shaped(r"^3\.[0-9]+$", "give 3.MINOR, for example 3.12")]
+LocalVersion = Annotated[
+    str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "use a-z, 0-9 and dots, as in cpu.spark")
 ]
-Backend = Annotated[str, shaped(r"^[A-Z0-9_]+$", "give a backend name in capitals")]
 
 
-class Model(BaseModel):
-    """Base of all parts: frozen, and unknown keys are errors."""
+class PathRule(Model):
+    """The folder of the release wheel for files of the repository."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    repo: Place
+    """Prefix in the repository, with its trailing slash; with ``build`` also a file."""
+    wheel: Place | None
+    """Prefix in the wheel; null: files that no wheel contains or needs (tests, docs)."""
+    build: bool = False
+    """Build rules: a change of them affects a compile only, never an overlay."""
+
+
+def below(path: str, places: tuple[str, ...]) -> bool:
+    """Return whether a path is one of some files, or lies in one of some folders (``NAME/``)."""
+    return any(path == p or (p.endswith("/") and path.startswith(p)) for p in places)
+
+
+def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
+    """Return the longest rule that matches a path of the repository, or None."""
+    fitting = [rule for rule in rules if below(path, (rule.repo,))]
+    return max(fitting, key=lambda rule: len(rule.repo), default=None)
+
+
+def member_of(rules: Iterable[PathRule], path: str) -> str | None:
+    """Return the path in a wheel of a file of the repository; None: not in a wheel, or no rule."""
+    rule = rule_of(rules, path)
+    if rule is None or rule.wheel is None:
+        return None
+    return rule.wheel + path[len(rule.repo) :]
+
+
+def origin_of(rules: Iterable[PathRule], member: str) -> tuple[PathRule, str] | None:
+    """Return the origin of a wheel's member: the longest rule and the path; None: no rule."""
+    fitting = [(rule.wheel, rule) for rule in rules if rule.wheel and member.startswith(rule.wheel)]
+    if not fitting:
+        return None
+    prefix, rule = max(fitting, key=lambda pair: len(pair[0]))
+    return rule, rule.repo + member[len(prefix) :]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkforge.core import plain
-from sparkforge.pins.pathmap import PathRule, rule_of
+from sparkforge.pins.types import PathRule, rule_of
 from sparkforge.series import dropwhen
 from sparkforge.series.patchfile import NATIVE, Patch, slug
 from sparkforge.series.series import Series

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core.errors import SeriesError
-from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import Pins, Recorded
+from sparkforge.pins.types import PathRule
 from sparkforge.series import docs, lint, series
 from sparkforge.series.series import Series
 from sparkforge.sources.sources import Source

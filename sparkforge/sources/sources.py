@@ -23,8 +23,8 @@ from sparkforge.core.errors import CommandError, FetchError, IntegrityError, Pin
 from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.pathmap import PathRule, origin_of
 from sparkforge.pins.pins import RELEASE_PLAN, Provider, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.types import PathRule, origin_of
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkforge.core import gitread
-from sparkforge.pins.pathmap import member_of, origin_of
+from sparkforge.pins.types import member_of, origin_of
 from sparkforge.wheels import archive
 from sparkforge.wheels.overlay import Layer, Overlaid, Plan, Request, write
 

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from sparkforge.core import git, gitread
 from sparkforge.core.errors import BuildError
 from sparkforge.core.git import Change
-from sparkforge.pins.pathmap import PathRule, rule_of
+from sparkforge.pins.types import PathRule, rule_of
 from sparkforge.series.patchfile import check_shadows
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source

@@ -20,8 +20,8 @@ from sparkforge.cli import main
 from sparkforge.core.errors import BuildError, SeriesError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
-from sparkforge.pins.pathmap import member_of
 from sparkforge.pins.pins import Upstream
+from sparkforge.pins.types import member_of
 from sparkforge.series import series
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources

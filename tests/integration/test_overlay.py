@@ -20,7 +20,7 @@ import pytest
 
 from sparkforge.core import git
 from sparkforge.core.errors import BuildError, SeriesError
-from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.types import PathRule
 from sparkforge.series import series
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import Source

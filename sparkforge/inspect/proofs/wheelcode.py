@@ -16,7 +16,7 @@ from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.inspect.proofs.cuobjdump import Readers
 from sparkforge.inspect.proofs.machinecode import Kernel
-from sparkforge.pins.contracts import compiles
+from sparkforge.pins.compiling import compiles
 from sparkforge.store.codekey import code_of
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive, intake

@@ -17,7 +17,7 @@ from pathlib import Path
 from sparkforge.core import git
 from sparkforge.core.run import call
 from sparkforge.maintain.rebase.tree import Tree
-from sparkforge.pins.pathmap import PathRule, rule_of
+from sparkforge.pins.types import PathRule, rule_of
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
 _LINE = re.compile(rb"^([-+])(?!-- |\+\+ )(.*)$", re.MULTILINE)

@@ -16,7 +16,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.maintain.rebase import conflicts, lookover, memory
 from sparkforge.maintain.rebase.tree import Tree, Unmerged
 from sparkforge.maintain.rebase.verdicts import PatchResult, Verdict, compare
-from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.types import PathRule
 from sparkforge.series import series
 from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import Patched, Series

@@ -150,6 +150,9 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("choice: slow", "choice: slower", "profiles.full.choice"),
         ("  full:\n", "  full:\n    mxfp4_layers: o\n", "profiles.full"),
         ('"qkv,o"', '"--x"', "choices.quick.mxfp4_layers"),
+        ('"qkv,o"', '"qkv,zzz"', "choices.quick.mxfp4_layers"),
+        ('"qkv,o"', '"qkv=mxfp9"', "choices.quick.mxfp4_layers"),
+        ('"qkv,o"', '"qkv,qkv=mxfp8"', "choices.quick.mxfp4_layers"),
         ("slow: {}", "slow: {a: b}", "choices.slow.a"),
         ("{moe: MARLIN}", "{lm_head: X}", "profiles.full.expect.lm_head"),
         (f"index: sha256:{HASH}", "index: latest", "images.base.index"),
@@ -266,7 +269,7 @@ def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path: Path)
         ("a: 'x\n", 2, "end of stream"),
         ("a: 1\nb: \x01\n", 2, "control characters"),
         ("ä: 1\nb: 2\nc: \x02\n", 3, "control characters"),
-        ("a: *nothing\n", 1, "undefined alias"),
+        ("a: *nothing\n", 1, "an alias"),
     ],
 )
 def test_broken_yaml_is_refused_with_its_line(
@@ -322,7 +325,7 @@ def test_a_text_value_is_the_text_as_written(tmp_path: Path, word: str) -> None:
 
 
 def test_a_missing_file_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(PinsError, match=r"no such file[\s\S]*--pins"):
+    with pytest.raises(PinsError, match="--pins"):
         pins.load(tmp_path / "pins.yaml")
 
 

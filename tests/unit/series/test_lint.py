@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparkforge.core import git, plain
 from sparkforge.core.errors import SeriesError
-from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.types import PathRule
 from sparkforge.series import lint as patchlint
 from sparkforge.series import series
 from sparkforge.series.patchfile import check_shadows, read_patch, slug
