@@ -25,7 +25,7 @@ from sparkforge.series import series
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
-from sparkforge.wheels import natives, overlay
+from sparkforge.wheels import overlay
 from tests.support import BODY, EPOCH, PATIENCE_S, Repo, make_wheel, python, sha256
 from tests.unit.wheels.test_archive import packed
 
@@ -167,7 +167,7 @@ def test_an_older_wheel_gives_its_native_files_and_requirements_alone(bench: Ben
     request = replace(
         bench.request, local="natives.1.0", release="2.0", add_requires=("orjson>=3.11.6",)
     )
-    made = natives.renew(request, layer, bench.folder)
+    made = overlay.renew(request, layer, bench.folder)
     assert made.version == "2.0+natives.1.0"
     check_record(made.path)
     old, new = read(bench.request.wheel), read(made.path)

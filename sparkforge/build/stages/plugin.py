@@ -21,7 +21,7 @@ from sparkforge.core.errors import PinsError
 from sparkforge.core.hashing import digests, sha256_file
 from sparkforge.pins.compiling import Plugin
 from sparkforge.store.codekey import code_of
-from sparkforge.wheels import fresh
+from sparkforge.wheels import archive
 
 CUBINS = "decode/cubins"
 """The folder of the package with the machine code and its manifest."""
@@ -79,7 +79,7 @@ def plugin_item(context: Context, pin: Plugin, kernels: Item[KernelsResult]) -> 
             *(f"License-File: {name}" for name in licenses),
             f"Requires-Python: {described.python}",
         )
-        wheel = fresh.Fresh(
+        wheel = archive.Fresh(
             described.name,
             described.version,
             "py3-none-any",
@@ -88,7 +88,7 @@ def plugin_item(context: Context, pin: Plugin, kernels: Item[KernelsResult]) -> 
             described.entry_points,
             licenses,
         )
-        path = fresh.write(wheel, context.epoch, folder)
+        path = archive.write_fresh(wheel, context.epoch, folder)
         return PluginResult(
             path.name,
             sha256_file(path),

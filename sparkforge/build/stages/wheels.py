@@ -78,7 +78,7 @@ def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
 
 def _renewed(context: Context, name: str, wheel: Path, file: ReleaseFile) -> Path:
     """Return an older release's wheel, with the pinned source in place of its Python files."""
-    from sparkforge.wheels import natives, overlay
+    from sparkforge.wheels import overlay
 
     assert file.natives is not None
     upstream = context.pins.upstream(name)
@@ -106,7 +106,7 @@ def _renewed(context: Context, name: str, wheel: Path, file: ReleaseFile) -> Pat
 
     def make(folder: Path) -> OwnWheel:
         layer = overlay.Layer(Patched(source, source.commit, source.tree), upstream.paths)
-        made = natives.renew(request, layer, folder)
+        made = overlay.renew(request, layer, folder)
         log.info(f"{made.path.name}: native files of {wheel.name}")
         return OwnWheel(made.path.name, sha256_file(made.path), made.version)
 
