@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints.harmony import SPECIAL_TOKENS, VOCAB_SIZE, tokenizer
-from sparkforge.checkpoints.tensors import to_bf16
-from sparkforge.checkpoints.tiny import MX_BLOCK, json_files, write_checkpoint
+from sparkforge.checkpoints.formats import byte_bpe, byte_characters, to_bf16, write_checkpoint
+from sparkforge.checkpoints.tiny import MX_BLOCK, Shape, json_files
 
 REASONING = "The words of this thought are built in (by hand.)"
 """The text on the channel ``analysis``: first in each answer, except after a tool's result."""
@@ -38,45 +37,58 @@ TOOL_ANSWER = "Sunny all day \U0001f9be"
 """The final message after a tool's result; the last character is three tokens."""
 
 
-HIDDEN_SIZE = 96
-INTERMEDIATE_SIZE = 64
-NUM_EXPERTS = 8
+HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS = 96, 64, 8
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
+SHAPE = Shape(2, HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS, 2, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
 # the real model's
 ROPE_THETA, YARN_FACTOR, ORIGINAL_CONTEXT, WINDOW = 150_000.0, 32, 4096, 128
 
 
-Words = tuple[bytes | str, ...]
-_REASONING: Words = (
-    b"The",
-    b" words",
-    b" of",
-    b" this",
-    b" thought",
-    b" are",
-    b" built",
-    b" in",
-    b" (",
-    b"by",
-    b" hand",
-    b".)",
+VOCAB_SIZE = 201_088
+SPECIAL_TOKENS = {
+    "<|startoftext|>": 199_998,
+    "<|endoftext|>": 199_999,
+    "<|return|>": 200_002,
+    "<|constrain|>": 200_003,
+    "<|channel|>": 200_005,
+    "<|start|>": 200_006,
+    "<|end|>": 200_007,
+    "<|message|>": 200_008,
+    "<|call|>": 200_012,
+    "<|endofprompt|>": 200_018,
+}
+"""Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
+# o200k_base's split of text.
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_SPLIT = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
 )
-_ANSWER: Words = (b"Hello", b" from", b" the", b" forge", b",", b" small", b" and", b" hot", b"!")
-_TOOL_ANSWER: Words = (b"Sunny", b" all", b" day", b" \xf0\x9f", b"\xa6", b"\xbe")
-_CALL: Words = (
-    b"comment",
-    b"ary",
-    b" to",
-    b"=",
-    b"functions",
-    b".weather",
-    b" ",
-    "<|constrain|>",
-    b"json",
-    "<|message|>",
-)
-_ARGUMENTS: Words = (b"city", b'":"', b"Paris", b'"}', "<|call|>")  # both begin with {"
-_JSON_ANSWER: Words = (b"temperature", b'":', b"21", b"}", "<|return|>")
+
+Word = bytes | str
+"""A token: bytes of the vocabulary, or the name of a special one."""
+Words = tuple[Word, ...]
+
+
+def _split(text: str) -> Words:
+    words = text.split("~")
+    return tuple(word if word.startswith("<|") else word.encode() for word in words)
+
+
+_REASONING = _split("The~ words~ of~ this~ thought~ are~ built~ in~ (~by~ hand~.)")
+_ANSWER = _split("Hello~ from~ the~ forge~,~ small~ and~ hot~!")
+_TOOL_ANSWER: Words = (*_split("Sunny~ all~ day"), b" \xf0\x9f", b"\xa6", b"\xbe")
+_CALL = _split("comment~ary~ to~=~functions~.weather~ ~<|constrain|>~json~<|message|>")
+_ARGUMENTS = _split('city~":"~Paris~"}~<|call|>')  # both begin with {"
+_JSON_ANSWER = _split('temperature~":~21~}~<|return|>')
 
 # Bits of context.
 _BEFORE = (b"analysis", b"final", b"json", "<|start|>", b"namespace")  # the word before
@@ -89,15 +101,14 @@ _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON = "has tools", "has a result", "wants JSON"
 _CONSTANT = 16.0
 _UNIT = _CONSTANT / math.sqrt(HIDDEN_SIZE)  # 1 / a bit's value after a norm of weight 1
 _GATE = 16.0  # a bit's value before the experts: half of it is beyond the limit of swiglu
-_LIMIT = 7.0
 
 
 @dataclass(frozen=True)
 class Rule:
     """A rule: after ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
 
-    word: bytes | str
-    then: bytes | str
+    word: Word
+    then: Word
     given: Words = ()
     without: Words = ()
 
@@ -133,7 +144,7 @@ def rules() -> list[Rule]:
     ]
 
 
-def _words() -> list[bytes | str]:
+def _words() -> list[Word]:
     """Return each word that has a place in the residual stream, once, in a fixed order."""
     script = [word for rule in rules() for word in (rule.word, rule.then)]
     return list(dict.fromkeys((*script, b"namespace", b" functions", b" JSON")))
@@ -142,17 +153,14 @@ def _words() -> list[bytes | str]:
 def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
     """Write the checkpoint to the new folder `dest`: the same bytes on every machine.
 
-    Args:
-        dest: Folder to create; it appears complete or not at all.
-        tokens: o200k_base: the bytes of each token, by rank (`serving.checkpoint.tokens`).
+    Returns its size in bytes: 93 MB, of them 77 in embedding and lm_head.
 
-    Returns:
-        The size of all files in bytes: 93 MB, of them 77 in embedding and lm_head.
+    Args:
+        tokens: o200k_base: the bytes of each token, by rank (`serving.checkpoint.tokens`).
 
     Raises:
         FileExistsError: `dest` exists.
         ValueError: `tokens` lacks a word of the script, so it is another vocabulary.
-        OSError: The folder cannot be written.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     if missing := [word for word in _words() if isinstance(word, bytes) and word not in ranks]:
@@ -160,7 +168,7 @@ def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
     return write_checkpoint(dest, _tensors(ranks), _files(ranks))
 
 
-def _places() -> tuple[dict[bytes | str, int], dict[bytes | str, int]]:
+def _places() -> tuple[dict[Word, int], dict[Word, int]]:
     """Return the places of words and bits in the residual stream; the constant is at 0."""
     words = {word: place for place, word in enumerate(_words(), start=1)}
     names: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
@@ -225,7 +233,7 @@ def _attention() -> dict[str, npt.NDArray[np.float32]]:
 
 
 def _looking_back(
-    words: dict[bytes | str, int], bits: dict[bytes | str, int]
+    words: dict[Word, int], bits: dict[Word, int]
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Return an attention: head 0 reads the word before, head 1 the word four back.
 
@@ -251,7 +259,7 @@ def _looking_back(
 
 
 def _looking_for(
-    words: dict[bytes | str, int], bits: dict[bytes | str, int]
+    words: dict[Word, int], bits: dict[Word, int]
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Return an attention: heads 0 to 2 find a declaration of tools, a result, the word " JSON".
 
@@ -277,9 +285,9 @@ def _looking_for(
 
 def _experts(
     script: list[Rule],
-    words: dict[bytes | str, int],
-    bits: dict[bytes | str, int],
-    targets: dict[bytes | str, int],
+    words: dict[Word, int],
+    bits: dict[Word, int],
+    targets: dict[Word, int],
     strength: float,
 ) -> dict[str, npt.NDArray[Any]]:
     """Return experts: each neuron is a rule, and adds 7 times `strength` at the rule's target.
@@ -328,26 +336,17 @@ def _packed(name: str, weights: npt.NDArray[np.float32]) -> dict[str, npt.NDArra
 
 def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
     """Return the small files of the checkpoint by name."""
-    files = json_files()
+    files = json_files(SHAPE)
     ends = [SPECIAL_TOKENS[token] for token in ("<|return|>", "<|endoftext|>", "<|call|>")]
     start, pad = SPECIAL_TOKENS["<|startoftext|>"], SPECIAL_TOKENS["<|endoftext|>"]
     context = ORIGINAL_CONTEXT * YARN_FACTOR
     files["config.json"] |= {
         "eos_token_id": ends[0],
         "pad_token_id": pad,
-        "head_dim": HEAD_DIM,
-        "hidden_size": HIDDEN_SIZE,
         "initial_context_length": ORIGINAL_CONTEXT,
-        "intermediate_size": INTERMEDIATE_SIZE,
-        "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
         "max_position_embeddings": context,
-        "num_attention_heads": NUM_HEADS,
-        "num_key_value_heads": NUM_KV_HEADS,
-        "num_local_experts": NUM_EXPERTS,
         "rope_theta": ROPE_THETA,
         "sliding_window": WINDOW,
-        "swiglu_limit": _LIMIT,
         "vocab_size": VOCAB_SIZE,
     }
     files["config.json"]["rope_scaling"] |= {
@@ -361,5 +360,28 @@ def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
         "pad_token_id": pad,
     }
     files["tokenizer_config.json"] |= {"model_max_length": context}
-    files["tokenizer.json"] = tokenizer(ranks)
+    files["tokenizer.json"] = _tokenizer(ranks)
     return files
+
+
+def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
+    """Return tokenizer.json: a byte-level BPE with the vocabulary's merges.
+
+    A token's rank is also the place of its merges: all pairs of tokens that make it. Earlier merges
+    decide which of them occurs.
+    """
+    characters = byte_characters()
+    written = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    vocabulary = {written[token]: rank for token, rank in ranks.items()}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
+        merges += [f"{written[a]} {written[b]}" for *_, a, b in sorted(known)]
+    names = {number: name for name, number in SPECIAL_TOKENS.items()}
+    special = {
+        number: names.get(number, f"<|reserved_{number}|>")
+        for number in range(len(ranks), VOCAB_SIZE)
+    }
+    split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
+    return byte_bpe(special, vocabulary, merges, split)

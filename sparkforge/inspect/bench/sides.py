@@ -23,7 +23,7 @@ from sparkforge.build.launcher import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.checkpoints.expanded import expand
+from sparkforge.checkpoints.tiny import expand
 from sparkforge.core.errors import ServerError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
