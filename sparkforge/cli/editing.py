@@ -10,7 +10,7 @@ from typing import Any
 from sparkforge.build.options import OutputOptions
 from sparkforge.core.command import Entry, argument, option, repeated, switch
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
-from sparkforge.core.log import counted, log
+from sparkforge.core.log import log
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import exporting, importing, series, worktree
 from sparkforge.series.exporting import Chain
@@ -116,12 +116,7 @@ def _export(options: ExportOptions) -> int:
                 raise
             raise _behind(tree) from error
         worktree.exported(tree, commits, [patch.name for patch in fresh.patches], fresh.sha256)
-    document = exporting.document(report, written)
-    log.info(
-        f"{tree.upstream}: {counted(len(fresh.patches), 'patch', 'patches')}, "
-        + ("written" if written else "nothing to write")
-    )
-    log.document({"upstream": tree.upstream, **document})
+    log.document(exporting.document(fresh, report, written))
     return 0
 
 
@@ -156,9 +151,7 @@ def _import(options: ImportOptions) -> int:
         fresh, report, written = exporting.export(
             project, patches, chain, drop=(), check=False, fix=fix
         )
-    document = exporting.document(report, written)
-    log.info(f"{options.upstream}: {counted(len(fresh.patches), 'patch', 'patches')}")
-    log.document({"upstream": options.upstream, **document})
+    log.document(exporting.document(fresh, report, written))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""patches: list, check, apply, stats."""
+"""patches: list, check, apply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARALLEL = 4  # series that are applied at once
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesOptions:
-    """Options of ``patches list`` and ``patches stats``."""
+    """Options of ``patches list``."""
 
     upstream: str | None = argument("only this upstream's series", default=None, nargs="?")
     pins: Path | None = pins_option()
@@ -144,19 +144,6 @@ def _apply(options: ApplyOptions) -> int:
     return 0
 
 
-def _stats(options: SeriesOptions) -> int:
-    """Print how many files and lines each patch changes."""
-    from sparkforge.series import docs
-
-    here = checkout(options.pins)
-    chosen = chosen_series(options.upstream, here.root, here.pins)
-    if options.output.json:
-        log.json(docs.stats_json(chosen))
-    else:
-        log.table([docs.STATS_HEAD, *docs.stats_rows(chosen)])
-    return 0
-
-
 COMMANDS = (
     Entry("patches list", SeriesOptions, _list, "list all patches in order"),
     Entry(
@@ -169,5 +156,4 @@ COMMANDS = (
         "patches apply", ApplyOptions, _apply, "create a git work tree with the patches as commits"
     ),
     *editing.COMMANDS,
-    Entry("patches stats", SeriesOptions, _stats, "show the size of each patch"),
 )

@@ -32,16 +32,19 @@ _DIFF = re.compile(rb"\A\s*(diff --git |--- |Index: )")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Additions to patches from outside."""
+    """Additions to patches from outside.
+
+    Attributes:
+        trailers: replace the patch's own.
+        subject: replaces the patch's own; required for a diff, which has none.
+        why: inserted before the patch's own message.
+        before: the patch of the series to insert them before; None: at the end.
+    """
 
     trailers: Mapping[str, str]
-    """Replace the patch's own."""
     subject: str | None = None
-    """Replaces the patch's own; required for a diff, which has none."""
     why: str | None = None
-    """Inserted before the patch's own message."""
     before: str | None = None
-    """The patch of the series to insert them before; None: at the end."""
 
 
 def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
@@ -71,9 +74,8 @@ def chain(
         SeriesError: a file is not a patch, or does not apply there.
     """
     source = patched.source
-    commits = git.git(
-        source.repo, "rev-list", "--reverse", f"{source.commit}..{patched.commit}"
-    ).split()
+    span = f"{source.commit}..{patched.commit}"
+    commits = git.git(source.repo, "rev-list", "--reverse", span).split()
     names = [patch.name for patch in series.patches]
     at = len(names)
     if wanted.before is not None:
@@ -82,16 +84,13 @@ def chain(
             raise UsageError(msg, "see build.py patches list")
         at = names.index(wanted.before)
     paths = [entry.path for patch in series.patches for entry in patch.entries]
-    for file in files:
-        paths += _paths(file)
+    paths += [path for file in files for path in _paths(file)]
     onto = commits[at - 1] if at else source.commit
     with (
         store.temporary("import") as work,
         git.sparse_worktree(source.repo, work / "tree", onto, paths) as tree,
     ):
-        fresh: list[str] = []
-        for file in files:
-            fresh += _applied(tree, series.upstream, file, wanted)
+        fresh = [one for file in files for one in _applied(tree, series.upstream, file, wanted)]
         if wanted.subject is not None and len(fresh) > 1:
             msg = f"--subject is for one patch, but there are {len(fresh)}"
             raise UsageError(msg, "import them one by one")
@@ -121,14 +120,9 @@ def _by_hand(upstream: str) -> str:
 def _paths(file: Path) -> list[str]:
     """Return the paths that a patch touches, on both sides of a rename."""
     try:
-        listing = git.git(
-            Path(),
-            "apply",
-            "--numstat",
-            "-z",
-            str(file.resolve()),
-            env={"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"},
-        )
+        words = ("apply", "--numstat", "-z", str(file.resolve()))
+        nowhere = {"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"}
+        listing = git.git(Path(), *words, env=nowhere)
     except CommandError as error:
         msg = f"{file}: not a patch that git can read:\n{error}"
         raise SeriesError(msg, "create it with git format-patch, or download the .patch") from None

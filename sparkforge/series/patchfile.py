@@ -32,18 +32,21 @@ NATIVE = "Native"
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file."""
+    """One patch file.
+
+    Attributes:
+        path: the file; its name is the slug of ``subject``.
+        body: the message below the subject, trailers included.
+        trailers: by key, e.g. ``Risk``.
+        entries: the files it changes, in the patch's order.
+    """
 
     path: Path
-    """The file; its name is the slug of ``subject``."""
     subject: str
     author: str
     body: str
-    """The message below the subject, trailers included."""
     trailers: Mapping[str, str]
-    """By key, e.g. ``Risk``."""
     entries: tuple[Entry, ...]
-    """The files it changes, in the patch's order."""
     sha256: str
 
     @property
@@ -86,17 +89,15 @@ _UNREAD = re.compile(r"(^|/)__pycache__/|\.(so|pyc|pyd|pth|egg-link)$")
 def read_patch(path: Path) -> Patch:
     """Read one patch file.
 
-    Raises:
-        SeriesError: it is not a mail-format patch with full blob ids, or it changes a forbidden
-            file: outside of the repository, a submodule, git's own files, no text.
+    SeriesError: it is not a mail-format patch with full blob ids, or it changes a forbidden file:
+    outside of the repository, a submodule, git's own files, no text.
     """
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")
-    except OSError as error:
-        raise SeriesError(f"{path}: {error.strerror}", "restore it from git") from None
-    except UnicodeDecodeError as error:
-        raise SeriesError(f"{path}: not UTF-8 text: {error}", "export it again") from None
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path}: cannot read it as UTF-8 text: {error}"
+        raise SeriesError(msg, "restore it from git, or export it again") from None
     head, _, rest = text.partition("\n\n")
     # with --no-stat only an empty line separates message and diff
     message, separator, diff = rest.partition("\ndiff --git ")
@@ -173,14 +174,13 @@ def _check_kind(path: Path, part: str, name: str) -> None:
 
 
 def check_shadows(new: Collection[str], there: Collection[str], where: str) -> None:
-    """Refuse new files that change which file Python imports for another's name.
+    """Refuse new files that change which file Python imports for another's name: SeriesError.
+
+    One is in a folder beside a module of that name, or the other way round.
 
     Args:
         there: all files, with the new ones.
         where: names them in the error.
-
-    Raises:
-        SeriesError: one is in a folder beside a module of that name, or the other way round.
     """
     modules = {re.sub(r"\.[^/]*$", "", name): name for name in there if _MODULE.search(name)}
     for name in there:

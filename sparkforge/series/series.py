@@ -65,14 +65,17 @@ class Series:
 
 @dataclass(frozen=True)
 class Patched:
-    """A source with its series applied."""
+    """A source with its series applied.
+
+    Attributes:
+        commit, tree: full SHAs, the same on every machine.
+        touched: paths that differ from the source, each with its patch's name (the last one).
+    """
 
     source: Source
     commit: str
     tree: str
-    """``commit``, ``tree``: full SHAs, the same on every machine."""
     touched: Mapping[str, str] = field(default_factory=dict)
-    """Paths that differ from the source, each with its patch's name (the last one)."""
 
 
 # -- reading -------------------------------------------------------------------
@@ -81,21 +84,16 @@ class Patched:
 def read(folder: Path) -> Series:
     """Read ``folder/series`` and its patches; no such file: an empty series.
 
-    Raises:
-        SeriesError: series and files disagree, or a patch can't be read.
+    SeriesError: series and files disagree, or a patch can't be read.
     """
     listing = folder / "series"
-    names = []
-    if listing.exists():
-        try:
-            lines = listing.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it again") from None
-        except OSError as error:
-            raise SeriesError(f"{listing}: {error.strerror}", "restore it from git") from None
-        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    try:
+        lines = listing.read_text(encoding="utf-8").splitlines() if listing.exists() else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise SeriesError(f"{listing}: cannot read it: {error}", "restore it from git") from None
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}
+    twice = sorted({name for name in names if names.count(name) > 1})
     problems = [f"{listing}: {name} is listed twice: keep one line" for name in twice]
     problems += [
         f"{listing}: {n}: no such file: add it or remove the line" for n in names if n not in files
@@ -151,15 +149,11 @@ def _check_exact(series: Series, source: Source) -> None:
 
 
 def check_emptied(series: Series, upstream: Upstream) -> None:
-    """Refuse an upstream whose record says patched while its series is empty.
-
-    Raises:
-        IntegrityError: it would be built unpatched, under the patched name.
-    """
+    """Refuse an upstream whose record says patched while its series is empty: IntegrityError."""
     if not series.patches and upstream.patched:
         msg = f"{series.folder}: no patches, but pins.yaml records a patched tree"
         remedy = f"restore the series, or remove upstreams.{series.upstream}.patched from pins.yaml"
-        raise IntegrityError(msg, remedy)
+        raise IntegrityError(msg, remedy)  # it would be built unpatched, under the patched name
 
 
 def apply(store: Store, series: Series, source: Source, *, again: bool = False) -> Patched:
@@ -239,43 +233,28 @@ def export(
         env: further variables of git.
     """
     with tempfile.TemporaryDirectory(prefix="sparkforge-export-") as folder:
-        git.git(
-            repo,
-            "format-patch",
+        flags = (
             *EXPORT_FLAGS,
-            "--quiet",
-            "--no-renames",
+            *("--quiet", "--no-renames"),
             "--always",  # a commit without a change, too
             "--filename-max-length=200",  # the slug is cut later, at fewer letters
             f"--output-directory={folder}",
-            f"{base}..{commit}",
-            env=env,
         )
-        numbered = sorted(
-            (int(number), path)
-            for path in Path(folder).iterdir()
-            for number in (path.name.partition("-")[0],)
-        )
-        return [(slug(path.stem.partition("-")[2]), path.read_bytes()) for _, path in numbered]
+        git.git(repo, "format-patch", *flags, f"{base}..{commit}", env=env)
+        paths = sorted(Path(folder).iterdir(), key=lambda path: int(path.name.partition("-")[0]))
+        return [(slug(path.stem.partition("-")[2]), path.read_bytes()) for path in paths]
 
 
 def _check_canonical(series: Series, source: Source, commit: str) -> None:
-    for patch, (_, data) in zip(
-        series.patches, export(source.repo, source.commit, commit), strict=True
-    ):
+    exported = export(source.repo, source.commit, commit)
+    for patch, (_, data) in zip(series.patches, exported, strict=True):
         if patch.path.read_bytes() != data:
             msg = f"{patch.path}: not in canonical form; an export would change it"
-            flags = " ".join(EXPORT_FLAGS)
-            raise SeriesError(msg, f"export it with git format-patch {flags}")
+            raise SeriesError(msg, f"export it: git format-patch {' '.join(EXPORT_FLAGS)}")
 
 
 def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstream) -> Patched:
-    """Apply a series and compare the result with its record in pins.yaml, if there is one.
-
-    Raises:
-        SeriesError: as ``apply``.
-        IntegrityError: as ``check_emptied`` and ``check_record``.
-    """
+    """Apply a series and compare the result with its record in pins.yaml, if there is one."""
     check_emptied(series, upstream)
     patched = apply(store, series, source)
     recorded = upstream.patched.get(source.provider)
@@ -286,11 +265,7 @@ def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstr
 def check_record(
     upstream: str, source: Source, commit: str | None, tree: str, recorded: Recorded | None
 ) -> None:
-    """Compare a patched tree, and the commit if there is one, with the record in pins.yaml.
-
-    Raises:
-        IntegrityError: they differ.
-    """
+    """Compare a patched tree, and the commit if there is one, with the record: IntegrityError."""
     if recorded is None:
         return
     if recorded.tree != tree or (commit is not None and recorded.commit != commit):

@@ -35,7 +35,6 @@ _UNDER_WAY = {
     "CHERRY_PICK_HEAD": "cherry-pick",
     "REVERT_HEAD": "revert",
 }
-_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,11 @@ class SeriesCommit:
 
     commit: Commit
     origins: tuple[str, ...]
-    """Names of its patches. Two or more if commits were squashed, or if an earlier export renamed a
-    patch, which the checkout may have undone since."""
+    """Names of its patches: several if commits were squashed, or an export renamed a patch."""
 
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
-    """Create a work tree of a series; the folder must not exist yet.
-
-    Raises:
-        UsageError: the folder cannot be created.
-    """
+    """Create a work tree of a series; UsageError: the folder exists or cannot be created."""
     repo = patched.source.repo
     # git reads the user's settings there: override those that would change files
     settings = {
@@ -108,11 +102,7 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
 
 
 def read(folder: Path) -> WorkTree:
-    """Return the origin of a work tree, or of a folder inside of it.
-
-    Raises:
-        UsageError: ``make`` did not create it.
-    """
+    """Return the origin of a work tree, or of a folder inside; UsageError: ``make`` made none."""
     remedy = "create one: build.py patches apply UPSTREAM DIR"
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", remedy)
@@ -130,12 +120,9 @@ def read(folder: Path) -> WorkTree:
 
 
 def settled(tree: WorkTree) -> tuple[list[SeriesCommit], list[str]]:
-    """Return its commits, oldest first, and the untracked files that git does not ignore.
+    """Return its commits, oldest first, and the untracked files (quoted) that git does not ignore.
 
-    The names of files are quoted as git does.
-
-    Raises:
-        SeriesError: uncommitted changes, a running rebase, or a merge.
+    SeriesError: uncommitted changes, a running rebase, or a merge.
     """
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     for name, what in _UNDER_WAY.items():
@@ -144,28 +131,21 @@ def settled(tree: WorkTree) -> tuple[list[SeriesCommit], list[str]]:
             raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
     words = ("status", "--porcelain", "--untracked-files=all")
     lines = tree.git("-c", "core.quotePath=true", *words).splitlines()
-    untracked = [line[3:] for line in lines if line.startswith("??")]
     if changed := [line[3:] for line in lines if not line.startswith("??")]:
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:_NAMED])}{more}"
-        raise SeriesError(
-            msg, "commit them (git commit, git commit --amend), or stash them (git stash)"
-        )
+        msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:5])}"
+        raise SeriesError(msg, "commit them (git commit --amend), or stash them (git stash)")
     with gitread.reading(tree.folder, _AUTHOR) as reader:
         try:
             commits = reader.chain(tree.base, "HEAD")
         except gitread.NotLinear as error:
-            raise _not_linear(tree, error) from None
+            based = git.git_ok(tree.folder, "merge-base", "--is-ancestor", tree.base, "HEAD")
+            what = f"commit {error.commit[:12]} is a merge" if based else "HEAD is not based on it"
+            msg = f"{tree.folder}: no line of commits from the pinned {tree.base[:12]}: {what}"
+            hint = f"git rebase {tree.base[:12]}; or git checkout sparkforge, the series' branch"
+            raise SeriesError(msg, hint) from None
         origins = _origins(reader, commits)
-    return [SeriesCommit(*pair) for pair in zip(commits, origins, strict=True)], untracked
-
-
-def _not_linear(tree: WorkTree, error: gitread.NotLinear) -> SeriesError:
-    if git.git_ok(tree.folder, "merge-base", "--is-ancestor", tree.base, "HEAD"):
-        msg = f"{tree.folder}: commit {error.commit[:12]} is a merge, which a patch cannot express"
-        return SeriesError(msg, f"make the history linear: git rebase {tree.base[:12]}")
-    msg = f"{tree.folder}: HEAD is not based on the pinned commit {tree.base[:12]}"
-    return SeriesError(msg, "check out the branch of the series: git checkout sparkforge")
+    own = [SeriesCommit(*pair) for pair in zip(commits, origins, strict=True)]
+    return own, [line[3:] for line in lines if line.startswith("??")]
 
 
 def _origins(reader: Reader, commits: Sequence[Commit]) -> list[tuple[str, ...]]:
@@ -228,12 +208,10 @@ def identity() -> tuple[str, str]:
 def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
     """Commit staged changes (without any: reword the newest commit); return the commit.
 
+    SeriesError: nothing is staged, and the newest commit is already a patch.
+
     Args:
         message: returns the message from subject and body of that commit (empty for a new one).
-
-    Raises:
-        SeriesError: nothing is staged, and the newest commit is already a patch.
-        CommandError: git fails to commit.
     """
     staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
     subject = body = ""

@@ -19,7 +19,7 @@ from sparkforge.core.errors import FetchError
 from sparkforge.maintain.rebase import metadata
 from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.pins.yamlfile import Where
-from sparkforge.series import dropwhen
+from sparkforge.series import lint
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
@@ -94,7 +94,7 @@ def droppable(every: Iterable[Series], versions: Mapping[str, str]) -> list[Drif
     for series in every:
         for patch in series.patches:
             text = patch.trailers["Drop-when"]
-            condition = dropwhen.parse(text)
+            condition = lint.drop_when(text)
             if condition is not None and condition.holds(versions):
                 found.append(
                     Drift(

@@ -23,9 +23,9 @@ from sparkforge.maintain.rebase.verdicts import PatchResult
 from sparkforge.pins import edit, pins, yamlfile
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.yamlfile import Where
-from sparkforge.series import series, staging
+from sparkforge.series import exporting, series
+from sparkforge.series.exporting import Rules, Staged
 from sparkforge.series.series import Series
-from sparkforge.series.staging import Rules, Staged
 from sparkforge.sources.project import Project
 
 
@@ -124,7 +124,7 @@ def planned(job: Job, project: Project, plan: Plan) -> Landing:
     files[path] = text.encode()
     after = pins.parse(path, text)
     files[log_page] = changelog(log_text, plan, _release(after, plan.upstream)).encode()
-    files |= staging.page(root, after, fresh)
+    files |= exporting.page(root, after, fresh)
     return Landing(files, fresh, tuple(drifts))
 
 
@@ -156,7 +156,7 @@ def _staged(job: Job, part: Part) -> Staged:
     rules = Rules(job.project.root, part.target.paths, "fix the message of that patch")
     aside = job.folder / "landing" / part.upstream
     wanted = tree.git("rev-parse", "HEAD^{tree}")
-    return staging.stage(job.project.store, aside, exported, part.new, wanted, rules=rules)
+    return exporting.stage(job.project.store, aside, exported, part.new, wanted, rules=rules)
 
 
 def _report(job: Job, plan: Plan, drifts: Iterable[Drift], move: Move | None) -> str:
