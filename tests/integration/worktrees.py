@@ -71,7 +71,7 @@ class Tree:
         out, _ = self.run("patches", "export", str(self.path), "--json", *words)
         return json.loads(out)
 
-    def refused(self, fragment: str, *words: str, code: int = 6) -> None:
+    def refused(self, fragment: str = "", *words: str, code: int = 6) -> None:
         """An export is refused and changes nothing."""
         before = snapshot(self.project.root)
         _, err = self.run("patches", "export", str(self.path), *words, code=code)
