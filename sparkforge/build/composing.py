@@ -10,20 +10,20 @@ import itertools
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
+
+from cyclopts import Parameter
 
 from sparkforge.build import image
 from sparkforge.build.options import OutputOptions, platform_of
-from sparkforge.core.command import Entry, argument, needed, option, switch
-from sparkforge.core.errors import BuildError
+from sparkforge.core.errors import BuildError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile, registry
 from sparkforge.runtime.engine import Engine, connect
-from sparkforge.sources.project import checkout, pins_option
+from sparkforge.sources.project import PinsFile, checkout
 
 if TYPE_CHECKING:
     from docker.models.images import Image as DockerImage
@@ -112,34 +112,38 @@ def on_engine(
     return sorted(newest, key=lambda built: built.target)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ImagesOptions:
     """Options of ``images``."""
 
-    target: str | None = option("list only this target's images", metavar="NAME")
-    prune: bool = switch("remove images older than the one before the one that Compose uses")
-    dry_run: bool = switch("print the images and exit", needs="--prune")
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str | None = None
+    """list only this target's images"""
+    prune: bool = False
+    """remove images older than the one before the one that Compose uses"""
+    dry_run: bool = False
+    """print the images and exit"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RollbackOptions:
     """Options of ``rollback``."""
 
-    target: str = needed("target whose image to switch", metavar="NAME")
-    image: str | None = argument(
-        "image or tag from `build.py images` (default: the previous image)",
-        default=None,
-        nargs="?",
-        metavar="IMAGE",
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    image: str | None = field(default=None, kw_only=False)
+    """image or tag from `build.py images` (default: the previous image)"""
+    target: str
+    """target whose image to switch"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
-def images(options: ImagesOptions) -> int:
+def images(options: ImagesOptions = ImagesOptions()) -> int:
     """List the built images and the one that Compose uses, or remove old images."""
+    if options.dry_run and not options.prune:
+        raise UsageError("--dry-run needs --prune", "add --prune, or omit it")
     here = checkout(options.pins)
     targets = [options.target] if options.target else sorted(here.pins.targets)
     for target in targets:
@@ -250,6 +254,3 @@ def _chosen(built: Sequence[BuiltImage], target: str, wanted: str | None, used: 
         if image.image_id != built[at].image_id:  # not another name of the same image
             return image
     raise BuildError(f"{built[at].image} is the oldest image of target {target}", hint)
-
-
-COMMANDS = (Entry("images", ImagesOptions, images), Entry("rollback", RollbackOptions, rollback))

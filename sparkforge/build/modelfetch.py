@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
+
 from sparkforge.build import composing
 from sparkforge.build.options import OutputOptions
-from sparkforge.core.command import Entry, needed, switch
 from sparkforge.core.errors import (
     BuildError,
     FetchError,
@@ -30,7 +31,7 @@ from sparkforge.core.run import call
 from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import connect
 from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
-from sparkforge.sources.project import Checkout, checkout, pins_option
+from sparkforge.sources.project import Checkout, PinsFile, checkout
 
 _CACHE = "/var/cache/sparkforge/huggingface"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/hub.py"
@@ -41,14 +42,17 @@ _PASSED = (
 )
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``model fetch``."""
 
-    target: str = needed("target whose model to download", metavar="NAME")
-    dry_run: bool = switch("print the model and the folder, and exit")
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose model to download"""
+    dry_run: bool = False
+    """print the model and the folder, and exit"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
@@ -156,6 +160,3 @@ def _download(name: str, command: list[str], given: Mapping[str, str]) -> None:
     else:
         msg = f"the download failed with exit code {code}: {other[-1]}"
         raise MachineError(msg, "an image of an older checkout cannot download: build it again")
-
-
-COMMANDS = (Entry("model fetch", Options, run, "download the model to where Compose looks for it"),)

@@ -9,35 +9,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
+
 from sparkforge.build import publish, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import PROVENANCE, SUMS, Receipt
+from sparkforge.check.verify import signing
+from sparkforge.check.verify.command import inputs
 from sparkforge.core import git
-from sparkforge.core.command import Entry, grouped, needed, option, switch
 from sparkforge.core.disk import disk_errors, read_json
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.inspect.verify import signing
-from sparkforge.inspect.verify.command import inputs
 from sparkforge.runtime import registry
-from sparkforge.sources.project import Checkout, checkout, pins_option
+from sparkforge.sources.project import Checkout, PinsFile, checkout
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``release``."""
 
-    target: str = needed("target whose last build to release", metavar="NAME")
-    push: str | None = option(
-        "push the image there, with signature, SBOM and provenance", metavar="REGISTRY/NAME"
-    )
-    keyless: bool = switch("sign by identity instead of a key")
-    dry_run: bool = switch("check, and write, sign and push nothing")
-    signer: signing.Signer = grouped(key="no signatures")
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose last build to release"""
+    push: str | None = None
+    """push the image there, with signature, SBOM and provenance"""
+    keyless: bool = False
+    """sign by identity instead of a key"""
+    dry_run: bool = False
+    """check, and write, sign and push nothing"""
+    signer: signing.Signer = signing.Signer()
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 @dataclass(frozen=True)
@@ -194,15 +198,3 @@ def _collected(candidate: Candidate, built: Receipt) -> Path:
         for name in (*built.files, SUMS, receipt.NAME):
             publish.link(candidate.dist / name, made / name)
     return made
-
-
-COMMANDS = (
-    Entry(
-        "release",
-        Options,
-        run,
-        description="Check that checkout, changelog and the last build of a target belong"
-        " together, collect its files in dist/releases/, sign them, and push the image with"
-        " signature, SBOM and provenance. Prints the steps that are left (docs/trust.md).",
-    ),
-)

@@ -37,10 +37,10 @@ ALLOWED: dict[str, set[str]] = {
     "series": {*_BASE, "sources"},
     "wheels": {*_BASE, "sources", "series"},
     "build": _BUILD,
-    "inspect": {*_BUILD, "build"},
+    "check": {*_BUILD, "build"},
     "maintain": {*_BUILD, "build"},
-    "release": {*_BUILD, "build", "inspect"},
-    "cli": {*_BUILD, "build", "inspect", "maintain", "release"},
+    "release": {*_BUILD, "build", "check"},
+    "cli": {*_BUILD, "build", "check", "maintain", "release"},
     "serving": set(),  # the image copies it, and nothing else
 }
 """What the modules of each package may import beside those of their own."""

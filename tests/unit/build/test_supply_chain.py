@@ -32,8 +32,8 @@ from sparkforge.build.results import (
     WheelResult,
 )
 from sparkforge.build.sbom import SystemPackage
+from sparkforge.check.verify import command
 from sparkforge.core.errors import BuildError
-from sparkforge.inspect.verify import command
 from sparkforge.pins.pins import Provider
 from sparkforge.runtime.engine import BaseImage
 from tests.results import context_of, step
