@@ -66,18 +66,17 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "create a git work tree with the patches as commits",
         ),
         "patches export": (
-            "cli.editing:export_series",
+            "cli.patches:export_series",
             "write the commits of a work tree back as patches",
         ),
         "patches import": (
-            "cli.editing:import_patches",
+            "cli.patches:import_patches",
             "import patches (mbox, .patch, diff) into a series",
         ),
         "patches new": (
-            "cli.editing:new_patch",
+            "cli.patches:new_patch",
             "commit the staged changes of a work tree with a message template",
         ),
-        "patches stats": ("cli.patches:show_stats", "show the size of each patch"),
         "pins": ("", "check pins.yaml and record the patched trees"),
         "pins check": ("cli.pins:check_pins", "check pins.yaml"),
         "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),

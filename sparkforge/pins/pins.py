@@ -319,7 +319,7 @@ def load(path: Path) -> Pins:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path}: cannot read it: {error}"
+        msg = f"{path}: {getattr(error, 'strerror', error)}"
         raise PinsError(msg, "run from a sparkforge checkout, or use --pins") from None
     return parse(path, text)
 

@@ -83,6 +83,7 @@ def read(text: str) -> Document:
             if documents > 1:
                 raise NotYamlError(_line(event), "a second document: keep one")
             if isinstance(event, yaml.NodeEvent):
+                document.keys[()] = _line(event)
                 document.data = _value(event, events, (), document)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -102,7 +103,6 @@ def _line(event: Any) -> int:
 def _value(event: Any, events: Iterator[Any], where: Where, document: Document) -> Any:
     """Read one value, and note its place and its problems."""
     line = _line(event)
-    document.keys.setdefault(where, line)  # messages name the key's line
     if len(where) > _DEEPEST:
         raise NotYamlError(line, f"values are nested more than {_DEEPEST} deep")
     data: Any = None

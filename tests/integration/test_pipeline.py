@@ -532,14 +532,6 @@ def test_patches_are_listed_checked_and_applied(project: Project, tmp_path: Path
     (patch,) = json.loads(out)["demo"]
     assert patch["file"] == PATCH
     assert patch["files"] == ["demo/mod.py"]
-    out, _ = project.run("patches", "stats", "--json")
-    assert json.loads(out) == {"demo": {PATCH: {"files": 1, "added": 1, "removed": 1}}}
-    out, _ = project.run("patches", "stats")
-    assert [line.split() for line in out.splitlines()] == [
-        ["patch", "risk", "files", "added", "removed"],
-        ["demo:", PATCH.removesuffix(".patch"), "build", "1", "+1", "-1"],
-        ["demo,", "1", "patches", "1", "+1", "-1"],
-    ]
     out, _ = project.run("patches", "check", "--json")
     checked = json.loads(out)["demo"]
     assert checked["patches"] == 1
