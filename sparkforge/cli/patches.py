@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -103,8 +102,6 @@ class ImportOptions:
 
     upstream: str = field(kw_only=False)
     file: tuple[Path, ...] = field(kw_only=False)
-    before: str | None = None
-    """insert before this patch (default: at the end)"""
     subject: str | None = None
     """subject to use instead of the patch's own"""
     why: str | None = None
@@ -230,7 +227,7 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
         chain = exporting.Chain(source, commits, tree.objects)
         # changes to the series since then must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
-        drop = _names(options.drop)
+        drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
         try:
             fresh, report, written = exporting.export(
                 project, now, chain, drop=drop, check=options.check or behind
@@ -240,13 +237,9 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
                 raise
             msg = f"patches/{tree.upstream}: changed since {tree.folder} was created from it"
             raise SeriesError(msg, _CHERRY_PICK) from error
-        worktree.exported(tree, commits, [patch.name for patch in fresh.patches], fresh.sha256)
+        worktree.exported(tree, fresh.sha256)
     log.document(exporting.document(fresh, report, written))
     return 0
-
-
-def _names(words: Sequence[str]) -> list[str]:
-    return [f"{word.removesuffix('.patch')}.patch" for word in words]
 
 
 def import_patches(options: ImportOptions) -> int:
@@ -254,9 +247,8 @@ def import_patches(options: ImportOptions) -> int:
     for file in options.file:
         if not file.is_file():
             raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
-    before = _names([options.before])[0] if options.before else None
     given = options.trailers.given()
-    wanted = importing.Wanted(given, options.subject, options.why, before)
+    wanted = importing.Wanted(given, options.subject, options.why)
     with Project.open(options.project).locked() as project:
         source, now = _source(project, options.upstream)
         patched = series.apply(project.store, now, source)

@@ -9,19 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from sparkforge.pins.types import (
-    Bytes,
-    CMakeTarget,
-    CMakeWord,
-    Count,
-    FilePath,
-    GpuCode,
-    Model,
-    Name,
-    Place,
-    Variable,
-    below,
-)
+from sparkforge.pins import types as t
+from sparkforge.pins.types import Model, below
 
 Device = Literal["empty", "cpu", "cuda"]
 
@@ -29,16 +18,16 @@ Device = Literal["empty", "cpu", "cuda"]
 class Native(Model):
     """One native file of the release wheel."""
 
-    file: FilePath
+    file: t.FilePath
     """Path in the wheel."""
-    target: CMakeTarget
+    target: t.CMakeTarget
     """The CMake target and install component that builds it."""
     device: Device
     """Configuration of the upstream's CMake. ``empty``: neither GPU nor CPU kernels, so that it
     reads none of the upstream's ``externals``."""
-    sources: tuple[Place, ...] = ()
+    sources: tuple[t.Place, ...] = ()
     """Its sources in the repository. Empty: they are outside, so no patch can change it."""
-    besides: tuple[Place, ...] = ()
+    besides: tuple[t.Place, ...] = ()
     """Files and folders below ``sources`` that are not its sources."""
     blocked: str | None = None
     """Reason why the pinned inputs are not enough to compile it."""
@@ -53,17 +42,17 @@ class Compile(Model):
 
     blocked: str | None = None
     """Reason why they can't be compiled: they are overlaid."""
-    variables: Mapping[Variable, str] = Field(default_factory=dict)
+    variables: Mapping[t.Variable, str] = Field(default_factory=dict)
     """Environment of the wheel's build."""
-    configure: tuple[CMakeWord, ...] = ()
+    configure: tuple[t.CMakeWord, ...] = ()
     """Arguments for CMake; ``{device}`` stands for a native's device."""
     natives: tuple[Native, ...] = ()
-    from_release: tuple[Place, ...] = ()
+    from_release: tuple[t.Place, ...] = ()
     """Files and folders of the wheel that no build of ours makes."""
-    redirect: Variable | None = None
+    redirect: t.Variable | None = None
     """Variable with the folder of this upstream's patched files (the first of ``paths``), for the
     build of a wheel that carries it."""
-    supplement: tuple[Place, ...] = ()
+    supplement: tuple[t.Place, ...] = ()
     """Files and folders of the source file that the git commit lacks: submodules, and files that
     upstream's release job wrote."""
 
@@ -71,12 +60,12 @@ class Compile(Model):
 class Plugin(Model):
     """Our plugin for vLLM: its folder, and what the stage ``kernels`` compiles of it."""
 
-    folder: Place
+    folder: t.Place
     """In the checkout: ``pyproject.toml``, ``csrc/`` and the Python package."""
-    architectures: Annotated[tuple[GpuCode, ...], Field(min_length=1)]
-    requirements: FilePath
+    architectures: Annotated[tuple[t.GpuCode, ...], Field(min_length=1)]
+    requirements: t.FilePath
     """Hash-locked requirements of the compiler, relative to pins.yaml."""
-    spills: tuple[Name, ...] = ()
+    spills: tuple[t.Name, ...] = ()
     """Kernels that may keep registers in memory; others may not."""
 
     @property
@@ -106,7 +95,7 @@ class Kernels(Model):
     kernels: Pattern
     mma: Pattern
     """Each of them has a matrix instruction that matches this completely."""
-    least: Count = 1
+    least: t.Count = 1
     """Number of such kernels."""
 
 
@@ -125,7 +114,7 @@ class Code(Model):
     one library for each folder, named ``FOLDER/*.cubin``."""
     unused: str | None = None
     """Reason why the target runs no kernel of them; they are counted, not checked."""
-    stack: Bytes | None = None
+    stack: t.Bytes | None = None
     """Limit for a thread's stack in bytes, instead of the contract's."""
     needs: tuple[Kernels, ...] = ()
     jit: tuple[Excused, ...] = ()
@@ -137,11 +126,11 @@ class Code(Model):
 class Contract(Model):
     """Limits and rules for the kernels of a family of devices."""
 
-    registers: Count
+    registers: t.Count
     """Limit for a thread's registers."""
-    shared: Count
+    shared: t.Count
     """Limit for a block's shared memory in bytes."""
-    stack: Bytes = 0
+    stack: t.Bytes = 0
     """Limit for a thread's stack in bytes: spilled registers, and arrays with a computed index."""
     foreign: Pattern
     """Opcodes that no device of the family has."""
@@ -157,9 +146,9 @@ class Contract(Model):
 class MachineCode(Model):
     """The contract that a target's wheels must keep."""
 
-    contract: Name
+    contract: t.Name
     """Among ``contracts``."""
-    architectures: Annotated[tuple[GpuCode, ...], Field(min_length=1)]
+    architectures: Annotated[tuple[t.GpuCode, ...], Field(min_length=1)]
     """Architectures of the target's own machine code; code for others is not checked."""
 
 

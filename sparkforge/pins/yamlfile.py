@@ -16,6 +16,7 @@ from sparkforge.core import plain
 
 _DEEPEST = 32  # pins.yaml needs 8
 _WIDEST = 60  # characters of a key that are shown
+_CONTROL = "contains a control character: write plain text on one line"
 _NULLS = ("", "~", "null", "Null", "NULL")
 Where = tuple[str | int, ...]
 
@@ -30,19 +31,21 @@ class NotYamlError(Exception):
 
 @dataclass(frozen=True)
 class Span:
-    """A value's place: lines and columns from 0; ``last`` is the line of its last character."""
+    """A value's place: lines and columns from 0; ``last`` is the line of its last character.
+
+    ``kind``: scalar, flow (a collection in brackets) or block.
+    """
 
     line: int
     column: int
     last: int
     end_column: int
     kind: str
-    """scalar, flow (a collection in brackets) or block."""
 
 
 @dataclass
 class Document:
-    """The values, the place of each by its path, and problems of the form."""
+    """The values, the place of each by its path, and problems of the form: line and text."""
 
     data: Any = None
     keys: dict[Where, int] = field(default_factory=lambda: {(): 1})
@@ -56,9 +59,10 @@ class Document:
             where = where[:-1]
         return self.keys[where]
 
-    def problem(self, where: Where, line: int, what: str) -> None:
+    def check(self, where: Where, line: int, *, wrong: bool, what: str) -> None:
         """Note a problem of the form."""
-        self.problems.append((line, f"{dotted(where)}: {what}"))
+        if wrong:
+            self.problems.append((line, f"{dotted(where)}: {what}"))
 
 
 def dotted(where: Where) -> str:
@@ -102,55 +106,36 @@ def _line(event: Any) -> int:
 
 def _value(event: Any, events: Iterator[Any], where: Where, document: Document) -> Any:
     """Read one value, and note its place and its problems."""
-    line = _line(event)
+    line, end, kind, inside = _line(event), event, "scalar", where
     if len(where) > _DEEPEST:
         raise NotYamlError(line, f"values are nested more than {_DEEPEST} deep")
     data: Any = None
-    end, kind = event, "scalar"
     if isinstance(event, yaml.AliasEvent):  # each value has one place, and no file contains itself
-        document.problem(where, line, "an alias (*): write out the value")
+        document.check(where, line, wrong=True, what="an alias (*): write out the value")
     elif isinstance(event, yaml.ScalarEvent):
-        if not plain.printable(event.value):
-            what = "contains a control character: write plain text on one line"
-            document.problem(where, line, what)
-        null = event.implicit[0] and event.value in _NULLS
-        data = None if null else event.value
+        document.check(where, line, wrong=not plain.printable(event.value), what=_CONTROL)
+        data = None if event.implicit[0] and event.value in _NULLS else event.value
     else:
         kind = "flow" if event.flow_style else "block"
         mapping = isinstance(event, yaml.MappingStartEvent)
         values: dict[str | int, Any] = {}
-        inside = where
-        for end in events:
-            if isinstance(end, yaml.CollectionEndEvent):
-                break
-            inside = (*where, _key(end, events, where, document) if mapping else len(values))
-            if inside[-1] in values:
-                document.problem(inside, _line(end), "occurs twice: keep one")
-            document.keys[inside] = _line(end)
-            begin = next(events) if mapping else end
-            values[inside[-1]] = _value(begin, events, inside, document)
+        while not isinstance(end := next(events), yaml.CollectionEndEvent):
+            if mapping and not isinstance(end, yaml.ScalarEvent):
+                raise NotYamlError(_line(end), "a key that is no text")
+            key = str(end.value) if mapping else len(values)
+            inside = (*where, key)
+            document.keys[inside] = line = _line(end)
+            document.check(inside, line, wrong=not plain.printable(str(key)), what=_CONTROL)
+            document.check(inside, line, wrong=key in values, what="occurs twice: keep one")
+            values[key] = _value(next(events) if mapping else end, events, inside, document)
         data = values if mapping else list(values.values())
-        if kind == "block" and inside in document.spans:  # its own end mark is further down
-            last = document.spans[inside]
-            document.spans[where] = Span(
-                line - 1, event.start_mark.column, last.last, last.end_column, kind
-            )
-            return data
-    mark = end.end_mark
-    document.spans[where] = Span(line - 1, event.start_mark.column, mark.line, mark.column, kind)
+    start, mark = event.start_mark, end.end_mark
+    place = (start.line, start.column, mark.line, mark.column, kind)
+    if kind == "block" and inside in document.spans:  # its own end mark is further down
+        behind = document.spans[inside]
+        place = (start.line, start.column, behind.last, behind.end_column, kind)
+    document.spans[where] = Span(*place)
     return data
-
-
-def _key(event: Any, events: Iterator[Any], where: Where, document: Document) -> str:
-    """Return a mapping's key; of a list or mapping as a key "?", which the model refuses."""
-    if not isinstance(event, yaml.ScalarEvent):
-        _value(event, events, (*where, "?"), document)
-        return "?"
-    key = str(event.value)
-    if not plain.printable(key):
-        what = "contains a control character: write plain text on one line"
-        document.problem((*where, key), _line(event), what)
-    return key
 
 
 def replace_scalars(text: str, values: Mapping[Where, str]) -> str:

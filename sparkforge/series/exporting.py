@@ -12,13 +12,13 @@ from typing import Any
 from sparkforge.core import git
 from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
+from sparkforge.core.gitread import Commit
 from sparkforge.core.log import counted, log
 from sparkforge.pins import edit
 from sparkforge.pins.pins import Pins, Provider, Recorded
 from sparkforge.pins.types import PathRule
 from sparkforge.series import docs, lint, series
 from sparkforge.series.series import Series
-from sparkforge.series.worktree import SeriesCommit
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
@@ -118,7 +118,7 @@ class Chain:
     find them."""
 
     source: Source
-    commits: Sequence[SeriesCommit]
+    commits: Sequence[Commit]
     env: Mapping[str, str]
 
 
@@ -126,27 +126,17 @@ class Chain:
 class Report:
     """Changes of a series by an export, as names of patches.
 
-    Attributes:
-        refreshed: same change; the message, blob ids or line numbers differ.
-        renamed: [name before, name now]; of squashed commits, too.
+    ``refreshed``: same change; the message, blob ids or line numbers differ.
     """
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     refreshed: list[str] = field(default_factory=list)
-    renamed: list[list[str]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Return a description, with a line for each patch."""
-        kinds = {
-            "added": self.added,
-            "changed": self.changed,
-            "refreshed (message, blob ids or line numbers)": self.refreshed,
-            "dropped": self.dropped,
-        }
-        out = [f"{word}: {name}" for word, names in kinds.items() for name in names]
-        return out + [f"renamed: {old} is now {new}" for old, new in self.renamed]
+        return [f"{what}: {name}" for what, names in asdict(self).items() for name in names]
 
 
 def export(
@@ -181,12 +171,12 @@ def export(
     files = _files(chain)
     paths = project.pins.upstream(source.upstream).paths
     rules = Rules(project.root, paths, f"nothing was written; {fix}")
-    tree = chain.commits[-1].commit.tree if chain.commits else source.tree
+    tree = chain.commits[-1].tree if chain.commits else source.tree
     with project.store.temporary("export") as work:
         aside = work / source.upstream
         staged = stage(project.store, aside, files, source, tree, shown=folder, rules=rules)
         expected = _expected(project, source.provider, old, staged)
-        report = _report(old, files, [commit.origins for commit in chain.commits])
+        report = _report(old, files)
     stale = {
         path: data
         for path, data in expected.items()
@@ -222,7 +212,7 @@ def document(fresh: Series, report: Report, written: Sequence[Path]) -> dict[str
 def _files(chain: Chain) -> list[tuple[str, bytes]]:
     """Return the canonical patches of a chain."""
     before = chain.source.tree
-    for commit in (one.commit for one in chain.commits):
+    for commit in chain.commits:
         if commit.tree == before:
             msg = f"commit {commit.id[:12]} changes nothing"
             raise SeriesError(msg, "drop it (git rebase -i --empty=drop), or add its change")
@@ -230,7 +220,7 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
         if wrong := _message_problem(commit.message):
             msg = f"commit {commit.id[:12]}: {wrong}, which git's mail format does not keep"
             raise SeriesError(msg, "reword it: a subject, an empty line, then the reason")
-    tip = chain.commits[-1].commit.id if chain.commits else chain.source.commit
+    tip = chain.commits[-1].id if chain.commits else chain.source.commit
     files = series.export(chain.source.repo, chain.source.commit, tip, chain.env)
     names = [name for name, _ in files]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -277,24 +267,15 @@ def _expected(
     return expected
 
 
-def _report(
-    old: Series, files: Sequence[tuple[str, bytes]], origins: Sequence[Sequence[str]]
-) -> Report:
+def _report(old: Series, files: Sequence[tuple[str, bytes]]) -> Report:
     before = {patch.name: patch.path.read_bytes() for patch in old.patches}
-    names = {name for name, _ in files}
     report = Report()
-    came: set[str] = set()
-    for (name, data), noted in zip(files, origins, strict=True):
-        # a patch with its old name stays itself, even with others squashed into its commit
-        own = [name] if name in before and name not in came else []
-        mine = own + [one for one in noted if one in before and one not in {*came, *names}]
-        if not mine:
+    for name, data in files:
+        was = before.pop(name, None)
+        if was is None:
             report.added.append(name)
-            continue
-        came |= set(mine)
-        report.renamed.extend([one, name] for one in mine if one != name)
-        if (was := before[mine[0]]) != data:
+        elif was != data:
             same = git.patch_id(was) == git.patch_id(data)
             (report.refreshed if same else report.changed).append(name)
-    report.dropped.extend(name for name in before if name not in came)
+    report.dropped.extend(before)
     return report

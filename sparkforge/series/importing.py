@@ -14,7 +14,6 @@ from sparkforge.series.exporting import Chain
 from sparkforge.series.lint import FILL_IN, TRAILERS
 from sparkforge.series.patchfile import NATIVE, parted
 from sparkforge.series.series import AM, Patched, Series
-from sparkforge.series.worktree import SeriesCommit
 from sparkforge.store.store import Store
 
 _TEMPLATE = {
@@ -38,13 +37,11 @@ class Wanted:
         trailers: replace the patch's own.
         subject: replaces the patch's own; required for a diff, which has none.
         why: inserted before the patch's own message.
-        before: the patch of the series to insert them before; None: at the end.
     """
 
     trailers: Mapping[str, str]
     subject: str | None = None
     why: str | None = None
-    before: str | None = None
 
 
 def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
@@ -64,7 +61,7 @@ def _block(trailers: Iterable[tuple[str, str]]) -> str:
 def chain(
     store: Store, series: Series, patched: Patched, files: Sequence[Path], wanted: Wanted
 ) -> Chain:
-    """Return the series' commits with those of the files inserted.
+    """Return the series' commits with those of the files behind them.
 
     Args:
         files: mails with one or more patches (``git format-patch``, a forge's .patch), or diffs.
@@ -74,47 +71,21 @@ def chain(
         SeriesError: a file is not a patch, or does not apply there.
     """
     source = patched.source
-    span = f"{source.commit}..{patched.commit}"
-    commits = git.git(source.repo, "rev-list", "--reverse", span).split()
-    names = [patch.name for patch in series.patches]
-    at = len(names)
-    if wanted.before is not None:
-        if wanted.before not in names:
-            msg = f"{wanted.before}: no such patch in {series.upstream}"
-            raise UsageError(msg, "see build.py patches list")
-        at = names.index(wanted.before)
-    paths = [entry.path for patch in series.patches for entry in patch.entries]
-    paths += [path for file in files for path in _paths(file)]
-    onto = commits[at - 1] if at else source.commit
+    paths = [path for file in files for path in _paths(file)]
+    paths += [entry.path for patch in series.patches for entry in patch.entries]
     with (
         store.temporary("import") as work,
-        git.sparse_worktree(source.repo, work / "tree", onto, paths) as tree,
+        git.sparse_worktree(source.repo, work / "tree", patched.commit, paths) as tree,
     ):
         fresh = [one for file in files for one in _applied(tree, series.upstream, file, wanted)]
         if wanted.subject is not None and len(fresh) > 1:
             msg = f"--subject is for one patch, but there are {len(fresh)}"
             raise UsageError(msg, "import them one by one")
-        parent = onto
+        tip = patched.commit
         for commit in fresh:
-            parent = _rewritten(tree, commit, parent, wanted)
-        git.git(tree, "reset", "--quiet", "--hard", parent)
-        if rest := commits[at:]:
-            try:
-                git.git(tree, "cherry-pick", "--allow-empty", "--no-gpg-sign", *rest)
-            except CommandError as error:
-                msg = f"the patches from {wanted.before} on do not apply after it:\n{error}"
-                raise SeriesError(msg, _by_hand(series.upstream)) from None
+            tip = _rewritten(tree, commit, tip, wanted)
         with gitread.reading(tree) as reader:
-            chain = reader.chain(source.commit, "HEAD")
-    origins = [*((name,) for name in names[:at]), *(() for _ in fresh), *((n,) for n in names[at:])]
-    return Chain(source, [SeriesCommit(*pair) for pair in zip(chain, origins, strict=True)], {})
-
-
-def _by_hand(upstream: str) -> str:
-    return (
-        f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
-        " plain diff git apply --3way, and commit), then build.py patches export DIR"
-    )
+            return Chain(source, reader.chain(source.commit, tip), {})
 
 
 def _paths(file: Path) -> list[str]:
@@ -132,6 +103,10 @@ def _paths(file: Path) -> list[str]:
 def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]:
     """Apply one file in a worktree; return its commits."""
     before = git.git(tree, "rev-parse", "HEAD")
+    hint = (
+        f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
+        " plain diff git apply --3way, and commit), then build.py patches export DIR"
+    )
     try:
         if _DIFF.match(file.read_bytes()):
             if wanted.subject is None:
@@ -143,7 +118,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
         else:
             git.git(tree, *AM, "--3way", str(file.resolve()))
     except CommandError as error:
-        raise SeriesError(f"{file}: does not apply:\n{error}", _by_hand(upstream)) from None
+        raise SeriesError(f"{file}: does not apply:\n{error}", hint) from None
     fresh = git.git(tree, "rev-list", "--reverse", f"{before}..HEAD").split()
     if not fresh:
         raise SeriesError(f"{file}: contains no patch", "create it with git format-patch")

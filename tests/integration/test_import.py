@@ -70,12 +70,6 @@ def test_every_trailer_stays(tree: Tree, outside: Path) -> None:
     assert f"{SIGNED}\n\nUpstream-Status: " in patch_text(tree, "set-x-to-two.patch")
 
 
-def test_a_patch_goes_in_front_of_another(tree: Tree, outside: Path) -> None:
-    imported(tree, outside, *GIVEN, "--why", WHY, "--before", PATCH)
-    assert (tree.project.patches / "series").read_text().split()[2] == PATCH
-    tree.run("patches", "check")
-
-
 def test_a_diff_gets_subject_reason_and_author(tree: Tree, tmp_path: Path) -> None:
     diff = tmp_path / "x.diff"
     tree.write({"demo/mod.py": PATCHED + b"z = 1\n"})
@@ -126,7 +120,6 @@ def test_a_diff_of_the_release_is_merged_with_the_series(tree: Tree, outside: Pa
         ((*GIVEN[:-2], "--why", WHY), "no trailer Test", 2),
         ((*GIVEN[:-1], "tests/no.py::test_it", "--why", WHY), "tests/no.py does not exist", 6),
         ((*GIVEN[:4], "--risk", "none", *GIVEN[6:], "--why", WHY), "Risk: 'none'", 6),
-        ((*GIVEN, "--why", WHY, "--before", "no-such"), "no such patch", 2),
         (
             (*GIVEN, "--why", WHY, "--subject", "One"),
             "--subject is for one patch, but there are 2",

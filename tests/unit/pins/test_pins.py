@@ -374,7 +374,7 @@ def test_a_wheel_carries_known_upstreams_only(tmp_path: Path) -> None:
     text = changed("        local:", "        carries: [other]\n        local:")
     plan = pins.load(write(tmp_path, text)).target("here").wheels["demo"]
     assert plan.carries == ("other",)
-    with pytest.raises(PinsError, match=r"wheels\.demo\.carries: 'othr': no such upstream"):
+    with pytest.raises(PinsError, match=r"wheels\.demo\.carries"):
         pins.load(write(tmp_path, text.replace("[other]", "[othr]")))
 
 
