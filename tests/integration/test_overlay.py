@@ -461,13 +461,7 @@ def test_wheel_unpacks_it_and_pip_installs_and_checks_it(bench: Bench, tmp_path:
         executable=["demo/run"],
     )
     made = bench.build(
-        bench.patched(
-            {
-                "demo/mod.py": b"y = 2\n",
-                "demo/new.py": b"",
-                "demo/old.py": None,
-            }
-        ),
+        bench.patched({"demo/mod.py": b"y = 2\n", "demo/new.py": b"", "demo/old.py": None}),
         wheel=plain,
         name="renamed-demo",
         drop_requires=("missing-thing",),

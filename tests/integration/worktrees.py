@@ -38,11 +38,7 @@ class Tree:
             "GIT_EDITOR": "true",
         }
         done = subprocess.run(
-            ["git", "-C", self.path, *args],
-            env=env,
-            input=stdin,
-            check=False,
-            capture_output=True,
+            ["git", "-C", self.path, *args], env=env, input=stdin, check=False, capture_output=True
         )
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout.decode(errors="surrogateescape").strip()

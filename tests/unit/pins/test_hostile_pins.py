@@ -182,8 +182,7 @@ VALUES: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "key"),
-    [(old, new, key) for old, key, values in VALUES for new in values],
+    ("old", "new", "key"), [(old, new, key) for old, key, values in VALUES for new in values]
 )
 def test_a_value_that_is_no_plain_value_is_refused(old: str, new: str, key: str) -> None:
     messages = refusal(changed(old, new))

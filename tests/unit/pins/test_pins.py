@@ -299,8 +299,7 @@ def test_a_merge_key_is_an_unknown_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
-    [("3.10", "3.10"), ("3.1", "3.1"), ('"3.10"', "3.10"), ("3.11", "3.11")],
+    ("written", "read"), [("3.10", "3.10"), ("3.1", "3.1"), ('"3.10"', "3.10"), ("3.11", "3.11")]
 )
 def test_a_python_version_keeps_its_digits(tmp_path: Path, written: str, read: str) -> None:
     loaded = load(tmp_path, changed("python: 3.11", f"python: {written}"))
@@ -308,8 +307,7 @@ def test_a_python_version_keeps_its_digits(tmp_path: Path, written: str, read: s
 
 
 @pytest.mark.parametrize(
-    "sha",
-    ["0" * 39 + "7", "1" * 40, "11e" + "3" * 37, "0123456789" * 4, "07" * 20, "1" * 39 + "e"],
+    "sha", ["0" * 39 + "7", "1" * 40, "11e" + "3" * 37, "0123456789" * 4, "07" * 20, "1" * 39 + "e"]
 )
 def test_a_sha_of_digits_stays_as_it_is_written(tmp_path: Path, sha: str) -> None:
     loaded = load(tmp_path, changed(f"commit: {COMMIT}", f"commit: {sha}"))

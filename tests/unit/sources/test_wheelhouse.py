@@ -16,14 +16,7 @@ from sparkforge.core.index import Index
 from sparkforge.sources import download, sizes, wheelhouse
 from sparkforge.sources.wheelhouse import Locked, Wanted, fill, platform_tags, read_lock
 from sparkforge.store.store import Store
-from tests.support import (
-    PATIENCE_S,
-    Page,
-    Server,
-    add_project,
-    make_wheel,
-    sha256,
-)
+from tests.support import PATIENCE_S, Page, Server, add_project, make_wheel, sha256
 
 HASH = "a" * 64
 HASH2 = "b" * 64
