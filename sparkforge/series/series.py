@@ -1,8 +1,7 @@
 """Series ↔ commits: read, check, apply, export.
 
-A patch that is not exact is refused. Each file's original blob (which ``--full-index`` writes into
-the patch) must be the blob in the tree, so there is neither fuzz nor offset. The blob after it must
-be the one in the patch.
+A patch that is not exact is refused: once it is applied, git must export its very bytes. They name
+each file's blobs before and after (``--full-index``), so there is neither fuzz nor offset.
 """
 
 from __future__ import annotations
@@ -127,27 +126,6 @@ def listing(folder: Path, names: Sequence[str]) -> bytes:
 # -- check and apply ---------------------------------------------------------------
 
 
-def _check_exact(series: Series, source: Source) -> None:
-    """Compare every patch's original blobs with its tree."""
-    paths = [entry.path for patch in series.patches for entry in patch.entries]
-    now = git.blobs_at(source.repo, source.commit, paths)
-    for patch in series.patches:
-        for entry in patch.entries:
-            met = now.get(entry.path, git.ABSENT)
-            exact = met != git.ABSENT if entry.old_blob is None else met == entry.old_blob
-            if not exact:
-                wanted = git.shown(entry.old_blob) if entry.old_blob else "another mode of it"
-                msg = (
-                    f"{patch.path}: does not apply exactly: {entry.path} is {git.shown(met)}"
-                    f" in {source.upstream} ({source.origin}), the patch expects {wanted}"
-                )
-                remedy = "fuzz and offsets are not allowed: recreate the patch on the pinned tree"
-                if source.provider == "git":
-                    remedy = f"{RELEASE_INSTEAD}; or recreate the patch on git's tree"
-                raise SeriesError(msg, remedy)
-            now[entry.path] = entry.new_blob or met
-
-
 def check_emptied(series: Series, upstream: Upstream) -> None:
     """Refuse an upstream whose record says patched while its series is empty: IntegrityError."""
     if not series.patches and upstream.patched:
@@ -178,7 +156,6 @@ def apply(store: Store, series: Series, source: Source, *, again: bool = False) 
 
 def _applied(store: Store, series: Series, source: Source) -> str:
     """Apply the series, point a ref at it, and return the commit and the tree."""
-    _check_exact(series, source)
     paths = [entry.path for patch in series.patches for entry in patch.entries]
     with (
         writing(store, source),
@@ -190,8 +167,8 @@ def _applied(store: Store, series: Series, source: Source) -> str:
             options = ("--no-3way", "--committer-date-is-author-date")
             git.git(tree, *AM, *options, *(str(patch.path.resolve()) for patch in series.patches))
         except CommandError as error:
-            msg = f"{series.folder}: git am failed:\n{error}"
-            raise SeriesError(msg, "recreate that patch on the pinned tree") from error
+            msg = f"{series.folder}: does not apply to {source.origin}: git am failed:\n{error}"
+            raise SeriesError(msg, _remedy(source)) from error
         ids = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}")
         commit = ids.partition("\n")[0]
         _check_canonical(series, source, commit)
@@ -249,8 +226,13 @@ def _check_canonical(series: Series, source: Source, commit: str) -> None:
     exported = export(source.repo, source.commit, commit)
     for patch, (_, data) in zip(series.patches, exported, strict=True):
         if patch.path.read_bytes() != data:
-            msg = f"{patch.path}: not in canonical form; an export would change it"
-            raise SeriesError(msg, f"export it: git format-patch {' '.join(EXPORT_FLAGS)}")
+            msg = f"{patch.path}: applies to {source.origin}, but an export would change it"
+            raise SeriesError(f"{msg}: not exact, or not in canonical form", _remedy(source))
+
+
+def _remedy(source: Source) -> str:
+    remedy = f"create it again on the pinned tree: git format-patch {' '.join(EXPORT_FLAGS)}"
+    return f"{RELEASE_INSTEAD}; or {remedy}" if source.provider == "git" else remedy
 
 
 def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstream) -> Patched:

@@ -49,7 +49,7 @@ def test_only_versions_of_some_age_that_are_not_yanked_are_locked(
         "UV_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": str(ROOT),
     }
-    words = ["bash", tmp_path / "scripts" / "lock.sh", "driver.txt"]
+    words = ["bash", str(tmp_path / "scripts" / "lock.sh"), "driver.txt"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     lock = tmp_path / "requirements" / "driver.txt"
     assert done.returncode == (0 if locked else 1), done.stderr

@@ -282,7 +282,7 @@ def _dropped(name: str, stop: Stop | None, reason: str | None) -> PatchResult:
 
 
 def _added(patch: Patch) -> set[str]:
-    return {entry.path for entry in patch.entries if entry.old_blob == git.ABSENT}
+    return {entry.path for entry in patch.entries if entry.added}
 
 
 def _others(tree: Tree, unmerged: Sequence[Unmerged], commit: str | None = None) -> str:

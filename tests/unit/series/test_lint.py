@@ -175,8 +175,6 @@ def refused(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (f"{INDEX} 100644", "index 1111111..2222222 100644"),
-        (f"{INDEX} 100644\n", ""),
         ("From: Ada <ada@example.invalid>\n", ""),
         ("diff --git", "diff"),
         ("b/pkg/mod.py\nindex", "b/pkg/new.py\nrename from pkg/mod.py\nindex"),
