@@ -92,7 +92,7 @@ def applied_as_worked(shop: Workshop) -> series.Patched:
     return applied
 
 
-def refused(shop: Workshop, fragment: str = "") -> None:
+def refused(shop: Workshop, fragment: str | None = None) -> None:
     """It is refused with exit code 6, at every attempt."""
     for _ in range(2):
         with pytest.raises(SeriesError, match=fragment) as caught:
