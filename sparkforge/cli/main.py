@@ -22,7 +22,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from sparkforge.core import errors, gitsafe
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
-from sparkforge.serving.access import IN_URL
+from sparkforge.serving.options import IN_URL
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "use": {

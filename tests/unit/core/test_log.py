@@ -14,7 +14,7 @@ import pytest
 from sparkforge.core import errors
 from sparkforge.core import log as log_module
 from sparkforge.core.log import Log, human_bytes
-from sparkforge.serving.access import IN_URL
+from sparkforge.serving.options import IN_URL
 from tests.support import ROOT
 
 SHOW = """

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from sparkforge.build.lockedcompiler import PYTHON
 from sparkforge.build.packs.names import LOCK
+from sparkforge.build.stages.thirdparty import PYTHON
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins
 from sparkforge.pins.types import Platform
