@@ -47,10 +47,8 @@ def fetch(
 ) -> Path:
     """Return the verified file, downloaded if the store lacks it.
 
-    A file in the store is hashed again before it is used, since disks fail.
-
     Args:
-        name: of the file in the store.
+        name: of the file in the store; there it is hashed again, since disks fail.
         locate: returns the URL (http, https or file); called only if needed.
         size: the recorded number of bytes, or None; a larger download is refused.
         progress: called with (bytes so far, total or None); None shows its own line.
@@ -67,17 +65,17 @@ def fetch(
                 msg = f"{name}: not in the store, and --offline is set"
                 raise FetchError(msg, "run once without --offline on a machine with network")
             partial = store.partial_path(sha256)
-            resumes, url = partial.exists(), locate()
-            try:
-                _download(url, partial, name, size, show)
-                store.accept_download(partial, sha256, name)
-            except IntegrityError:
-                if not resumes:
-                    raise
-                # the partial file may have been the wrong one: once more, from the start
-                log.warning(f"{name}: the partial download does not match: starting over")
-                _download(url, partial, name, size, show)
-                store.accept_download(partial, sha256, name)
+            url = locate()
+            # a partial file may have been the wrong one: then once more, from the start
+            for last in (False, True) if partial.exists() else (True,):
+                try:
+                    _download(url, partial, name, size, show)
+                    store.accept_download(partial, sha256, name)
+                    break
+                except IntegrityError:
+                    if last:
+                        raise
+                    log.warning(f"{name}: the partial download does not match: starting over")
     final = store.download_path(sha256, name)
     if size is not None and (length := final.stat().st_size) != size:
         msg = f"{name}: has {length} bytes, but {size} are recorded; the sha256 matches"

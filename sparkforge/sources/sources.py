@@ -73,24 +73,20 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
         IntegrityError: the tag names another commit, or a file has another hash.
         PinsError: the commit is unknown, and no release file may replace it.
     """
-    # an explicit mirror implies git
-    provider: Provider = "release" if plan == "release" and name not in access.mirrors else "git"
-    if provider == "release":
-        return release(store, name, upstream, access)
-    if upstream.commit is None:
-        msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
-        if plan != "auto" or name in access.mirrors:
-            remedy = "on a machine with access to its repository, run build.py pins resolve"
-            raise PinsError(msg, remedy)
-        log.info(f"{msg}: using the release file instead")
+    mirrored = name in access.mirrors  # which implies git
+    falls_back = plan == "auto" and not mirrored and upstream.source_file is not None
+    if plan == "release" and not mirrored:
         return release(store, name, upstream, access)
     try:
+        if upstream.commit is None:
+            msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
+            remedy = "on a machine with access to its repository, run build.py pins resolve"
+            raise PinsError(msg, remedy)
         return _git(store, name, upstream, upstream.commit, access)
-    except FetchError as error:
-        if plan != "auto" or name in access.mirrors or upstream.source_file is None:
+    except (FetchError, PinsError) as error:
+        if not falls_back:
             raise
-        log.warning(f"{name}: {error.what}")
-        log.warning(f"{name}: using the release file instead of git")
+        log.warning(f"{error.what}: using the release file instead of git")
         return release(store, name, upstream, access)
 
 

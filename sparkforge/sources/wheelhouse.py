@@ -17,6 +17,7 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from packaging.markers import Marker, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -32,7 +33,6 @@ from sparkforge.sources.download import Fetches, fetch
 from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
-    from packaging.markers import Marker
     from unearth.link import Link
 
 _T = TypeVar("_T")
@@ -97,16 +97,10 @@ def read_lock(path: Path) -> list[Locked]:
 def markers(python: str, platform: str) -> dict[str, str]:
     """Return the values of requirements' markers for a Python and platform."""
     return {
+        **{name: str(value) for name, value in default_environment().items()},
         "python_version": python,
         "python_full_version": f"{python}.0",
-        "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
-        "platform_python_implementation": "CPython",
-        "os_name": "posix",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_release": "",
-        "platform_version": "",
         "platform_machine": _MACHINE[platform],
         "extra": "",
     }
@@ -152,13 +146,11 @@ def _best(item: Locked, files: Iterable[tuple[str, _T]], python: str, platform: 
 
 def in_store(store: Store, item: Locked, python: str, platform: str) -> tuple[str, Path] | None:
     """Return sha256 and path of a line's file in the store; not hashed again."""
-    folders = ((sha256, store.download_path(sha256, "")) for sha256 in sorted(item.sha256s))
-    files = (
+    files = [
         (path.name, (sha256, path))
-        for sha256, folder in folders
-        if folder.is_dir()
-        for path in folder.iterdir()
-    )
+        for sha256 in item.sha256s
+        for path in store.download_path(sha256, "").glob("*.whl")
+    ]
     return _best(item, files, python, platform)
 
 
@@ -203,12 +195,10 @@ def fill(
 ) -> int:
     """Fetch every locked requirement and link the files into a folder; return their number.
 
+    FetchError: also where no listed file is both locked and suitable for the platform.
+
     Args:
         known: sizes of files, as limits.
-
-    Raises:
-        FetchError, IntegrityError: as ``download.fetch``; FetchError also where no listed file
-            is both locked and suitable for the platform.
     """
     locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
     arrived: dict[str, int] = {}
@@ -227,9 +217,8 @@ def fill(
         if found is not None and store.verified(found[0], found[1].name):
             return found[1]
         if offline:
-            msg = f"{item.requirement}: no locked file of it is in the store"
-            remedy = "run once without --offline on a machine with network"
-            raise FetchError(f"{msg}, and --offline is set", remedy)
+            msg = f"{item.requirement}: no locked file is in the store, and --offline is set"
+            raise FetchError(msg, "run once without --offline on a machine with network")
         url, name, sha256 = _located(item, wanted, index, uv)
         size = known[sha256].size if known and sha256 in known else None
         return fetch(
@@ -276,8 +265,6 @@ def _located(item: Locked, wanted: Wanted, index: Index, uv: Path) -> tuple[str,
             msg = f"{item.requirement}: PyTorch's index has sha256 {sha256}, which is not locked"
             raise FetchError(msg, f"compare them, then update the lock: {wanted.lock.name}")
         return url, unquote(urlsplit(url).path.rpartition("/")[2]), sha256
-    msg = (
-        f"{item.requirement}: the package index of pip's configuration has no file that is"
-        f" locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
-    )
+    msg = f"{item.requirement}: the package index of pip's configuration has no file that is locked"
+    msg += f" in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
     raise FetchError(msg, "give pip an index or folder that has it (PIP_EXTRA_INDEX_URL)")
