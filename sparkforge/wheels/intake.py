@@ -76,10 +76,7 @@ class IntakeResult:
 
 
 def take(store: Store, path: Path, sha256: str) -> None:
-    """Check every byte of a download with its RECORD, once for each store.
-
-    BuildError: pip, uv or ``wheel`` would not accept it.
-    """
+    """Check every byte of a download, once for each store; BuildError: no installer takes it."""
 
     def check(folder: Path) -> IntakeResult:
         with archive.opened(path) as source:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,18 +77,13 @@ class Plan:
     compile_only: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Overlaid:
-    """The overlay wheel: file, distribution, version, and the changes as in ``Plan``."""
+@dataclass(frozen=True, kw_only=True)
+class Overlaid(Plan):
+    """The overlay wheel: its changes, file, distribution and version."""
 
     path: Path
     name: str
     version: str
-    replaced: tuple[str, ...]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    left_out: tuple[str, ...]
-    compile_only: tuple[str, ...]
 
 
 def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
@@ -163,8 +159,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
             else:
                 writer.copy(source, source.members[member], renamed[member])
         writer.finish()
-    lists = ("replaced", "added", "removed", "left_out", "compile_only")
-    return Overlaid(out, name, version, *(getattr(changes, name) for name in lists))
+    return Overlaid(**vars(changes), path=out, name=name, version=version)
 
 
 def output_version(release_version: str, local: str) -> str:
@@ -179,12 +174,8 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
     """Find the changes of patched trees in a release wheel; raises as ``build``."""
     fresh: dict[str, bytes] = {}
     executable: dict[str, bool] = {}
-    replaced: list[str] = []
-    added: list[str] = []
-    removed: list[str] = []
-    left_out: list[str] = []
-    compile_only: list[str] = []
-    refused: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = defaultdict(list)
+    refused: dict[str, list[str]] = defaultdict(list)
     for layer in layers:
         patched, origin = layer.patched, layer.patched.source
         with gitread.reading(origin.repo) as reader:
@@ -192,18 +183,18 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
                 rule = rule_of(layer.paths, change.path)
                 if rule is None:
                     patch = patched.touched.get(change.path, "the series")
-                    refused.setdefault(patch, []).append(change.path)
+                    refused[patch].append(change.path)
                     continue
                 if rule.wheel is None:
-                    left_out.append(change.path)
-                    compile_only += [change.path] if rule.build else []
+                    for kind in ("left_out", *(["compile_only"] if rule.build else [])):
+                        kinds[kind].append(change.path)
                     continue
                 member = rule.wheel + change.path[len(rule.repo) :]
                 _check_before(request, source, origin, change, member)
                 if change.new_blob == git.ABSENT:
-                    removed.append(member)
+                    kinds["removed"].append(member)
                     continue
-                (added if change.old_blob == git.ABSENT else replaced).append(member)
+                kinds["added" if change.old_blob == git.ABSENT else "replaced"].append(member)
                 fresh[member] = reader.blob(change.new_blob)
                 if change.new_mode != change.old_mode:
                     executable[member] = change.new_mode == "100755"
@@ -211,32 +202,27 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
         what = "\n".join(f"  {patch}: {', '.join(paths)}" for patch, paths in refused.items())
         msg = f"{request.wheel.name}: an overlay cannot contain the changes of:\n{what}"
         raise BuildError(msg, "these files are not in a wheel: use --wheels compile")
-    lists = (replaced, added, removed, left_out, compile_only)
-    return Plan(fresh, executable, *map(tuple, lists))
+    return Plan(fresh, executable, **{kind: tuple(names) for kind, names in kinds.items()})
 
 
 def _check_before(
     request: Request, wheel: archive.Source, source: Source, change: Change, member: str
 ) -> None:
     """Refuse a wheel whose file is not the patch's original."""
-    data = wheel.read(member) if member in wheel.members else None
-    found = git.ABSENT if data is None else _blob_id(data)
-    if found == change.old_blob:
-        return
-    state = "is missing" if data is None else "differs from the pinned source"
-    msg = (
-        f"{request.wheel.name}: {member} {state}: {git.shown(found)} in the wheel,"
-        f" {git.shown(change.old_blob)} at {change.path} in {source.upstream} ({source.origin})"
-    )
-    remedy = "wheel and source in pins.yaml must be from the same release"
-    if source.provider == "git":
-        remedy = f"{remedy}; {RELEASE_INSTEAD}"
-    raise BuildError(msg, remedy)
-
-
-def _blob_id(data: bytes) -> str:
-    # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    found = git.ABSENT
+    if member in wheel.members:
+        data = wheel.read(member)
+        # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
+        found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    if found != change.old_blob:
+        msg = (
+            f"{request.wheel.name}: {member} differs from the pinned source: {git.shown(found)} in"
+            f" the wheel, {git.shown(change.old_blob)} in {source.upstream} ({source.origin})"
+        )
+        remedy = "wheel and source in pins.yaml must be from the same release"
+        raise BuildError(
+            msg, f"{remedy}; {RELEASE_INSTEAD}" if source.provider == "git" else remedy
+        )
 
 
 # -- the wheel's own files ---------------------------------------------------------
