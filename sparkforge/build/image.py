@@ -14,8 +14,8 @@ from pathlib import Path
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
+from sparkforge.core.disk import code_digest
 from sparkforge.core.errors import BuildError
-from sparkforge.core.hashing import code_digest
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import buildx

@@ -17,7 +17,7 @@ from sparkforge.build.graph import Build
 from sparkforge.build.packs.names import LOCK
 from sparkforge.build.results import EnvironmentResult
 from sparkforge.core import git
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.pins.types import UNKNOWN
 

@@ -23,9 +23,8 @@ from sparkforge.build.graph import Build
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.wheels import hashed
-from sparkforge.core import typed
-from sparkforge.core.disk import disk_errors, read_json, write_file
-from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.core import plain
+from sparkforge.core.disk import disk_errors, intact, read_json, sha256_file, write_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
@@ -69,7 +68,7 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
 
 
 def _write_receipt(folder: Path, built: Receipt) -> None:
-    text = json.dumps(typed.as_json(built), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(plain.as_json(built), indent=2, sort_keys=True) + "\n"
     _write(folder / receipt.NAME, text.encode())
 
 

@@ -46,8 +46,8 @@ from sparkforge import __version__
 from sparkforge.build.context import Context
 from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import CompiledWheelResult, PackResult, PluginResult, WheelResult
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import UNKNOWN
 from sparkforge.series import patchfile

@@ -14,8 +14,8 @@ from sparkforge import __version__
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.core import errors, pages
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 

@@ -18,9 +18,8 @@ from sparkforge.build.receipt import PROVENANCE, SUMS, Receipt
 from sparkforge.check.verify import signing
 from sparkforge.check.verify.command import inputs
 from sparkforge.core import git
-from sparkforge.core.disk import disk_errors, read_json
+from sparkforge.core.disk import disk_errors, read_json, sha256_file
 from sparkforge.core.errors import CheckError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.runtime import registry
 from sparkforge.sources.project import Checkout, PinsFile, checkout

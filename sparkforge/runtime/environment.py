@@ -121,7 +121,7 @@ def _installed(of: Ingredients, folder: Path) -> Mapping[str, str | None]:
     log.info("installing third-party wheels")
     try:
         third_party = ("--require-hashes", "--find-links", stable.as_uri(), "-r", of.lock)
-        call(*install, *third_party, env=env, guarded=True)
+        call(*install, *third_party, env=env)
         log.info("installing " + ", ".join(wheel.name for wheel in of.wheels))
         ours = folder / "ours.txt"
         ours.write_text("".join(f"{line}\n" for line in _requirements(of.wheels)))
@@ -129,7 +129,7 @@ def _installed(of: Ingredients, folder: Path) -> Mapping[str, str | None]:
         # after a kill: --no-cache leaves hundreds of MB in /tmp then
         with tempfile.TemporaryDirectory(dir=folder) as own:
             once = {**env, "UV_CACHE_DIR": own}
-            call(*install, "--require-hashes", "-r", ours, env=once, guarded=True)
+            call(*install, "--require-hashes", "-r", ours, env=once)
         ours.unlink()
     except CommandError as error:
         raise _conflict(error) from error

@@ -91,7 +91,7 @@ def _variables(folder: Path | None) -> dict[str, str | None]:
     if folder is None:
         return {}
     # certificates of a company are in pip's settings; uv reads this variable
-    cert = None if "SSL_CERT_FILE" in os.environ else pip_settings().cert
+    cert = None if "SSL_CERT_FILE" in os.environ else pip_settings().get("cert")
     return {
         "UV_PYTHON_INSTALL_DIR": str(folder),
         "VIRTUAL_ENV": None,

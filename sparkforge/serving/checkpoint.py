@@ -3,11 +3,8 @@
     python -I checkpoint.py CACHE MODEL REVISION
 
 vLLM's own download runs while it loads, so up to 65 GB of page cache compete with the weights, and
-it reports nothing to the health check. Here a child process runs huggingface_hub's download, and
-vLLM gets a folder. A snapshot whose hashes were checked is used without a request to the hub.
-
-The child logs like the entrypoint, tells the health check its progress, and ends with the exit code
-of a failed start. After a kill, files in flight start again; complete ones are kept.
+it reports nothing to the health check. Here a child process runs huggingface_hub's download first.
+A snapshot whose hashes were checked is used without a request to the hub.
 """
 
 from __future__ import annotations
@@ -156,16 +153,11 @@ def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
 
 
 def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Signals) -> Path:
-    """Return the folder of a model's snapshot, downloading what is missing.
-
-    Args:
-        model: its name on the hub.
-        revision: commit, branch or tag; empty: the newest.
+    """Return the folder of a model's snapshot, downloading what is missing; "": the newest.
 
     Raises:
-        StartError: the model is not complete and cannot be downloaded. Code 68: the hub cannot be
-            reached; 73: the files cannot be stored; 65: the hub sends other bytes than it lists;
-            78: else.
+        StartError: code 68: the hub cannot be reached; 73: the files cannot be stored; 65: the hub
+            sends other bytes than it lists; 78: else.
         StoppedError: a signal came.
     """
     from sparkforge.serving import supervise

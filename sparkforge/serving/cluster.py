@@ -1,14 +1,12 @@
 """One server on two machines: their roles, vLLM's options for them, and the link between them.
 
 vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half does
-not notice that the other is gone: the worker waits for work for ever, and the head for a sum that
-never comes. So the two entrypoints have a TCP connection of their own. They start vLLM once they
-are connected and serve the same model. When the connection ends or falls silent, each ends its
-half. The restart policy restarts both, and they connect again.
+not notice that the other is gone. So the two entrypoints have a TCP connection of their own. They
+start vLLM once they are connected and serve the same model. When the connection ends or falls
+silent, each ends its half, the restart policy restarts both, and they connect again.
 
 The link carries no secrets and no commands: a hello with names, then a beat every two seconds.
-vLLM's own traffic between the machines is neither encrypted nor authenticated. So use a cable
-between the two, or a network without other machines.
+vLLM's own traffic between the machines is neither encrypted nor authenticated.
 """
 
 from __future__ import annotations

@@ -43,14 +43,10 @@ _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]+\]", re.ASCII)
 
 
 def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KEY_FILE) -> str:
-    """Return the key that clients have to send, or "" for none.
+    """Return the key that clients have to send, or "" for none; StartError if that is not enough.
 
     The file of the secret has priority over VLLM_API_KEY, since ``docker inspect`` shows the
     environment. An empty file stands for no key: Compose mounts /dev/null by default.
-
-    Raises:
-        StartError: the file cannot be read, no request could send the key, or there is none and
-            the port is published to other machines.
     """
     import ipaddress  # the health check needs none
 

@@ -96,9 +96,7 @@ class Client:
     def observe(self, before: Counters | None) -> Counters:
         """Check for progress since ``before``, or cause it; returns the current counters.
 
-        Raises:
-            PROBLEMS: no answer in time, or an invalid one.
-            NoTokenError, NoProgressError: no token; and no step of the engine since ``before``.
+        Raises PROBLEMS, and NoTokenError or NoProgressError where the engine is the reason.
         """
         end = time.monotonic() + self.timeout_s
         self.ask(end, "GET", "/health")

@@ -4,13 +4,9 @@
     image_build.py needs FILE    JSON: a list of {"program", "file", "library" or "module": …,
                                  "package": …}, and of {"absent": PROGRAM}
 
-The Dockerfile runs this file alone, so it imports no other module of sparkforge. Without the check
-a missing file would show on the user's machine, after a download of 65 GB.
-
-Triton compiles one C file with the machine's compiler, at the start of each server whose cache
-lacks the result. Here it is compiled with the image; ``seed`` puts it into a server's cache, under
-the key that Triton 3.8 looks for: of the source and of folders, which are those of the machine.
-There is no GPU driver during the build: the result is not loaded.
+The Dockerfile runs this file alone, so it imports no other module of sparkforge. Triton compiles
+one C file with the machine's compiler, at the start of each server whose cache lacks the result.
+Here it is compiled with the image, without a driver; ``seed`` puts it into a server's cache.
 """
 
 from __future__ import annotations

@@ -41,10 +41,7 @@ LIMIT = 3  # failed starts in a row
 
 
 def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Serve until the server ends, and wait where Docker would only repeat a failure.
-
-    Takes the entrypoint's arguments, and returns its exit code.
-    """
+    """Serve until the server ends; wait where Docker would only repeat a failure."""
     signals = Signals()
     # Compose passes on what .env lists, and an empty value is an error to the hub's library
     given = {name: text for name, text in environment.items() if text or name[:3] != "HF_"}
@@ -109,16 +106,9 @@ def serve(model: str, words: Sequence[str]) -> list[str]:
 
 
 class Launch:
-    """One start. Its settings are read and checked first, before anything is downloaded.
+    """One start, by the entrypoint's arguments: the model, if the first is none, and options.
 
-    Args:
-        words: the entrypoint's arguments: the model, if the first is not an option, and options
-            of ``vllm serve``.
-        environment: of the container.
-
-    Raises:
-        StartError: a setting cannot be used.
-        OSError: the profile cannot be read.
+    Its settings are read and checked first; raises StartError, or OSError for a profile's file.
     """
 
     def __init__(
@@ -158,9 +148,7 @@ class Launch:
         """Run the server; returns the exit code.
 
         Raises:
-            StartError: it cannot be started.
-            StoppedError: a signal came before it was.
-            OSError, ValueError: it cannot be started, for a reason without a message of ours.
+            StartError, OSError, ValueError: it cannot be started; StoppedError: a signal came.
         """
         self._check()
         if self.key is not None:
@@ -247,10 +235,18 @@ class Launch:
         self.variables |= image_build.seed(self.given.share, self.variables, say)
         return kernels
 
-    def _expected(self, command: Sequence[str]) -> dict[str, str]:
-        """Return the backends that vLLM has to choose with a command, by kind."""
+    def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
+        """Return a server that has to choose the profile's backends."""
         expected = self.profile.expectations(command, self.caller)
-        return {} if self.backends == "off" else expected
+        return Server(
+            command,
+            self.variables,
+            self.signals,
+            client,
+            expected={} if self.backends == "off" else expected,
+            strict=self.backends == "fail",
+            entrance=self.entrance,
+        )
 
     def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
         """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""
@@ -268,17 +264,9 @@ class Launch:
         command, client = serve(str(model), words), Client(door.own_socket(), LOOK_S)
         say(f"preflight: a small model with known answers is served first; driver {driver or '-'}")
         say(shlex.join(command))
-        code = Server(
-            command,
-            self.variables,
-            self.signals,
-            client,
-            expected=self._expected(command),
-            strict=self.backends == "fail",
-            trial=True,
-            warm_up=partial(preflight.run, client, model),
-            entrance=self.entrance,
-        ).run()
+        server = self._supervised(command, client)
+        server.trial, server.warm_up = True, partial(preflight.run, client, model)
+        code = server.run()
         if self.signals.came:
             raise StoppedError
         if code:
@@ -291,59 +279,43 @@ class Launch:
             mark.write_text(key, encoding="ascii")
         return 0
 
-    def _command(self, model: str, words: Sequence[str]) -> list[str]:
-        """Return the whole command, with the share of memory that is right now."""
+    def _server(
+        self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
+    ) -> Server:
+        """Return the real server, and count its start."""
+        checks, entrance, hang_s = self.checks, self.entrance, self.checks.hang
+        weights = sorted(Path(model).glob("*.safetensors")) if self.profile.evict_page_cache else []
+        memory.drop(weights)  # before memory is measured
+        door.engine_socket().unlink(missing_ok=True)  # the preflight's
         # as one word: vLLM takes no value for an option
         name = self.given.model_name or ("" if self.is_folder else self.model)
         naming = [f"--served-model-name={name}"] if name else []
         place = cluster.place(self.pair) if self.pair is not None else []
         share = memory.share(self.profile.memory, self.caller, self.machines)
         # a user's own value comes later, and counts
-        return serve(model, [*naming, *place, *share, *words])
-
-    def _server(
-        self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
-    ) -> Server:
-        """Return the real server, and count its start."""
-        checks, entrance = self.checks, self.entrance
-        weights = sorted(Path(model).glob("*.safetensors")) if self.profile.evict_page_cache else []
-        memory.drop(weights)  # before memory is measured
-        door.engine_socket().unlink(missing_ok=True)  # the preflight's
-        command, hang_s = self._command(model, words), checks.hang
+        command = serve(model, [*naming, *place, *share, *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
         if hang_s and "--disable-log-stats" in command:
             say("--disable-log-stats: hang detection is off, since a busy server would look hung")
             hang_s = 0
-        guard = None
+        server = self._supervised(command, None)
+        server.weights, server.link, server.hang_s = weights, link, hang_s
         mode = ("on" if self.profile.memory else "off") if checks.guard == "auto" else checks.guard
         if mode != "off":
-            guard = memory.Guard(acts=mode == "on", refuse=entrance.refuse if entrance else None)
-        server = Server(
-            command,
-            self.variables,
-            self.signals,
-            None,
-            expected=self._expected(command),
-            strict=self.backends == "fail",
-            hang_s=hang_s,
-            every_s=min(EVERY_S, hang_s / 12 or EVERY_S),
-            weights=weights,
-            link=link,
-            guard=guard,
-            entrance=entrance,
-        )
-        if entrance is not None:  # a worker takes no requests, and fails with its head
-            # three failed checks, and the time between them, fit into the time of a hang
-            client = server.client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
-            warms = self.profile.warm_up if checks.warm_up == "profile" else checks.warm_up
-            if warms != "off":
-                warm_up = partial(preflight.warm_up, client, command, health.tell)
-                server.warm_up = partial(warm_up, answers=self.profile.answers)
-            identity = "\0".join((socket.gethostname(), self.model, self.revision, *words))
-            digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
-            folder = kernels.parent if kernels else Path(tempfile.gettempdir())
-            self.starts = server.starts = folder / f"starts-{digest}"
-            begin(self.starts)
+            server.guard = memory.Guard(mode == "on", entrance.refuse if entrance else None)
+        if entrance is None:  # a worker takes no requests, and fails with its head
+            return server
+        # three failed checks, and the time between them, fit into the time of a hang
+        client = server.client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
+        server.every_s = min(EVERY_S, hang_s / 12 or EVERY_S)
+        if (self.profile.warm_up if checks.warm_up == "profile" else checks.warm_up) != "off":
+            warm_up = partial(preflight.warm_up, client, command, health.tell)
+            server.warm_up = partial(warm_up, answers=self.profile.answers)
+        identity = "\0".join((socket.gethostname(), self.model, self.revision, *words))
+        digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
+        folder = kernels.parent if kernels else Path(tempfile.gettempdir())
+        self.starts = server.starts = folder / f"starts-{digest}"
+        begin(self.starts)
         return server
 
 

@@ -1,11 +1,8 @@
 """Memory on a machine where GPU and host share it: vLLM's share, the page cache, the guard.
 
 vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before the use of other programs
-is known. vLLM refuses to start where that share is not available, and a share that just fits leaves
-nothing to the host. So the entrypoint computes it from the memory that is available.
-
-A machine that runs out of it is reported to hang until a power cycle: no container ends, and no
-login works. So the server, which uses most of it, has to give way: the guard.
+is known. So the entrypoint computes it from the memory that is available. A machine that runs out
+of it is reported to hang until a power cycle: the server has to give way before.
 """
 
 from __future__ import annotations
@@ -59,10 +56,6 @@ def read(root: Path = Path("/")) -> Reading:
     """Read the kernel's own estimate, and the limit of this container.
 
     ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
-    The container's page cache does not count as used either.
-
-    Raises:
-        OSError, ValueError, LookupError: a file or line is missing.
     """
     have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
     group = root / "sys/fs/cgroup"  # a container's own is at the top; version 2
@@ -89,15 +82,8 @@ def utilisation(
 
     Memory of an integrated GPU does not count towards a container's limit: others measured that on
     a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So there the limit has to leave
-    room for the host's part, and does not change the share.
-
-    Args:
-        cuda_total: bytes of an integrated GPU's memory as CUDA counts them, which vLLM multiplies
-            by the share; None: no GPU is integrated.
-        machines: that the weights are split over.
-
-    Raises:
-        MemoryShortError: less than ``least_gib`` is available, or the limit is too small.
+    room for the host's part, and does not change the share. ``cuda_total``: its bytes as CUDA
+    counts them, which vLLM multiplies by the share; None: no GPU is integrated.
     """
     text = described(reading, cuda_total)
     if cuda_total is not None and reading.limit is not None and reading.limit < HOST_GIB * GIB:
@@ -130,11 +116,7 @@ def described(reading: Reading, cuda_total: int | None = None) -> str:
 
 
 def share(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> list[str]:
-    """Return the options for vLLM's share of memory; a user's own is left alone.
-
-    Raises:
-        MemoryShortError: the model does not fit.
-    """
+    """Return the options for vLLM's share of memory; a user's own is left alone."""
     own = (SHARE, "--device-memory-utilization", "--kv-cache-memory-bytes")
     if plan is None or any(options.has(caller, option) for option in own):
         return []
@@ -195,10 +177,9 @@ class Guard:
     """Times of the readings in a row below each mark."""
 
     def begin(self) -> None:
-        """Lock this process' pages in memory, and log that it watches.
+        """Lock this process' pages in memory, which a machine without memory would drop first.
 
-        A machine that runs out of memory drops the pages of programs first, and the guard would
-        wait for the disk. Not with a limit on locked memory, beyond which allocations would fail.
+        Not with a limit on locked memory, beyond which allocations would fail.
         """
         say(f"memory guard: {'on' if self.acts else 'warns only'}")
         if self.acts and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:

@@ -1,16 +1,10 @@
 """Requests before users are served: a small model with known answers, then the warm-up.
 
-**Preflight.** The image has a small checkpoint with gpt-oss' architecture, and its expected answers
-(``sparkforge/checkpoints/trial.py``). It is served before anything large is downloaded, with the
-real model's backends, and its log-probabilities are compared.
-
-**Warm-up.** Kernels depend on the number of tokens and sequences in a step of the engine, and on
-the sampling options. A dozen fixed requests use those that users need most.
-
-**A question.** Status 200 alone proves nothing. The best known fault of gpt-oss on SM 12.1
-(vllm#37030) answers every chat with status 200, without content and reasoning: an expert kernel
-computes wrong values, so the first Harmony token is wrong. Parallel requests showed it first. So a
-server with the real weights has to do a sum, in one request and in several at once.
+The image has a small checkpoint with gpt-oss' architecture and its expected answers
+(``sparkforge/checkpoints/trial.py``), which is served before anything large is downloaded, with the
+real model's backends. The best known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat
+with status 200, without content and reasoning: an expert kernel computes wrong values. Parallel
+requests showed it first. So a server with the real weights also has to do a sum.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from sparkforge.core import git
+from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, PinsError
-from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.pins import RELEASE_PLAN, Provider, ReleaseFile, SourcePlan, Upstream

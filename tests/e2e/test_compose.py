@@ -23,7 +23,7 @@ import requests
 
 from sparkforge.build import composing, image
 from sparkforge.build.context import Tools
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from sparkforge.runtime import engine
 from tests.disks import fill, mounted
 from tests.results import context_of

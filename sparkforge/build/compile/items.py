@@ -196,7 +196,7 @@ def _run(context: Context, engine: Engine, builder: str, name: str, work: Path) 
         options=("--no-cache-filter=compile",),  # the store keeps what is compiled
     )
     try:
-        call(*build.command(), stream=True, guarded=True)
+        call(*build.command(), stream=True)
     except CommandError as error:
         msg = f"{name} does not compile:\n{error}"
         raise BuildError(msg, "see the compiler's output above") from error

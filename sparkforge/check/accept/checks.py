@@ -16,7 +16,7 @@ from threading import Event
 from typing import Any, Literal
 
 from sparkforge.check.accept.server import Subject, Unseen
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said
 from sparkforge.serving.profile import Watch

@@ -23,8 +23,8 @@ from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.stages.trees import source_of
 from sparkforge.check.bench.result import Identity
 from sparkforge.checkpoints.tiny import expand
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import ServerError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime.client import Place
