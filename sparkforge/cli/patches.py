@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from cyclopts import Parameter
@@ -12,16 +11,14 @@ from cyclopts import Parameter
 from sparkforge.build.options import OutputOptions, SourceName, chosen_series, source_plan
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
-from sparkforge.core.run import in_parallel
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import exporting, importing, lint, series, worktree
 from sparkforge.series.patchfile import NATIVE
-from sparkforge.series.series import Patched, Series
+from sparkforge.series.series import Series
 from sparkforge.sources import sources
 from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
 from sparkforge.sources.sources import Source
 
-_PARALLEL = 4  # series that are applied at once
 _CHERRY_PICK = "make a new work tree (build.py patches apply) and cherry-pick your commits onto it"
 
 
@@ -152,37 +149,24 @@ def list_patches(options: ListOptions = ListOptions()) -> int:
 def check_series(options: CheckOptions = CheckOptions()) -> int:
     """Lint every series, and apply it to its source."""
     project = Project.open(options.project)
-    store, loaded = project.store, project.pins
     plan = source_plan(options.source, project.access, RELEASE_PLAN)
     report: dict[str, Any] = {}
     problems: list[str] = []
-    todo: list[tuple[Series, Source]] = []
-    for own in chosen_series(options.upstream, project.root, loaded):
-        upstream = loaded.upstreams[own.upstream]
+    for own in chosen_series(options.upstream, project.root, project.pins):
+        name, upstream = own.upstream, project.pins.upstreams[own.upstream]
         problems += lint.lint(own, project.root, upstream.paths)
         series.check_emptied(own, upstream)
-        report[own.upstream] = {"patches": len(own.patches)}
+        report[name] = {"patches": len(own.patches)}
         if own.patches:
-            source = sources.ensure(store, own.upstream, upstream, plan, project.access)
-            todo.append((own, source))
-
-    def applied(job: tuple[Series, Source], stopping: Event) -> Patched:
-        return series.apply(store, *job, again=True)
-
-    # each in a repository of its own
-    for (own, source), patched in zip(todo, in_parallel(applied, todo, _PARALLEL), strict=True):
-        recorded = loaded.upstreams[own.upstream].patched.get(source.provider)
-        series.check_record(own.upstream, source, patched.commit, patched.tree, recorded)
-        report[own.upstream] |= {"tree": patched.tree, "recorded": recorded is not None}
-        note = (
-            "as recorded"
-            if recorded
-            else f"not recorded: build.py {series.RECORD[source.provider]}"
-        )
-        log.info(
-            f"{own.upstream}: {counted(len(own.patches), 'patch applies', 'patches apply')}"
-            f" exactly, tree {patched.tree[:12]}, {note}"
-        )
+            source = sources.ensure(project.store, name, upstream, plan, project.access)
+            patched = series.apply(project.store, own, source, again=True)
+            recorded = upstream.patched.get(source.provider)
+            series.check_record(name, source, patched.commit, patched.tree, recorded)
+            report[name] |= {"tree": patched.tree, "recorded": recorded is not None}
+            how = f"not recorded: build.py {series.RECORD[source.provider]}"
+            applies = counted(len(own.patches), "patch applies", "patches apply")
+            note = "as recorded" if recorded else how
+            log.info(f"{name}: {applies} exactly, tree {patched.tree[:12]}, {note}")
     if problems:
         raise SeriesError("\n".join(problems))
     log.document(report)
@@ -247,12 +231,11 @@ def import_patches(options: ImportOptions) -> int:
     for file in options.file:
         if not file.is_file():
             raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
-    given = options.trailers.given()
-    wanted = importing.Wanted(given, options.subject, options.why)
+    words = importing.Words(options.trailers.given(), options.subject, options.why)
     with Project.open(options.project).locked() as project:
         source, now = _source(project, options.upstream)
         patched = series.apply(project.store, now, source)
-        chain = importing.chain(project.store, now, patched, options.file, wanted)
+        chain = importing.chain(project.store, now, patched, options.file, words)
         fix = "add what the files lack: --why TEXT, --subject TEXT, or the option of a trailer"
         result = exporting.export(project, now, chain, drop=(), check=False, fix=fix)
     log.document(exporting.document(*result))

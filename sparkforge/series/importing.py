@@ -30,14 +30,9 @@ _DIFF = re.compile(rb"\A\s*(diff --git |--- |Index: )")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Additions to patches from outside.
-
-    Attributes:
-        trailers: replace the patch's own.
-        subject: replaces the patch's own; required for a diff, which has none.
-        why: inserted before the patch's own message.
-    """
+class Words:
+    """Additions to patches from outside: trailers and a subject instead of their own (a diff has
+    none), and the reason in front of their message."""
 
     trailers: Mapping[str, str]
     subject: str | None = None
@@ -59,7 +54,7 @@ def _block(trailers: Iterable[tuple[str, str]]) -> str:
 
 
 def chain(
-    store: Store, series: Series, patched: Patched, files: Sequence[Path], wanted: Wanted
+    store: Store, series: Series, patched: Patched, files: Sequence[Path], words: Words
 ) -> Chain:
     """Return the series' commits with those of the files behind them.
 
@@ -77,13 +72,13 @@ def chain(
         store.temporary("import") as work,
         git.sparse_worktree(source.repo, work / "tree", patched.commit, paths) as tree,
     ):
-        fresh = [one for file in files for one in _applied(tree, series.upstream, file, wanted)]
-        if wanted.subject is not None and len(fresh) > 1:
+        fresh = [one for file in files for one in _applied(tree, series.upstream, file, words)]
+        if words.subject is not None and len(fresh) > 1:
             msg = f"--subject is for one patch, but there are {len(fresh)}"
             raise UsageError(msg, "import them one by one")
         tip = patched.commit
         for commit in fresh:
-            tip = _rewritten(tree, commit, tip, wanted)
+            tip = _rewritten(tree, commit, tip, words)
         with gitread.reading(tree) as reader:
             return Chain(source, reader.chain(source.commit, tip), {})
 
@@ -91,16 +86,16 @@ def chain(
 def _paths(file: Path) -> list[str]:
     """Return the paths that a patch touches, on both sides of a rename."""
     try:
-        words = ("apply", "--numstat", "-z", str(file.resolve()))
+        how = ("apply", "--numstat", "-z", str(file.resolve()))
         nowhere = {"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"}
-        listing = git.git(Path(), *words, env=nowhere)
+        listing = git.git(Path(), *how, env=nowhere)
     except CommandError as error:
         msg = f"{file}: not a patch that git can read:\n{error}"
         raise SeriesError(msg, "create it with git format-patch, or download the .patch") from None
     return [field.rpartition("\t")[2] for field in listing.split("\0") if field]
 
 
-def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]:
+def _applied(tree: Path, upstream: str, file: Path, words: Words) -> list[str]:
     """Apply one file in a worktree; return its commits."""
     before = git.git(tree, "rev-parse", "HEAD")
     hint = (
@@ -109,12 +104,12 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
     )
     try:
         if _DIFF.match(file.read_bytes()):
-            if wanted.subject is None:
+            if words.subject is None:
                 raise UsageError(f"{file}: a diff has no subject", "add one with --subject TEXT")
             git.git(tree, "apply", "--3way", "--whitespace=nowarn", str(file.resolve()))
             name, address = worktree.identity()
             author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
-            git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", wanted.subject, env=author)
+            git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", words.subject, env=author)
         else:
             git.git(tree, *AM, "--3way", str(file.resolve()))
     except CommandError as error:
@@ -125,7 +120,7 @@ def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]
     return fresh
 
 
-def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
+def _rewritten(tree: Path, commit: str, parent: str, words: Words) -> str:
     """Repeat the commit on a parent, with its message in our form."""
     name, address, date, message = git.git(
         tree, "show", "-s", "--date=raw", "--format=%an%x00%ae%x00%ad%x00%B", commit
@@ -133,16 +128,16 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
     subject, _, body = message.strip().partition("\n")
     body, trailers = parted(body)
     present = dict(trailers)
-    ours = {key: wanted.trailers.get(key) or present.get(key, "") for key in TRAILERS}
+    ours = {key: words.trailers.get(key) or present.get(key, "") for key in TRAILERS}
     if missing := [key for key, value in ours.items() if not value]:
         options = " ".join(f"--{key.lower()} TEXT" for key in missing)
         raise UsageError(f"{subject!r}: no trailer {', '.join(missing)}", f"add {options}")
-    if native := wanted.trailers.get(NATIVE) or present.get(NATIVE):
+    if native := words.trailers.get(NATIVE) or present.get(NATIVE):
         ours[NATIVE] = native
     # of these there may be several: two Signed-off-by
     foreign = _block((key, value) for key, value in trailers if key not in ours)
-    parts = [wanted.subject or subject, wanted.why, body, foreign, _block(ours.items())]
+    parts = [words.subject or subject, words.why, body, foreign, _block(ours.items())]
     text = "\n\n".join(part for part in parts if part) + "\n"
     author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address, "GIT_AUTHOR_DATE": date}
-    words = ("commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-")
-    return git.git(tree, *words, stdin=text.encode(errors="surrogateescape"), env=author)
+    how = ("commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-")
+    return git.git(tree, *how, stdin=text.encode(errors="surrogateescape"), env=author)
