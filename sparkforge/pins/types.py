@@ -34,8 +34,8 @@ class Model(BaseModel):
 
 
 def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
-    """Return the constraint of a text by a regular expression, and remember its hint."""
-    REMEDIES[pattern] = remedy
+    """Return the constraint of a text by a regular expression, and remember what to give."""
+    REMEDIES[pattern] = f"give {remedy}"
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
@@ -73,22 +73,11 @@ def _file(path: str) -> str:
 
 Count = Annotated[int, BeforeValidator(number), Field(gt=0, strict=True)]
 Bytes = Annotated[int, BeforeValidator(number), Field(ge=0, strict=True)]
-_COMMIT = shaped(
-    r"^[0-9a-f]{40}$", "give the full 40-digit commit SHA (git rev-parse REF^{commit})"
-)
-Commit = Annotated[str, _COMMIT, AfterValidator(_whole)]
-Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "give the full 64-digit sha256 (sha256sum FILE)")]
-Digest = Annotated[
-    str, shaped(r"^sha256:[0-9a-f]{64}$", "give sha256: and the 64 hex digits of the image digest")
-]
-Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", "use a-z, 0-9, dots and - or _", 100)]
-Tag = Annotated[
-    str,
-    shaped(
-        r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$",
-        "give a release tag such as v0.33.0; branches and 'latest' move",
-    ),
-]
+Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$", "the full 40-digit SHA"), AfterValidator(_whole)]
+Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "the full 64-digit sha256 (sha256sum FILE)")]
+Digest = Annotated[str, shaped(r"^sha256:[0-9a-f]{64}$", "sha256: and 64 digits, not a tag")]
+Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", "a-z, 0-9, dots and - or _", 100)]
+Tag = Annotated[str, shaped(r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$", "a release tag: v0.33.0")]
 Platform = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, Platform] = {
     "x86_64": "linux/amd64",
@@ -100,80 +89,36 @@ Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""
 FilePath = Annotated[str, AfterValidator(_file)]
 """A file below that folder."""
-AbsolutePath = Annotated[
-    str,
-    shaped(
-        r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$",
-        "give an absolute path of a file in the image, without parts that start with a dot",
-    ),
-]
-Module = Annotated[
-    str,
-    shaped(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", "give a Python module's name"),
-]
-FileName = Annotated[
-    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "give a file name without folders")
-]
-ReleaseFileName = Annotated[
-    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$", "give a .whl or .tar.gz file")
-]
-GitUrl = Annotated[
-    str,
-    shaped(
-        r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?"
-        r"(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+\.git$",
-        "give https://HOST/PATH.git, without user, password, query or fragment",
-    ),
-]
-Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$", "give a variable name in capitals")]
-CMakeTarget = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "give a CMake target's name")]
-CMakeWord = Annotated[
-    str,
-    shaped(
-        r"^-D[A-Za-z0-9_]+(:[A-Z]+)?=([^{}]|\{device\})*$",
-        "write -DNAME=VALUE; {device} is the only placeholder",
-    ),
-]
+_ABSOLUTE = r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$"
+AbsolutePath = Annotated[str, shaped(_ABSOLUTE, "an absolute path without dot parts")]
+_MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+Module = Annotated[str, shaped(_MODULE, "a Python module's name")]
+FileName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "a file name without folders")]
+_RELEASE_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$"
+ReleaseFileName = Annotated[str, shaped(_RELEASE_FILE, "a .whl or .tar.gz file")]
+_HOST = r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?"
+_GIT = rf"{_HOST}(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+\.git$"
+GitUrl = Annotated[str, shaped(_GIT, "https://HOST/PATH.git, without user, query and fragment")]
+Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$", "a variable name in capitals")]
+CMakeTarget = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a CMake target's name")]
+_CMAKE = r"^-D[A-Za-z0-9_]+(:[A-Z]+)?=([^{}]|\{device\})*$"
+CMakeWord = Annotated[str, shaped(_CMAKE, "-DNAME=VALUE; {device} is the only placeholder")]
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-ImageRepository = Annotated[
-    str,
-    shaped(
-        rf"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{{1,5}})?/)?{_PART}(/{_PART})*$",
-        "give [REGISTRY/]NAME in lower case, without tag and digest",
-    ),
-]
-ImageTag = Annotated[str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "give a plain tag", 128)]
-ModelRepository = Annotated[
-    str,
-    shaped(
-        r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*$", "give ORGANISATION/MODEL"
-    ),
-]
-DebPackage = Annotated[
-    str,
-    shaped(
-        # with a hyphen at the end apt would remove the package
-        r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$",
-        "give a Debian package, NAME or NAME=VERSION",
-    ),
-]
-TorchBackend = Annotated[
-    str,
-    shaped(
-        r"^(cpu|xpu|cu[0-9]{2,3}|rocm[0-9]+(\.[0-9]+)*)$",
-        "use uv's name of one PyTorch build: cpu, cu130, rocm6.4, xpu",
-    ),
-]
-CudaArch = Annotated[
-    str, shaped(r"^[1-9][0-9]?\.[0-9]$", 'give a compute capability in quotes: "12.1"')
-]
-GpuCode = Annotated[
-    str, shaped(r"^[1-9][0-9]{1,2}[af]?$", "give an architecture as compilers name it: 121a")
-]
-Python = Annotated[str, shaped(r"^3\.[0-9]+$", "give 3.MINOR, for example 3.12")]
-LocalVersion = Annotated[
-    str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "use a-z, 0-9 and dots, as in cpu.spark")
-]
+_REGISTRY = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?/)?"
+_IMAGE = rf"^{_REGISTRY}{_PART}(/{_PART})*$"
+ImageRepository = Annotated[str, shaped(_IMAGE, "[REGISTRY/]NAME in lower case, without tag")]
+ImageTag = Annotated[str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "a plain tag", 128)]
+_MODEL = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+ModelRepository = Annotated[str, shaped(_MODEL, "ORGANISATION/MODEL")]
+# with a hyphen at the end apt would remove the package
+_DEB = r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$"
+DebPackage = Annotated[str, shaped(_DEB, "a Debian package, NAME or NAME=VERSION")]
+_TORCH = r"^(cpu|xpu|cu[0-9]{2,3}|rocm[0-9]+(\.[0-9]+)*)$"
+TorchBackend = Annotated[str, shaped(_TORCH, "uv's name of one PyTorch build: cpu, cu130, xpu")]
+CudaArch = Annotated[str, shaped(r"^[1-9][0-9]?\.[0-9]$", 'a compute capability in quotes: "12.1"')]
+GpuCode = Annotated[str, shaped(r"^[1-9][0-9]{1,2}[af]?$", "an architecture as in sm_: 121a")]
+Python = Annotated[str, shaped(r"^3\.[0-9]+$", "3.MINOR, for example 3.12")]
+LocalVersion = Annotated[str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "a-z, 0-9, dots: cpu.spark")]
 
 
 class PathRule(Model):
