@@ -129,14 +129,6 @@ def test_squashed_commits_are_told(tree: Tree) -> None:
     assert series_of(tree.project) == [PATCH]
 
 
-def test_comments_of_the_series_stay_where_they_were(tree: Tree) -> None:
-    listing = tree.project.patches / "series"
-    listing.write_text(f"# first of all\n{PATCH}\n\n# the end\n")
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    tree.export()
-    assert listing.read_text() == f"# first of all\n{PATCH}\n{NEW}\n\n# the end\n"
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -164,15 +156,6 @@ def test_a_name_that_is_not_utf8_comes_back(tree: Tree) -> None:
     tree.commit({name: b"x = 1\n"}, "Add a module")
     tree.export()
     tree.run("patches", "check")
-
-
-def test_a_message_in_another_encoding_comes_back_as_utf8(tree: Tree) -> None:
-    tree.git("config", "i18n.commitEncoding", "latin-1")
-    text = f"Add a caf\u00e9 module\n\nJ\u00fcrgen wants it. {BODY}".encode("latin-1")
-    tree.write({"demo/new.py": b"y = 1\n"})
-    tree.git("commit", "--quiet", "-F", "-", stdin=text)
-    (added,) = tree.export()["added"]
-    assert "J\u00fcrgen" in (tree.project.patches / added).read_text(encoding="utf-8")
 
 
 def test_check_sees_that_an_export_would_change_a_patch(tree: Tree) -> None:

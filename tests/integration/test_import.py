@@ -178,14 +178,6 @@ def test_a_new_patch_is_refused_until_its_template_is_filled_in(tree: Tree) -> N
     assert tree.export()["added"] == ["add-a-module.patch"]
 
 
-def test_a_new_patch_with_all_given_needs_its_reason_only(tree: Tree) -> None:
-    tree.write({"demo/new.py": b"y = 1\n"})
-    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
-    message = tree.git("show", "-s", "--format=%B")
-    assert message.count("FILL IN:") == 1
-    assert "Risk: build\n" in message
-
-
 def test_nothing_to_make_a_patch_of(tree: Tree) -> None:
     head = tree.git("rev-parse", "HEAD")
     for subject in ("", " ", "two\nlines"):
@@ -200,12 +192,3 @@ def test_a_user_without_a_name_can_commit(tree: Tree) -> None:
     again = tree.path.parent / "again"
     tree.run("patches", "apply", "demo", str(again))
     assert "user.email" not in (again / ".git" / "config").read_text()
-
-
-def test_a_signed_commit_gets_the_form_of_a_patch(tree: Tree) -> None:
-    tree.write({"demo/new.py": b"y = 1\n"})
-    tree.git("commit", "--quiet", "--signoff", "-m", f"Add a module\n\n{WHY}")
-    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
-    message = tree.git("log", "-1", "--format=%B")
-    assert f"{WHY}\n\nSigned-off-by: Ada <ada@example.invalid>\n\nUpstream-Status: " in message
-    assert tree.export()["added"] == ["add-a-module.patch"]

@@ -93,20 +93,6 @@ def listing(source: Source) -> dict[str, str]:
     return {path: meta.split()[0] for meta, path in entries}
 
 
-def test_wheels_of_two_platforms_give_one_commit(world: World) -> None:
-    commits = set()
-    for number, name in enumerate(("one", "two")):
-        (world.folder / name).mkdir()
-        file = make_wheel(
-            world.folder / name,
-            f"demo_{name}",
-            "1.0",
-            {"demo/__init__.py": b"x = 1\n", "demo/native.so": b"%d" % number},
-        )
-        commits.add(world.release(file).commit)
-    assert len(commits) == 1
-
-
 # -- git ---------------------------------------------------------------------------
 
 
@@ -195,17 +181,6 @@ def test_fallback_needs_permission_and_warns(
     assert "using the release file instead of git" in out
 
 
-def test_moved_tag_does_not_fall_back(world: World) -> None:
-    repo = Repo(world.folder / "demo")
-    pinned = repo.commit(dict(FILES))
-    repo.commit({"more": b"more\n"})
-    repo("tag", "v1.0")
-    file = make_sdist(world.links(), "demo", "1.0", FILES)
-    plain = upstream(pinned, file=file).model_copy(update={"git": str(repo.path)})
-    with pytest.raises(IntegrityError):
-        sources.ensure(world.store, "demo", plain, EITHER, world.access())
-
-
 @pytest.mark.parametrize("left", ["shallow.lock", "packed-refs.lock", "refs/pins/v1.0/x.lock"])
 def test_locks_of_killed_git_are_removed(world: World, left: str) -> None:
     repo = Repo(world.folder / "demo")
@@ -257,20 +232,8 @@ def test_wheel_import_maps_paths(world: World) -> None:
 
 
 def test_import_keeps_modes_links_and_names(world: World) -> None:
-    names = [
-        "with space",
-        'quo"te',
-        "back\\slash",
-        "new\nline",
-        "tab\t",
-        "ünï",
-        "-dash",
-        "a b/a b",
-        "\udcff\udcfe",
-        "#hash",
-        "$(x)",
-        "trailing ",
-    ]
+    names = ["with space", 'quo"te', "back\\slash", "new\nline", "tab\t", "\u00fcn\u00ef", "-dash"]
+    names += ["a b/a b", "\udcff\udcfe", "#hash", "$(x)", "trailing "]
     members = [tar_member(f"demo-1.0/d/{name}", name.encode(errors="replace")) for name in names]
     members += [
         tar_member("demo-1.0/run", b"#!/bin/sh\n", mode=0o755),

@@ -251,11 +251,6 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
     assert len(message) < 200
 
 
-def test_a_merge_key_is_an_unknown_key(tmp_path: Path) -> None:
-    text = changed("release:\n", "release:\n  <<: {counter: 1}\n")
-    assert any("release.<<: unknown key" in message for message in refusal(tmp_path, text))
-
-
 @pytest.mark.parametrize("sha", ["0" * 39 + "7", "1" * 40, "11e" + "3" * 37, "07" * 20])
 @pytest.mark.parametrize("word", ["yes", "no", "1.0", "12", "0o17", "2026-01-01"])
 def test_a_text_value_is_the_text_as_written(tmp_path: Path, sha: str, word: str) -> None:
@@ -377,13 +372,6 @@ def test_a_record_copes_with_other_ways_of_writing(tmp_path: Path, text: str) ->
     assert [ln for ln in wanted if not any(m in ln for m in mine)] == [
         ln for ln in left if not any(m in ln for m in (*mine, "commit: 1"))
     ]
-
-
-def test_a_record_for_an_unknown_upstream_changes_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    with pytest.raises(UsageError, match="no such upstream"):
-        edit.record(path, "nobody", "git", RECORDED)
-    assert path.read_text() == GOOD
 
 
 def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Path) -> None:

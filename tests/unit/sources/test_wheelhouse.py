@@ -200,14 +200,6 @@ def test_markers_select_lines(store: Store, web: Server, tmp_path: Path) -> None
     assert filled(store, wanted(tmp_path, text)) == [name]
 
 
-def test_tool_in_lock_is_fetched_once(store: Store, web: Server, tmp_path: Path) -> None:
-    name, data = wheel(tmp_path, "demo", "py3-none-any")
-    add_project(web, "demo", {name: data})
-    tool = Locked("demo", "1.0", frozenset({sha256(data)}))
-    want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}", tools=(tool,))
-    assert filled(store, want) == [name]
-
-
 def test_recorded_size_limits_download(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
