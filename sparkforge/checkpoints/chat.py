@@ -76,6 +76,7 @@ _SPLIT = "|".join(
 Word = bytes | str
 """A token: bytes of the vocabulary, or the name of a special one."""
 Words = tuple[Word, ...]
+Weights = npt.NDArray[np.float32]
 
 
 def _split(text: str) -> Words:
@@ -144,10 +145,13 @@ def rules() -> list[Rule]:
     ]
 
 
-def _words() -> list[Word]:
-    """Return each word that has a place in the residual stream, once, in a fixed order."""
-    script = [word for rule in rules() for word in (rule.word, rule.then)]
-    return list(dict.fromkeys((*script, b"namespace", b" functions", b" JSON")))
+# places in the residual stream; the constant is at 0
+_SCRIPT = [word for rule in rules() for word in (rule.word, rule.then)]
+_EVERY = dict.fromkeys((*_SCRIPT, b"namespace", b" functions", b" JSON"))
+_WORDS: dict[Word, int] = {word: place for place, word in enumerate(_EVERY, start=1)}
+_NAMES: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
+_BITS: dict[Word, int] = {name: place for place, name in enumerate(_NAMES, 1 + len(_WORDS))}
+assert len(_WORDS) + len(_BITS) < HIDDEN_SIZE
 
 
 def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
@@ -163,27 +167,16 @@ def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
         ValueError: `tokens` lacks a word of the script, so it is another vocabulary.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    if missing := [word for word in _words() if isinstance(word, bytes) and word not in ranks]:
+    if missing := [word for word in _WORDS if isinstance(word, bytes) and word not in ranks]:
         raise ValueError(f"not o200k_base: it has no token {missing[0]!r}")
     return write_checkpoint(dest, _tensors(ranks), _files(ranks))
 
 
-def _places() -> tuple[dict[Word, int], dict[Word, int]]:
-    """Return the places of words and bits in the residual stream; the constant is at 0."""
-    words = {word: place for place, word in enumerate(_words(), start=1)}
-    names: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
-    bits = {name: place for place, name in enumerate(names, start=1 + len(words))}
-    assert len(words) + len(bits) < HIDDEN_SIZE
-    return words, bits
-
-
 def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
     """Return all tensors by their names in the checkpoint; BF16 as uint16 bits."""
-    words, bits = _places()
-    embedding = np.zeros((VOCAB_SIZE, HIDDEN_SIZE), np.float32)
+    embedding, head = _zeros(VOCAB_SIZE, HIDDEN_SIZE), _zeros(VOCAB_SIZE, HIDDEN_SIZE)
     embedding[:, 0] = _CONSTANT
-    head = np.zeros((VOCAB_SIZE, HIDDEN_SIZE), np.float32)
-    for word, place in words.items():
+    for word, place in _WORDS.items():
         token = SPECIAL_TOKENS[word] if isinstance(word, str) else ranks[word]
         embedding[token, place] = 1.0
         head[token, place] = 8.0  # with the experts' 28: a logit of 68, where all others have 2
@@ -198,11 +191,8 @@ def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
         Rule(b" functions", _DECLARES, given=(b"namespace",)),
         Rule(b"functions", _RESULT, given=("<|start|>",)),
     ]
-    attentions = (_looking_back(words, bits), _looking_for(words, bits))
-    experts = (
-        _experts(recognised, words, bits, bits, 1.0),
-        _experts(rules(), words, bits, words, 4.0),
-    )
+    attentions = (_looking_back(), _looking_for())
+    experts = (_experts(recognised, _BITS, 1.0), _experts(rules(), _WORDS, 4.0))
     for layer in range(2):
         base = f"model.layers.{layer}"
         into = np.full(HIDDEN_SIZE, _UNIT, np.float32)
@@ -215,26 +205,21 @@ def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
     return tensors
 
 
-def _attention() -> dict[str, npt.NDArray[np.float32]]:
+def _zeros(*shape: int) -> Weights:
+    return np.zeros(shape, np.float32)
+
+
+def _attention() -> dict[str, Weights]:
     """Return the weights of an attention without effect."""
-    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
-    shapes = {
-        "q_proj.weight": (queries, HIDDEN_SIZE),
-        "q_proj.bias": (queries,),
-        "k_proj.weight": (keys, HIDDEN_SIZE),
-        "k_proj.bias": (keys,),
-        "v_proj.weight": (keys, HIDDEN_SIZE),
-        "v_proj.bias": (keys,),
-        "o_proj.weight": (HIDDEN_SIZE, queries),
-        "o_proj.bias": (HIDDEN_SIZE,),
-        "sinks": (NUM_HEADS,),
-    }
-    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    sizes = {"q_proj": NUM_HEADS * HEAD_DIM, "k_proj": NUM_KV_HEADS * HEAD_DIM}
+    made = {"sinks": _zeros(NUM_HEADS)}
+    for name, size in {**sizes, "v_proj": sizes["k_proj"]}.items():
+        made |= {f"{name}.weight": _zeros(size, HIDDEN_SIZE), f"{name}.bias": _zeros(size)}
+    out = {"o_proj.weight": _zeros(HIDDEN_SIZE, sizes["q_proj"])}
+    return made | out | {"o_proj.bias": _zeros(HIDDEN_SIZE)}
 
 
-def _looking_back(
-    words: dict[Word, int], bits: dict[Word, int]
-) -> dict[str, npt.NDArray[np.float32]]:
+def _looking_back() -> dict[str, Weights]:
     """Return an attention: head 0 reads the word before, head 1 the word four back.
 
     Keys are the same everywhere, and queries are turned by one or four tokens: so the product is
@@ -253,14 +238,12 @@ def _looking_back(
             made["q_proj.bias"][head * HEAD_DIM + half + pair] = strength * math.sin(angle)
     read = {name: (0, name) for name in _BEFORE} | {_THOUGHT: (1, _REASONING[-1])}
     for place, (bit, (head, word)) in enumerate(read.items()):
-        made["v_proj.weight"][place, words[word]] = 1.0
-        made["o_proj.weight"][bits[bit], head * HEAD_DIM + place] = 1.0
+        made["v_proj.weight"][place, _WORDS[word]] = 1.0
+        made["o_proj.weight"][_BITS[bit], head * HEAD_DIM + place] = 1.0
     return made
 
 
-def _looking_for(
-    words: dict[Word, int], bits: dict[Word, int]
-) -> dict[str, npt.NDArray[np.float32]]:
+def _looking_for() -> dict[str, Weights]:
     """Return an attention: heads 0 to 2 find a declaration of tools, a result, the word " JSON".
 
     The wanted token has an exponent of about 40, the sink 20, all else 0: neither 131,072 other
@@ -268,9 +251,9 @@ def _looking_for(
     """
     made = _attention()
     wanted = {
-        _HAS_TOOLS: (bits[_DECLARES], 7.0),
-        _HAS_RESULT: (bits[_RESULT], 7.0),
-        _WANTS_JSON: (words[b" JSON"], 1.0),
+        _HAS_TOOLS: (_BITS[_DECLARES], 7.0),
+        _HAS_RESULT: (_BITS[_RESULT], 7.0),
+        _WANTS_JSON: (_WORDS[b" JSON"], 1.0),
     }
     for head, (bit, (seen, size)) in enumerate(wanted.items()):
         pair = HEAD_DIM // 2 - 1 - head % 2  # heads that share keys have a pair each
@@ -278,49 +261,45 @@ def _looking_for(
         made["q_proj.bias"][head * HEAD_DIM + pair] = 16.0
         made["k_proj.weight"][kept + pair, seen] = 8.0 / size
         made["v_proj.weight"][kept + head, seen] = 1.0 / size
-        made["o_proj.weight"][bits[bit], head * HEAD_DIM + head] = 1.0
+        made["o_proj.weight"][_BITS[bit], head * HEAD_DIM + head] = 1.0
         made["sinks"][head] = 20.0
     return made
 
 
 def _experts(
-    script: list[Rule],
-    words: dict[Word, int],
-    bits: dict[Word, int],
-    targets: dict[Word, int],
-    strength: float,
+    script: list[Rule], targets: dict[Word, int], strength: float
 ) -> dict[str, npt.NDArray[Any]]:
     """Return experts: each neuron is a rule, and adds 7 times `strength` at the rule's target.
 
     The rules of a word are in one expert, which gets all weight of the router.
     """
-    weights = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE), np.float32)
-    bias = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE), np.float32)
+    weights = _zeros(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE)
+    bias = _zeros(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE)
     bias[:, 0::2] = -_GATE  # gates and ups alternate; a neuron without a rule stays shut
-    down = np.zeros((NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE), np.float32)
-    router = np.zeros((NUM_EXPERTS, HIDDEN_SIZE), np.float32)
+    down = _zeros(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE)
+    router = _zeros(NUM_EXPERTS, HIDDEN_SIZE)
     used = [0] * NUM_EXPERTS
     for rule in script:
-        expert = words[rule.word] % NUM_EXPERTS
-        router[expert, words[rule.word]] = 1.0
+        expert = _WORDS[rule.word] % NUM_EXPERTS
+        router[expert, _WORDS[rule.word]] = 1.0
         neuron = used[expert]
         used[expert] += 1
         row = weights[expert, 2 * neuron]
-        row[[words[rule.word], *(bits[bit] for bit in rule.given)]] = 1.0
-        row[[bits[bit] for bit in rule.without]] = -1.0
+        row[[_WORDS[rule.word], *(_BITS[bit] for bit in rule.given)]] = 1.0
+        row[[_BITS[bit] for bit in rule.without]] = -1.0
         bias[expert, 2 * neuron] = -_GATE * (len(rule.given) + 0.5)
         down[expert, targets[rule.then], neuron] = strength
     return {
         "router.weight": to_bf16(router),
-        "router.bias": to_bf16(np.zeros(NUM_EXPERTS, np.float32)),
+        "router.bias": to_bf16(_zeros(NUM_EXPERTS)),
         **_packed("experts.gate_up_proj", weights),
         "experts.gate_up_proj_bias": to_bf16(bias),
         **_packed("experts.down_proj", down),
-        "experts.down_proj_bias": to_bf16(np.zeros((NUM_EXPERTS, HIDDEN_SIZE), np.float32)),
+        "experts.down_proj_bias": to_bf16(_zeros(NUM_EXPERTS, HIDDEN_SIZE)),
     }
 
 
-def _packed(name: str, weights: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.uint8]]:
+def _packed(name: str, weights: Weights) -> dict[str, npt.NDArray[np.uint8]]:
     """Return MXFP4 blocks and scales [experts, rows, ...] of weights that are exact in it."""
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     codes = np.searchsorted(values, np.abs(weights)).astype(np.uint8)
@@ -354,11 +333,8 @@ def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
         "factor": float(YARN_FACTOR),
         "original_max_position_embeddings": ORIGINAL_CONTEXT,
     }
-    files["generation_config.json"] |= {
-        "bos_token_id": start,
-        "eos_token_id": ends,
-        "pad_token_id": pad,
-    }
+    files["generation_config.json"] |= {"bos_token_id": start, "eos_token_id": ends}
+    files["generation_config.json"] |= {"pad_token_id": pad}
     files["tokenizer_config.json"] |= {"model_max_length": context}
     files["tokenizer.json"] = _tokenizer(ranks)
     return files
