@@ -155,14 +155,12 @@ def check_series(options: CheckOptions = CheckOptions()) -> int:
     for own in chosen_series(options.upstream, project.root, project.pins):
         name, upstream = own.upstream, project.pins.upstreams[own.upstream]
         problems += lint.lint(own, project.root, upstream.paths)
-        series.check_emptied(own, upstream)
         report[name] = {"patches": len(own.patches)}
-        if own.patches:
+        if own.patches or upstream.patched:
             source = sources.ensure(project.store, name, upstream, plan, project.access)
-            patched = series.apply(project.store, own, source, again=True)
-            recorded = upstream.patched.get(source.provider)
-            series.check_record(name, source, patched.commit, patched.tree, recorded)
-            report[name] |= {"tree": patched.tree, "recorded": recorded is not None}
+            patched = series.apply_recorded(project.store, own, source, upstream, again=True)
+            recorded = source.provider in upstream.patched
+            report[name] |= {"tree": patched.tree, "recorded": recorded}
             how = f"not recorded: build.py {series.RECORD[source.provider]}"
             applies = counted(len(own.patches), "patch applies", "patches apply")
             note = "as recorded" if recorded else how

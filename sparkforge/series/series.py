@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
-from sparkforge.pins.pins import Provider, Recorded, Upstream
+from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.series.patchfile import Patch, check_shadows, read_patch, slug
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.store.store import Store, code_of
@@ -234,29 +234,19 @@ def _remedy(source: Source) -> str:
     return f"{RELEASE_INSTEAD}; or {remedy}" if source.provider == "git" else remedy
 
 
-def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstream) -> Patched:
-    """Apply a series and compare the result with its record in pins.yaml, if there is one."""
+def apply_recorded(
+    store: Store, series: Series, source: Source, upstream: Upstream, *, again: bool = False
+) -> Patched:
+    """Apply a series; IntegrityError: the result is not its record in pins.yaml, if it has one."""
     check_emptied(series, upstream)
-    patched = apply(store, series, source)
+    patched = apply(store, series, source, again=again)
     recorded = upstream.patched.get(source.provider)
-    check_record(series.upstream, source, patched.commit, patched.tree, recorded)
-    return patched
-
-
-def check_record(
-    upstream: str, source: Source, commit: str | None, tree: str, recorded: Recorded | None
-) -> None:
-    """Compare a patched tree, and the commit if there is one, with the record: IntegrityError."""
-    if recorded is None:
-        return
-    if recorded.tree != tree or (commit is not None and recorded.commit != commit):
+    if recorded and (recorded.commit, recorded.tree) != (patched.commit, patched.tree):
         msg = (
-            f"upstreams.{upstream}.patched.{source.provider}: the patched tree is {tree}"
-            f" (commit {commit or 'not created'}), but the record is {recorded.tree}"
+            f"upstreams.{series.upstream}.patched.{source.provider}: the patched tree is"
+            f" {patched.tree} (commit {patched.commit}), but the record is {recorded.tree}"
             f" (commit {recorded.commit})"
         )
-        remedy = (
-            f"if a patch changed on purpose, record it: build.py {RECORD[source.provider]};"
-            " if not, the series or the source differs from what was reviewed"
-        )
-        raise IntegrityError(msg, remedy)
+        remedy = f"if a patch changed on purpose: build.py {RECORD[source.provider]}"
+        raise IntegrityError(msg, f"{remedy}; else series or source is not what was reviewed")
+    return patched

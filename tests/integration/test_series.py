@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from sparkforge.core import git
 from sparkforge.core.errors import IntegrityError, SeriesError
 from sparkforge.pins import pins
-from sparkforge.pins.pins import Recorded
+from sparkforge.pins.pins import Recorded, Upstream
 from sparkforge.series import lint, series
 from sparkforge.series.series import Series
 from sparkforge.sources.sources import Source
@@ -388,18 +389,15 @@ def test_authors_and_dates_are_the_patchs_own(shop: Workshop) -> None:
 def test_a_record_that_differs_is_refused(shop: Workshop) -> None:
     shop.patch("Change a line", {"pkg/mod.py": edited(b"line 20\n", b"twenty\n")})
     patched = series.apply(shop.store, shop.read(), shop.source)
-    good = Recorded(commit=patched.commit, tree=patched.tree)
-    series.check_record("demo", shop.source, patched.commit, patched.tree, good)
-    series.check_record("demo", shop.source, None, patched.tree, good)
-    series.check_record("demo", shop.source, patched.commit, patched.tree, None)
-    for wrong in (
-        Recorded(commit="1" * 40, tree=patched.tree),
-        Recorded(commit=patched.commit, tree="2" * 40),
-    ):
-        with pytest.raises(IntegrityError, match=r"patched\.release.*the record is") as caught:
-            series.check_record("demo", shop.source, patched.commit, patched.tree, wrong)
-        assert caught.value.exit_code == 5
-        assert "pins record" in caught.value.remedy
+    right = {"commit": patched.commit, "tree": patched.tree}
+    for more, fits in (({}, True), ({"tree": "1" * 40}, False), ({"commit": "1" * 40}, False)):
+        record = {shop.source.provider: Recorded.model_validate({**right, **more})}
+        upstream = Upstream.model_construct(patched=record)
+        with nullcontext() if fits else pytest.raises(IntegrityError):
+            series.apply_recorded(shop.store, shop.read(), shop.source, upstream)
+    empty = Series("demo", shop.patches)
+    with pytest.raises(IntegrityError):
+        series.apply_recorded(shop.store, empty, shop.source, upstream)
 
 
 def test_the_real_series_is_read_and_clean() -> None:
