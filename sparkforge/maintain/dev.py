@@ -25,8 +25,8 @@ from sparkforge.core import git
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
-from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.pins.types import PathRule
 from sparkforge.runtime import buildx, environment
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
