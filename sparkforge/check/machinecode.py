@@ -18,7 +18,7 @@ from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.run import call, in_parallel
-from sparkforge.pins.contracts import compiles
+from sparkforge.pins.compiling import compiles
 from sparkforge.sources.project import Project
 from sparkforge.store.store import code_of
 

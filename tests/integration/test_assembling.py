@@ -9,7 +9,7 @@ import pytest
 
 from sparkforge.build.compile import natives
 from sparkforge.build.results import NativeFile
-from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.types import PathRule
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import Source
 from sparkforge.wheels import overlay

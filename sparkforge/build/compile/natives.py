@@ -33,8 +33,8 @@ from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.compiling import Native
-from sparkforge.pins.pathmap import PathRule, rule_of
 from sparkforge.pins.pins import Upstream
+from sparkforge.pins.types import PathRule, rule_of
 from sparkforge.runtime import buildx
 from sparkforge.series.series import Series
 from sparkforge.store.store import code_of

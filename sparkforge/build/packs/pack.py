@@ -25,7 +25,7 @@ from sparkforge.core.errors import BuildError, CommandError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.core.run import in_parallel
 from sparkforge.store.store import Store, code_of
-from sparkforge.wheels import fresh
+from sparkforge.wheels import archive
 
 DISTRIBUTION, PACKAGE = "flashinfer-jit-cache", "flashinfer_jit_cache"
 OBJECT = "unit.o"
@@ -161,8 +161,8 @@ def write(
         f"{PACKAGE}/manifest.json": f"{json.dumps(manifest, indent=1)}\n".encode(),
     }
     version, tag = about["version"], _TAGS[about["platform"]]
-    wheel = fresh.Fresh(DISTRIBUTION, version, tag, _METADATA, {**package, **members}, {})
-    path = fresh.write(wheel, epoch, folder)
+    wheel = archive.Fresh(DISTRIBUTION, version, tag, _METADATA, {**package, **members}, {})
+    path = archive.write_fresh(wheel, epoch, folder)
     hashes = {str(entry["name"]): str(entry["sha256"]) for entry in entries}
     units_in_all = len({unit for one in described for unit in one.units})
     return PackResult(path.name, sha256_file(path), version, hashes, units=units_in_all)

@@ -14,7 +14,7 @@ from sparkforge.check import machinecode, proofs
 from sparkforge.check.machinecode import Kernel, Library, Readers
 from sparkforge.core.errors import CheckError
 from sparkforge.pins import pins
-from sparkforge.pins.contracts import Contract
+from sparkforge.pins.compiling import Contract
 from tests.support import ROOT
 
 DATA = ROOT / "tests" / "data" / "proofs"
