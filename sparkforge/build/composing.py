@@ -21,8 +21,8 @@ from sparkforge.core.errors import BuildError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import envfile, registry
-from sparkforge.runtime.engine import Engine, connect
+from sparkforge.runtime import envfile
+from sparkforge.runtime.engine import Engine, connect, is_published
 from sparkforge.sources.project import checkout, pins_option
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _names(docker_image: DockerImage, repository: str) -> list[str]:
     digests: list[str] = docker_image.attrs.get("RepoDigests") or []
     return [
         *(name for name in docker_image.tags if name.startswith(f"{repository}:")),
-        *(name for name in digests if registry.reference(name) or not docker_image.tags),
+        *(name for name in digests if is_published(name) or not docker_image.tags),
     ]
 
 

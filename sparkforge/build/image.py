@@ -18,8 +18,7 @@ from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import code_digest
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import BaseImage, Engine
+from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
 
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
@@ -147,7 +146,8 @@ def build(
     passing = f"{name}:building-{key}"
     digest = _build(engine, context, base, contents, folder, passing)
     if engine.containerd_store:
-        engine.load(folder / ARCHIVE)
+        how = "see the docker output above"
+        docker("load", "--input", folder / ARCHIVE, remedy=how, error=BuildError)
         (folder / ARCHIVE).unlink()
     image = engine.client.images.get(passing)
     image_id = str(image.id)
@@ -191,29 +191,27 @@ def _build(
         (ours / "emulated").touch()
     metadata = folder / "build.json"
     try:
-        buildx.build(
-            buildx.ImageBuild(
-                context.root / "Dockerfile",
-                context.root,
-                context.builder,
-                _output(engine, name, folder / ARCHIVE),
-                stage="serve" if target.cuda_arch is None else "serve-gpu",
-                platform=context.platform,
-                arguments={
-                    "BASE": base.reference,
-                    "PYTHON_VERSION": target.python,
-                    "SOURCE_DATE_EPOCH": str(context.epoch),
-                    "RELEASE": context.release,
-                    "SERVE_FROM": "plain" if target.absent else "base",
-                    "SYSTEM_PACKAGES": " ".join(target.system_packages),
-                    "BUILD_PACKAGES": " ".join(target.build_packages),
-                    "SERVE_ARGS": shlex.join(target.serve),
-                },
-                labels=dict(sorted(contents.labels.items())),
-                contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
-                options=(f"--metadata-file={metadata}", *(["--no-cache"] if context.cold else [])),
-                ca_bundle=context.ca_bundle,
-            )
+        build_image(
+            context.root / "Dockerfile",
+            context.root,
+            context.builder,
+            _output(engine, name, folder / ARCHIVE),
+            stage="serve" if target.cuda_arch is None else "serve-gpu",
+            platform=context.platform,
+            arguments={
+                "BASE": base.reference,
+                "PYTHON_VERSION": target.python,
+                "SOURCE_DATE_EPOCH": str(context.epoch),
+                "RELEASE": context.release,
+                "SERVE_FROM": "plain" if target.absent else "base",
+                "SYSTEM_PACKAGES": " ".join(target.system_packages),
+                "BUILD_PACKAGES": " ".join(target.build_packages),
+                "SERVE_ARGS": shlex.join(target.serve),
+            },
+            labels=dict(sorted(contents.labels.items())),
+            contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
+            options=(f"--metadata-file={metadata}", *(["--no-cache"] if context.cold else [])),
+            ca_bundle=context.ca_bundle,
         )
     except BuildError as error:
         where = f"targets.{context.target_name}"

@@ -27,8 +27,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import background, call
 from sparkforge.runtime import envfile, servers
 from sparkforge.runtime.environment import python_path
-from sparkforge.runtime.serverlog import ending
-from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer
+from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
 from sparkforge.store.artefact import Artefact

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.errors import CheckError
-from sparkforge.inspect.verify import signing
-from sparkforge.inspect.verify.signing import SIGNED, Signer, Trust
+from sparkforge.release import signing
+from sparkforge.release.signing import SIGNED, Signer, Trust
 from tests.project import Project, new_project
 from tests.support import Server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.errors import CheckError, MachineError, UsageError
-from sparkforge.inspect.verify.signing import SIGNED
+from sparkforge.release.signing import SIGNED
 from tests.project import Project
 
 CHANGELOG = "# Changelog\n\n## 1.0-spark.3 (2026-11-23)\n\n* A change.\n"

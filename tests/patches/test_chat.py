@@ -421,7 +421,7 @@ def test_accept_finds_every_promise_kept(
     loaded = pins.load(pins_path)
     profile = profile_of(loaded, "cpu")
     place = client.Place(f"{url}/v1", "the-key")
-    real = Subject(place, client.model_of(place), profile.model_copy(update={"answers": True}))
+    real = Subject(place, client.served_model(place), profile.model_copy(update={"answers": True}))
     (chat_check,) = (one for one in CHECKS if one.name == "chat")
     assert chat_check.run(real).state == "fail"
 

@@ -37,9 +37,9 @@ ALLOWED: dict[str, set[str]] = {
     "series": {*_BASE, "sources"},
     "wheels": {*_BASE, "sources", "series"},
     "build": _BUILD,
-    "inspect": {*_BUILD, "build"},
+    "release": {*_BUILD, "build"},
+    "inspect": {*_BUILD, "build", "release"},
     "maintain": {*_BUILD, "build"},
-    "release": {*_BUILD, "build", "inspect"},
     "cli": {*_BUILD, "build", "inspect", "maintain", "release"},
     "serving": set(),  # the image copies it, and nothing else
 }

@@ -29,22 +29,12 @@ from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
-from sparkforge.inspect.verify import signing
-from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import registry
+from sparkforge.release import signing
+from sparkforge.release.command import inputs
+from sparkforge.runtime import engine
 from sparkforge.sources.project import Project, ProjectOptions
 
-# files of the checkout that a build reads, beside the plugin's folder
-_INPUTS = (
-    "pins.yaml",
-    "patches",
-    "requirements",
-    "scripts",
-    "sparkforge",
-    "Dockerfile",
-    ".dockerignore",
-)
 _SHOWN = 20
 _DIFFOSCOPE_LINES = 80
 
@@ -78,17 +68,17 @@ def run(options: Options) -> int:
         raise UsageError("give an image, or --target NAME without --key", "build.py verify --help")
     if options.image is None:
         return _build_again(options, str(options.target), Project.open(options.project))
-    published = registry.reference(options.image)
-    if signed and published is None:
+    published = engine.is_published(options.image)
+    if signed and not published:
         files = signing.check_folder(Path(options.image), options.trust)
         log.info(f"signed: {len(files)} files of {options.image}")
         log.document({"signed": files})
         return 0
     if signed:
         signing.check_image(options.image, options.trust)
-    elif published is not None:
+    elif published:
         log.warning("the signature is not checked: give --key, or --identity and --issuer")
-    return _image(options.image, published, Project.open(options.project))
+    return _image(options.image, Project.open(options.project), published=published)
 
 
 # -- a target ----------------------------------------------------------------------------
@@ -135,11 +125,6 @@ def _build_again(options: Options, name: str, project: Project) -> int:
 def _shortened(lines: Sequence[str]) -> str:
     shown = "\n".join(f"  {plain.escaped(line)}" for line in lines[:_SHOWN])
     return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
-
-
-def inputs(of: Pins) -> tuple[str, ...]:
-    """Return the files and folders of a checkout that a build reads."""
-    return (*_INPUTS, *(() if of.plugin is None else (of.plugin.folder.rstrip("/"),)))
 
 
 @contextmanager
@@ -233,12 +218,11 @@ def _diffoscope(first: Path, second: Path) -> None:
 # -- an image ----------------------------------------------------------------------------
 
 
-def _image(named: str, published: registry.Reference | None, project: Project) -> int:
+def _image(named: str, project: Project, *, published: bool) -> int:
     """Print an image's contents, and compare it with this checkout."""
     from sparkforge.inspect.verify import imagecheck
-    from sparkforge.runtime import engine
 
-    promised = None
+    given, promised = named, None
     if Path(named).is_file():
         built = receipt.load(Path(named))
         if built is None or built.image is None:
@@ -246,8 +230,8 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
             raise UsageError(msg, "give the receipt.json of an image build, or the image")
         named, promised = built.image.image_id, built.image.digest
     holder = engine.connect()
-    if published is not None and not holder.has_image(named):
-        registry.pull(published)
+    if published and not holder.has_image(named):
+        engine.pull(named)
     found = imagecheck.find(holder, named)
     platforms = project.pins.target(found.target).platforms
     image_platform = next((one for one in platforms if one == found.platform), None)
@@ -278,8 +262,8 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
         remedy = "check out the commit that it was built from, or rebuild it"
         return log.failure(CheckError(msg, remedy))
     log.info("it matches this checkout")
-    if published is not None:
-        log.info(f"next     build.py rollback --target {found.target} {published}")
+    if published:
+        log.info(f"next     build.py rollback --target {found.target} {given}")
     return 0
 
 

@@ -33,8 +33,8 @@ from sparkforge.build.results import (
 )
 from sparkforge.build.sbom import SystemPackage
 from sparkforge.core.errors import BuildError
-from sparkforge.inspect.verify import command
 from sparkforge.pins.pins import Provider
+from sparkforge.release.command import inputs
 from sparkforge.runtime.engine import BaseImage
 from tests.results import context_of, step
 from tests.support import ROOT, make_wheel, sha256
@@ -303,4 +303,4 @@ def test_provenance_names_the_checkouts_commit(tmp_path: Path) -> None:
 
 def test_verify_copies_all_inputs() -> None:
     for name in (*image.RECIPE, ".dockerignore"):
-        assert any(Path(name).is_relative_to(one) for one in command.inputs(context().pins)), name
+        assert any(Path(name).is_relative_to(one) for one in inputs(context().pins)), name

@@ -44,7 +44,11 @@ def test_our_wheels_are_installed_by_their_hash(tmp_path: Path, name: str) -> No
     wheel = make_wheel(place / "ours", version="1.0+spark.1")
     venv = bake(place, wheel, sha256_file(wheel))
     assert (venv / "lib" / f"python{VERSION}" / "site-packages/demo/__init__.py").is_file()
-    assert {path.name for path in (place / "made").iterdir()} == {"venv", "files.json"}
+    assert {path.name for path in (place / "made").iterdir()} == {
+        "venv",
+        "files.json",
+        "digests.json",
+    }
 
 
 def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> None:
@@ -94,12 +98,12 @@ def again(place: Path, lock: str = "") -> Path:
     return venv / "lib" / f"python{VERSION}" / "site-packages"
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "metadata"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "metadata", "record"])
 def test_a_damaged_unpacked_wheel_is_unpacked_again(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again(tmp_path)
-    name = "METADATA" if damage == "metadata" else "third.py"
+    name = {"metadata": "METADATA", "record": "third-1.0.dist-info/RECORD"}.get(damage, "third.py")
     (path,) = (tmp_path / "cache").rglob(f"archive-v0/*/**/{name}")
     path.chmod(0o644)
     path.write_bytes(b"here = Fals\n" if damage == "flip" else b"")
@@ -127,7 +131,7 @@ def test_a_changed_file_of_an_environment_is_noticed(tmp_path: Path, damage: str
         case _:
             path.write_bytes(path.read_bytes().replace(b"1", b"3"))
     assert environment.changed(made)
-    assert (environment.damaged(made) == []) == (damage == "listing")
+    assert bool(environment.damaged(made)) == (damage != "listing")
 
 
 def test_a_bit_that_flips_without_a_date_is_seen_by_the_records(tmp_path: Path) -> None:
@@ -137,29 +141,7 @@ def test_a_bit_that_flips_without_a_date_is_seen_by_the_records(tmp_path: Path) 
     path.write_bytes(b"x = 3\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert not environment.changed(made)
-    assert environment.damaged(made) == [str(path)]
-
-
-@pytest.mark.parametrize("content", [b"\xff", b"demo/__init__.py\n", b"gone.py,sha256=a,1\n"])
-def test_a_damaged_record_counts_as_damage(tmp_path: Path, content: bytes) -> None:
-    site = again(tmp_path)
-    (record,) = site.glob("demo-*/RECORD")
-    record.write_bytes(content)
-    assert environment.damaged(tmp_path / "made") != []
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("dist-info/RECORD,,", "dist-info/RECOBD,,"), (",12\n", ",13\n")]
-)
-def test_a_bit_of_an_unpacked_record_is_noticed_too(tmp_path: Path, old: str, new: str) -> None:
-    again(tmp_path)
-    (path,) = (tmp_path / "cache").rglob("archive-v0/*/third-1.0.dist-info/RECORD")
-    text = path.read_text()
-    assert old in text
-    path.chmod(0o644)
-    path.write_text(text.replace(old, new))
-    record = next(again(tmp_path).glob("third-*/RECORD")).read_text()
-    assert (old in record, new in record) == (True, False)
+    assert environment.damaged(made) == [str(path.relative_to(made))]
 
 
 def test_a_wheel_with_a_wrong_record_is_installed_as_it_was_published(
@@ -180,7 +162,7 @@ def test_a_wheel_with_a_wrong_record_is_installed_as_it_was_published(
     assert environment.damaged(made) == []
     (site / "third.py").unlink()
     (site / "third.py").write_bytes(b"here = 'chanfed'\n")
-    assert environment.damaged(made) == [str(site / "third.py")]
+    assert environment.damaged(made) == [str((site / "third.py").relative_to(made))]
 
 
 def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None:
