@@ -127,7 +127,7 @@ def _publish_files(
         None if pack is None else pack.artefact.result,
         third_party=third_party,
         base=context.base if image is not None else None,
-        system=[sbom.SystemPackage(*line.split(" ")) for line in image.system] if image else (),
+        system=image.system if image else (),
     )
     files[SBOM] = _write(folder / SBOM, document)
     subjects = dict(files)
