@@ -26,7 +26,6 @@ from sparkforge.core.disk import disk_errors, read_json, write_file
 from sparkforge.core.hashing import intact, sha256_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import envfile
 from sparkforge.store.codekey import code_of
 
 
@@ -216,12 +215,12 @@ def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
     tag = image.tag
     env_file = context.root / ".env"
     name = composing.variable(context.target_name)
-    if (before := envfile.read(env_file).get(name, tag)) != tag:
+    if (before := composing.read(env_file).get(name, tag)) != tag:
         log.info(
             f"Compose now uses {tag} instead of {before}; to switch back:"
             f" build.py rollback --target {context.target_name}"
         )
-    envfile.put(
+    composing.put(
         env_file,
         {
             "COMPOSE_PROFILES": context.target_name,

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import requests
 
-from sparkforge.build import image
+from sparkforge.build import composing, image
 from sparkforge.build.context import Context
 from sparkforge.build.publish import for_compose, made, tiny_model
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
-from sparkforge.runtime import envfile, servers
+from sparkforge.runtime import servers
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer, ending
 from sparkforge.serving import profile as profiles
@@ -240,7 +240,7 @@ def _image_server(
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(options)
     if profile is not None:
         environment[profiles.VARIABLE] = profile.choice
-    seen = {**envfile.seen(context.root / ".env"), **environment}
+    seen = {**composing.seen(context.root / ".env"), **environment}
     if not seen.get("SPARKFORGE_RESTART"):
         environment["SPARKFORGE_RESTART"] = "no"  # the user is watching: show the first failure
     port = seen.get("SPARKFORGE_PORT") or "8000"

@@ -30,7 +30,7 @@ _HELP = ("-h", "--help")
 _MODULES: Mapping[str, str] = {
     "doctor": "inspect.doctor.command",
     "build": "cli.build",
-    "model": "build.modelfetch",
+    "model": "build.composing",
     "serve": "cli.serve",
     "smoke": "cli.build",
     "images": "build.composing",

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from sparkforge import __version__
+from sparkforge.build import composing
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
@@ -19,7 +20,7 @@ from sparkforge.core.log import log
 from sparkforge.inspect.accept.checks import CHECKS, STATES
 from sparkforge.inspect.accept.server import Subject, container_of
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import client, envfile
+from sparkforge.runtime import client
 from sparkforge.sources.project import checkout, pins_option
 
 _MARKS = {"ok": ("32", "✓"), "not checked": ("2", "·"), "fail": ("31;1", "✗")}
@@ -55,7 +56,7 @@ class Options:
 def run(options: Options) -> int:
     """Check a running server; ServerError if it breaks a promise or does not answer."""
     here = checkout(options.pins)
-    variables = envfile.seen(here.root / ".env")
+    variables = composing.seen(here.root / ".env")
     names = (variables.get("COMPOSE_PROFILES") or "").split(",")
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     served = next((name.strip() for name in names if name.strip() in here.pins.targets), likely)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge import __version__
-from sparkforge.build import receipt
+from sparkforge.build import composing, receipt
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.run import glimpse
 from sparkforge.inspect.doctor.masking import mask_of
 from sparkforge.inspect.doctor.readings import Machine, first_line
-from sparkforge.runtime import client, envfile
+from sparkforge.runtime import client
 
 READINGS = "readings.json"
 _LOG_S = 60.0
@@ -61,7 +61,7 @@ def write(path: Path, seen: Machine, target: str, findings: Any) -> dict[str, st
     Raises:
         StoreError: the disk is full.
     """
-    secrets = envfile.seen(Path(seen.root) / ".env")
+    secrets = composing.seen(Path(seen.root) / ".env")
     keys = [client.api_key(secrets)]
     mask = mask_of(secrets, keys, Path.home(), getpass.getuser(), socket.gethostname())
     parts = [

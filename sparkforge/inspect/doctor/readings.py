@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sparkforge.build import composing
 from sparkforge.core import plain, typed
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.inspect.doctor.masking import is_secret_name
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import envfile
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 8.0
@@ -134,7 +134,7 @@ def variables(root: Path) -> dict[str, str]:
     """Return the variables that the checks need, none of them a secret."""
     return {
         name: value
-        for name, value in envfile.seen(root / ".env").items()
+        for name, value in composing.seen(root / ".env").items()
         if (name.startswith(_PREFIXES) or name.lower() in _PROXIES) and not is_secret_name(name)
     }
 
