@@ -19,7 +19,7 @@ FLAGS = {
     "avx512": "fpu sse4_2 avx2 avx512f avx512bw avx512_vnni",
     "avx2": "fpu sse4_2 avx2 fma",
 }
-NAMES = "avx2 avx512_f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16".split()
+NAMES = ["avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"]
 # stands in for torch's: every set is there, and one number
 CPU = f"""
 from functools import lru_cache
