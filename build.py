@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Make sure sparkforge's own environment is there, then hand over to it.
 
-PYTHON_ARGCOMPLETE_OK: argcomplete looks for this word, see CONTRIBUTING.md.
-
 Needs Python 3.11 or newer and nothing else: the packages that sparkforge uses are installed,
 with their hashes checked, into .venv beside this file. Every command waits for the imports here
 at the top; what only the set-up needs is imported there.
@@ -120,8 +118,6 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - this is the check that says so
         fail(f"Python {sys.version.split()[0]} is too old", "use Python 3.11 or newer")
     venv, lock = ROOT / ".venv", ROOT / "requirements" / "driver.txt"
-    if "_ARGCOMPLETE" in os.environ and not stands(venv, stamp_of(lock)):
-        sys.exit(1)  # a shell's Tab installs nothing
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         python = ensure_environment(venv, lock)

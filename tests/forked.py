@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
 
+_FUNCTIONS = {name for rows in main.COMMANDS.values() for name, _ in rows.values()}
 # with what commands, and a build, import late: a second of CPU time for each
 _IMPORTED = (
-    *sorted({f"sparkforge.{name}" for name in main._MODULES.values()}),
+    *sorted({f"sparkforge.{name.partition(':')[0]}" for name in _FUNCTIONS if name}),
     "sparkforge.build.sbom",
     "cyclonedx.output.json",
     "filelock",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.cli.main import _parser
+from sparkforge.cli import main
 from sparkforge.series import series
 from tests import forked
 from tests.support import (
@@ -33,6 +33,7 @@ from tests.support import (
     sha256,
 )
 
+_APP = main.app()
 PLATFORM = "linux/arm64" if platform.machine() in ("aarch64", "arm64") else "linux/amd64"
 FILES: Mapping[str, bytes] = {
     "demo/__init__.py": b"x = 1\n",
@@ -79,15 +80,10 @@ targets:
 
 def within(words: Sequence[str], pins: Path, store: Path) -> list[str]:
     """Return the options that have a command use a project and a store, of those that it has."""
-    if words and words[0].startswith("-"):
-        words = ("build", *words)
-    for parser in _parser().commands():
-        command = parser.prog.split()[1:]
-        if command == list(words[: len(command)]):
-            known = parser._option_string_actions
-            places = {"--pins": pins, "--store": store}
-            return [str(one) for name in places if name in known for one in (name, places[name])]
-    return []
+    _, apps, _ = _APP.parse_commands(main.spelled_out(words))
+    known = {name for one in apps[-1].assemble_argument_collection() for name in one.names}
+    places = {"--pins": pins, "--store": store}
+    return [str(one) for name in places if name in known for one in (name, places[name])]
 
 
 @dataclass

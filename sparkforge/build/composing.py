@@ -14,13 +14,14 @@ import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
+
 from sparkforge.build import image
 from sparkforge.build.options import OutputOptions, platform_of
-from sparkforge.core.command import Entry, argument, needed, option, switch
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import (
     BuildError,
@@ -36,7 +37,7 @@ from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine, connect, is_published
 from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
-from sparkforge.sources.project import checkout, pins_option
+from sparkforge.sources.project import PinsFile, checkout
 
 MODELS_VOLUME = "sparkforge-models"
 """Of the models; docker-compose.yml names it. It is none of the Compose project's own, so that
@@ -145,19 +146,25 @@ def on_engine(
     return sorted(newest, key=lambda built: built.target)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ImagesOptions:
     """Options of ``images``."""
 
-    target: str | None = option("list only this target's images", metavar="NAME")
-    prune: bool = switch("remove images older than the one before the one that Compose uses")
-    dry_run: bool = switch("print the images and exit", needs="--prune")
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str | None = None
+    """list only this target's images"""
+    prune: bool = False
+    """remove images older than the one before the one that Compose uses"""
+    dry_run: bool = False
+    """print the images and exit"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
-def images(options: ImagesOptions) -> int:
+def images(options: ImagesOptions = ImagesOptions()) -> int:
     """List the built images and the one that Compose uses, or remove old images."""
+    if options.dry_run and not options.prune:
+        raise UsageError("--dry-run needs --prune", "add --prune, or omit it")
     here = checkout(options.pins)
     targets = [options.target] if options.target else sorted(here.pins.targets)
     for target in targets:
@@ -203,19 +210,17 @@ def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int
     return 0
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RollbackOptions:
     """Options of ``rollback``."""
 
-    target: str = needed("target whose image to switch", metavar="NAME")
-    image: str | None = argument(
-        "image or tag from `build.py images` (default: the previous image)",
-        default=None,
-        nargs="?",
-        metavar="IMAGE",
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    image: str | None = field(default=None, kw_only=False)
+    """image or tag from `build.py images` (default: the previous image)"""
+    target: str
+    """target whose image to switch"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 def rollback(options: RollbackOptions) -> int:
@@ -259,14 +264,17 @@ _PASSED = (
 )
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions:
     """Options of ``model fetch``."""
 
-    target: str = needed("target whose model to download", metavar="NAME")
-    dry_run: bool = switch("print the model and the folder, and exit")
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose model to download"""
+    dry_run: bool = False
+    """print the model and the folder, and exit"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 def fetch(options: FetchOptions) -> int:
@@ -360,10 +368,3 @@ def _download(container: str, command: Sequence[str], given: Mapping[str, str]) 
         msg = f"the download failed with exit code {code}: {other}"
         raise MachineError(msg, "an image of an older checkout cannot download: build it again")
     log.info("complete; the first start of the server downloads nothing")
-
-
-COMMANDS = (
-    Entry("images", ImagesOptions, images),
-    Entry("rollback", RollbackOptions, rollback),
-    Entry("model fetch", FetchOptions, fetch, "download the model to where Compose looks for it"),
-)

@@ -6,9 +6,11 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from sparkforge.core.command import count, grouped, option, port, positive, switch
+from cyclopts import Parameter
+from cyclopts.types import PositiveFloat, PositiveInt, UInt16
+
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.pins.pins import RELEASE_PLAN, Pins, SourcePlan, Target
 from sparkforge.pins.types import MACHINES, Platform
@@ -23,100 +25,65 @@ SOURCES: Mapping[str, SourcePlan] = {
 """Values of --source."""
 
 
-def source_option(default: str) -> Any:
-    """Declare --source; see ``source_plan``."""
-    return option(
-        "release: release files; git: commits of the pinned tags; auto: git, or the release"
-        " file if git is unreachable",
-        default_is=default,
-        choices=tuple(SOURCES),
-        group="sources",
-    )
+SourceName = Annotated[str | None, Parameter(choices=tuple(SOURCES))]
+"""Type of --source; see ``source_plan``."""
+Behind = Annotated[tuple[str, ...], Parameter(parse=False)]
+"""Type of the field for the arguments after ``--``, which ``cli/main.py`` fills."""
 
 
-@dataclass(frozen=True)
+@Parameter(name="*", group="output")
+@dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """Output options; every command has them."""
 
-    json: bool = switch(
-        "print one JSON document to stdout, even on failure", group="store and output"
-    )
-    verbose: bool = switch(
-        "print every command that is run", "-v", "--verbose", group="store and output"
-    )
+    json: bool = False
+    """print one JSON document to stdout, even on failure"""
+    verbose: Annotated[bool, Parameter(alias="-v")] = False
+    """print every command that is run"""
 
 
-@dataclass(frozen=True)
+@Parameter(name="*", group="what is built (default: as in pins.yaml, or as in the last build)")
+@dataclass(frozen=True, kw_only=True)
 class VariantOptions:
-    """Options that choose a build of a target, and change its result; see also ``as_last``."""
+    """Options that choose a build of a target, and change its result."""
 
-    source: str | None = source_option("targets.NAME.source in pins.yaml")
-    engine: str = option(
-        "container engine; none: a virtual environment",
-        default="auto",
-        default_is="auto",
-        choices=("auto", "docker", "none"),
-        group="image",
-    )
-    base: str | None = option(
-        "base image: NAME@sha256:… or a local image", metavar="IMAGE", group="image"
-    )
-    wheels: str | None = option(
-        "overlay: replace the patched files in the release wheel; compile: build from the"
-        " patched tree in a container",
-        default_is="overlay",
-        choices=("overlay", "compile"),
-        group="wheels",
-    )
-    pack: str | None = option(
-        "FlashInfer's modules that are compiled ahead of time: those that the profiles load, all"
-        " of build.py packs, or none",
-        default_is="targets.NAME.pack in pins.yaml",
-        choices=("default", "all", "none"),
-        group="wheels",
-    )
+    source: SourceName = None
+    """release files; git: commits of the pinned tags; auto: git, or release files if git is
+    unreachable"""
+    engine: Annotated[str, Parameter(choices=("auto", "docker", "none"))] = "auto"
+    """container engine; none: a virtual environment"""
+    base: str | None = None
+    """base image: NAME@sha256:… or a local image"""
+    wheels: Annotated[str | None, Parameter(choices=("overlay", "compile"))] = None
+    """overlay: replace the patched files in the release wheel (default); compile: build from the
+    patched tree in a container"""
+    pack: Annotated[str | None, Parameter(choices=("default", "all", "none"))] = None
+    """FlashInfer's modules that are compiled ahead of time: those that the profiles load, all of
+    build.py packs, or none"""
 
 
-def as_last() -> Any:
-    """Declare ``VariantOptions`` whose defaults are those of the last build."""
-    return grouped(**dict.fromkeys(("source", "engine", "wheels", "pack"), "as in the last build"))
-
-
-@dataclass(frozen=True)
+@Parameter(name="*", group="tools")
+@dataclass(frozen=True, kw_only=True)
 class ToolOptions:
     """Options of a build that do not change its result."""
 
-    builder: str | None = option(
-        "buildx builder (default: the engine's own)", metavar="NAME", group="image"
-    )
-    ca_bundle: Path | None = option(
-        "CA certificates for the image's build steps, for example of a proxy",
-        type=Path,
-        metavar="FILE",
-        group="image",
-    )
-    jobs: int | None = option(
-        "parallel compilers of wheels and packs (default: as many as fit in memory)",
-        type=count,
-        metavar="N",
-        group="wheels",
-    )
+    builder: str | None = None
+    """buildx builder (default: the engine's own)"""
+    ca_bundle: Path | None = None
+    """CA certificates for the image's build steps, for example of a proxy"""
+    jobs: PositiveInt | None = None
+    """parallel compilers of wheels and packs (default: as many as fit in memory)"""
 
 
-@dataclass(frozen=True)
+@Parameter(name="*", group="server")
+@dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """The server of the smoke test, or of a command that starts one."""
 
-    port: int = option(
-        "loopback port", default=0, default_is="a free port", type=port, metavar="N", group="server"
-    )
-    ready_timeout: float | None = option(
-        "time limit of the server's start",
-        default_is="300",
-        type=positive,
-        metavar="SECONDS",
-        group="server",
-    )
+    port: UInt16 = 0
+    """loopback port (default: a free one; serve: 8000)"""
+    ready_timeout: PositiveFloat | None = None
+    """time limit of the server's start in seconds (default: 300; serve: none)"""
 
 
 def source_plan(source: str | None, access: Access, default: SourcePlan) -> SourcePlan:

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
+
 from sparkforge.build import executor, publish
-from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
+from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import last_context
-from sparkforge.core.command import Entry, behind, count, needed, option, repeated, share
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.hashing import sha256_file
@@ -24,60 +26,39 @@ if TYPE_CHECKING:
     from sparkforge.inspect.perf import losses
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
     """Options of ``bench quality``."""
 
-    target: str = needed("target to measure", metavar="NAME")
-    model: Path | None = option(
-        "checkpoint to measure (default: a tiny test model)", type=Path, metavar="DIR"
-    )
-    layers: tuple[str, ...] = repeated(
-        "--mxfp4-layers value to measure; may be repeated"
-        " (default: qkv, o, lm_head, and all three)",
-        metavar="KINDS",
-    )
-    max_kl: float | None = option(
-        "limit of the mean KL divergence of the next token, instead of the measured noise",
-        type=share,
-        metavar="NATS",
-    )
-    """Nats."""
-    min_agreement: float | None = option(
-        "least share of positions with the same top token, instead of the noise",
-        type=share,
-        metavar="SHARE",
-    )
-    """Share of positions."""
-    max_score_drop: float | None = option(
-        "limit of the drop in right answers, instead of the test for chance",
-        type=share,
-        metavar="SHARE",
-    )
-    """Share of questions."""
-    prompts: int | None = option(
-        "number of prompts to continue (default: all 24)", type=count, metavar="N"
-    )
-    questions: int | None = option(
-        "number of questions to ask (default: all 65)", type=count, metavar="N"
-    )
-    tokens: int = option(
-        "tokens per continuation (default: 64)", default=64, type=count, metavar="N"
-    )
-    top: int = option(
-        "top logprobs to compare per position; the rest are pooled (default: 256)",
-        default=256,
-        type=count,
-        metavar="N",
-    )
-    arguments: tuple[str, ...] = behind()
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    server: ServerOptions
+    target: str
+    """target to measure"""
+    model: Path | None = None
+    """checkpoint to measure (default: a tiny test model)"""
+    layers: tuple[str, ...] = ()
+    """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
+    max_kl: NonNegativeFloat | None = None
+    """limit of the mean KL divergence of the next token, instead of the measured noise"""
+    min_agreement: NonNegativeFloat | None = None
+    """least share of positions with the same top token, instead of the noise"""
+    max_score_drop: NonNegativeFloat | None = None
+    """limit of the drop in right answers, instead of the test for chance"""
+    prompts: PositiveInt | None = None
+    """number of prompts to continue (default: all 24)"""
+    questions: PositiveInt | None = None
+    """number of questions to ask (default: all 65)"""
+    tokens: PositiveInt = 64
+    """tokens per continuation (default: 64)"""
+    top: PositiveInt = 256
+    """top logprobs to compare per position; the rest are pooled (default: 256)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
 
 
-def _quality(options: QualityOptions) -> int:
+def measure_quality(options: QualityOptions) -> int:
     """Measure the effect of --mxfp4-layers on the model's answers; 15 if it is too large."""
     from sparkforge.build import serve
     from sparkforge.inspect.perf import losses, quality, roofline
@@ -141,14 +122,3 @@ def judge_quality(report: losses.Report) -> int:
         remedy = "the other results are above; see the servers' output"
         code = log.failure(ServerError(words, remedy))
     return code
-
-
-COMMANDS = (
-    *command.COMMANDS,
-    Entry(
-        "bench quality",
-        QualityOptions,
-        _quality,
-        "measure how --mxfp4-layers changes the model's answers",
-    ),
-)

@@ -6,23 +6,25 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from sparkforge.build import executor, lastbuild, publish, receipt
 from sparkforge.build.context import PLANNED, STAGES, Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.options import (
+    Behind,
     OutputOptions,
     ServerOptions,
     ToolOptions,
     VariantOptions,
-    as_last,
     platform_of,
 )
 from sparkforge.build.packs import toolchain
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import context_of, last_variant
 from sparkforge.core import disk, typed
-from sparkforge.core.command import Entry, behind, needed, option, repeated, switch
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
@@ -30,46 +32,53 @@ from sparkforge.runtime import interpreter
 from sparkforge.sources.project import Project, ProjectOptions
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
     """Options of ``build``."""
 
-    target: str = needed("target to build, from pins.yaml", metavar="NAME")
-    until: str = option("stop after this stage", default=STAGES[-1], choices=STAGES)
-    force: tuple[str, ...] = repeated(
-        "run this stage again even if its result is in the store", choices=STAGES
-    )
-    dry_run: bool = switch("print the plan and exit")
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions
-    tools: ToolOptions
-    server: ServerOptions
+    target: str
+    """target to build, from pins.yaml"""
+    until: Annotated[str, Parameter(choices=STAGES)] = STAGES[-1]
+    """stop after this stage"""
+    force: Annotated[tuple[str, ...], Parameter(choices=STAGES)] = ()
+    """run this stage again even if its result is in the store"""
+    dry_run: bool = False
+    """print the plan and exit"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    tools: ToolOptions = ToolOptions()
+    server: ServerOptions = ServerOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
     """Options of ``explain``."""
 
-    target: str = needed("target to explain", metavar="NAME")
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
+    target: str
+    """target to explain"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SmokeOptions:
     """Options of ``smoke``."""
 
-    target: str = needed("target to test", metavar="NAME")
-    arguments: tuple[str, ...] = behind()
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    server: ServerOptions
+    target: str
+    """target to test"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
 
 
-def _build(options: BuildOptions) -> int:
+def build_target(options: BuildOptions) -> int:
     """Build a target as the options say."""
     return _build_in(Project.open(options.project), options)
 
@@ -188,7 +197,7 @@ def mention_fallback(build: executor.Build) -> None:
         )
 
 
-def _explain(options: ExplainOptions) -> int:
+def explain(options: ExplainOptions) -> int:
     """Print for each item whether it would be built again, and which input changed."""
     project = Project.open(options.project)
     variant = last_variant(project, options.target, options.variant)
@@ -211,7 +220,7 @@ def _explain(options: ExplainOptions) -> int:
     return 0
 
 
-def _smoke(options: SmokeOptions) -> int:
+def smoke(options: SmokeOptions) -> int:
     """Run the smoke test again; builds the product first if it is missing."""
     project = Project.open(options.project)
     variant = last_variant(project, options.target, options.variant)
@@ -250,10 +259,3 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
     built = receipt.of(context, build.results, time.monotonic() - start)
     log.document(typed.as_json(built))
     return 0
-
-
-COMMANDS = (
-    Entry("build", BuildOptions, _build),
-    Entry("explain", ExplainOptions, _explain),
-    Entry("smoke", SmokeOptions, _smoke),
-)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.core.command import Entry, argument, option, repeated, switch
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -22,19 +22,16 @@ from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.sources.sources import Source
 
 
-def _trailer(key: str) -> Any:
-    return option(f"value of the trailer {key}", metavar="TEXT")
-
-
-@dataclass(frozen=True)
+@Parameter(name="*", group="trailers")
+@dataclass(frozen=True, kw_only=True)
 class TrailerOptions:
     """Values of trailers of a patch's message."""
 
-    upstream_status: str | None = _trailer("Upstream-Status")
-    drop_when: str | None = _trailer("Drop-when")
-    risk: str | None = _trailer("Risk")
-    test: str | None = _trailer("Test")
-    native: str | None = _trailer("Native")
+    upstream_status: str | None = None
+    drop_when: str | None = None
+    risk: str | None = None
+    test: str | None = None
+    native: str | None = None
 
     def given(self) -> dict[str, str]:
         """Return the values that are given, by the name of the trailer."""
@@ -43,43 +40,50 @@ class TrailerOptions:
         return {key: value for key, value in keys.items() if value is not None}
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """Options of ``patches export``."""
 
-    folder: Path = argument(
-        "work tree (default: the current folder)", default=Path(), nargs="?", type=Path
-    )
-    check: bool = switch("fail if it would change a file; write nothing")
-    drop: tuple[str, ...] = repeated(
-        "patch whose commit was removed on purpose; may be repeated", metavar="NAME"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    folder: Path = field(default=Path(), kw_only=False)
+    """work tree (default: the current folder)"""
+    check: bool = False
+    """fail if it would change a file; write nothing"""
+    drop: tuple[str, ...] = ()
+    """patch whose commit was removed on purpose; may be repeated"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     """Options of ``patches import``."""
 
-    upstream: str = argument()
-    file: tuple[Path, ...] = argument(nargs="+", type=Path)
-    before: str | None = option("insert before this patch (default: at the end)", metavar="NAME")
-    subject: str | None = option("subject to use instead of the patch's own", metavar="TEXT")
-    why: str | None = option("text to put before the patch's message", metavar="TEXT")
-    trailers: TrailerOptions
-    project: ProjectOptions
-    output: OutputOptions
+    upstream: str = field(kw_only=False)
+    file: tuple[Path, ...] = field(kw_only=False)
+    before: str | None = None
+    """insert before this patch (default: at the end)"""
+    subject: str | None = None
+    """subject to use instead of the patch's own"""
+    why: str | None = None
+    """text to put before the patch's message"""
+    trailers: TrailerOptions = TrailerOptions()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class NewOptions:
     """Options of ``patches new``."""
 
-    folder: Path = argument("work tree from `patches apply`", type=Path)
-    subject: str = argument("one line that says what the patch does")
-    trailers: TrailerOptions
-    output: OutputOptions
+    folder: Path = field(kw_only=False)
+    """work tree from `patches apply`"""
+    subject: str = field(kw_only=False)
+    """one line that says what the patch does"""
+    trailers: TrailerOptions = TrailerOptions()
+    output: OutputOptions = OutputOptions()
 
 
 def _source(project: Project, upstream: str) -> Source:
@@ -87,7 +91,7 @@ def _source(project: Project, upstream: str) -> Source:
     return sources.ensure(project.store, upstream, pinned, RELEASE_PLAN, project.access)
 
 
-def _export(options: ExportOptions) -> int:
+def export_series(options: ExportOptions = ExportOptions()) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
     commits, left = worktree.settled(tree)
@@ -136,7 +140,7 @@ def _names(words: Sequence[str]) -> list[str]:
     return [f"{word.removesuffix('.patch')}.patch" for word in words]
 
 
-def _import(options: ImportOptions) -> int:
+def import_patches(options: ImportOptions) -> int:
     """Take patches from outside into a series."""
     for file in options.file:
         if not file.is_file():
@@ -162,7 +166,7 @@ def _import(options: ImportOptions) -> int:
     return 0
 
 
-def _new(options: NewOptions) -> int:
+def new_patch(options: NewOptions) -> int:
     """Commit the staged changes of a work tree, under a message to be filled in."""
     if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
         msg = f"{options.subject!r}: empty subject"
@@ -178,22 +182,3 @@ def _new(options: NewOptions) -> int:
     )
     log.document({"folder": str(tree.folder), "commit": commit})
     return 0
-
-
-COMMANDS = (
-    Entry(
-        "patches export", ExportOptions, _export, "write the commits of a work tree back as patches"
-    ),
-    Entry(
-        "patches import",
-        ImportOptions,
-        _import,
-        "import patches (mbox, .patch, diff) into a series",
-    ),
-    Entry(
-        "patches new",
-        NewOptions,
-        _new,
-        "commit the staged changes of a work tree with a message template",
-    ),
-)

@@ -1,145 +1,241 @@
-"""The command line: from arguments to one call."""
+"""The command line: the table of all commands, and the way from arguments to one call.
+
+A command is a function that takes a frozen dataclass of its options and returns the exit code.
+"""
 
 from __future__ import annotations
 
-import argparse
-import errno
-import itertools
 import os
 import platform
+import re
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from sparkforge.cli import overview
-from sparkforge.cli.parser import Parser, add_commands, from_namespace
+from cyclopts import App, CycloptsError, Group, Parameter
+
 from sparkforge.core import errors, gitsafe
-from sparkforge.core.command import Entry
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 from sparkforge.serving.access import IN_URL
 
-_DEFAULT_COMMAND = "build"
-_HELP = ("-h", "--help")
-_MODULES: Mapping[str, str] = {
-    "doctor": "inspect.doctor.command",
-    "build": "cli.build",
-    "model": "build.composing",
-    "serve": "cli.serve",
-    "smoke": "cli.build",
-    "images": "build.composing",
-    "rollback": "build.composing",
-    "packs": "build.packs.command",
-    "verify": "inspect.verify.command",
-    "clean": "cli.clean",
-    "patches": "cli.patches",
-    "pins": "cli.pins",
-    "dev": "maintain.dev",
-    "rebase": "maintain.rebase.command",
-    "watch": "maintain.watch",
-    "docs": "cli.docs",
-    "accept": "inspect.accept.command",
-    "explain": "cli.build",
-    "roofline": "cli.roofline",
-    "bench": "cli.bench",
-    "ablate": "maintain.ablate",
-    "proofs": "inspect.proofs.command",
-    "report": "inspect.report.command",
-    "release": "release.command",
-    "version": "cli.version",
-    "exit-codes": "cli.version",
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "use": {
+        "doctor": (
+            "inspect.doctor.command:run",
+            "check that this machine can build and serve a target",
+        ),
+        "build": ("cli.build:build_target", "fetch, patch, build and test (default)"),
+        "model": ("", "download a target's model in advance"),
+        "model fetch": (
+            "build.composing:fetch",
+            "download it to where Compose looks for it",
+        ),
+        "serve": ("cli.serve:run", "serve the last build on loopback until Ctrl-C"),
+        "accept": (
+            "inspect.accept.command:run",
+            "check a running server: chats, tools, limits, users at once, memory",
+        ),
+        "smoke": ("cli.build:smoke", "repeat the smoke test on the last build"),
+        "images": ("build.composing:images", "list built images and the one that Compose uses"),
+        "rollback": (
+            "build.composing:rollback",
+            "switch Compose to the previous image, or to another",
+        ),
+        "packs": (
+            "build.packs.command:run",
+            "compile FlashInfer's modules ahead of time, into a wheel",
+        ),
+        "verify": (
+            "inspect.verify.command:run",
+            "rebuild from scratch and compare every byte; or check an image",
+        ),
+        "clean": ("cli.checkout:clean", "delete build results from the store"),
+    },
+    "change": {
+        "patches": ("", "list, check, apply or edit patches"),
+        "patches list": ("cli.patches:list_patches", "list all patches in order"),
+        "patches check": (
+            "cli.patches:check_series",
+            "lint the patches and check that they apply and give the recorded trees",
+        ),
+        "patches apply": (
+            "cli.patches:apply_series",
+            "create a git work tree with the patches as commits",
+        ),
+        "patches export": (
+            "cli.editing:export_series",
+            "write the commits of a work tree back as patches",
+        ),
+        "patches import": (
+            "cli.editing:import_patches",
+            "import patches (mbox, .patch, diff) into a series",
+        ),
+        "patches new": (
+            "cli.editing:new_patch",
+            "commit the staged changes of a work tree with a message template",
+        ),
+        "patches stats": ("cli.patches:show_stats", "show the size of each patch"),
+        "pins": ("", "check pins.yaml and record the patched trees"),
+        "pins check": ("cli.pins:check_pins", "check pins.yaml"),
+        "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
+        "pins resolve": (
+            "cli.pins:resolve_commits",
+            "look up the commits that pins.yaml leaves out, and record them",
+        ),
+        "dev": (
+            "maintain.dev:run",
+            "run a shell, or -- COMMAND, against editable patched work trees",
+        ),
+        "rebase": (
+            "maintain.rebase.command:run",
+            "move a series to another release; without options: show progress",
+        ),
+        "watch": (
+            "maintain.watch:run",
+            "look for newer upstream releases and try the series on them",
+        ),
+        "docs": ("cli.checkout:docs", "write the pages that the checkout generates"),
+        "release": (
+            "release.command:run",
+            "check a build, collect its files, sign them, push its image",
+        ),
+    },
+    "judge": {
+        "explain": ("cli.build:explain", "show what would be rebuilt, and which input changed"),
+        "roofline": (
+            "cli.roofline:run",
+            "compute the decode speed that memory bandwidth allows",
+        ),
+        "bench": ("", "measure speed and answers of the last build; compare two results"),
+        "bench run": (
+            "inspect.bench.command:run",
+            "measure speed; `bench --target NAME` is short for it",
+        ),
+        "bench compare": (
+            "inspect.bench.command:compare_results",
+            "compare two results, test by test",
+        ),
+        "bench quality": (
+            "cli.bench:measure_quality",
+            "measure how --mxfp4-layers changes the model's answers",
+        ),
+        "ablate": (
+            "maintain.ablate:run",
+            "check that tests notice a missing patch; find the patch that breaks something",
+        ),
+        "proofs": ("inspect.proofs.command:run", "check the machine code in a target's wheels"),
+        "report": (
+            "inspect.report.command:run",
+            "write one HTML page about the last build and its checks",
+        ),
+    },
+    "questions": {
+        "--version": ("cli.checkout:version", "print the versions of sparkforge and its targets"),
+        "--exit-codes": ("cli.checkout:exit_codes", "explain the exit codes"),
+    },
 }
-"""The module of each command, in its ``COMMANDS``; only that of the one in use is imported."""
-_STARTS_A_SERVER = ("smoke", "serve", "bench", "bench quality")
-_TAKES_A_COMMAND = ("dev",)
+"""Every command by purpose: its function below ``sparkforge`` ("": a group), and its description.
+Only the module of the command in use is imported."""
+_SHORT_FOR = {"": "build", "bench": "run"}
+"""The command that options without one mean, by the word before them."""
+_HELP = ("-h", "--help")
+_USAGE = """\
+Usage: build.py COMMAND [OPTIONS]
+
+examples:
+  python3 build.py doctor --target spark  # check this machine
+  python3 build.py --target cpu           # fetch, patch, build, test; needs no GPU
+  python3 build.py serve --target cpu     # start an OpenAI server from that build
+
+build.py --help lists all commands, build.py COMMAND --help the options of one.
+smoke, serve and bench pass arguments after -- to `vllm serve`:
+  build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head
+"""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ended: list[int] = []
 """The signal that has ended this run."""
-# errors of the operating system about the user's files, not bugs of ours
-_ACCESS, _ROOM = "give the user access to it", "free some space"
-_REFUSED = {
-    errno.EACCES: _ACCESS,
-    errno.EPERM: _ACCESS,
-    errno.EROFS: _ACCESS,
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
-    errno.EISDIR: "give a file",
-    errno.ENOTDIR: "give a folder",
-    errno.ENAMETOOLONG: "use a shorter path",
-    errno.ELOOP: "remove the link that points to itself",
-    errno.EFBIG: "raise the file size limit (ulimit -f), or use another file system",
-    errno.EIO: "check the disk; see the kernel log",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the system limit of open files (fs.file-max)",
-}
 
 
-@cache
-def _parser(command: str = "") -> Parser:
-    """Return the parser of the whole command line; of one command only, if it is named.
+def app() -> App:
+    """Return the parser of the whole command line."""
+    top = App(
+        name="build.py",
+        usage=_USAGE,
+        version_flags=(),
+        help_format="markdown",
+        default_parameter=Parameter(
+            negative=(), show_default=False, json_list=False, json_dict=False
+        ),
+    )
+    for place, (purpose, commands) in enumerate(COMMANDS.items()):
+        group = Group(purpose, sort_key=place)
+        for at, (words, (function, what)) in enumerate(commands.items()):
+            *parent, name = words.split()
+            listed: dict[str, Any] = {"name": name, "help": what, "sort_key": at}
+            if not function:
+                top.command(App(**listed, group=group))
+            elif parent:
+                top[parent[0]].command(f"sparkforge.{function}", **listed)
+            else:
+                top.command(f"sparkforge.{function}", **listed, group=group)
+    top["--help"].group = (group,)
+    return top
 
-    Args:
-        command: ``--help`` stands for none.
-    """
-    parser = overview.Overview(prog="build.py")
-    chosen = [command] if command in _MODULES else [] if command in _HELP else _MODULES
-    modules = dict.fromkeys(_MODULES[name] for name in chosen)
-    found = [import_module(f"sparkforge.{module}").COMMANDS for module in modules]
-    add_commands(parser, itertools.chain(*found), overview.GROUPS)
-    return parser
 
-
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a command line."""
-    try:
-        return _parser(arguments[0]).parse_args(arguments)
-    except UsageError:
-        return _parser().parse_args(arguments)  # knows which commands take an option
-
-
-def spelled_out(arguments: Sequence[str]) -> list[str]:
+def spelled_out(words: Sequence[str]) -> list[str]:
     """Return a command line with the names of its command in full."""
-    arguments = list(arguments)
-    # two older spellings
-    if arguments[:2] == ["patches", "docs"]:
-        arguments[:2] = ["docs"]
-    elif arguments[:1] == ["bench"] and "--quality" in arguments:
-        arguments.remove("--quality")
-        arguments.insert(1, "quality")
-    # `build.py bench --target spark` is `build.py bench run --target spark`
-    if (
-        arguments[:1] == ["bench"]
-        and arguments[1:]
-        and arguments[1].startswith("-")
-        and arguments[1] not in _HELP
-    ):
-        arguments.insert(1, "run")
-    # `build.py --target spark` is `build.py build --target spark`
-    if arguments and arguments[0].startswith("-") and arguments[0] not in _HELP:
-        arguments.insert(0, _DEFAULT_COMMAND)
-    return arguments
+    at = 1 if words[:1] == ["bench"] else 0
+    first = words[at] if len(words) > at else ""
+    if not first.startswith("-") or first in _HELP or first in COMMANDS["questions"]:
+        return list(words)
+    return [*words[:at], _SHORT_FOR["".join(words[:at])], *words[at:]]
+
+
+def parsed(words: Sequence[str]) -> tuple[Any, Any]:
+    """Return the function of a command line, and its options; None: it prints a help.
+
+    Raises:
+        UsageError: there is no such command, option or value.
+    """
+    before, after = spelled_out(words), []  # what is after -- is for `vllm serve`, or a command
+    if "--" in before:
+        at = before.index("--")
+        before, after = before[:at], before[at + 1 :]
+        if not after:
+            raise UsageError("no arguments after --", "give some, or omit --")
+    try:
+        function, bound, _ = app().parse_args(before, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise _usage_error(error) from None
+    bound.apply_defaults()
+    options = bound.arguments.get("options")
+    if options is None:
+        return lambda _: function(*bound.args, **bound.kwargs), None
+    if after and not hasattr(options, "arguments"):
+        msg = f"{before[0]} takes no arguments after --: {after[0]}"
+        raise UsageError(msg, "smoke, serve and bench pass them to vllm serve; dev runs them")
+    return function, replace(options, arguments=tuple(after)) if after else options
+
+
+def _usage_error(error: CycloptsError) -> UsageError:
+    text = str(error)
+    found = re.search(r" (Did you mean|Choose from|Available commands)", text)
+    if found is None:
+        words = ("build.py", *(error.command_chain or ()), "--help")
+        return UsageError(text.rstrip("."), " ".join(words))
+    hint = text[found.start() + 1 :]
+    return UsageError(text[: found.start()].rstrip("."), hint[0].lower() + hint[1:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (see ``errors``)."""
-    if "_ARGCOMPLETE" in os.environ and argv is None:
-        from sparkforge.cli import completion  # a shell's Tab, and nothing else, needs it
-
-        completion.complete(_parser, spelled_out)
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    behind: list[str] | None = None  # after --: for `vllm serve`, or a command
-    if "--" in arguments:
-        at = arguments.index("--")
-        arguments, behind = arguments[:at], arguments[at + 1 :]
-    if arguments and arguments[0] in overview.QUESTIONS:
-        arguments[0] = overview.QUESTIONS[arguments[0]]
-    arguments = spelled_out(arguments)
+    words = list(sys.argv[1:] if argv is None else argv)
     _ended.clear()
     # a killed build must clean up like an interrupted one
     for number in _ENDING:
@@ -150,25 +246,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by the parent
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
-    # until the options are parsed
-    log.configure(to_stderr="--json" in arguments, verbose=False, mask=IN_URL)
+    as_json = "--json" in words[: words.index("--") if "--" in words else None]
+    log.configure(to_stderr=as_json, verbose=False, mask=IN_URL)
     log.answered = False
-    if not arguments:
-        log.usage(overview.short())
+    if not words:
+        log.usage(_USAGE)
         return UsageError.exit_code
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # build.py has held them back
-        parsed = _parsed(arguments)
-        log.configure(to_stderr=parsed.json, verbose=parsed.verbose)
-        if behind == [] and parsed.command in _TAKES_A_COMMAND:
-            raise UsageError("no command after --", "give a command, or omit --")
-        if behind and "arguments" not in parsed:
-            msg = f"{parsed.command} takes no arguments after --: {behind[0]}"
-            raise UsageError(msg, f"{', '.join(_STARTS_A_SERVER)} pass them to vllm serve")
-        if behind:
-            parsed.arguments = behind
-        command: Entry = parsed.entry
-        code = command.run(from_namespace(command.options, parsed))
+        function, options = parsed(words)
+        if options is not None:
+            log.configure(to_stderr=options.output.json, verbose=options.output.verbose)
+            return int(function(options))
+        function(None)
+        return 0 if set(words) & set(_HELP) else UsageError.exit_code
     except SparkforgeError as error:
         return _fail(error)
     except BaseException as error:
@@ -177,14 +268,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _interrupted(time.monotonic() - start)
         if not isinstance(error, Exception):
             raise
-        if refused := _refused(error):
-            return _fail(refused)
+        if isinstance(error, OSError) and (error.filename or isinstance(error, PermissionError)):
+            where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+            hint = "check that path: access, free space, limits"
+            return _fail(StoreError(f"{where}{error.strerror}", hint))
         log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
         log.traceback()
-        bug = SparkforgeError(f"{type(error).__name__}: {error}", "please report it")
-        _answer(bug, 1)
+        _answer(SparkforgeError(f"{type(error).__name__}: {error}", "please report it"), 1)
         return 1
-    return code
 
 
 def _interrupted(seconds: float) -> int:
@@ -196,16 +287,6 @@ def _interrupted(seconds: float) -> int:
     code = errors.INTERRUPTED_EXIT_CODE
     _answer(SparkforgeError(what, "run it again"), code)
     return code
-
-
-def _refused(error: Exception) -> StoreError | None:
-    """Return the operating system's error, if it is about the user's files."""
-    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve()
-        return StoreError(str(error), _REFUSED[errno.ELOOP])
-    if not isinstance(error, OSError) or error.errno not in _REFUSED:
-        return None
-    where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-    return StoreError(f"{where}{error.strerror}", _REFUSED[error.errno])
 
 
 def _fail(error: SparkforgeError) -> int:

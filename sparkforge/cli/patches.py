@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from sparkforge.build.options import OutputOptions, chosen_series, source_option, source_plan
-from sparkforge.cli import editing
-from sparkforge.core.command import Entry, argument
+from cyclopts import Parameter
+
+from sparkforge.build.options import OutputOptions, SourceName, chosen_series, source_plan
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.core.parallel import in_parallel
@@ -17,42 +17,50 @@ from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series, worktree
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
-from sparkforge.sources.project import Project, ProjectOptions, checkout, pins_option
+from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
 from sparkforge.sources.sources import Source
 
 _PARALLEL = 4  # series that are applied at once
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SeriesOptions:
     """Options of ``patches list`` and ``patches stats``."""
 
-    upstream: str | None = argument("only this upstream's series", default=None, nargs="?")
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    upstream: str | None = field(default=None, kw_only=False)
+    """only this upstream's series"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """Options of ``patches check``."""
 
-    upstream: str | None = argument("only this upstream's series", default=None, nargs="?")
-    source: str | None = source_option("release")
-    project: ProjectOptions
-    output: OutputOptions
+    upstream: str | None = field(default=None, kw_only=False)
+    """only this upstream's series"""
+    source: SourceName = None
+    """release files; git: commits of the pinned tags; auto: git, or release files if git is
+    unreachable (default: release)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions:
     """Options of ``patches apply``."""
 
-    upstream: str = argument()
-    folder: Path = argument("folder to create; must not exist", type=Path)
-    project: ProjectOptions
-    output: OutputOptions
+    upstream: str = field(kw_only=False)
+    folder: Path = field(kw_only=False)
+    """folder to create; must not exist"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
-def _list(options: SeriesOptions) -> int:
+def list_patches(options: SeriesOptions = SeriesOptions()) -> int:
     """Print every patch in order."""
     here = checkout(options.pins)
     chosen = chosen_series(options.upstream, here.root, here.pins)
@@ -84,7 +92,7 @@ def _list(options: SeriesOptions) -> int:
     return 0
 
 
-def _check(options: CheckOptions) -> int:
+def check_series(options: CheckOptions = CheckOptions()) -> int:
     """Lint every series, and apply it to its source."""
     project = Project.open(options.project)
     store, loaded = project.store, project.pins
@@ -124,7 +132,7 @@ def _check(options: CheckOptions) -> int:
     return 0
 
 
-def _apply(options: ApplyOptions) -> int:
+def apply_series(options: ApplyOptions) -> int:
     """Make a work tree: a clone with one commit for each patch."""
     project = Project.open(options.project)
     store, upstream = project.store, project.pins.upstream(options.upstream)
@@ -144,7 +152,7 @@ def _apply(options: ApplyOptions) -> int:
     return 0
 
 
-def _stats(options: SeriesOptions) -> int:
+def show_stats(options: SeriesOptions = SeriesOptions()) -> int:
     """Print how many files and lines each patch changes."""
     from sparkforge.series import docs
 
@@ -155,19 +163,3 @@ def _stats(options: SeriesOptions) -> int:
     else:
         log.table([docs.STATS_HEAD, *docs.stats_rows(chosen)])
     return 0
-
-
-COMMANDS = (
-    Entry("patches list", SeriesOptions, _list, "list all patches in order"),
-    Entry(
-        "patches check",
-        CheckOptions,
-        _check,
-        "lint the patches and check that they apply and give the recorded trees",
-    ),
-    Entry(
-        "patches apply", ApplyOptions, _apply, "create a git work tree with the patches as commits"
-    ),
-    *editing.COMMANDS,
-    Entry("patches stats", SeriesOptions, _stats, "show the size of each patch"),
-)

@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from sparkforge.build.options import OutputOptions, source_option, source_plan
-from sparkforge.core.command import Entry, argument
+from cyclopts import Parameter
+
+from sparkforge.build.options import OutputOptions, SourceName, source_plan
 from sparkforge.core.disk import write_files
 from sparkforge.core.log import log
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources
-from sparkforge.sources.project import Project, ProjectOptions, checkout, pins_option
+from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """Options of ``pins check``."""
 
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
     """Options of ``pins record``."""
 
-    source: str | None = source_option("release")
-    project: ProjectOptions
-    output: OutputOptions
+    source: SourceName = None
+    """release files; git: commits of the pinned tags; auto: git, or release files if git is
+    unreachable (default: release)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ResolveOptions:
     """Options of ``pins resolve``."""
 
-    upstream: tuple[str, ...] = argument(
-        "upstreams to look up, even if recorded (default: those without a commit)",
-        default=(),
-        nargs="*",
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    upstream: tuple[str, ...] = field(default=(), kw_only=False)
+    """upstreams to look up, even if recorded (default: those without a commit)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
-def _check(options: CheckOptions) -> int:
+def check_pins(options: CheckOptions = CheckOptions()) -> int:
     """Check pins.yaml and all that it names."""
     from sparkforge.sources import wheelhouse
 
@@ -74,7 +76,7 @@ def _check(options: CheckOptions) -> int:
     return 0
 
 
-def _record(options: RecordOptions) -> int:
+def record_trees(options: RecordOptions = RecordOptions()) -> int:
     """Write the commit and tree that each series gives into pins.yaml."""
     project = Project.open(options.project)
     path, store = project.pins_path, project.store
@@ -93,7 +95,7 @@ def _record(options: RecordOptions) -> int:
     return 0
 
 
-def _resolve(options: ResolveOptions) -> int:
+def resolve_commits(options: ResolveOptions = ResolveOptions()) -> int:
     """Write the commits that pins.yaml leaves out; check those of upstreams that are named."""
     project = Project.open(options.project)
     path, loaded = project.pins_path, project.pins
@@ -123,15 +125,3 @@ def _resolve(options: ResolveOptions) -> int:
         log.info("every upstream has its commit; give an upstream to check it")
     log.document(found)
     return 0
-
-
-COMMANDS = (
-    Entry("pins check", CheckOptions, _check, "check pins.yaml"),
-    Entry("pins record", RecordOptions, _record, "record the patched trees in pins.yaml"),
-    Entry(
-        "pins resolve",
-        ResolveOptions,
-        _resolve,
-        "look up the commits that pins.yaml leaves out, and record them",
-    ),
-)

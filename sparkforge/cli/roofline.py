@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+from cyclopts.validators import Number
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.core.command import Entry, count, needed, option, positive
 from sparkforge.core.log import log
-from sparkforge.sources.project import checkout, pins_option
+from sparkforge.sources.project import PinsFile, checkout
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``roofline``."""
 
-    target: str = needed("target whose memory and model to use", metavar="NAME")
-    model: str | None = option("model (default: the target's)", metavar="NAME")
-    context: int = option(
-        "context length in tokens (default: 2048)", default=2048, type=count, metavar="N"
-    )
-    batch: int = option(
-        "sequences decoded at once (default: 1)", default=1, type=count, metavar="N"
-    )
-    layers: str | None = option(
-        "add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8", metavar="SPEC"
-    )
-    bandwidth: float | None = option(
-        "memory bandwidth (default: the target's)", type=positive, metavar="GB/s"
-    )
-    kv_cache_dtype: Literal["auto", "fp8"] = option(
-        "type of the KV cache; auto: BF16", default="auto", choices=("auto", "fp8")
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose memory and model to use"""
+    model: str | None = None
+    """model (default: the target's)"""
+    context: PositiveInt = 2048
+    """context length in tokens (default: 2048)"""
+    batch: PositiveInt = 1
+    """sequences decoded at once (default: 1)"""
+    layers: str | None = None
+    """add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8"""
+    bandwidth: Annotated[float | None, Parameter(validator=Number(gte=1e-6, lte=1e9))] = None
+    """memory bandwidth in GB/s (default: the target's)"""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """type of the KV cache; auto: BF16"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
-def _roofline(options: Options) -> int:
+def run(options: Options) -> int:
     """Print the bytes that each configuration reads a token, and the ceiling that follows."""
     from sparkforge.inspect.perf import roofline
 
@@ -61,6 +61,3 @@ def _roofline(options: Options) -> int:
     log.info(roofline.NOTE)
     log.table([roofline.HEAD, *(roofline.cells(row, case.batch) for row in table)])
     return 0
-
-
-COMMANDS = (Entry("roofline", Options, _roofline),)

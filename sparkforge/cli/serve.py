@@ -5,39 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cyclopts import Parameter
+
 from sparkforge.build import executor
-from sparkforge.build.options import OutputOptions, ServerOptions, VariantOptions, as_last
+from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import last_context
-from sparkforge.core.command import Entry, behind, grouped, needed, option, switch
 from sparkforge.core.errors import UsageError
 from sparkforge.sources.project import Project, ProjectOptions
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``serve``."""
 
-    target: str = needed("target to serve", metavar="NAME")
-    model: Path | None = option(
-        "checkpoint to serve (default: a tiny test model)", type=Path, metavar="DIR", one_of="model"
-    )
-    chat: bool = switch("serve a tiny model with canned chat and tool-call replies", one_of="model")
-    profile: str | None = option(
-        "exact, balanced or fast: format of the dense layers (default: SPARKFORGE_PROFILE for an"
-        " image, else the target's)",
-        metavar="NAME",
-    )
-    arguments: tuple[str, ...] = behind()
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    server: ServerOptions = grouped(port="8000", ready_timeout="none")
+    target: str
+    """target to serve"""
+    model: Path | None = None
+    """checkpoint to serve (default: a tiny test model)"""
+    chat: bool = False
+    """serve a tiny model with canned chat and tool-call replies"""
+    profile: str | None = None
+    """exact, balanced or fast: format of the dense layers (default: SPARKFORGE_PROFILE for an
+    image, else the target's)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
 
 
-def _serve(options: Options) -> int:
+def run(options: Options) -> int:
     """Serve the last build until Ctrl-C."""
     from sparkforge.build import serve  # not needed by a build in which nothing changed
 
+    if options.chat and options.model is not None:
+        raise UsageError("--chat and --model conflict", "give only one")
     model = None if options.model is None else serve.checkpoint(options.model)
     project = Project.open(options.project)
     context = last_context(
@@ -57,6 +60,3 @@ def _serve(options: Options) -> int:
         profile=profile,
         limit_s=limit,
     )
-
-
-COMMANDS = (Entry("serve", Options, _serve),)

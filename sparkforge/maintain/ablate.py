@@ -7,14 +7,15 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from cyclopts import Parameter
 
 from sparkforge.build import executor
 from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, chosen_series, platform_of
 from sparkforge.core import git
-from sparkforge.core.command import Entry, argument, option
 from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -31,36 +32,32 @@ _OPTIONS = "VLLM_SPARKFORGE"
 """The variable that the plugin reads its options from."""
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``ablate``."""
 
-    patch: tuple[str, ...] = argument(
-        "patches to leave out, or parts of the plugin to switch off, one at a time (default: each)",
-        default=(),
-        nargs="*",
-    )
-    bisect: str | None = option(
-        "find the patch at which this shell command starts to fail or to pass", metavar="COMMAND"
-    )
-    upstream: str | None = option("limit to the series of this upstream", metavar="NAME")
-    target: str | None = option(
-        "build this target's environment for the command",
-        metavar="NAME",
-        needs="--bisect",
-    )
-    python: Path | None = option(
-        "Python with pytest (default: .venv-dev, created if missing)", type=Path, metavar="FILE"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    patch: tuple[str, ...] = field(default=(), kw_only=False)
+    """patches to leave out, or parts of the plugin to switch off, one at a time (default: each)"""
+    bisect: str | None = None
+    """find the patch at which this shell command starts to fail or to pass"""
+    upstream: str | None = None
+    """limit to the series of this upstream"""
+    target: str | None = None
+    """build this target's environment for the command"""
+    python: Path | None = None
+    """Python with pytest (default: .venv-dev, created if missing)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Leave patches out, or search for the one that changes the result; returns the exit code."""
     project = Project.open(options.project)
     if options.bisect is not None and options.patch:
         raise UsageError("--bisect and PATCH … conflict", "give only one")
+    if options.target is not None and options.bisect is None:
+        raise UsageError("--target needs --bisect", "add --bisect COMMAND")
     every = chosen_series(options.upstream, project.root, project.pins)
     every = [entry for entry in every if entry.patches]
     project.store.sweep()
@@ -213,6 +210,3 @@ def _fails(here: Project, place: Sequence[Reduced], command: str, target: str | 
         msg = f"{command}: ended with {code}, which says nothing about a patch"
         raise CommandError(msg, "0 means good, 1 to 124 bad: wrap it in a script that gives these")
     return code != 0
-
-
-COMMANDS = (Entry("ablate", Options, run),)

@@ -7,16 +7,17 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cyclopts import Parameter
+
 from sparkforge.build import executor, graph, publish, setup
 from sparkforge.build.context import Context
-from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, as_last
+from sparkforge.build.options import Behind, OutputOptions, ToolOptions, VariantOptions
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git
-from sparkforge.core.command import Entry, argument, behind, needed, option
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
@@ -38,23 +39,22 @@ _MOUNTED = "/opt/sparkforge/overlay"
 """Folder that an image made by the recipe searches for packages first."""
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``dev``."""
 
-    upstream: tuple[str, ...] = argument(
-        "upstreams whose work trees to use (default: the target's)", default=(), nargs="*"
-    )
-    target: str = needed("target whose work trees to use", metavar="NAME")
-    dir: Path | None = option(
-        "folder of the work trees (default: dev/TARGET)", type=Path, metavar="DIR"
-    )
-    arguments: tuple[str, ...] = behind()
-    """The command after ``--``."""
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    tools: ToolOptions
+    upstream: tuple[str, ...] = field(default=(), kw_only=False)
+    """upstreams whose work trees to use (default: the target's)"""
+    target: str
+    """target whose work trees to use"""
+    dir: Path | None = None
+    """folder of the work trees (default: dev/TARGET)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    tools: ToolOptions = ToolOptions()
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,3 @@ def _image(context: Context, engine: Engine, base: str) -> str:
             ca_bundle=context.ca_bundle,
         )
     return tag
-
-
-COMMANDS = (Entry("dev", Options, run),)

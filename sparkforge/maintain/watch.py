@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
 from packaging.version import InvalidVersion, Version
 
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
-from sparkforge.core.command import Entry, argument, option, repeated, switch
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
 from sparkforge.core.log import log
@@ -28,20 +28,21 @@ from sparkforge.series import series
 from sparkforge.sources.project import Project, ProjectOptions
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``watch``."""
 
-    upstream: tuple[str, ...] = argument("upstreams to check (default: all)", default=(), nargs="*")
-    pre: bool = switch("include pre-releases")
-    known: tuple[str, ...] = repeated(
-        "ignore this release and older ones; may be repeated", metavar="[UPSTREAM=]VERSION"
-    )
-    markdown: Path | None = option(
-        "write the result to this file as issue text", type=Path, metavar="FILE"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    upstream: tuple[str, ...] = field(default=(), kw_only=False)
+    """upstreams to check (default: all)"""
+    pre: bool = False
+    """include pre-releases"""
+    known: tuple[str, ...] = ()
+    """ignore this release and older ones; may be repeated"""
+    markdown: Path | None = None
+    """write the result to this file as issue text"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Found:
 _HEAD = ("upstream", "pinned", "newest", "state", "verdicts")
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Look for newer releases, try the series on them and report; returns the exit code."""
     project = Project.open(options.project)
     page = options.markdown
@@ -182,6 +183,3 @@ def _markdown(found: Sequence[Found]) -> str:
             parts.append(pages.table((*HEAD, "found"), rows))
             parts.append(f"`python3 build.py rebase {one.upstream} --onto release:{one.newest}`")
     return "\n\n".join(parts) + "\n"
-
-
-COMMANDS = (Entry("watch", Options, run),)

@@ -6,15 +6,15 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from cyclopts import Parameter
 
 from sparkforge.build import publish, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import PROVENANCE, SUMS, Receipt
 from sparkforge.core import git
-from sparkforge.core.command import Entry, grouped, needed, option, switch
 from sparkforge.core.disk import disk_errors, read_json
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
@@ -22,7 +22,7 @@ from sparkforge.core.log import log
 from sparkforge.pins.pins import Pins
 from sparkforge.release import signing
 from sparkforge.runtime import engine
-from sparkforge.sources.project import Checkout, checkout, pins_option
+from sparkforge.sources.project import Checkout, PinsFile, checkout
 
 # files of the checkout that a build reads, beside the plugin's folder
 _INPUTS = ("pins.yaml", "patches", "requirements", "scripts", "sparkforge", "Dockerfile")
@@ -34,19 +34,22 @@ def inputs(of: Pins) -> tuple[str, ...]:
     return (*_INPUTS, ".dockerignore", *plugin)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``release``."""
 
-    target: str = needed("target whose last build to release", metavar="NAME")
-    push: str | None = option(
-        "push the image there, with signature, SBOM and provenance", metavar="REGISTRY/NAME"
-    )
-    keyless: bool = switch("sign by identity instead of a key")
-    dry_run: bool = switch("check, and write, sign and push nothing")
-    signer: signing.Signer = grouped(key="no signatures")
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose last build to release"""
+    push: str | None = None
+    """push the image there, with signature, SBOM and provenance"""
+    keyless: bool = False
+    """sign by identity instead of a key"""
+    dry_run: bool = False
+    """check, and write, sign and push nothing"""
+    signer: signing.Signer = signing.Signer()
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
@@ -160,15 +163,3 @@ def _problems(
         yield f"the build is of files that were not committed: {again}"
     elif not git.git_ok(here.root, "diff", "--quiet", made, commit, "--", *inputs(here.pins)):
         yield f"the build is of commit {made[:12]}, whose inputs differ: {again}"
-
-
-COMMANDS = (
-    Entry(
-        "release",
-        Options,
-        run,
-        description="Check that checkout, changelog and the last build of a target belong"
-        " together, collect its files in dist/releases/, sign them, and push the image with"
-        " signature, SBOM and provenance. Prints the steps that are left (docs/trust.md).",
-    ),
-)

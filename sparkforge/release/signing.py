@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from cyclopts import Parameter
+
 from sparkforge.build import receipt
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS
-from sparkforge.core.command import option, switch
 from sparkforge.core.errors import CheckError, CommandError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -29,26 +30,28 @@ _ATTACHED = ("cyclonedx", "slsaprovenance1")
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
 
 
-@dataclass(frozen=True)
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class Trust:
     """The accepted signer: a public key, or an identity with its issuer."""
 
-    key: str | None = option("require signatures by this public key", metavar="FILE")
-    identity: str | None = option(
-        "require keyless signatures by this identity (e-mail or URI)", metavar="WHO"
-    )
-    issuer: str | None = option("OIDC issuer of --identity", metavar="URL")
+    key: str | None = None
+    """require signatures by this public key"""
+    identity: str | None = None
+    """require keyless signatures by this identity (e-mail or URI)"""
+    issuer: str | None = None
+    """OIDC issuer of --identity"""
 
 
-@dataclass(frozen=True)
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class Signer:
     """The signer; without a key, an identity."""
 
-    key: str | None = option(
-        "private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD",
-        metavar="FILE",
-    )
-    no_log: bool = switch("make no entry in the public transparency log; needs no network")
+    key: str | None = None
+    """private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD"""
+    no_log: bool = False
+    """make no entry in the public transparency log; needs no network"""
 
 
 def required(trust: Trust) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from sparkforge.core import gitsafe
-from sparkforge.core.command import option, repeated, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import StoreError, UsageError
 from sparkforge.core.index import Index
@@ -22,33 +23,22 @@ from sparkforge.store.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def pins_option() -> Any:
-    """Declare --pins: another checkout's pins.yaml, for tests."""
-    return option(None, type=Path, metavar="FILE")
+PinsFile = Annotated[Path | None, Parameter(show=False)]
+"""Type of --pins: another checkout's pins.yaml, for tests."""
 
 
-def store_option() -> Any:
-    """Declare --store; see ``store_of``."""
-    return option(
-        "cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)",
-        type=Path,
-        metavar="DIR",
-        group="store and output",
-    )
-
-
-@dataclass(frozen=True)
+@Parameter(name="*", group="store and network")
+@dataclass(frozen=True, kw_only=True)
 class ProjectOptions:
     """Options for a command's pins.yaml, store and sources."""
 
-    pins: Path | None = pins_option()
-    store: Path | None = store_option()
-    offline: bool = switch("use no network, only the store", group="network")
-    mirror: tuple[str, ...] = repeated(
-        "fetch this upstream's commit from here; may be repeated",
-        metavar="UPSTREAM=URL-or-path",
-        group="network",
-    )
+    pins: PinsFile = None
+    store: Path | None = None
+    """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
+    offline: bool = False
+    """use no network, only the store"""
+    mirror: tuple[str, ...] = ()
+    """UPSTREAM=URL-or-path: fetch this upstream's commit from there; may be repeated"""
 
 
 def store_of(named: str | Path | None) -> Store:

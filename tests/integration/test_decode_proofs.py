@@ -40,7 +40,9 @@ class Recorded(cuobjdump.Readers):
 @pytest.fixture
 def opened(project: Project, tmp_path: Path) -> projects.Project:
     with_kernels(project, compiler(tmp_path / "compiler"), CODE)
-    return projects.Project.open(ProjectOptions(project.root / "pins.yaml", project.store))
+    return projects.Project.open(
+        ProjectOptions(pins=project.root / "pins.yaml", store=project.store)
+    )
 
 
 def test_stage_matches_its_manifest(opened: projects.Project, tmp_path: Path) -> None:
@@ -53,7 +55,9 @@ def test_stage_matches_its_manifest(opened: projects.Project, tmp_path: Path) ->
 
 
 def test_project_without_kernels_is_an_error(project: Project, tmp_path: Path) -> None:
-    bare = projects.Project.open(ProjectOptions(project.root / "pins.yaml", project.store))
+    bare = projects.Project.open(
+        ProjectOptions(pins=project.root / "pins.yaml", store=project.store)
+    )
     with pytest.raises(CheckError):
         decode.read(bare, Recorded(tmp_path, ""))
 

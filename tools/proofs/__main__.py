@@ -224,7 +224,9 @@ def main(words: Sequence[str] | None = None) -> int:
             for unit in chosen:
                 log.info(f"{unit.name}  [{' '.join(unit.archs)}]\n    {unit.summary}")
             return 0
-        project = Project.open(ProjectOptions(given.pins, given.store, given.offline))
+        project = Project.open(
+            ProjectOptions(pins=given.pins, store=given.store, offline=given.offline)
+        )
         project.store.sweep()
         verdicts = run(project, chosen, record=given.record, asked=given.jobs)
         report = project.root / "dist" / "proofs" / "report.json"

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import cast
+from typing import Annotated, cast
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 from sparkforge.build import executor, publish
 from sparkforge.build.context import Context
 from sparkforge.build.graph import ordered, tree_of
-from sparkforge.build.options import OutputOptions, platform_of, source_option, source_plan
+from sparkforge.build.options import OutputOptions, SourceName, platform_of, source_plan
 from sparkforge.build.packs import modules, toolchain
 from sparkforge.build.packs.modules import SETS, Module, Set
 from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
-from sparkforge.core.command import Entry, count, needed, option, repeated, switch
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
@@ -24,26 +26,29 @@ from sparkforge.sources.project import Project, ProjectOptions
 FOLDER = "packs"
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``packs``."""
 
-    target: str = needed("target to compile for: spark or rtx", metavar="NAME")
-    set: str = option(
-        "default: what the profiles' defaults load; all: what --moe-backend flashinfer_cutlass,"
-        " --kv-cache-dtype fp8 and --block-size load, too",
-        default="default",
-        choices=SETS,
-    )
-    module: tuple[str, ...] = repeated("only this module, see --list", metavar="NAME")
-    list: bool = switch("list the modules and exit")
-    dry_run: bool = switch("print the plan and exit")
-    jobs: int | None = option(
-        "parallel compilers (default: as many as fit in memory)", type=count, metavar="N"
-    )
-    source: str | None = source_option("targets.NAME.source in pins.yaml")
-    project: ProjectOptions
-    output: OutputOptions
+    target: str
+    """target to compile for: spark or rtx"""
+    set: Annotated[str, Parameter(choices=SETS)] = "default"
+    """default: what the profiles' defaults load; all: what --moe-backend flashinfer_cutlass,
+    --kv-cache-dtype fp8 and --block-size load, too"""
+    module: tuple[str, ...] = ()
+    """only this module, see --list"""
+    list: bool = False
+    """list the modules and exit"""
+    dry_run: bool = False
+    """print the plan and exit"""
+    jobs: PositiveInt | None = None
+    """parallel compilers (default: as many as fit in memory)"""
+    source: SourceName = None
+    """release files; git: commits of the pinned tags; auto: git, or release files if git is
+    unreachable (default: targets.NAME.source in pins.yaml)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
@@ -107,6 +112,3 @@ def _list(chosen: Sequence[Module]) -> int:
     for module in chosen:
         log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
     return 0
-
-
-COMMANDS = (Entry("packs", Options, run),)

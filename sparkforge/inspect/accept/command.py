@@ -8,12 +8,14 @@ import platform
 import time
 from pathlib import Path
 
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
 from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import pages
-from sparkforge.core.command import Entry, count, option
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
@@ -21,39 +23,29 @@ from sparkforge.inspect.accept.checks import CHECKS, STATES
 from sparkforge.inspect.accept.server import Subject, container_of
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client
-from sparkforge.sources.project import checkout, pins_option
+from sparkforge.sources.project import PinsFile, checkout
 
 _MARKS = {"ok": ("32", "✓"), "not checked": ("2", "·"), "fail": ("31;1", "✗")}
 
 
+@Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``accept``."""
 
-    target: str | None = option(
-        "target that the server was built as (default: the one that Compose serves)",
-        metavar="NAME",
-    )
-    url: str | None = option(
-        "URL of the server (default: Compose's address and port on this machine)", metavar="URL"
-    )
-    log: Path | None = option(
-        "file with the server's output, to check backends (default: the log of Compose's"
-        " container)",
-        type=Path,
-        metavar="FILE",
-    )
-    long_prompt: int = option(
-        "most tokens of the long prompt (default: 100000)",
-        default=100_000,
-        type=count,
-        metavar="TOKENS",
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str | None = None
+    """target that the server was built as (default: the one that Compose serves)"""
+    url: str | None = None
+    """URL of the server (default: Compose's address and port on this machine)"""
+    log: Path | None = None
+    """file with the server's output, to check backends (default: the log of Compose's container)"""
+    long_prompt: PositiveInt = 100_000
+    """most tokens of the long prompt (default: 100000)"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Check a running server; ServerError if it breaks a promise or does not answer."""
     here = checkout(options.pins)
     variables = composing.seen(here.root / ".env")
@@ -116,6 +108,3 @@ def markdown() -> str:
         ("check", "what has to be true"),
         [(check.name, pages.Markdown(check.what)) for check in CHECKS],
     )
-
-
-COMMANDS = (Entry("accept", Options, run),)

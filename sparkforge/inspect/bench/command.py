@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import executor, serve
 from sparkforge.build.options import (
+    Behind,
     OutputOptions,
     ServerOptions,
     VariantOptions,
-    as_last,
     host_platform,
 )
 from sparkforge.build.setup import last_context
 from sparkforge.core import typed
-from sparkforge.core.command import (
-    Entry,
-    argument,
-    behind,
-    count,
-    needed,
-    option,
-    share,
-    switch,
-)
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.bench import benchy, result, session, sides
@@ -38,81 +31,70 @@ from sparkforge.runtime import client
 from sparkforge.sources.project import Project, ProjectOptions
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of ``bench``."""
 
-    target: str = needed("target to measure", metavar="NAME")
-    url: str | None = option(
-        "measure this server, http://HOST:PORT (default: start the last build)",
-        metavar="URL",
-    )
-    vs: Literal["unpatched"] | None = option(
-        "measure the unpatched release too, in the same session, rounds in turns",
-        choices=("unpatched",),
-    )
-    profile_table: str | None = option(
-        "what to measure: quick, seeds or community (default: seeds)",
-        choices=tuple(benchy.TABLES),
-    )
-    quick: bool = switch("short for --profile-table quick")
-    runs: int = option(
-        "runs of each test (default: 3); with --vs rounds", default=3, type=count, metavar="N"
-    )
-    model: Path | None = option(
-        "folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with"
-        " canned replies; with --url, where the server or the hub's cache has it)",
-        type=Path,
-        metavar="DIR",
-    )
-    api_key_file: Path | None = option(
-        "file that has the server's API key", needs="--url", type=Path, metavar="FILE"
-    )
-    profile: str | None = option(
-        "exact, balanced or fast: format of the dense layers; with --url, that of the running"
-        " server (default: the target's)",
-        metavar="NAME",
-    )
-    text: Path | None = option(
-        "text to cut prompts from (default: made here)", type=Path, metavar="FILE"
-    )
-    skip_coherence: bool = switch("do not ask the model a simple question first")
-    out: Path | None = option(
-        "folder for the result; an interrupted run in it continues"
-        " (default: dist/TARGET/bench/TIME-TABLE)",
-        type=Path,
-        metavar="DIR",
-    )
-    arguments: tuple[str, ...] = behind()
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    server: ServerOptions
+    target: str
+    """target to measure"""
+    url: str | None = None
+    """measure this server, http://HOST:PORT (default: start the last build)"""
+    vs: Literal["unpatched"] | None = None
+    """measure the unpatched release too, in the same session, rounds in turns"""
+    profile_table: Annotated[str | None, Parameter(choices=tuple(benchy.TABLES))] = None
+    """what to measure: quick, seeds or community (default: seeds)"""
+    quick: bool = False
+    """short for --profile-table quick"""
+    runs: PositiveInt = 3
+    """runs of each test (default: 3); with --vs rounds"""
+    model: Path | None = None
+    """folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with
+    canned replies; with --url, where the server or the hub's cache has it)"""
+    api_key_file: Path | None = None
+    """file that has the server's API key"""
+    profile: str | None = None
+    """exact, balanced or fast: format of the dense layers; with --url, that of the running server
+    (default: the target's)"""
+    text: Path | None = None
+    """text to cut prompts from (default: made here)"""
+    skip_coherence: bool = False
+    """do not ask the model a simple question first"""
+    out: Path | None = None
+    """folder for the result; an interrupted run in it continues (default:
+    dist/TARGET/bench/TIME-TABLE)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """Options of ``bench compare``."""
 
-    a: Path = argument("the earlier result: a folder of `bench`, or its result.json", type=Path)
-    b: Path = argument("the later one", type=Path)
-    tolerance: float = option(
-        "smallest change that counts, in percent (default: 3)",
-        default=3.0,
-        type=share,
-        metavar="PERCENT",
-    )
-    disturbed: bool = switch("compare results that are not clean, too")
-    output: OutputOptions
+    a: Path = field(kw_only=False)
+    """the earlier result: a folder of `bench`, or its result.json"""
+    b: Path = field(kw_only=False)
+    """the later one"""
+    tolerance: NonNegativeFloat = 3.0
+    """smallest change that counts, in percent (default: 3)"""
+    disturbed: bool = False
+    """compare results that are not clean, too"""
+    output: OutputOptions = OutputOptions()
 
 
-def _run(options: RunOptions) -> int:
+def run(options: RunOptions) -> int:
     """Measure the speed of a server."""
     if options.quick and options.profile_table not in (None, "quick"):
         msg = f"--quick and --profile-table {options.profile_table} contradict each other"
         raise UsageError(msg, "omit one of them")
     table = "quick" if options.quick else options.profile_table or "seeds"
     place = None
+    if options.api_key_file is not None and options.url is None:
+        raise UsageError("--api-key-file needs --url", "add --url http://HOST:PORT")
     if options.url is not None:
         for name, value in (("--vs", options.vs), ("--", options.arguments)):
             if value:
@@ -206,7 +188,7 @@ def _report(runs: Sequence[Measurement], *, as_json: bool) -> int:
     return 0
 
 
-def _compare(options: CompareOptions) -> int:
+def compare_results(options: CompareOptions) -> int:
     """Compare two results; CheckError if the second is slower."""
     before, after = result.load(options.a), result.load(options.b)
     for path, run in ((options.a, before), (options.b, after)):
@@ -229,9 +211,3 @@ def _compare(options: CompareOptions) -> int:
     )
     hint = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
     return log.failure(CheckError(f"B is slower than A:\n{words}", hint))
-
-
-COMMANDS = (
-    Entry("bench run", RunOptions, _run, "measure speed; `bench --target NAME` is short for it"),
-    Entry("bench compare", CompareOptions, _compare, "compare two results, test by test"),
-)

@@ -18,7 +18,6 @@ from typing import Any
 from sparkforge import __version__
 from sparkforge.build import composing, receipt
 from sparkforge.core.disk import disk_errors, write_file
-from sparkforge.core.errors import UsageError
 from sparkforge.core.run import glimpse
 from sparkforge.inspect.doctor.masking import mask_of
 from sparkforge.inspect.doctor.readings import Machine, first_line
@@ -38,18 +37,9 @@ _Part = tuple[str, str, str]
 """A file's name, its text, and why it is missing or incomplete, or ""."""
 
 
-def path_of(chosen: str, folder: Path) -> Path:
-    """Return the archive's path: the chosen file, else ("") a new one with the time.
-
-    Raises:
-        UsageError: the file already exists, or its folder does not.
-    """
-    name = time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip")
-    path = Path(chosen) if chosen else folder / name
-    if path.exists() or not path.parent.is_dir():
-        why = "already exists" if path.exists() else f"folder {path.parent} does not exist"
-        raise UsageError(f"--report {path}: {why}", "give another file")
-    return path
+def new_path(folder: Path) -> Path:
+    """Return the path of a new archive, named after the time."""
+    return folder / time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip")
 
 
 def write(path: Path, seen: Machine, target: str, findings: Any) -> dict[str, str]:

@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from cyclopts import Parameter
+
 from sparkforge.build.options import OutputOptions
 from sparkforge.core import plain, typed
-from sparkforge.core.command import Entry, option
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.inspect.doctor import archive, disk, gpu, host, model, pair, readings
@@ -17,7 +18,7 @@ from sparkforge.inspect.doctor.check import Finding, compare, judge
 from sparkforge.inspect.doctor.readings import Machine
 from sparkforge.inspect.doctor.wanted import wanted
 from sparkforge.pins.types import MACHINES
-from sparkforge.sources.project import checkout, pins_option, store_of, store_option
+from sparkforge.sources.project import PinsFile, checkout, store_of
 
 MODULES = (host, gpu, disk, model, pair)
 """Modules whose import registers checks."""
@@ -30,39 +31,26 @@ _MARKS = {
 _ORDER = list(_MARKS)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``doctor``."""
 
-    target: str | None = option(
-        "target to check for (default: spark on arm64, else cpu)", metavar="NAME"
-    )
-    compare: Path | None = option(
-        "compare with the output of doctor --json on the other of two machines",
-        type=Path,
-        metavar="FILE",
-    )
-    readings: Path | None = option(
-        "judge the readings in an archive of --report",
-        type=Path,
-        metavar="FILE",
-        one_of="readings",
-    )
-    report: str | None = option(
-        "pack readings, findings and logs into an archive for a bug report"
-        " (default: sparkforge-report-TIME.zip)",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        one_of="readings",
-    )
-    """"" for a file with the time in its name."""
-    pins: Path | None = pins_option()
-    store: Path | None = store_option()
-    output: OutputOptions
+    target: str | None = None
+    """target to check for (default: spark on arm64, else cpu)"""
+    compare: Path | None = None
+    """compare with the output of doctor --json on the other of two machines"""
+    readings: Path | None = None
+    """judge the readings in an archive of --report"""
+    report: bool = False
+    """pack readings, findings and logs into sparkforge-report-TIME.zip for a bug report"""
+    pins: PinsFile = None
+    store: Path | None = None
+    """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
+    output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Read the machine, judge, print; the code is that of CheckError if the target cannot work.
 
     With a report the code is 0 for any findings.
@@ -70,7 +58,9 @@ def run(options: Options) -> int:
     here = checkout(options.pins)
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     want = wanted(here.pins, options.target or likely)
-    path = None if options.report is None else archive.path_of(options.report, Path.cwd())
+    if options.report and options.readings is not None:
+        raise UsageError("--report and --readings conflict", "give only one")
+    path = archive.new_path(Path.cwd()) if options.report else None
     theirs = None if options.compare is None else _findings(options.compare)
     recorded = None
     if options.readings is not None:
@@ -132,6 +122,3 @@ def _findings(path: Path) -> list[Finding]:
         hint = "create it on the other machine: build.py doctor --json >FILE"
         raise UsageError(f"--compare {path}: no output of doctor --json", hint)
     return list(theirs)
-
-
-COMMANDS = (Entry("doctor", Options, run),)

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 from sparkforge.build.options import OutputOptions, host_platform
-from sparkforge.core.command import Entry, count, needed, option
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
@@ -21,23 +24,19 @@ from sparkforge.sources.project import Project, ProjectOptions
 _SHOWN = 5  # kernels of a broken rule in the log; the report has all
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``proofs``."""
 
-    wheel: tuple[Path, ...] = option(
-        "wheels to check (default: those of the target's last build)",
-        default=(),
-        type=Path,
-        nargs="*",
-        metavar="FILE",
-    )
-    target: str = needed("target whose contract in pins.yaml applies", metavar="NAME")
-    jobs: int | None = option(
-        "images read in parallel (default: as many as fit in memory)", type=count, metavar="N"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    wheel: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = ()
+    """wheels to check (default: those of the target's last build)"""
+    target: str
+    """target whose contract in pins.yaml applies"""
+    jobs: PositiveInt | None = None
+    """images read in parallel (default: as many as fit in memory)"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
@@ -136,6 +135,3 @@ def _tell(library: Library, unused: str, problems: Sequence[Problem]) -> None:
             log.info(f"          {rule}: {problem.kernel[:60]} {problem.text}")
         if number > _SHOWN:
             log.info(f"          {rule}: and {number - _SHOWN} more kernels")
-
-
-COMMANDS = (Entry("proofs", Options, run),)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from cyclopts import Parameter
 from pydantic import ValidationError
 
 from sparkforge.build import receipt
@@ -15,13 +16,12 @@ from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.build.receipt import Receipt
 from sparkforge.core import pages, plain, typed
-from sparkforge.core.command import Entry, needed, option
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.series.docs import why
-from sparkforge.sources.project import Checkout, checkout, pins_option
+from sparkforge.sources.project import Checkout, PinsFile, checkout
 
 _T = TypeVar("_T")
 
@@ -47,19 +47,20 @@ class _Accepted:
     checks: tuple[_Check, ...] = ()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``report``."""
 
-    target: str = needed("target whose last build to report on", metavar="NAME")
-    out: Path | None = option(
-        "write the page here (default: dist/TARGET/report.html)", type=Path, metavar="FILE"
-    )
-    pins: Path | None = pins_option()
-    output: OutputOptions
+    target: str
+    """target whose last build to report on"""
+    out: Path | None = None
+    """write the page here (default: dist/TARGET/report.html)"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
-def _report(options: Options) -> int:
+def run(options: Options) -> int:
     """Write the page."""
     here = checkout(options.pins)
     page = page_of(here, options.target)
@@ -138,14 +139,3 @@ def _read(path: Path, kind: type[_T], command: str) -> _T:
         raise UsageError(msg, f"remove it, and run {command} again") from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}", f"remove it, and run {command} again") from None
-
-
-COMMANDS = (
-    Entry(
-        "report",
-        Options,
-        _report,
-        description="Write one self-contained HTML page about the last build of a target: steps,"
-        " files, patches, SBOM, and results of accept and bench.",
-    ),
-)

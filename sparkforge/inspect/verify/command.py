@@ -7,24 +7,20 @@ import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 from zipfile import BadZipFile, ZipFile
+
+from cyclopts import Parameter
 
 from sparkforge.build import executor, receipt, setup
 from sparkforge.build.context import Context
 from sparkforge.build.executor import Build
 from sparkforge.build.item import wheel_path
-from sparkforge.build.options import (
-    OutputOptions,
-    ToolOptions,
-    VariantOptions,
-    as_last,
-    platform_of,
-)
+from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
-from sparkforge.core.command import Entry, argument, option
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
@@ -39,29 +35,27 @@ _SHOWN = 20
 _DIFFOSCOPE_LINES = 80
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``verify``."""
 
-    image: str | None = argument(
-        "image to compare with this checkout: a receipt.json, a name that the engine knows, or"
-        " REGISTRY/NAME@sha256:…; with --key or --identity its signature is checked first; with"
-        " these also the folder of a release",
-        default=None,
-        nargs="?",
-    )
-    target: str | None = option("target to rebuild and compare", metavar="NAME")
-    until: str = option(
-        "compare up to this stage (default: image)", default="image", choices=("wheels", "image")
-    )
-    trust: signing.Trust
-    project: ProjectOptions
-    output: OutputOptions
-    variant: VariantOptions = as_last()
-    tools: ToolOptions
+    image: str | None = field(default=None, kw_only=False)
+    """image to compare with this checkout: a receipt.json, a name that the engine knows, or
+    REGISTRY/NAME@sha256:…; with --key or --identity its signature is checked first; with these
+    also the folder of a release"""
+    target: str | None = None
+    """target to rebuild and compare"""
+    until: Annotated[str, Parameter(choices=("wheels", "image"))] = "image"
+    """compare up to this stage (default: image)"""
+    trust: signing.Trust = signing.Trust()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    tools: ToolOptions = ToolOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Build a target a second time, or check an image; CheckError if something differs."""
     signed = signing.required(options.trust)
     if (options.image is None) == (options.target is None) or (signed and options.target):
@@ -265,6 +259,3 @@ def _image(named: str, project: Project, *, published: bool) -> int:
     if published:
         log.info(f"next     build.py rollback --target {found.target} {given}")
     return 0
-
-
-COMMANDS = (Entry("verify", Options, run),)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions, chosen_series
-from sparkforge.core.command import Entry, argument, option, switch
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
@@ -26,38 +27,37 @@ from sparkforge.sources.project import Project, ProjectOptions
 _MANY = re.compile(r"latest:([1-9][0-9]?)")
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of ``rebase``."""
 
-    upstream: str | None = argument("upstream whose series to move", default=None, nargs="?")
-    all: bool = switch("try every upstream; change nothing", needs="--onto")
-    onto: str | None = option(
-        "new base: TAG, full commit SHA, release:VERSION, release:FILE or latest;"
-        " with --all also latest:N for the N newest",
-        metavar="WHERE",
-    )
-    dry_run: bool = switch("show the result without changing files", needs="--onto")
-    table: bool = switch("write the table to dist/rebase/carry.md", needs="--all")
-    commit: str | None = option("commit that the release was built from", metavar="SHA")
-    companions: bool = switch(
-        "move requirements, locks and other upstreams, too, and try all of it before it lands",
-        "--with-companions",
-        needs="--onto",
-    )
-    go_on: bool = switch("continue a stopped or killed rebase", "--continue", one_of="answer")
-    """--continue."""
-    skip: str | None = option(
-        "drop the patch that stopped the rebase", metavar="REASON", one_of="answer"
-    )
-    abort: bool = switch(
-        "cancel the rebase; patches/ and pins.yaml stay as they are", one_of="answer"
-    )
-    project: ProjectOptions
-    output: OutputOptions
+    upstream: str | None = field(default=None, kw_only=False)
+    """upstream whose series to move"""
+    all: bool = False
+    """try every upstream; change nothing"""
+    onto: str | None = None
+    """new base: TAG, full commit SHA, release:VERSION, release:FILE or latest; with --all also
+    latest:N for the N newest"""
+    dry_run: bool = False
+    """show the result without changing files"""
+    table: bool = False
+    """write the table to dist/rebase/carry.md"""
+    commit: str | None = None
+    """commit that the release was built from"""
+    companions: Annotated[bool, Parameter(name="--with-companions")] = False
+    """move requirements, locks and other upstreams, too, and try all of it before it lands"""
+    go_on: Annotated[bool, Parameter(name="--continue")] = False
+    """continue a stopped or killed rebase"""
+    skip: str | None = None
+    """drop the patch that stopped the rebase"""
+    abort: bool = False
+    """cancel the rebase; patches/ and pins.yaml stay as they are"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Move a series, or report on a move; 19 where a patch needs work."""
     _check_options(options)
     project = Project.open(options.project)
@@ -75,7 +75,13 @@ def _check_options(options: Options) -> None:
     ends = options.onto or options.go_on or options.skip is not None
     shows = options.all or options.dry_run
     many = options.onto is not None and _MANY.fullmatch(options.onto)
+    starts = options.all or options.dry_run or options.companions
     wrong = {
+        "--all, --dry-run and --with-companions need --onto": starts and options.onto is None,
+        "--table needs --all": options.table and not options.all,
+        "--continue, --skip and --abort conflict": (
+            options.go_on + options.abort + (options.skip is not None) > 1
+        ),
         "an upstream and --all conflict": options.upstream and options.all,
         "no upstream given": not options.upstream and not options.all,
         "--onto is empty": options.onto is not None and not options.onto.strip(),
@@ -277,6 +283,3 @@ def _document(plan: Plan, drifts: Iterable[Drift]) -> dict[str, Any]:
         },
         "companions": [item.as_json() for item in drifts],
     }
-
-
-COMMANDS = (Entry("rebase", Options, run),)

@@ -125,8 +125,8 @@ def commands(found: Workflow) -> Iterator[list[str]]:
 def test_the_commands_of_a_workflow_are_taken(path: Path) -> None:
     known = pins.load(ROOT / "pins.yaml").targets
     for words in commands(workflow(path)):
-        parsed = main._parser().parse_args(main.spelled_out(words))
-        assert getattr(parsed, "target", None) in (None, *known)
+        _, options = main.parsed(words)
+        assert getattr(options, "target", None) in (None, *known)
 
 
 def test_what_has_to_run_runs() -> None:
@@ -181,7 +181,7 @@ def test_hooks_are_local_and_their_commands_are_there() -> None:
         assert hook["language"] == "system"
         words = shlex.split(hook["entry"])
         if words[1] == "build.py":
-            main._parser().parse_args(words[2:])
+            main.parsed(words[2:])
         else:
             assert words[:2] == [".venv-dev/bin/python", "-m"]
             lock = (ROOT / "requirements/dev.txt").read_text()

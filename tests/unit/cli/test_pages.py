@@ -1,4 +1,4 @@
-"""The parser accepts every ``build.py`` line of a page's console blocks."""
+"""The command line accepts every ``build.py`` line of a page's console blocks."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ def commands(page: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_a_page_parse(page: Path) -> None:
     for words in commands(page):
-        main._parser().parse_args(main.spelled_out(words))
+        main.parsed(words)

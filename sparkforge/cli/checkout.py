@@ -1,0 +1,125 @@
+"""clean, docs, --version, --exit-codes."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cyclopts import Parameter
+
+from sparkforge import __version__
+from sparkforge.build.context import release_name
+from sparkforge.build.options import OutputOptions, chosen_series
+from sparkforge.core import errors, pages
+from sparkforge.core.errors import UsageError
+from sparkforge.core.hashing import sha256_file
+from sparkforge.core.log import human_bytes, log
+from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
+
+_ROOFLINE_TARGET = "spark"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CleanOptions:
+    """Options of ``clean``."""
+
+    store: Path | None = None
+    """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
+    all: bool = False
+    """delete downloads and git mirrors, too"""
+    superseded: bool = False
+    """delete only results that no target's newest build uses"""
+    output: OutputOptions = OutputOptions()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class DocsOptions:
+    """Options of ``docs``."""
+
+    check: bool = False
+    """fail if one is stale; write nothing"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class VersionOptions:
+    """Options of ``--version`` and ``--exit-codes``."""
+
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
+
+
+def clean(options: CleanOptions = CleanOptions()) -> int:
+    """Empty the store."""
+    if options.all and options.superseded:
+        raise UsageError("--all and --superseded conflict", "give only one")
+    store = store_of(options.store)
+    log.info(f"cleaning {store.root}; a large store takes minutes")
+    freed = store.clean_superseded() if options.superseded else store.clean(everything=options.all)
+    log.info(f"freed {human_bytes(freed)}")
+    log.document({"freed_bytes": freed})
+    return 0
+
+
+def docs(options: DocsOptions = DocsOptions()) -> int:
+    """Write the generated pages, or compare them with the files."""
+    wanted = pages_of(checkout(options.pins))
+    changed = pages.settle(wanted, pages.COMMAND, check=options.check)
+    for page in wanted:
+        log.info(f"{page}: {'written' if page in changed else 'up to date'}")
+    log.document({"written": [str(page) for page in changed]})
+    return 0
+
+
+def pages_of(here: Checkout) -> Mapping[Path, str]:
+    """Return the text of every generated page."""
+    from sparkforge.inspect.accept import command as accept
+    from sparkforge.inspect.perf import kernelrecord, roofline
+    from sparkforge.inspect.report import claims
+    from sparkforge.series import docs
+
+    root, all_pins = here.root, here.pins
+    folder = root / "docs"
+    case = roofline.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
+    patches = chosen_series(None, root, all_pins)
+    recorded = kernelrecord.load()
+    kernels = f"{roofline.markdown(case)}\n\n{kernelrecord.markdown(recorded)}"
+    if all_pins.plugin is not None:
+        kernelrecord.check(recorded, root, all_pins.plugin)
+    return {
+        folder / "patches.md": docs.page(patches, all_pins.upstreams),
+        folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
+        folder / "roofline.svg": roofline.svg(case),
+        folder / "status.md": claims.page(folder / "status.md"),
+        folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
+    }
+
+
+def version(options: VersionOptions = VersionOptions()) -> int:
+    """Print the versions of sparkforge and of its targets."""
+    here = checkout(options.pins)
+    python, sha256 = platform.python_version(), sha256_file(here.pins_path)
+    releases = {
+        name: release_name(here.pins, target) for name, target in sorted(here.pins.targets.items())
+    }
+    log.heading(f"sparkforge {__version__} (Python {python})")
+    rows = [(f"target {name}", release) for name, release in releases.items()]
+    log.table([*rows, (here.pins_path.name, f"sha256 {sha256[:12]}")])
+    log.document(
+        {"sparkforge": __version__, "python": python, "pins_sha256": sha256, "releases": releases}
+    )
+    return 0
+
+
+def exit_codes(options: VersionOptions = VersionOptions()) -> int:
+    """Explain the exit codes."""
+    rows = errors.exit_codes()
+    log.table([(f"{code:3}", meaning) for code, meaning in rows])
+    log.document({"exit_codes": {str(code): meaning for code, meaning in rows}})
+    return 0
