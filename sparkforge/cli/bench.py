@@ -14,16 +14,16 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from sparkforge.build import executor, publish
 from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import last_context
+from sparkforge.check.bench import command
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.inspect.bench import command
 from sparkforge.serving.access import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
 if TYPE_CHECKING:
-    from sparkforge.inspect.perf import losses
+    from sparkforge.check.perf import losses
 
 
 @Parameter(name="*")
@@ -61,7 +61,7 @@ class QualityOptions:
 def measure_quality(options: QualityOptions) -> int:
     """Measure the effect of --mxfp4-layers on the model's answers; 15 if it is too large."""
     from sparkforge.build import serve
-    from sparkforge.inspect.perf import losses, quality, roofline
+    from sparkforge.check.perf import losses, quality, roofline
 
     for layers in options.layers:
         roofline.parse_layers(layers)  # checked here, not by a server after the first has run

@@ -79,9 +79,9 @@ def docs(options: DocsOptions = DocsOptions()) -> int:
 
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
-    from sparkforge.inspect.accept import command as accept
-    from sparkforge.inspect.perf import kernelrecord, roofline
-    from sparkforge.inspect.report import claims
+    from sparkforge.check.accept import command as accept
+    from sparkforge.check.perf import kernelrecord, roofline
+    from sparkforge.check.report import claims
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins

@@ -27,7 +27,7 @@ from sparkforge.serving.access import IN_URL
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "use": {
         "doctor": (
-            "inspect.doctor.command:run",
+            "check.doctor.command:run",
             "check that this machine can build and serve a target",
         ),
         "build": ("cli.build:build_target", "fetch, patch, build and test (default)"),
@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "serve": ("cli.serve:run", "serve the last build on loopback until Ctrl-C"),
         "accept": (
-            "inspect.accept.command:run",
+            "check.accept.command:run",
             "check a running server: chats, tools, limits, users at once, memory",
         ),
         "smoke": ("cli.build:smoke", "repeat the smoke test on the last build"),
@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "compile FlashInfer's modules ahead of time, into a wheel",
         ),
         "verify": (
-            "inspect.verify.command:run",
+            "check.verify.command:run",
             "rebuild from scratch and compare every byte; or check an image",
         ),
         "clean": ("cli.checkout:clean", "delete build results from the store"),
@@ -114,11 +114,11 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "bench": ("", "measure speed and answers of the last build; compare two results"),
         "bench run": (
-            "inspect.bench.command:run",
+            "check.bench.command:run",
             "measure speed; `bench --target NAME` is short for it",
         ),
         "bench compare": (
-            "inspect.bench.command:compare_results",
+            "check.bench.command:compare_results",
             "compare two results, test by test",
         ),
         "bench quality": (
@@ -129,9 +129,9 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "maintain.ablate:run",
             "check that tests notice a missing patch; find the patch that breaks something",
         ),
-        "proofs": ("inspect.proofs.command:run", "check the machine code in a target's wheels"),
+        "proofs": ("check.proofs.command:run", "check the machine code in a target's wheels"),
         "report": (
-            "inspect.report.command:run",
+            "check.report.command:run",
             "write one HTML page about the last build and its checks",
         ),
     },

@@ -39,7 +39,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Print the bytes that each configuration reads a token, and the ceiling that follows."""
-    from sparkforge.inspect.perf import roofline
+    from sparkforge.check.perf import roofline
 
     case = roofline.case(
         checkout(options.pins).pins.target(options.target),

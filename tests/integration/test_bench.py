@@ -14,6 +14,11 @@ from typing import Any
 
 import pytest
 
+from sparkforge.check.bench import benchy, result, session
+from sparkforge.check.bench.benchy import Call, Tool
+from sparkforge.check.bench.result import Identity
+from sparkforge.check.bench.session import Measurement
+from sparkforge.check.bench.sides import Side
 from sparkforge.cli.main import main
 from sparkforge.core.errors import (
     CheckError,
@@ -22,11 +27,6 @@ from sparkforge.core.errors import (
     UsageError,
 )
 from sparkforge.core.index import Index
-from sparkforge.inspect.bench import benchy, result, session
-from sparkforge.inspect.bench.benchy import Call, Tool
-from sparkforge.inspect.bench.result import Identity
-from sparkforge.inspect.bench.session import Measurement
-from sparkforge.inspect.bench.sides import Side
 from sparkforge.runtime.client import Place
 from sparkforge.runtime.servers import free_port
 from sparkforge.sources.sources import Access

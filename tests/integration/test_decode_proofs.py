@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.check.perf import kernelrecord
+from sparkforge.check.proofs import cuobjdump
 from sparkforge.core.errors import CheckError, PinsError
-from sparkforge.inspect.perf import kernelrecord
-from sparkforge.inspect.proofs import cuobjdump
 from sparkforge.sources import project as projects
 from sparkforge.sources.project import ProjectOptions
 from tests.kernels import SOURCE, with_kernels

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sparkforge.build.image import VENV
-from sparkforge.inspect.verify import installed
-from sparkforge.inspect.verify.installed import File
+from sparkforge.check.verify import installed
+from sparkforge.check.verify.installed import File
 from sparkforge.runtime.interpreter import uv_program
 from tests.support import ROOT, make_wheel, sha256
 

@@ -17,10 +17,10 @@ import pytest
 from sparkforge.build import graph, image, imagenote, sbom
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import PluginResult, WheelResult
+from sparkforge.check.verify import command, imagecheck
 from sparkforge.core import typed
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.hashing import key_of
-from sparkforge.inspect.verify import command, imagecheck
 from sparkforge.runtime import engine
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL

@@ -22,12 +22,12 @@ import requests
 
 from sparkforge.build.context import profile_of
 from sparkforge.build.serve import chat_model, in_environment
+from sparkforge.check.accept.checks import CHECKS
+from sparkforge.check.accept.server import Subject
+from sparkforge.check.bench import result
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.cli.main import main
 from sparkforge.core.run import group_alive
-from sparkforge.inspect.accept.checks import CHECKS
-from sparkforge.inspect.accept.server import Subject
-from sparkforge.inspect.bench import result
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.runtime.servers import free_port

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from sparkforge.check.proofs import cuobjdump
 from sparkforge.core.index import Index
-from sparkforge.inspect.proofs import cuobjdump
 from sparkforge.sources.sources import Access
 from tests.patches import cuda_archs
 from tests.patches.checkout import ROOT, store

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import Context
+from sparkforge.check.proofs import cuobjdump
+from sparkforge.check.proofs.cuobjdump import Readers
 from sparkforge.core.run import call
-from sparkforge.inspect.proofs import cuobjdump
-from sparkforge.inspect.proofs.cuobjdump import Readers
 from tests.patches import triton_aot
 from tests.patches.checkout import ROOT
 

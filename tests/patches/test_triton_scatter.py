@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import Context
-from sparkforge.inspect.proofs import cuobjdump
+from sparkforge.check.proofs import cuobjdump
 from tests.patches import triton_aot
 from tests.patches.triton_aot import SHARED_LIMIT, Built
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from sparkforge.build.context import Context
 from sparkforge.build.stages.wheels import release_wheel
+from sparkforge.check.proofs.cuobjdump import Readers
+from sparkforge.check.proofs.machinecode import Kernel
 from sparkforge.core import git
 from sparkforge.core.run import call
-from sparkforge.inspect.proofs.cuobjdump import Readers
-from sparkforge.inspect.proofs.machinecode import Kernel
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.series.series import Patched

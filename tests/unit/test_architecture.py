@@ -38,9 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "wheels": {*_BASE, "sources", "series"},
     "build": _BUILD,
     "release": {*_BUILD, "build"},
-    "inspect": {*_BUILD, "build", "release"},
+    "check": {*_BUILD, "build", "release"},
     "maintain": {*_BUILD, "build"},
-    "cli": {*_BUILD, "build", "inspect", "maintain", "release"},
+    "cli": {*_BUILD, "build", "check", "maintain", "release"},
     "serving": set(),  # the image copies it, and nothing else
 }
 """What the modules of each package may import beside those of their own."""

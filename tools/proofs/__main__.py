@@ -16,16 +16,16 @@ from threading import Event
 
 from sparkforge.build import jobs
 from sparkforge.build.options import host_platform
+from sparkforge.check.perf import kernelrecord
+from sparkforge.check.proofs import cuobjdump
+from sparkforge.check.proofs.cuobjdump import Readers
+from sparkforge.check.proofs.machinecode import Kernel
 from sparkforge.core import git
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, CommandError, PinsError, SparkforgeError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.core.run import call
-from sparkforge.inspect.perf import kernelrecord
-from sparkforge.inspect.proofs import cuobjdump
-from sparkforge.inspect.proofs.cuobjdump import Readers
-from sparkforge.inspect.proofs.machinecode import Kernel
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources

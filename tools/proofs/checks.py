@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkforge.inspect.proofs.machinecode import Kernel
+from sparkforge.check.proofs.machinecode import Kernel
 
 SHARED_LIMIT = 101_376
 """Limit for a block's shared memory on SM12x in bytes (99 KiB; CUDA's programming guide)."""

@@ -10,11 +10,11 @@ from sparkforge.build.context import Context
 from sparkforge.build.cubins import Kernel
 from sparkforge.build.options import platform_of
 from sparkforge.build.stages.kernels import kernels_item
+from sparkforge.check.perf.kernelrecord import Recorded
+from sparkforge.check.proofs import machinecode
+from sparkforge.check.proofs.cuobjdump import Readers
 from sparkforge.core import plain
 from sparkforge.core.errors import CheckError
-from sparkforge.inspect.perf.kernelrecord import Recorded
-from sparkforge.inspect.proofs import machinecode
-from sparkforge.inspect.proofs.cuobjdump import Readers
 from sparkforge.sources.project import Project
 
 

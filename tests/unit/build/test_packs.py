@@ -23,10 +23,10 @@ from sparkforge.build.graph import graph_of, tree_of
 from sparkforge.build.item import Results
 from sparkforge.build.packs import compiling, modules, recipe, toolchain, units, wheel
 from sparkforge.build.stages import packs
+from sparkforge.check.perf.shapes import SHAPES
 from sparkforge.cli.main import main
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
-from sparkforge.inspect.perf.shapes import SHAPES
 from sparkforge.store.store import Store
 from tests.patches.probes.probe_packs import HEAD_SIZE, HEADS
 from tests.results import context_of

@@ -124,7 +124,7 @@ def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
     assert remade()
     (tmp_path / "dist" / ".tiny-model.json").write_text("[")
     assert remade()
-    code.change("inspect/bench/benchy.py")
+    code.change("check/bench/benchy.py")
     assert not remade()
     code.change("checkpoints/tensors.py")
     assert remade()

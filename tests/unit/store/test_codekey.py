@@ -17,7 +17,7 @@ WHEELS = "sparkforge.build.stages.wheels"
         ("build/packs/include/cublasLt.h", True),
         ("core/git.py", True),
         ("cli/main.py", False),
-        ("inspect/__init__.py", False),
+        ("check/__init__.py", False),
         ("maintain/__init__.py", False),
         ("release/__init__.py", False),
     ],

@@ -1,0 +1,343 @@
+"""`build.py accept` against a stand-in that keeps every promise, or breaks one."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkforge.build.context import profile_of
+from sparkforge.check.accept import checks
+from sparkforge.check.accept.checks import CHECKS
+from sparkforge.check.accept.server import Container, Subject, Unseen, container_of
+from sparkforge.cli import main
+from sparkforge.core.errors import ServerError
+from sparkforge.pins import pins
+from sparkforge.runtime import client
+from sparkforge.runtime.client import Model, Place
+from sparkforge.serving.profile import Profile
+from tests.openai_server import KEY, MAX_LEN, Fake, serving
+from tests.support import ROOT, linked_checkout
+
+SPARK = profile_of(pins.load(ROOT / "pins.yaml"), "spark")
+BY_NAME = {check.name: check for check in CHECKS}
+CHOSE = """\
+(EngineCore_DP0 pid=9999999) INFO 11-21 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.
+(EngineCore_DP0 pid=9999999) INFO 11-21 [cuda.py:8] Using AttentionBackendEnum.FLASHINFER backend.
+(EngineCore_DP0 pid=9999999) INFO 11-21 [selfcheck.py:8] Decode kernels are used for MXFP4 experts 1
+"""
+FAULTS = {
+    "dies": "chat",
+    "is empty": "chat",
+    "counts wrong": "chat",
+    "no usage": "chat",
+    "splits nothing": "chat",
+    "shows Harmony": "chat",
+    "repeats reasoning": "chat",
+    "never ends a stream": "streamed chat",
+    "streams one piece": "streamed chat",
+    "streams no usage": "streamed chat",
+    "reasons last": "streamed chat",
+    "breaks a stream": "streamed chat",
+    "calls no tool": "tool call",
+    "calls another tool": "tool call",
+    "cuts arguments": "tool call",
+    "ends a call with stop": "tool call",
+    "streams no call": "tool call",
+    "no answer to a result": "tool call",
+    "writes no JSON": "structured output",
+    "breaks the schema": "structured output",
+    "responds without a message": "responses",
+    "responds in part": "responses",
+    "streams another response": "responses",
+    "cuts a response": "responses",
+    "cuts prompts": "long prompt",
+    "ignores stop": "limits",
+    "keeps the stop word": "limits",
+    "calls a stop length": "limits",
+    "ignores max_tokens": "limits",
+    "serves any model": "refusals",
+    "fails at broken JSON": "refusals",
+    "takes any number": "refusals",
+    "needs no key": "refusals",
+    "is empty at once": "eight at once",
+    "reads and does nothing else": "unbroken text",
+    "fails at long text": "unbroken text",
+    "leaks a request": "idle afterwards",
+    "leaks KV cache": "idle afterwards",
+    "a kernel is off": "decode kernels",
+    "grows": "memory",
+}
+"""Each fault of the stand-in, and the check that sees it."""
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "IDLE_S", 0.3)
+
+
+def subject(fake: Fake, log: Path | None = None) -> Subject:
+    place = Place(f"{fake.url}/v1", KEY)
+    return Subject(place, client.served_model(place), SPARK, log=log, long_tokens=500)
+
+
+def test_good_server_passes_every_check(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(CHOSE)
+    with serving() as fake:
+        one = subject(fake, tmp_path / "log")
+        assert one.model == Model("m", MAX_LEN)
+        rows = [check.run(one) for check in CHECKS]
+    assert [row for row in rows if row.state != "ok"] == []
+
+
+def test_eight_users_ask_at_once() -> None:
+    with serving("waits for eight") as fake:
+        assert BY_NAME["eight at once"].run(subject(fake)).state == "ok"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_broken_promise_fails_its_check(fault: str) -> None:
+    check = BY_NAME[FAULTS[fault]]
+    with serving(fault) as fake:
+        one = subject(fake)
+        if check.name == "idle afterwards":
+            one.chat("Hello")
+        row = check.run(one)
+    assert row.state == "fail", row
+    assert re.match("expected .+, got .+", row.seen)
+    assert row.hint
+    assert "\n" not in row.seen
+
+
+def test_every_check_has_a_fault() -> None:
+    assert {*FAULTS.values(), "backends"} == set(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    ("log", "state"),
+    [
+        (CHOSE.replace("MARLIN", "TRITON"), "fail"),
+        (CHOSE.splitlines()[0], "fail"),
+        (f"{CHOSE} INFO [x.py:1] Using MarlinMxFp4LinearKernel for MXFP4 GEMM\n", "fail"),
+        ("vLLM without a line about backends\n", "not checked"),
+    ],
+    ids=["other experts", "no attention", "other dense layers", "no line"],
+)
+def test_backends_are_those_of_the_profile(tmp_path: Path, log: str, state: str) -> None:
+    (tmp_path / "log").write_text(log)
+    with serving() as fake:
+        assert BY_NAME["backends"].run(subject(fake, tmp_path / "log")).state == state
+
+
+def test_unseen_readings_are_not_checked() -> None:
+    with serving("no kernels") as fake:
+        one = subject(fake)
+        states = {name: BY_NAME[name].run(one).state for name in list(BY_NAME)[-3:]}
+    assert states == {"backends": "not checked", "decode kernels": "not checked", "memory": "ok"}
+    with serving("no statistics") as fake:
+        assert BY_NAME["idle afterwards"].run(subject(fake)).state == "not checked"
+
+
+def test_words_are_checked_only_with_the_real_model() -> None:
+    with serving("counts wrong") as fake:
+        one = subject(fake)
+        assert BY_NAME["chat"].run(replace(one, profile=Profile())).state == "ok"
+        assert BY_NAME["chat"].run(one).state == "fail"
+
+
+# -- the container behind an address ------------------------------------------------------------
+
+DOCKER = """#!/bin/sh
+case "$1" in
+ps) case "$*" in *publish=8123) echo c0ffee;; esac;;
+inspect) cat "$(dirname "$0")/inspected";;
+logs) [ "$3" = 2026-11-23T10:00:00Z ] || exit 1; echo 'of this start';;
+exec) printf 'anon 1048576\\nfile 99999999\\nshmem 1048576\\n';;
+esac
+"""
+INSPECTED = {
+    "Config": {
+        "Env": ["SPARKFORGE_EXTRA_ARGS=--moe-backend triton"],
+        "Cmd": ["--max-num-seqs", "16"],
+        "Image": "sparkforge/cpu:1",
+    },
+    "State": {"StartedAt": "2026-11-23T10:00:00Z"},
+}
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A docker with one container of Compose, on port 8123; the file that `inspect` prints."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text(DOCKER)
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    file = folder / "inspected"
+    file.write_text(json.dumps([INSPECTED]))
+    return file
+
+
+def test_container_with_the_port_is_read(docker: Path) -> None:
+    place = Place("http://[::1]:8123/v1")
+    found = container_of(place)
+    assert (found.id, found.image) == ("c0ffee", "sparkforge/cpu:1")
+    one = Subject(place, Model("m", MAX_LEN), container=found)
+    assert one.output() == "of this start\n"
+    assert one.memory() == (2 << 20, "the container")
+    # a backend that the user chose is not the profile's
+    assert "moe" not in SPARK.expectations((), found.options)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        (json.dumps([INSPECTED]), "http://127.0.0.1:8000/v1"),  # another port
+        (json.dumps([INSPECTED]), "http://192.0.2.1:8123/v1"),  # perhaps another machine
+        ("none", "http://127.0.0.1:8123/v1"),
+        ("[{}]", "http://127.0.0.1:8123/v1"),
+    ],
+)
+def test_other_container_is_not_read(docker: Path, text: str, url: str) -> None:
+    docker.write_text(text)
+    found = container_of(Place(url))
+    assert found == Container(why_not=found.why_not)
+    with pytest.raises(Unseen, match=re.escape(found.why_not)):
+        Subject(Place(url), Model("m", MAX_LEN), container=found).output()
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout in which Compose serves the spark target with a key."""
+    folder = linked_checkout(tmp_path / "checkout")
+    (folder / "key").write_text(f"{KEY}\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("COMPOSE_PROFILES", "SPARKFORGE_PORT", "SPARKFORGE_BIND"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def accept(project: Path, *words: str) -> int:
+    return main.main(["accept", "--pins", str(project / "pins.yaml"), *words])
+
+
+def compose(project: Path, fake: Fake) -> None:
+    (project / ".env").write_text(
+        f"COMPOSE_PROFILES=spark\nSPARKFORGE_PORT={fake.server_address[1]}\n"
+        f"SPARKFORGE_API_KEY_FILE={project / 'key'}\n"
+    )
+
+
+def test_server_of_compose_is_found_and_reported(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = project / "log"
+    log.write_text(CHOSE)
+    with serving() as fake:
+        compose(project, fake)
+        assert accept(project, "--json", "--long-prompt", "500", "--log", str(log)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["ok"], found["model"]) == ("spark", True, "m")
+    assert found["counts"] == {"ok": len(CHECKS), "fail": 0, "not checked": 0}
+    file = Path(found.pop("report"))
+    assert file.parent == project / "dist" / "spark" / "accept"
+    assert json.loads(file.read_text()) == found
+
+
+def test_failed_check_has_a_line_a_hint_and_a_code(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving("writes no JSON") as fake:
+        compose(project, fake)
+        assert accept(project, "--long-prompt", "500") == ServerError.exit_code
+    seen = capsys.readouterr()
+    lines = seen.out.splitlines()
+    (at,) = (at for at, line in enumerate(lines) if "✗ structured output" in line)
+    assert "hint: " in lines[at + 1]
+    assert ": structured output" in seen.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--url", "http://127.0.0.1:9"], ServerError.exit_code),
+        (["--url", "ftp://127.0.0.1"], 2),
+        (["--url", "http://127.0.0.1:99999"], 2),
+        (["--url", "http://127.0.0.1:9/?v1"], 2),
+        (["--url", "http://user:hunter2@127.0.0.1:9"], 2),
+        (["--url", "http://a..b"], ServerError.exit_code),
+        (["--log", "missing"], 2),
+        (["--target", "none"], 2),
+    ],
+)
+def test_bad_input_is_one_error(
+    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int
+) -> None:
+    assert accept(project, *words) == code
+    error = capsys.readouterr().err
+    assert "hint: " in error
+    assert "hunter2" not in error
+
+
+@pytest.mark.parametrize(
+    ("variables", "url"),
+    [
+        ({}, "http://127.0.0.1:8000/v1"),
+        ({"SPARKFORGE_BIND": "0.0.0.0", "SPARKFORGE_PORT": "81"}, "http://127.0.0.1:81/v1"),
+        ({"SPARKFORGE_BIND": "::1"}, "http://[::1]:8000/v1"),
+        ({"SPARKFORGE_BIND": "::"}, "http://[::1]:8000/v1"),
+        ({"SPARKFORGE_BIND": "[::1]"}, "http://[::1]:8000/v1"),
+        ({"SPARKFORGE_BIND": "192.0.2.1"}, "http://192.0.2.1:8000/v1"),
+    ],
+)
+def test_address_of_compose(variables: dict[str, str], url: str) -> None:
+    assert client.place_of(variables).url == url
+
+
+def test_wrong_key_is_not_printed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "key").write_text("first\nhunter2\n")
+    monkeypatch.setenv("SPARKFORGE_API_KEY_FILE", str(project / "key"))
+    with serving() as fake:
+        assert accept(project, "--url", fake.url, "--json") == ServerError.exit_code
+    seen = capsys.readouterr()
+    assert "hunter2" not in seen.out + seen.err
+    assert "401" in seen.err
+    assert "SPARKFORGE_API_KEY_FILE" in seen.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<html>",
+        "[" * 100_000,
+        "[]",
+        "null",
+        '{"status": "completed", "output": 7}',
+        '{"data": ["x"]}',
+        '{"data": [{"id": "m", "max_model_len": 1e999}]}',
+        '{"choices": [{"message": 7}]}',
+        '{"choices": [{"message": {"content": 7, "tool_calls": 7}}], "usage": "x"}',
+        '{"type": 7, "choices": [{"delta": {"content": 7}}]}',
+    ],
+    ids=range(10),
+)
+def test_answer_of_another_shape_fails_and_ends_no_check(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    reply = client.Reply(200, text)
+    monkeypatch.setattr(client, "post", lambda *words: reply)
+    monkeypatch.setattr(client, "look", lambda *words: reply)
+    monkeypatch.setattr(client, "events", lambda *words: iter([reply.json()]))
+    one = Subject(Place("http://127.0.0.1:9/v1"), Model("m", MAX_LEN))
+    states = {check.run(one).state for check in CHECKS if check.name != "unbroken text"}
+    assert states == {"fail", "not checked"}
+    with pytest.raises(ServerError):
+        client.served_model(one.place)
