@@ -20,7 +20,6 @@ from sparkforge.build.executor import Build
 from sparkforge.build.item import wheel_path
 from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import ImageArchiveResult, ImageResult
-from sparkforge.check.verify import signing
 from sparkforge.core import plain
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.hashing import sha256_file
