@@ -11,25 +11,28 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sparkforge.build import composing, receipt
+from sparkforge.build.cached import Cached, result_of
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.executor import Build
-from sparkforge.build.item import Results, wheel_path
+from sparkforge.build.graph import Build
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
+from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import typed
 from sparkforge.core.disk import disk_errors, read_json, write_file
 from sparkforge.core.hashing import intact, sha256_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
-from sparkforge.store.codekey import code_of
+from sparkforge.runtime.engine import Engine
+from sparkforge.store.store import code_of
 
 
-def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Receipt]:
+def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
     """Put wheels, SBOM, provenance, SHA256SUMS and receipt.json into dist/<target>/.
 
     Untouched where it already holds the result of the same items.
@@ -37,36 +40,30 @@ def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Recei
     Returns:
         The folder, and the receipt with the published files.
     """
-    folder = context.root / "dist" / context.target_name
+    folder = build.context.dist
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if (image := image_of(build)) is not None:
-        for_compose(context, image, folder)  # also after a rollback: a build means the newest
-    elif context.target.smoke is not None:
+        # also after a rollback: a build means the newest
+        for_compose(build.context, build.tools.engine, image)
+    elif build.context.target.smoke is not None:
         tiny_model(folder)
-    if (before := _standing(context, build, built)) is not None:
+    before = _standing(build, built)
+    if before is not None and before.run.options == built.run.options:
         return folder, replace(built, files=before.files)
-    wheels = _wheels(build)
     from filelock import FileLock  # not needed by a build in which nothing changed
 
     with disk_errors(folder), FileLock(folder / ".lock"):
-        # without wheels the run has nothing to say about files
-        files = _publish_files(context, folder, build, wheels) if wheels else {}
+        files = _files(folder, build) if before is None else before.files
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         built = replace(built, files=files)
-        text = json.dumps(typed.as_json(built), indent=2, sort_keys=True) + "\n"
-        _write(folder / receipt.NAME, text.encode())
+        _write(folder / receipt.NAME, _json(typed.as_json(built)))
     return folder, built
 
 
-def stands(context: Context, build: Build, built: Receipt) -> bool:
-    """Return whether dist/<target>/ has the result of these items, undamaged."""
-    return _standing(context, build, built) is not None
-
-
-def _standing(context: Context, build: Build, built: Receipt) -> Receipt | None:
+def _standing(build: Build, built: Receipt) -> Receipt | None:
     """Return the present receipt if dist/<target>/ has the result of these items, undamaged."""
-    folder = context.root / "dist" / context.target_name
+    folder = build.context.dist
     before = receipt.load(folder / receipt.NAME)
     if before is None or before.items != built.items:
         return None
@@ -76,57 +73,48 @@ def _standing(context: Context, build: Build, built: Receipt) -> Receipt | None:
     return before if sound or not wheels else None
 
 
-def reads_damage(build: Build) -> bool:
-    """Return whether the third-party wheels, of which an SBOM has the hashes, are damaged."""
-    house = build.results.step(build.graph.wheelhouse)
-    return house is not None and not house.made_now and not house.item.sound(house.artefact)
+def reads_damage(build: Build, built: Receipt) -> bool:
+    """Return whether publishing would read third-party wheels for an SBOM that are damaged."""
+    house = build.graph.house
+    if house.found is None or house.made_now or _standing(build, built) is not None:
+        return False
+    return not house.sound(house.found)
 
 
 def _wheels(build: Build) -> dict[Path, str]:
     """Return our wheels, each with its sha256, where the build has reached them."""
-    steps = (build.results.step(item) for item in build.graph.own)
-    made = [step.artefact for step in steps if step is not None]
-    return {wheel_path(artefact): artefact.result.sha256 for artefact in made}
+    return hashed(item for item in build.graph.own if item.found is not None)
 
 
 def image_of(build: Build) -> ImageResult | None:
     """Return the image of a build; None where it made none."""
-    step = build.results.step(build.graph.product)
-    result = None if step is None else step.artefact.result
+    result = result_of(build.graph.product)
     return result if isinstance(result, ImageResult) else None
 
 
-def _publish_files(
-    context: Context, folder: Path, build: Build, wheels: Mapping[Path, str]
-) -> dict[str, str]:
+def _files(folder: Path, build: Build) -> dict[str, str]:
     """Publish wheels, SBOM and provenance; returns the sha256 of each file by its name."""
-    from sparkforge.build import provenance, sbom  # not needed by a build in which nothing changed
+    wheels = _wheels(build)
+    if not wheels:
+        return {}  # the run has nothing to say about files
+    from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
     for old in folder.glob("*.whl"):
         old.unlink()
     for wheel in wheels:
         link(wheel, folder / wheel.name)
     files = {wheel.name: sha256 for wheel, sha256 in wheels.items()}
-    graph, results, image = build.graph, build.results, image_of(build)
-    house, plugin, pack = (
-        results.step(graph.wheelhouse),
-        results.step(graph.plugin),
-        results.step(graph.pack),
-    )
-    third_party = None if house is None else house.artefact.path / WHEELS
+    context, graph, image = build.context, build.graph, image_of(build)
+    third_party = None if graph.house.found is None else graph.house.path / WHEELS
     document = sbom.document(
         context,
         # a build that ended behind the plugin's wheel has no others
-        {
-            name: step.artefact.result
-            for name, item in graph.wheels.items()
-            if (step := results.step(item)) is not None
-        },
-        None if plugin is None else plugin.artefact.result,
-        None if pack is None else pack.artefact.result,
+        {name: item.result for name, item in graph.wheels.items() if item.found is not None},
+        result_of(graph.plugin),
+        result_of(graph.pack),
         third_party=third_party,
-        base=context.base if image is not None else None,
-        system=image.system if image else (),
+        base=build.tools.base if image is not None else None,
+        system=image.system if image is not None else (),
     )
     files[SBOM] = _write(folder / SBOM, document)
     subjects = dict(files)
@@ -134,11 +122,14 @@ def _publish_files(
         name = f"{image.tag}@{context.platform}"
         subjects[name] = (image.digest or image.image_id).removeprefix("sha256:")
     others = third_party.glob("*.whl") if third_party is not None else ()
-    statement = provenance.statement(context, build, subjects, others)
-    text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
-    files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
+    statement = sbom.statement(build, subjects, others)
+    files[PROVENANCE] = _write(folder / PROVENANCE, _json(statement))
     _write(folder / SUMS, receipt.sums(files))
     return files
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _write(path: Path, data: bytes) -> str:
@@ -156,9 +147,6 @@ def link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-# -- checkpoints -------------------------------------------------------------------------
-
-
 def tiny_model(folder: Path) -> Path:
     """Return the tiny checkpoint below a folder, as ``made`` does."""
 
@@ -171,100 +159,74 @@ def tiny_model(folder: Path) -> Path:
 
 
 def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
-    """Return a checkpoint's folder; one process at a time.
-
-    It is made where it is missing, or damaged, or was made by other code.
+    """Return a checkpoint's folder; made where it is missing, damaged, or of other code.
 
     Args:
         module: whose code makes it; "": that of ``make``.
     """
     note, code = model.with_name(f".{model.name}.json"), code_of(module or make.__module__)
-    if not _is_made(model, note, code):
+
+    def stands() -> bool:
+        match read_json(note):
+            case {"code": str(known), "files": dict(files)} if known == code:
+                return all(intact(model / str(name), str(of)) for name, of in files.items())
+        return False
+
+    if not stands():
         from filelock import FileLock
 
         with disk_errors(model.parent):
             model.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(model.with_name(f".{model.name}.lock")):
-                if not _is_made(model, note, code):
+                if not stands():
                     shutil.rmtree(model, ignore_errors=True)
                     make(model)
-                    files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
-                    write_file(note, json.dumps({"code": code, "files": files}, indent=1).encode())
+                    files = {file.name: sha256_file(file) for file in model.iterdir()}
+                    write_file(note, _json({"code": code, "files": files}))
     return model
 
 
-def _is_made(model: Path, note: Path, code: str) -> bool:
-    of = read_json(note) or {}
-    files = of.get("files")
-    return (
-        model.is_dir()
-        and of.get("code") == code
-        and isinstance(files, dict)
-        and all(intact(model / name, sha256) for name, sha256 in files.items())
-    )
-
-
-# -- Compose and the end of a build ------------------------------------------------------
-
-
-def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
-    """Have `docker compose up` serve an image: by .env, and the volume of the models.
-
-    Lines that the user added to .env under other names stay as they are.
-    """
-    tag = image.tag
+def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> None:
+    """Have `docker compose up` serve an image: by .env, and the volume of the models."""
     env_file = context.root / ".env"
     name = composing.variable(context.target_name)
-    if (before := composing.read(env_file).get(name, tag)) != tag:
-        log.info(
-            f"Compose now uses {tag} instead of {before}; to switch back:"
-            f" build.py rollback --target {context.target_name}"
-        )
+    before = composing.read(env_file).get(name, image.tag)
     composing.put(
         env_file,
         {
             "COMPOSE_PROFILES": context.target_name,
-            name: tag,
-            "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
+            name: image.tag,
+            "SPARKFORGE_MODEL_DIR": str(tiny_model(context.dist)) if context.target.smoke else "",
         },
     )
-    if context.engine is not None:
-        composing.keep_models(context.engine, context.target, context.platform)
+    if before != image.tag:
+        back = f"build.py rollback --target {context.target_name}"
+        log.info(f"Compose now uses {image.tag} instead of {before}; to switch back: {back}")
+    if engine is not None:
+        composing.keep_models(engine, context.target, context.platform)
 
 
-def summary(context: Context, build: Build, folder: Path, seconds: float) -> None:
+def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: float) -> None:
     """Print the results, the time of each stage, and the next command."""
-    results = build.results
-    made = sum(step.made_now for step in results)
-    log.heading(f"done in {seconds:.1f} s: {made} built, {len(results) - made} cached")
+    made = [item for item in items if item.made_now]
+    log.heading(f"done in {seconds:.1f} s: {len(made)} built, {len(items) - len(made)} cached")
     for wheel in _wheels(build):
         log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
     if (image := image_of(build)) is not None:
         log.info(f"image    {image.tag}")
-    if (smoke := results.step(build.graph.smoke)) is not None:
-        report = smoke.artefact.result
-        log.info(
-            f"smoke    ready in {report.ready_s} s, {report.tokens} tokens in"
-            f" {report.completion_s} s, stopped in {report.stop_s} s"
-        )
-        if report.release is not None:
-            hidden = " with AMX hidden" if report.release.hidden else ""
-            same = "gives the same answers, and " if report.release.done == "compared" else ""
-            log.info(f"release  unpatched, it {same}rejects the same checkpoint{hidden}")
+    if (report := result_of(build.graph.smoke)) is not None:
+        took = f"{report.tokens} tokens in {report.completion_s} s"
+        log.info(f"smoke    ready in {report.ready_s} s, {took}, stopped in {report.stop_s} s")
+        if report.release:
+            log.info("release  unpatched, it rejects the same checkpoint")
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
     if made:
-        log.info(f"time     {', '.join(times(results))}")
-    log.info(f"next     {next_step(context, served=results.step(build.graph.product) is not None)}")
-
-
-def times(results: Results) -> list[str]:
-    """Return the time of each stage that built something, in order."""
-    seconds: dict[str, float] = {}
-    for step in results:
-        if step.made_now:
-            stage = step.item.stage
-            seconds[stage] = seconds.get(stage, 0.0) + step.artefact.seconds
-    return [f"{stage} {took:.1f} s" for stage, took in seconds.items()]
+        times: dict[str, float] = {}
+        for item in made:
+            times[item.stage] = times.get(item.stage, 0.0) + item.artefact.seconds
+        log.info("time     " + ", ".join(f"{stage} {took:.1f} s" for stage, took in times.items()))
+    served = build.graph.product.found is not None
+    log.info(f"next     {next_step(build.context, served=served)}")
 
 
 def next_step(context: Context, *, served: bool) -> str:
@@ -273,13 +235,12 @@ def next_step(context: Context, *, served: bool) -> str:
     Args:
         served: whether there is an image or environment to serve.
     """
-    name = context.target_name
+    name, model = context.target_name, context.target.model
     here = MACHINES.get(platform.machine()) == context.platform
     where = "" if here else f"on a machine of {context.platform}: "
     if not served:
         return f"{where}python3 build.py --target {name}"
     if context.target.smoke is not None:
         return f"{where}python3 build.py serve --target {name}"
-    model = context.pins.models[context.target.model].repository if context.target.model else ""
-    fetches = f"   # the first start downloads {model}" if model else ""
-    return f"{where}docker compose up -d{fetches}; run `docker compose ps` until it is healthy"
+    first = f"   # downloads {context.pins.models[model].repository} first" if model else ""
+    return f"{where}docker compose up -d{first}; run `docker compose ps` until it is healthy"

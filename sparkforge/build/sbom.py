@@ -1,4 +1,4 @@
-"""The SBOM of a build, in CycloneDX 1.6 JSON.
+"""The SBOM of a build, in CycloneDX 1.6 JSON, and its provenance.
 
 Each of our wheels carries its pedigree: the release wheel and the upstream commit that it descends
 from, and every patch in full. The same inputs give the same bytes on every machine: the time is
@@ -8,12 +8,12 @@ the release's, the serial number is made from the content, and lists are sorted.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.parser import BytesHeaderParser, HeaderParser
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 from zipfile import BadZipFile, ZipFile
 
 from cyclonedx.model import AttachedText, HashAlgorithm, HashType, Property, XsUri
@@ -32,12 +32,21 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sparkforge.build.context import Context
-from sparkforge.build.packs.names import UPSTREAM
-from sparkforge.build.results import CompiledWheelResult, PackResult, PluginResult, WheelResult
+from sparkforge import __version__
+from sparkforge.build.context import STAGES, Context
+from sparkforge.build.graph import Build
+from sparkforge.build.packs.names import LOCK, UPSTREAM
+from sparkforge.build.results import (
+    CompiledWheelResult,
+    EnvironmentResult,
+    PackResult,
+    PluginResult,
+    WheelResult,
+)
+from sparkforge.core import git
 from sparkforge.core.errors import BuildError
 from sparkforge.core.hashing import sha256_file
-from sparkforge.pins.pins import Upstream
+from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.pins.types import UNKNOWN
 from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
@@ -235,3 +244,124 @@ def _licenses(wheel: Path) -> list[LicenseExpression]:
         msg = f"{wheel.name}: not a readable wheel"
         raise BuildError(msg, "run build.py clean, then build again") from None
     return [] if stated is None else [LicenseExpression(str(stated).strip())]
+
+
+# -- provenance --------------------------------------------------------------------------------
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+# names, not places: nothing is fetched from there
+BUILD_TYPE = "https://sparkforge.example/build/v1"
+BUILDER = "https://sparkforge.example/build.py"
+
+
+def statement(
+    build: Build, subjects: Mapping[str, str], third_party: Iterable[Path] = ()
+) -> dict[str, Any]:
+    """Return the provenance, a SLSA v1 predicate in an in-toto statement, as JSON values.
+
+    It holds no time of day: data of the run is in the receipt, under ``run``.
+
+    Args:
+        subjects: sha256 of each thing that was made, by its name.
+        third_party: the other verified wheels that went in.
+    """
+    context, graph, product = build.context, build.graph, build.graph.product.found
+    external: dict[str, Any] = {
+        "target": context.target_name,
+        "platform": context.platform,
+        "pins": {"sha256": sha256_file(context.pins_path)},
+        **({"wheels": context.wheels} if context.wheels == "compile" else {}),
+        **({"pack": list(context.pack)} if context.pack else {}),
+    }
+    inputs: dict[str, str] = {}  # sources of our plugin's wheel, and the locks of compilers
+    if graph.kernels is not None and graph.plugin is not None:
+        inputs |= {**graph.kernels.inputs["sources"], **graph.plugin.inputs["package"]}
+    plugin = context.pins.plugin
+    locks = {*([] if plugin is None else [plugin.requirements])}
+    locks |= {*([] if graph.pack is None else [LOCK])}
+    locks |= {*([context.target.builder[context.platform]] if context.wheels == "compile" else [])}
+    inputs |= {lock: sha256_file(context.root / lock) for lock in locks}
+    dependencies = [
+        *checkout_commit(context.root),
+        *_upstreams(build),
+        *(_named(name, inputs[name]) for name in sorted(inputs)),
+        *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
+    ]
+    if product is not None:
+        virtual = isinstance(product.result, EnvironmentResult)
+        external["bakes"] = "environment" if virtual else "image"
+        if (base := build.tools.base) is not None:
+            external["base"] = base.reference
+            dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
+    reached = [item for item in graph.until(STAGES[-1]) if item.found is not None]
+    return {
+        "_type": STATEMENT,
+        "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": external,
+                "internalParameters": {item.label: item.key for item in reached},
+                "resolvedDependencies": dependencies,
+            },
+            "runDetails": {"builder": {"id": BUILDER, "version": {"sparkforge": __version__}}},
+        },
+    }
+
+
+def checkout_commit(root: Path) -> list[dict[str, Any]]:
+    """Return the commit of this checkout, and whether files differ from it; [] outside git."""
+    commit = git.head(root)
+    if not commit:
+        return []  # an unpacked archive: pins, series and recipe are named by their hashes
+    changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
+    clean = {"clean": not changed}
+    return [{"name": "sparkforge", "digest": {"gitCommit": commit}, "annotations": clean}]
+
+
+def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
+    """Yield the release wheels, the sources, the patches and what a compile read of git."""
+    graph, context = build.graph, build.context
+    for wheel, plan in context.target.wheels.items():
+        if graph.wheels[wheel].found is None:
+            continue  # the build ended behind the plugin's
+        release = context.pins.upstream(wheel).files[plan.files[context.platform]]
+        yield _file(release.file, release.sha256)
+        for name in context.layers(wheel):
+            series = graph.series.get(name)
+            if series is not None and series.found is not None:
+                provider, tree = graph.sources[name].result.provider, series.result.tree
+                yield _source_read(name, provider, context.upstream(name), tree)
+            for patch in context.series_of(name).patches:
+                yield _named(f"patches/{name}/{patch.name}", patch.sha256)
+    for name, item in graph.externals.items():
+        upstream, _, key = name.partition("/")
+        uri = f"git+{context.pins.upstream(upstream).externals[key].git}"
+        yield {"name": name, "uri": uri, "digest": {"gitCommit": item.result.commit}}
+
+
+def _source_read(name: str, provider: Provider, upstream: Upstream, tree: str) -> dict[str, Any]:
+    """Return the source that was read: the commit, or the release file instead of it."""
+    uri = f"git+{upstream.git}@refs/tags/{upstream.tag}"
+    notes = {"patchedTree": tree}
+    if provider == "git" or upstream.source_file is None:
+        digest = {"gitCommit": upstream.commit}
+        return {"name": name, "uri": uri, "digest": digest, "annotations": notes}
+    file = upstream.files[upstream.source_file]
+    if upstream.commit is None:
+        notes |= {"standsFor": uri, "commit": UNKNOWN}
+    else:
+        notes["standsFor"] = f"git+{upstream.git}@{upstream.commit}"
+    return {**_file(file.file, file.sha256), "annotations": notes}
+
+
+def _file(name: str, sha256: str) -> dict[str, Any]:
+    """Return a file of the package index, without the address that this machine used."""
+    uri = f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}"
+    return {**_named(name, sha256), "uri": uri}
+
+
+def _named(name: str, sha256: str) -> dict[str, Any]:
+    return {"name": name, "digest": {"sha256": sha256}}

@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "build.composing:fetch",
             "download it to where Compose looks for it",
         ),
-        "serve": ("cli.serve:run", "serve the last build on loopback until Ctrl-C"),
+        "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
         "accept": (
             "check.accept.command:run",
             "check a running server: chats, tools, limits, users at once, memory",

@@ -177,14 +177,10 @@ class WheelPlan(Model):
     """Other upstreams with a copy in the wheel, whose series is applied to it, too."""
 
 
-class SourcePlan(Model):
-    """The provider of a target's sources."""
-
-    provider: Provider
-    fallback: Literal["release"] | None = None
-
-
-RELEASE_PLAN = SourcePlan(provider="release")
+SourcePlan = Literal["release", "git", "auto"]
+"""The provider of sources: release files, commits of the pinned tags, or these with release files
+where git is unreachable."""
+RELEASE_PLAN: SourcePlan = "release"
 """The plan of commands for a series without a target: release files are available everywhere."""
 
 

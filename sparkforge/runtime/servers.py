@@ -249,21 +249,6 @@ def wait_ready(
     raise ServerError(msg, "allow more time with --ready-timeout SECONDS")
 
 
-def complete(
-    server: Server, body: Mapping[str, Any], timeout_s: float, *, stream: bool = False
-) -> requests.Response:
-    """Send a request to ``/v1/completions``; returns the answer, whatever its status.
-
-    Raises:
-        ServerError: no answer in time; the server's first exception is shown.
-    """
-    url = f"{server.url}/v1/completions"
-    try:
-        return requests.post(url, json=body, timeout=timeout_s, stream=stream)
-    except requests.RequestException as error:
-        raise ServerError(f"POST /v1/completions: {error}\n{tail(server)}") from error
-
-
 @contextmanager
 def kept_log(server: Server, path: Path) -> Iterator[None]:
     """Store a server's output in a file if the block fails, and name the file in the error.

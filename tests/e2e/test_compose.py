@@ -22,6 +22,8 @@ import pytest
 import requests
 
 from sparkforge.build import composing, image
+from sparkforge.build.context import Tools
+from sparkforge.build.results import ImageResult
 from sparkforge.core.hashing import sha256_file
 from sparkforge.runtime import engine
 from tests.disks import fill, mounted
@@ -106,11 +108,9 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     ours = {wheel: sha256_file(wheel)}
 
     reached = engine.connect()
-    context = context_of(
-        "cpu",
-        target_name="stand-in",
-        ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
-    )
+    context = context_of("cpu", target_name="stand-in")
+    ca = os.environ.get("SPARKFORGE_TEST_CA")
+    tools = Tools(ca_bundle=Path(ca) if ca else None)
     empty = {
         "requirements": {"linux/amd64": str(folder / "lock.txt")},
         "system_packages": (),
@@ -125,7 +125,9 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
         contents = image.Contents(ours, folder / "house", share, labels)
-        return image.build(reached, context, base, contents, work).tag
+        made = image.build(reached, tools, context, base, contents, work)
+        assert isinstance(made, ImageResult)
+        return made.tag
 
     return make
 

@@ -21,7 +21,7 @@ import pytest
 import requests
 
 from sparkforge.build.context import profile_of
-from sparkforge.build.serve import chat_model, in_environment
+from sparkforge.build.launcher import chat_model, in_environment
 from sparkforge.check.accept.checks import CHECKS
 from sparkforge.check.accept.server import Subject
 from sparkforge.check.bench import result

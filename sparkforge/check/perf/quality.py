@@ -21,22 +21,20 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from sparkforge.build.context import Context
+from sparkforge.build.graph import Build
 from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
-from sparkforge.build.results import Product
 from sparkforge.check.perf.losses import Limits, Logprobs, Measured, Report, distance
 from sparkforge.core import plain
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.parallel import in_parallel
 from sparkforge.runtime import servers
+from sparkforge.runtime.client import COMPLETIONS, Place, post
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
-from sparkforge.store.artefact import Artefact
 
 DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 MATERIAL = Path(__file__).with_name("quality.json")
 
-_REQUEST_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 _ANSWER_TOKENS = 24
 _AT_ONCE = 8  # requests to the second server of the unchanged model
@@ -109,11 +107,11 @@ def is_right(reply: str, answer: str) -> bool:
 
 def _ask(server: Server, **body: Any) -> Any:
     body = {"model": MODEL_NAME, "temperature": 0, "return_token_ids": True, **body}
-    reply = servers.complete(server, body, _REQUEST_TIMEOUT_S)
-    if not reply.ok:
-        msg = f"/v1/completions: {reply.status_code} {reply.text[:300]}\n{tail(server, 8)}"
-        raise ServerError(msg, "see the server's output")
-    return reply.json()["choices"][0]
+    try:
+        return post(Place(f"{server.url}/v1"), COMPLETIONS, body).json()["choices"][0]
+    except (OSError, ValueError) as error:
+        msg = f"/v1/completions: {error}\n{tail(server, 8)}"
+        raise ServerError(msg, "see the server's output") from error
 
 
 def _continue(server: Server, prompt: str, tokens: int) -> Text:
@@ -160,10 +158,9 @@ def _observe(
     return Seen(scored[::turn], answers[::turn])
 
 
-def starter(
-    context: Context, product: Artefact[Product], model: Path | None, tiny: Path, work: Path
-) -> Start:
+def starter(build: Build, model: Path | None, tiny: Path, work: Path) -> Start:
     """Return a function that starts a build's server with further arguments, ready or not."""
+    context, serving = build.context, build.serving
 
     @contextmanager
     def start(arguments: Sequence[str]) -> Iterator[Server]:
@@ -173,16 +170,15 @@ def starter(
         launch = servers.Launch(
             tiny if model is None else model,
             context.serve,
-            (*usual, *context.arguments, *arguments),
+            (*usual, *serving.arguments, *arguments),
             SMOKE_VARIABLES if model is None else {},
-            context.port,
+            serving.port,
             gpus=context.target.cuda_arch is not None,
         )
-        started = start_server(
-            context.engine, product, launch, folder, context.store.cache_path("serve")
-        )
+        product, cache = build.graph.product.artefact, context.store.cache_path("serve")
+        started = start_server(build.tools.engine, product, launch, folder, cache)
         with started as server, kept_log(server, context.server_log):
-            wait_ready(server, max(context.ready_timeout_s, _LOAD_TIMEOUT_S))
+            wait_ready(server, max(serving.ready_timeout_s, _LOAD_TIMEOUT_S))
             yield server
 
     return start

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge.build import executor, image, provenance, sbom
+from sparkforge.build import cached, image, sbom
 from sparkforge.build.context import Context
-from sparkforge.build.executor import Build
-from sparkforge.build.graph import graph_of
-from sparkforge.build.item import Results
+from sparkforge.build.graph import Build, graph_of
 from sparkforge.build.results import (
     ImageResult,
     PackResult,
@@ -35,7 +32,7 @@ from sparkforge.core.errors import BuildError
 from sparkforge.pins.pins import Provider
 from sparkforge.release.command import inputs
 from sparkforge.runtime.engine import BaseImage
-from tests.results import context_of, step
+from tests.results import build_of, context_of, reached
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = BaseImage("base", f"sha256:{'5' * 64}")
@@ -56,7 +53,7 @@ SYSTEM = ("debian libc6 2.36-9+deb12u10 amd64",)
 
 
 def context(target: str = "spark") -> Context:
-    return context_of(target, base=BASE)
+    return context_of(target)
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
@@ -68,12 +65,12 @@ def test_no_wheel_of_another_platform_is_fetched(target: str) -> None:
         (file,) = todo[f"source {name}"].download
         assert file in installed or file.file.endswith(".tar.gz"), name
         assert todo[f"source {name}"].inputs["release_file"] == file.sha256
-    steps = executor.plan(here, list(todo.values()))
+    steps = cached.plan(here, list(todo.values()))
     sdists = {file for item in todo.values() for file in item.download if file.file.endswith(".gz")}
     compiler = sum(step.download for step in steps if step.stage == "kernels")
     assert compiler > 0
     files = sum(file.size for file in installed | sdists)
-    assert executor.total(steps).known == files + compiler
+    assert cached.total(steps)["known"] == files + compiler
 
 
 def of_spark(**more: Any) -> Any:
@@ -210,32 +207,32 @@ def test_build_context_is_the_recipe() -> None:
     assert let_in == {name for name in image.RECIPE if name != "Dockerfile"}
 
 
-def built(provider: Provider = "release") -> Build:
-    graph = graph_of(context())
+def built(provider: Provider = "release", **more: Any) -> Build:
+    build = build_of("spark", base=BASE, **more)
+    graph = build.graph
     source = SourceResult(provider, "a" * 40, "b" * 40, "here")
     series = SeriesResult("a" * 40, "c" * 40, "d" * 40, {})
     made = ImageResult("x:1", "sha256:1", None, BASE.reference, ())
-    steps = [
-        step(graph.sources["vllm"], source),
-        step(graph.series["vllm"], series),
-        *(step(graph.wheels[name], wheel) for name, wheel in SPARK_WHEELS.items()),
-        step(graph.product, made),
-    ]
-    return Build(graph, Results(steps))
+    reached(graph.sources["vllm"], source)
+    reached(graph.series["vllm"], series)
+    for name, wheel in SPARK_WHEELS.items():
+        reached(graph.wheels[name], wheel)
+    reached(graph.product, made)
+    return build
 
 
 def test_provenance_is_valid_slsa(
     tmp_path: Path,
 ) -> None:
     wheel = make_wheel(tmp_path, "anyio", "9.0", {"anyio/__init__.py": b""})
-    made = provenance.statement(context(), built(), {"x.whl": "9" * 64}, [wheel])
+    made = sbom.statement(built(), {"x.whl": "9" * 64}, [wheel])
     text = json.loads(json.dumps(made))
     predicate = text["predicate"]
     # an unknown field is an error, so this holds every name in statement and predicate
     Statement.copy_from_pb(ParseDict(text, statement_pb2.Statement())).validate()
     parsed = ParseDict(predicate, provenance_pb2.Provenance())
-    assert parsed.build_definition.build_type == provenance.BUILD_TYPE
-    assert parsed.run_details.builder.id == provenance.BUILDER
+    assert parsed.build_definition.build_type == sbom.BUILD_TYPE
+    assert parsed.run_details.builder.id == sbom.BUILDER
 
     names = {one["name"]: one for one in predicate["buildDefinition"]["resolvedDependencies"]}
     pinned = context().pins
@@ -264,8 +261,8 @@ def test_a_git_source_is_a_commit(tmp_path: Path) -> None:
     here = context()
     known = here.pins.upstream("vllm").model_copy(update={"commit": "e" * 40})
     upstreams = {**here.pins.upstreams, "vllm": known}
-    here = replace(here, pins=here.pins.model_copy(update={"upstreams": upstreams}))
-    made = provenance.statement(here, built("git"), {"x.whl": "9" * 64})
+    pins = here.pins.model_copy(update={"upstreams": upstreams})
+    made = sbom.statement(built("git", pins=pins), {"x.whl": "9" * 64})
     found = made["predicate"]["buildDefinition"]["resolvedDependencies"]
     (vllm,) = [one for one in found if one["name"] == "vllm"]
     assert vllm["digest"] == {"gitCommit": "e" * 40}
@@ -275,7 +272,7 @@ def test_a_git_source_is_a_commit(tmp_path: Path) -> None:
 
 def test_provenance_names_the_checkouts_commit(tmp_path: Path) -> None:
     def names(root: Path) -> list[Any]:
-        made = provenance._checkout(root)
+        made = sbom.checkout_commit(root)
         return [(one["digest"]["gitCommit"], one["annotations"]["clean"]) for one in made]
 
     assert names(tmp_path) == []

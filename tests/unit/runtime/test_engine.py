@@ -14,7 +14,7 @@ from sparkforge.maintain import dev
 from sparkforge.runtime import engine
 from sparkforge.runtime.engine import Engine
 from sparkforge.store.store import Store
-from tests.results import context_of
+from tests.results import build_of
 
 # of `docker buildx inspect`
 OWN = """\
@@ -87,7 +87,7 @@ def test_the_builder_of_another_engine_is_refused(said: Path) -> None:
 def test_dev_image_uses_the_engines_builder(store: Store, said: Path) -> None:
     """Not the builder that the user chose last: one in a container lacks the target's image."""
     rootless = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
-    dev._image(context_of("cpu", store=store), rootless, "sparkforge/cpu:1")
+    dev._image(build_of("cpu", store=store), rootless, "sparkforge/cpu:1")
     words = said.read_text().splitlines()
     assert words[words.index("--builder") + 1] == "rootless"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import image
+from sparkforge.build.context import Tools
 from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.pins import pins
 from sparkforge.runtime import engine as engines
@@ -198,6 +199,6 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
     engine: Any = type("Engine", (), {"containerd_store": False})
     with pytest.raises(BuildError) as caught:
         contents = image.Contents({}, tmp_path, {}, {})
-        image.build(engine, context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
+        image.build(engine, Tools(), context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
     assert caught.value.what == line
     assert remedy in str(caught.value.remedy)
