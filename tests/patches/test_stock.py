@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 # of layer 0.3 or more.
 MEDIAN_TOLERANCE = 0.1
 READY_S = 900  # some 60 on a quiet machine
-# token ids; the first is the first forward of a server, and the tiny model's next token leads by 1.5
+# token ids, the first alone in a server's first forward; the tiny model's next token leads by 1.5
 # logits or more in float32, so rounding decides nothing
 PROMPTS = ((5,), (33,), tuple(b"hammer"), tuple(b"every byte counts"))
 # between log-probabilities of one token in BF16 and in float32; measured: 0.0043
