@@ -64,7 +64,7 @@ def of_release(options: Sequence[str]) -> list[str]:
 
 def from_environment(
     folder: Path, launch: servers.Launch, work: Path, cache: Path, cwd: Path | None = None
-) -> AbstractContextManager[servers.ProcessServer]:
+) -> AbstractContextManager[servers.Server]:
     """Start a server of a virtual environment.
 
     Args:
@@ -106,7 +106,7 @@ def start_server(
     if not isinstance(product.result, ImageResult):
         return from_environment(product.path, launch, work, cache)
     assert engine is not None  # it built the image
-    return servers.from_image(engine, product.result.image_id, launch, restored or {})
+    return servers.from_image(engine, product.result.image_id, launch, work, restored or {})
 
 
 def mask_files(work: Path) -> dict[str, Path]:
@@ -173,7 +173,8 @@ def runs_python(engine: Engine | None, product: Artefact[Product]) -> Callable[[
     if not isinstance(built, ImageResult):
         return in_environment(environment.python_path(product.path))
     assert engine is not None  # it built the image
-    return lambda code: engine.run_python(built.image_id, code, f"/{image.PROGRAMS}")
+    ours = f"/{image.PROGRAMS}"
+    return lambda code: engine.run(built.image_id, "python", "-P", "-c", code, path=ours)
 
 
 def in_environment(python: Path) -> Callable[[str], bytes]:

@@ -63,8 +63,8 @@ _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one:
 
 def system(engine: Engine, image_id: str) -> list[str]:
     """Return the distribution's packages in an image, as ``dpkg_packages`` does."""
-    status = engine.read_file(image_id, "/var/lib/dpkg/status").decode(errors="replace")
-    release = engine.read_file(image_id, "/usr/lib/os-release").decode(errors="replace")
+    files = ("/usr/lib/os-release", "/var/lib/dpkg/status")
+    release, status = (engine.run(image_id, "cat", one).decode(errors="replace") for one in files)
     return dpkg_packages(status, release)
 
 

@@ -36,7 +36,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import background, call
 from sparkforge.runtime import servers
 from sparkforge.runtime.client import COMPLETIONS, Place, look, post
-from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer, ending
+from sparkforge.runtime.servers import LOOPBACK, Launch, Server, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
@@ -143,7 +143,7 @@ def serve(
     if chat:
         model = chat_model(context.dist, runs_python(build.tools.engine, product))
     options = (*(CHAT_OPTIONS if chat else ()), *build.serving.arguments)
-    started: AbstractContextManager[ProcessServer]
+    started: AbstractContextManager[Server]
     if isinstance(product.result, ImageResult):
         name = None
         for_compose(context, build.tools.engine, product.result)
@@ -189,7 +189,7 @@ def serve(
         return _until_it_ends(server, show)
 
 
-def _first_answer(server: ProcessServer, name: str | None) -> tuple[str, bool]:
+def _first_answer(server: Server, name: str | None) -> tuple[str, bool]:
     """Request one token; returns the model's name, and whether requests need an API key.
 
     Args:
@@ -211,7 +211,7 @@ def _first_answer(server: ProcessServer, name: str | None) -> tuple[str, bool]:
     return model, False
 
 
-def _until_it_ends(server: ProcessServer, show: Callable[[], None]) -> int:
+def _until_it_ends(server: Server, show: Callable[[], None]) -> int:
     """Print the server's output until Ctrl-C or its end."""
     try:
         while (code := server.exited()) is None:
@@ -233,7 +233,7 @@ def _compose(
     profile: Profile | None,
     *,
     chat: bool,
-) -> Iterator[ProcessServer]:
+) -> Iterator[Server]:
     """Run ``docker compose up`` for the length of the block."""
     root, output = build.context.root, build.context.server_log
     seen = composing.seen(root / ".env")
@@ -258,4 +258,4 @@ def _compose(
     with background(
         *command, "up", output=output, env=environment, grace_s=_COMPOSE_GRACE_S
     ) as child:
-        yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output, _COMPOSE_GRACE_S)
+        yield Server(f"http://{LOOPBACK}:{port}", child, output, _COMPOSE_GRACE_S)

@@ -6,10 +6,8 @@ CLI builds with buildx, and pushes and pulls with the user's credentials.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,36 +89,19 @@ class Engine:
             return str(error.explanation or error)
         return ""
 
-    def read_file(self, image: str, path: str) -> bytes:
-        """Return a file of an image, without running anything of it."""
-        from docker.errors import NotFound
-
-        container = self.client.containers.create(image)
-        try:
-            pieces, _ = container.get_archive(path)
-            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
-                file = archive.extractfile(archive.next() or path)
-                return b"" if file is None else file.read()
-        except NotFound:
-            raise MachineError(f"image {image}: has no file {path}") from None
-        finally:
-            container.remove(v=True)
-
-    def run_python(self, image: str, code: str, folder: str) -> bytes:
-        """Return the output of Python code in an image, without network and with its packages.
+    def run(self, image: str, *words: str, path: str = "") -> bytes:
+        """Return the output of a program in an image, without network.
 
         Args:
-            folder: in the image, with further packages.
+            path: folder in the image with further Python packages.
         """
         # by the CLI: docker-py reads the engine's log, where megabytes in one line were cut
-        command = (
-            *("docker", "run", "--rm", "--network", "none", "--entrypoint", "python"),
-            *("--env", f"PYTHONPATH={folder}", image, "-P", "-c", code),
-        )
+        options = ("--rm", "--network", "none", "--entrypoint", words[0])
         try:
-            return call(*command).stdout
+            command = ("run", *options, "--env", f"PYTHONPATH={path}", image, *words[1:])
+            return call("docker", *command).stdout
         except CommandError as error:
-            msg = f"Python in image {image} failed:\n{error}"
+            msg = f"{words[0]} in image {image} failed:\n{error}"
             raise MachineError(msg, "see its output above") from None
 
     def kept_as(self, name: str) -> tuple[str, ...]:

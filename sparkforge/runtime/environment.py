@@ -26,7 +26,7 @@ from sparkforge.core.run import call, have
 from sparkforge.runtime.interpreter import uv_program
 
 VLLM_CACHE = "VLLM_CACHE_ROOT"
-_LISTING, _DIGESTS = "files.json", "digests.json"
+_LISTING = "files.json"
 
 
 def python_path(folder: Path) -> Path:
@@ -59,25 +59,27 @@ def install(of: Ingredients, folder: Path) -> Path:
     Raises:
         BuildError: the wheels conflict, or the disk damages them.
     """
-    while True:
-        first_use = not (of.unpacked / "cache").exists()
+    for last in (not (of.unpacked / "cache").exists(), True):
         try:
             _install(of, folder)
-            digests = _digests(folder)
-            if wrong := _wrong(digests, folder, of.wheelhouse):
+            if wrong := _wrong(folder, of.wheelhouse):
                 msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
                 raise BuildError(msg, "check the disk, then run the build again")
             break
         except BuildError as error:
-            if first_use:
+            if last:
                 raise
             log.warning(f"{error.what}\nunpacking the wheels again")
         shutil.rmtree(of.unpacked / "cache")
         shutil.rmtree(folder / "venv", ignore_errors=True)
-    names = _walk(folder)
+    names = [
+        os.path.relpath(top, folder) + f"/{name}"
+        for top, folders, files in os.walk(folder / "venv")
+        if not top.endswith("__pycache__")
+        for name in (*files, *(one for one in folders if os.path.islink(f"{top}/{one}")))  # noqa: PTH114
+    ]
     listing = {"names": names, "state": _state(folder, names)}
     write_file(folder / _LISTING, json.dumps(listing).encode())
-    write_file(folder / _DIGESTS, json.dumps(digests).encode())
     # Python has no syncfs, and one fsync for each of 20,000 files takes minutes
     call("sync", "--file-system", folder)
     return folder / "venv"
@@ -212,25 +214,6 @@ def changed(folder: Path) -> bool:
     return True
 
 
-def damaged(folder: Path) -> list[str]:
-    """Return the files of ``install`` whose bytes are others now."""
-    match read_json(folder / _DIGESTS):
-        case dict() as known:
-            found = _digests(folder)
-            return [name for name in known if found.get(name) != known[name]]
-    return [_DIGESTS]
-
-
-def _walk(folder: Path) -> list[str]:
-    """Return the files below ``folder/venv`` and the links, without byte code."""
-    return [
-        os.path.relpath(top, folder) + f"/{name}"
-        for top, folders, files in os.walk(folder / "venv")
-        if not top.endswith("__pycache__")
-        for name in (*files, *(one for one in folders if os.path.islink(f"{top}/{one}")))  # noqa: PTH114
-    ]
-
-
 def _state(folder: Path, names: list[str]) -> str:
     """Return a digest of the names, sizes and dates of files."""
     lines = []
@@ -240,42 +223,38 @@ def _state(folder: Path, names: list[str]) -> str:
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of every file below ``folder/venv`` but byte code, as RECORD writes it."""
-
-    def digest(name: str) -> str:
-        with open(f"{folder}/{name}", "rb") as file:  # noqa: PTH123
-            found = hashlib.file_digest(file, "sha256").digest()
-        return "sha256=" + base64.urlsafe_b64encode(found).rstrip(b"=").decode()
-
-    names = [name for name in _walk(folder) if not (folder / name).is_symlink()]
-    with ThreadPoolExecutor(4) as pool:  # hashing lets other threads run
-        return dict(zip(names, pool.map(digest, names), strict=True))
-
-
-def _wrong(digests: Mapping[str, str], folder: Path, wheelhouse: Path) -> list[str]:
+def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
     """Return the files that differ from their wheels' RECORDs, and from the wheels themselves.
 
     A file that two wheels have may be either's: build_backend.py is in FlashInfer's and in
     torch-c-dlpack-ext's. The RECORD of a published wheel can be wrong: two libraries of
     pynvvideocodec 2.0.4 were changed after it was written.
     """
-    stated: dict[str, set[str]] = {}
+    stated: dict[Path, set[str]] = {}
     for record in sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD")):
         rows = list(csv.reader(record.read_text(errors="replace").splitlines()))
         if [f"{record.parent.name}/RECORD", "", ""] not in rows:  # cut off
-            return [str(record)]
+            return [record]
         for name, digest in (row[:2] for row in rows):
             if digest:
-                path = os.path.relpath(record.parent.parent / name, folder)
-                stated.setdefault(path, set()).add(digest)
-    wrong = {name for name, known in stated.items() if digests.get(name) not in known}
+                stated.setdefault(record.parent.parent / name, set()).add(digest)
+
+    def digest_of(path: Path) -> str:
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").digest()
+        except OSError:
+            return "gone"
+        return "sha256=" + base64.urlsafe_b64encode(found).rstrip(b"=").decode()
+
+    with ThreadPoolExecutor(4) as pool:  # hashing lets other threads run
+        found = dict(zip(stated, pool.map(digest_of, stated), strict=True))
+    wrong = {path for path, digest in found.items() if digest not in stated[path]}
     for wheel in wheelhouse.glob("*.whl") if wrong else ():
         with zipfile.ZipFile(wheel) as archive:
             members = set(archive.namelist())
-            for name in list(wrong):
-                member, file = name.partition("site-packages/")[2], folder / name
-                there = member in members and file.is_file()
-                if there and file.read_bytes() == archive.read(member):
-                    wrong.remove(name)
+            for path in [one for one in wrong if one.is_file()]:
+                member = str(path).rpartition("site-packages/")[2]
+                if member in members and path.read_bytes() == archive.read(member):
+                    wrong.remove(path)
     return sorted(wrong)

@@ -17,21 +17,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 import requests
 
 from sparkforge.core.errors import MachineError, ServerError
 from sparkforge.core.log import log
-from sparkforge.core.run import background, group_alive, stop
+from sparkforge.core.run import background, call, group_alive, stop
 from sparkforge.runtime.engine import Engine
 
 LOOPBACK = "127.0.0.1"
 MODEL_NAME = "tiny-gpt-oss"
 SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
-_MAKER_LABEL = "org.sparkforge.maker"
-"""The process that started a container."""
-_STOP_GRACE_S = 30.0
 _LOWEST = 10_000  # of the ports that are tried
 
 
@@ -61,23 +57,6 @@ class Launch:
     name: str = MODEL_NAME
 
 
-class Server(Protocol):
-    """A started server, which may still be loading."""
-
-    @property
-    def url(self) -> str:
-        """Its address, without a slash at the end."""
-
-    def exited(self) -> int | None:
-        """Return the exit code if it has ended, else None."""
-
-    def output(self) -> str:
-        """Return its complete output."""
-
-    def stop(self) -> Stopped:
-        """Stop it; returns its end."""
-
-
 def free_port(wanted: int) -> int:
     """Return ``wanted`` if it is free on loopback, or a free port for 0; MachineError if not.
 
@@ -95,21 +74,28 @@ def free_port(wanted: int) -> int:
 
 
 @dataclass(frozen=True)
-class ProcessServer:
-    """A server that is a child of this process; its output goes to a file."""
+class Server:
+    """A started server, which may still be loading: a child of this process.
+
+    Of a container it is ``docker run``, which passes signals on and ends with its exit code.
+    """
 
     url: str
+    """Its address, without a slash at the end."""
     child: subprocess.Popen[bytes]
     output_path: Path
-    grace_s: float = _STOP_GRACE_S
+    grace_s: float = 30.0
 
     def exited(self) -> int | None:
+        """Return the exit code if it has ended, else None."""
         return self.child.poll()
 
     def output(self) -> str:
+        """Return its complete output."""
         return self.output_path.read_text(errors="replace")
 
     def stop(self) -> Stopped:
+        """Stop it; returns its end."""
         start, late = time.monotonic(), False
         self.child.terminate()
         try:
@@ -124,37 +110,11 @@ class ProcessServer:
 @contextmanager
 def from_command(
     command: Sequence[str], port: int, variables: Mapping[str, str], work: Path, cwd: Path
-) -> Iterator[ProcessServer]:
-    """Run a server's command for the length of the block."""
+) -> Iterator[Server]:
+    """Run a server's command for the length of the block; its output goes to ``server.log``."""
     output = work / "server.log"
     with background(*command, output=output, env=variables, cwd=cwd) as child:
-        yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output)
-
-
-@dataclass(frozen=True)
-class _ImageServer:
-    url: str
-    container: Any
-
-    def _state(self) -> dict[str, Any]:
-        self.container.reload()
-        state: dict[str, Any] = self.container.attrs["State"]
-        return state
-
-    def exited(self) -> int | None:
-        state = self._state()
-        return int(state["ExitCode"]) if state["Status"] in ("exited", "dead") else None
-
-    def output(self) -> str:
-        text: bytes = self.container.logs()
-        return text.decode(errors="replace")
-
-    def stop(self) -> Stopped:
-        start = time.monotonic()
-        self.container.stop(timeout=int(_STOP_GRACE_S))
-        took = time.monotonic() - start
-        # all processes of a container end with its first one
-        return Stopped(int(self._state()["ExitCode"]), took, stragglers=False)
+        yield Server(f"http://{LOOPBACK}:{port}", child, output)
 
 
 def instead(options: Sequence[str]) -> dict[str, str]:
@@ -164,17 +124,15 @@ def instead(options: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def from_image(
-    engine: Engine, image: str, launch: Launch, restored: Mapping[str, Path]
+    engine: Engine, image: str, launch: Launch, work: Path, restored: Mapping[str, Path]
 ) -> Iterator[Server]:
     """Serve from an image for the length of the block, as Compose would: read-only, no rights.
 
     Args:
+        work: folder for the server's output, ``server.log``.
         restored: files of this machine mounted over the image's own, by their path below
             site-packages (the unpatched release, made of the patched image).
     """
-    from docker.types import DeviceRequest  # not needed without an engine
-
-    maker = _sweep(engine)
     port = free_port(launch.port)
     packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
     mounts = {launch.model: "/model", **{file: packages + at for at, file in restored.items()}}
@@ -186,40 +144,29 @@ def from_image(
         "SPARKFORGE_MODEL_NAME": MODEL_NAME,
         **(instead(launch.options) if restored else {}),  # the image's own need the patches
     }
-    container = engine.client.containers.create(
-        image,
-        command=["/model", *launch.arguments],
-        volumes={str(file.resolve()): {"bind": at, "mode": "ro"} for file, at in mounts.items()},
-        environment=variables,
-        ports={"8000/tcp": (LOOPBACK, port)},
-        read_only=True,
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
-        tmpfs={"/tmp": ""},
-        shm_size="1g",
-        device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if launch.gpus else [],
-        labels={_MAKER_LABEL: maker},
-    )
+    name = f"sparkforge-server-{os.getpid()}-{port}"
+    command = [
+        *(
+            "docker",
+            "run",
+            "--rm",
+            "--pull=never",
+            f"--name={name}",
+            "--read-only",
+            "--cap-drop=ALL",
+        ),
+        *("--security-opt=no-new-privileges", "--tmpfs=/tmp", "--shm-size=1g"),
+        f"--publish={LOOPBACK}:{port}:8000",
+        *(["--gpus=all"] if launch.gpus else []),
+        *(f"--env={one}={value}" for one, value in variables.items()),
+        *(f"--mount=type=bind,src={f.resolve()},dst={at},readonly" for f, at in mounts.items()),
+        *(image, "/model", *launch.arguments),
+    ]
     try:
-        container.start()
-        yield _ImageServer(f"http://{LOOPBACK}:{port}", container)
+        with from_command(command, port, {}, work, work) as server:
+            yield server
     finally:
-        container.remove(force=True, v=True)
-
-
-def _sweep(engine: Engine) -> str:
-    """Remove the containers of killed runs; returns the label of this process' containers."""
-    from docker.errors import APIError
-
-    # a process number is only valid in this boot, and in this space of process numbers
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    here = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    for container in engine.client.containers.list(all=True, filters={"label": _MAKER_LABEL}):
-        where, _, pid = container.labels[_MAKER_LABEL].rpartition(" ")
-        if where == here and not Path("/proc", pid).exists():
-            with suppress(APIError):  # another run is faster
-                container.remove(force=True, v=True)
-    return f"{here} {os.getpid()}"
+        call("docker", "rm", "--force", "--volumes", name, check=False)
 
 
 def wait_ready(
@@ -259,7 +206,7 @@ def kept_log(server: Server, path: Path) -> Iterator[None]:
     try:
         yield
     except ServerError as error:
-        if not isinstance(server, ProcessServer) or path != server.output_path:
+        if path != server.output_path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(server.output())
         remedy = f"{error.remedy}; the server's log: {path}".removeprefix("; ")

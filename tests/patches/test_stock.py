@@ -42,9 +42,7 @@ LAYERS = "qkv=mxfp8,o,lm_head=mxfp8"
 FORMATS = {"qkv": "mxfp8", "o": "mxfp4", "lm_head": "mxfp8"}
 
 
-def start(
-    tiny: TinyCheckpoint, folder: Path, *more: str
-) -> AbstractContextManager[servers.ProcessServer]:
+def start(tiny: TinyCheckpoint, folder: Path, *more: str) -> AbstractContextManager[servers.Server]:
     """Start `vllm serve` with the plugin, as a user does."""
     environment = Path(os.environ[stock.VARIABLE], stock.WITH_PLUGIN)
     options = ("--max-num-seqs", "4", "--moe-backend", "bf16_dequant", *more)

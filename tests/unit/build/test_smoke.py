@@ -26,7 +26,7 @@ from sparkforge.build.results import (
 from sparkforge.core import git
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.runtime import servers
-from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Launch, Stopped
+from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Launch, Server, Stopped
 from sparkforge.store.store import Store
 from tests.results import artefact, context_of, item, reached
 
@@ -104,21 +104,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
-@dataclass(frozen=True)
-class FakeServer:
-    """``servers.Server`` on loopback."""
+class FakeServer(Server):
+    """A server on loopback that ends as it is told."""
 
-    url: str
-    behaviour: Behaviour
+    def __init__(self, url: str, behaviour: Behaviour) -> None:
+        super().__init__(url, None, Path())  # type: ignore[arg-type]
+        self.__dict__["behaviour"] = behaviour
 
     def exited(self) -> int | None:
-        return self.behaviour.ended
+        return self.__dict__["behaviour"].ended  # type: ignore[no-any-return]
 
     def output(self) -> str:
-        return self.behaviour.said
+        return self.__dict__["behaviour"].said  # type: ignore[no-any-return]
 
     def stop(self) -> Stopped:
-        return self.behaviour.stopped
+        return self.__dict__["behaviour"].stopped  # type: ignore[no-any-return]
 
 
 @contextmanager
