@@ -5,6 +5,9 @@
     python3 scripts/test.py --fast           # lint, types, unit, integration: about 8 min (2 cores)
     python3 scripts/test.py --with-engine    # as root: a private container engine, too
     python3 scripts/test.py --stock [0.33.0] # the plugin with a release of vLLM, or with the newest
+    python3 scripts/test.py --lint           # lint and types alone
+    python3 scripts/test.py FILE …           # these test files alone
+    python3 scripts/test.py --setup          # only the environment
 
 Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure, and ends
 with an error if one failed.
@@ -20,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,14 +85,17 @@ class Steps:
                 print(f"\n== {name}\n{done.stdout.decode(errors='replace')}", end="", flush=True)
         return ok
 
-    def at_once(self, *lanes: Callable[[], object]) -> None:
+    def at_once(self, *lanes: Sequence[Callable[[], None]]) -> None:
         """Run lanes of steps, two at a time; what a step prints comes at its end."""
+
+        def run(lane: Sequence[Callable[[], None]]) -> None:
+            for part in lane:
+                part()
+
         self._apart = len(lanes) > 1
         with ThreadPoolExecutor(2) as pool:
-            started = [pool.submit(lane) for lane in lanes]
+            list(pool.map(run, lanes))
         self._apart = False
-        for lane in started:
-            lane.result()
 
     def finish(self) -> int:
         """Print the table; returns the exit code."""
@@ -119,9 +125,14 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true", help="no download, no server")
     parser.add_argument("--with-engine", action="store_true", help="start a private engine (root)")
     parser.add_argument("--stock", nargs="?", const="", metavar="VERSION", help="the plugin alone")
+    parser.add_argument("--lint", action="store_true", help="lint and types alone")
+    parser.add_argument("--setup", action="store_true", help="only make the environment")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="these test files alone")
     options = parser.parse_args()
     python = ensure_environment(ROOT / ".venv-dev", ROOT / "requirements" / "dev.txt")
     bin_ = python.parent
+    if options.setup:
+        return 0
     steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     steps.env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code makes every start faster
     # at least two: most tests wait for a process or a server
@@ -130,7 +141,7 @@ def main() -> int:
     # folders of our own: pytest's default is shared by all runs of a user, and it fails where an
     # earlier run left a file that it cannot delete (a mount, say)
     with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch, ExitStack() as stack:
-        steps.env["PATH"] += haproxy(Path(scratch))
+        steps.env["PATH"] += "" if options.lint else haproxy(Path(scratch))
 
         def pytest(*words: str | Path, count: int = workers) -> tuple[str | Path, ...]:
             """Return a command that runs tests, in a folder of its own."""
@@ -173,14 +184,18 @@ def main() -> int:
         # Two lanes: most tests wait for a server or a container, and what one lane waits, the other
         # computes. The tests that fill most memory, two nodes with vLLM, are the first of the
         # images'; by then the other lane has not come to the patches.
-        if options.stock is not None:
+        if options.lint:
+            lint(steps, bin_)
+        elif options.files:
+            steps.run("tests", *pytest(*_BY_FILE, *options.files))
+        elif options.stock is not None:
             plugin()
         elif options.fast:
-            steps.at_once(quick)
+            steps.at_once((quick,))
         elif options.with_engine:
-            steps.at_once(builds, in_order(quick, patches))
+            steps.at_once((builds,), (quick, patches))
         else:
-            steps.at_once(patches, in_order(quick, builds))
+            steps.at_once((patches,), (quick, builds))
     return steps.finish()
 
 
@@ -209,16 +224,6 @@ def haproxy(folder: Path) -> str:
         print(f"\n== left out: tests with HAProxy, which this machine lacks: {done.stderr[-300:]}")
         return ""
     return f":{folder}/bin"
-
-
-def in_order(*parts: Callable[[], None]) -> Callable[[], None]:
-    """Return a lane that runs some parts, one after the other."""
-
-    def lane() -> None:
-        for part in parts:
-            part()
-
-    return lane
 
 
 def prove(steps: Steps) -> None:

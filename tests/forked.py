@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.cli import main
-from sparkforge.core import index, log
+from sparkforge.core import index
 from sparkforge.core import run as processes
 from sparkforge.store.store import code_of
 from tests.support import PATIENCE_S, ROOT, pip_variables
@@ -97,7 +96,6 @@ def _child(words: list[str], cwd: Path, env: dict[str, str], out: Path, err: Pat
     sys.argv = [str(ROOT / "sparkforge" / "__main__.py"), *words]
     if env.get("PIP_CONFIG_FILE") == os.devnull:
         index.pip_config = pip_variables
-    log.log._started = time.monotonic()
     try:
         code = main.main()
     finally:

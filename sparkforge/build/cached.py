@@ -14,11 +14,11 @@ from threading import Event
 from typing import Any, Generic
 
 from sparkforge.build.context import STAGES, Context
+from sparkforge.core.disk import intact, key_of
 from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
-from sparkforge.core.hashing import intact, key_of
 from sparkforge.core.log import human_bytes, log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Artefact, Store, T, T_co

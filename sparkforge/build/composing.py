@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
 import platform
 import re
@@ -16,7 +15,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cyclopts import Parameter
 
@@ -36,7 +34,7 @@ from sparkforge.core.run import call
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine, connect, is_published
-from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
+from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST
 from sparkforge.sources.project import PinsFile, checkout
 
 MODELS_VOLUME = "sparkforge-models"
@@ -83,7 +81,7 @@ def put(path: Path, ours: Mapping[str, str]) -> None:
 
 def variable(target: str) -> str:
     """Return the name of Compose's variable for a target's image."""
-    return f"SPARKFORGE_IMAGE_{target.upper()}"
+    return "_".join(("SPARKFORGE_IMAGE", target.upper()))
 
 
 def in_use(variables: Mapping[str, str], target: str) -> str:
@@ -256,7 +254,7 @@ def rollback(options: RollbackOptions) -> int:
 # -- the model ---------------------------------------------------------------------------------
 
 _CACHE = "/var/cache/sparkforge/huggingface"
-_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/hub.py"
+_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 _PASSED = (
     *(name for proxy in _PROXIES for name in (proxy, proxy.lower())),
@@ -280,7 +278,7 @@ class FetchOptions:
 def fetch(options: FetchOptions) -> int:
     """Download a target's model before its first start, or say what would be downloaded.
 
-    The image downloads, as its first start would (``serving/hub.py``): into the same volume or
+    The image downloads, as its first start would (``serving/checkpoint.py``): to the same volume or
     folder, as the same user, with the same checks. So nothing here knows the hub.
     """
     here = checkout(options.pins)
@@ -338,33 +336,23 @@ def fetch(options: FetchOptions) -> int:
 
 
 def _download(container: str, command: Sequence[str], given: Mapping[str, str]) -> None:
-    """Run the program, which prints JSON lines, and turn its end into an error."""
-    end: dict[str, Any] = {}
-    other = "no output"
+    """Run the program, and turn its exit code and its last line into an error."""
+    lines = ["no output"]
 
     def show(line: str) -> None:
-        nonlocal other
-        try:
-            document = json.loads(line)
-            if "say" in document:
-                log.info(document["say"])
-            elif "have" in document:
-                log.progress("downloading", document["have"], document["total"])
-            else:
-                end.update(document)
-        except (ValueError, TypeError):  # a warning of a library, or the message of a crash
-            other = line
+        lines.append(line.removeprefix("entrypoint: ").removeprefix("error: "))
+        log.info(lines[-1])
 
     try:
         code = call(*command, env=given, check=False, stream=show).returncode
     except BaseException:
         call("docker", "rm", "--force", container, check=False)  # docker run may end before it
         raise
-    if "error" in end:
-        kinds = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
-        kind = kinds.get(end.get("code", 0), FetchError)
-        raise kind(str(end["error"]), "the next run continues from here")
-    if "done" not in end:
-        msg = f"the download failed with exit code {code}: {other}"
+    kinds = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
+    kinds |= {EX_NOHOST: FetchError, EX_CONFIG: FetchError}
+    if code in kinds:
+        raise kinds[code](lines[-1], "the next run continues from here")
+    if code:
+        msg = f"the download failed with exit code {code}: {lines[-1]}"
         raise MachineError(msg, "an image of an older checkout cannot download: build it again")
     log.info("complete; the first start of the server downloads nothing")

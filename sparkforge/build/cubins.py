@@ -17,11 +17,10 @@ from pathlib import Path
 from threading import Event
 
 from sparkforge.build.jobs import width
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.core.parallel import in_parallel
-from sparkforge.core.run import call
+from sparkforge.core.run import call, in_parallel
 
 MANIFEST = "manifest.json"
 FLAGS = (

@@ -14,8 +14,8 @@ from pathlib import Path
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
+from sparkforge.core.disk import code_digest
 from sparkforge.core.errors import BuildError
-from sparkforge.core.hashing import code_digest
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
@@ -23,7 +23,7 @@ from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
 """Folders in the image: data, our programs, and the Python environment."""
-# lines of serving/needs.py
+# lines of serving/image_build.py
 _LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")
 _HAS = re.compile(r"the image has /.*\S")
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
@@ -99,7 +99,7 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
 
 
 def needs(context: Context) -> list[dict[str, str]]:
-    """Return the requirements and forbidden programs of the image, for ``serving/needs.py``."""
+    """Return the requirements and forbidden programs for ``serving/image_build.py``."""
     there = [need.model_dump(exclude_none=True) for need in context.target.needs]
     return [*({"absent": name} for name in context.target.absent), *there]
 

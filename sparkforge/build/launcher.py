@@ -20,8 +20,8 @@ from sparkforge.pins.pathmap import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
-from sparkforge.serving import arguments
 from sparkforge.serving.errors import SettingError
+from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Profile
 from sparkforge.store.store import Artefact
 
@@ -82,7 +82,7 @@ def from_environment(
     options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
     address = ("--host", servers.LOOPBACK, "--port", str(port))
     try:
-        command = [*program, "serve", str(launch.model), *address, *arguments.for_plugin(options)]
+        command = [*program, "serve", str(launch.model), *address, *for_plugin(options)]
     except SettingError as error:
         raise UsageError(error.what, error.hint) from None
     variables = {**environment.server_env(cache, folder.name), **launch.variables}

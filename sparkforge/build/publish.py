@@ -23,9 +23,8 @@ from sparkforge.build.graph import Build
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.wheels import hashed
-from sparkforge.core import typed
-from sparkforge.core.disk import disk_errors, read_json, write_file
-from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.core import plain
+from sparkforge.core.disk import disk_errors, intact, read_json, sha256_file, write_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine
@@ -57,7 +56,7 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
         files = _files(folder, build) if before is None else before.files
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         built = replace(built, files=files)
-        _write(folder / receipt.NAME, _json(typed.as_json(built)))
+        _write(folder / receipt.NAME, _json(plain.as_json(built)))
     return folder, built
 
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from sparkforge import __version__
 from sparkforge.build.options import VariantOptions
 from sparkforge.build.results import ImageResult
-from sparkforge.core import typed
-from sparkforge.core.disk import read_json
+from sparkforge.core import plain
+from sparkforge.core.disk import intact, read_json, sha256_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import intact, sha256_file
 
 if TYPE_CHECKING:
     from sparkforge.build.cached import Cached
@@ -90,7 +89,7 @@ class Receipt:
         """
         for item in self.items:
             if item.stage == "image" and "image_id" in item.outputs:
-                image = typed.load(ImageResult, item.outputs, exact=False)
+                image = plain.load(ImageResult, item.outputs, exact=False)
                 if image is None:
                     msg = "another version of sparkforge wrote the receipt's record of the image"
                     raise UsageError(msg, "use that version, or build the image again")
@@ -100,7 +99,7 @@ class Receipt:
 
 def load(path: Path) -> Receipt | None:
     """Read a receipt; None if it is missing or invalid: the user may have edited the file."""
-    return typed.load(Receipt, read_json(path), exact=False)
+    return plain.load(Receipt, read_json(path), exact=False)
 
 
 def sums(files: Mapping[str, str]) -> bytes:
@@ -135,7 +134,7 @@ def of(
         seconds: that the run took.
     """
     made = tuple(
-        Made(one.stage, one.label, one.key, one.inputs, typed.as_json(one.result)) for one in items
+        Made(one.stage, one.label, one.key, one.inputs, plain.as_json(one.result)) for one in items
     )
     times = {
         one.label: Time("made" if one.made_now else "in the store", one.artefact.seconds)

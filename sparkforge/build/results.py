@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sparkforge.core.hashing import intact
+from sparkforge.core.disk import intact
 from sparkforge.pins.pins import Provider
 from sparkforge.store.store import Artefact
 

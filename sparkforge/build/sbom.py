@@ -44,8 +44,8 @@ from sparkforge.build.results import (
     WheelResult,
 )
 from sparkforge.core import git
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.pins.types import UNKNOWN
 from sparkforge.series.series import Series

@@ -15,11 +15,10 @@ from sparkforge.build import publish
 from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import last_build
 from sparkforge.check.bench import command
-from sparkforge.core.disk import write_file
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
-from sparkforge.serving.access import redacted
+from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
 if TYPE_CHECKING:

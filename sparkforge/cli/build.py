@@ -24,7 +24,7 @@ from sparkforge.build.options import (
 from sparkforge.build.packs import toolchain
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
-from sparkforge.core import disk, typed
+from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES, Platform
@@ -125,7 +125,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     mention_fallback(build)
     seconds = time.monotonic() - start
     folder, built = publish.publish(build, built)
-    log.document(typed.as_json(built))
+    log.document(plain.as_json(built))
     publish.summary(build, todo, folder, seconds)
     return 0
 
@@ -257,5 +257,5 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
         raise UsageError(msg, "use build.py serve --target NAME -- …")
     todo = build.run(STAGES[-1])
     built = receipt.of(build.context, todo, time.monotonic() - start, variant)
-    log.document(typed.as_json(built))
+    log.document(plain.as_json(built))
     return 0

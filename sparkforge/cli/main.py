@@ -22,118 +22,51 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from sparkforge.core import errors, gitsafe
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
-from sparkforge.serving.access import IN_URL
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "use": {
-        "doctor": (
-            "check.doctor.command:run",
-            "check that this machine can build and serve a target",
-        ),
+        "doctor": ("check.doctor.command:run", "check that this machine can build and serve"),
         "build": ("cli.build:build_target", "fetch, patch, build and test (default)"),
         "model": ("", "download a target's model in advance"),
-        "model fetch": (
-            "build.composing:fetch",
-            "download it to where Compose looks for it",
-        ),
+        "model fetch": ("build.composing:fetch", "download the model to where Compose looks"),
         "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
-        "accept": (
-            "check.accept.command:run",
-            "check a running server: chats, tools, limits, users at once, memory",
-        ),
+        "accept": ("check.accept.command:run", "check a running server"),
         "smoke": ("cli.build:smoke", "repeat the smoke test on the last build"),
-        "images": ("build.composing:images", "list built images and the one that Compose uses"),
-        "rollback": (
-            "build.composing:rollback",
-            "switch Compose to the previous image, or to another",
-        ),
-        "packs": (
-            "build.packs.command:run",
-            "compile FlashInfer's modules ahead of time, into a wheel",
-        ),
-        "verify": (
-            "check.verify.command:run",
-            "rebuild from scratch and compare every byte; or check an image",
-        ),
+        "images": ("build.composing:images", "list built images, and the one that Compose uses"),
+        "rollback": ("build.composing:rollback", "switch Compose to the previous image"),
+        "packs": ("build.packs.command:run", "compile FlashInfer's modules into a wheel"),
+        "verify": ("check.verify.command:run", "rebuild and compare bytes, or check an image"),
         "clean": ("cli.checkout:clean", "delete build results from the store"),
     },
     "change": {
         "patches": ("", "list, check, apply or edit patches"),
         "patches list": ("cli.patches:list_patches", "list all patches in order"),
-        "patches check": (
-            "cli.patches:check_series",
-            "lint the patches and check that they apply and give the recorded trees",
-        ),
-        "patches apply": (
-            "cli.patches:apply_series",
-            "create a git work tree with the patches as commits",
-        ),
-        "patches export": (
-            "cli.editing:export_series",
-            "write the commits of a work tree back as patches",
-        ),
-        "patches import": (
-            "cli.editing:import_patches",
-            "import patches (mbox, .patch, diff) into a series",
-        ),
-        "patches new": (
-            "cli.editing:new_patch",
-            "commit the staged changes of a work tree with a message template",
-        ),
+        "patches check": ("cli.patches:check_series", "check patches, and the trees they give"),
+        "patches apply": ("cli.patches:apply_series", "create a git work tree with the patches"),
+        "patches export": ("cli.editing:export_series", "write a work tree's commits as patches"),
+        "patches import": ("cli.editing:import_patches", "import patches (mbox, .patch, diff)"),
+        "patches new": ("cli.editing:new_patch", "commit staged changes with a template"),
         "patches stats": ("cli.patches:show_stats", "show the size of each patch"),
         "pins": ("", "check pins.yaml and record the patched trees"),
         "pins check": ("cli.pins:check_pins", "check pins.yaml"),
         "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
-        "pins resolve": (
-            "cli.pins:resolve_commits",
-            "look up the commits that pins.yaml leaves out, and record them",
-        ),
-        "dev": (
-            "maintain.dev:run",
-            "run a shell, or -- COMMAND, against editable patched work trees",
-        ),
-        "rebase": (
-            "maintain.rebase.command:run",
-            "move a series to another release; without options: show progress",
-        ),
-        "watch": (
-            "maintain.watch:run",
-            "look for newer upstream releases and try the series on them",
-        ),
+        "pins resolve": ("cli.pins:resolve_commits", "look up commits that pins.yaml leaves out"),
+        "dev": ("maintain.dev:run", "run a shell, or -- COMMAND, on editable patched trees"),
+        "rebase": ("maintain.rebase.command:run", "move a series to another release"),
+        "watch": ("maintain.watch:run", "look for newer releases and try the series on them"),
         "docs": ("cli.checkout:docs", "write the pages that the checkout generates"),
-        "release": (
-            "release.command:run",
-            "check a build, collect its files, sign them, push its image",
-        ),
+        "release": ("release.command:run", "collect a build's files, sign them, push its image"),
     },
     "judge": {
         "explain": ("cli.build:explain", "show what would be rebuilt, and which input changed"),
-        "roofline": (
-            "cli.roofline:run",
-            "compute the decode speed that memory bandwidth allows",
-        ),
+        "roofline": ("cli.roofline:run", "compute the decode speed that bandwidth allows"),
         "bench": ("", "measure speed and answers of the last build; compare two results"),
-        "bench run": (
-            "check.bench.command:run",
-            "measure speed; `bench --target NAME` is short for it",
-        ),
-        "bench compare": (
-            "check.bench.command:compare_results",
-            "compare two results, test by test",
-        ),
-        "bench quality": (
-            "cli.bench:measure_quality",
-            "measure how --mxfp4-layers changes the model's answers",
-        ),
-        "ablate": (
-            "maintain.ablate:run",
-            "check that tests notice a missing patch; find the patch that breaks something",
-        ),
+        "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
+        "bench compare": ("check.bench.command:compare_results", "compare two results"),
+        "bench quality": ("cli.bench:measure_quality", "measure the effect of --mxfp4-layers"),
+        "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),
         "proofs": ("check.proofs.command:run", "check the machine code in a target's wheels"),
-        "report": (
-            "check.report.command:run",
-            "write one HTML page about the last build and its checks",
-        ),
+        "report": ("check.report.command:run", "write one HTML page about the last build"),
     },
     "questions": {
         "--version": ("cli.checkout:version", "print the versions of sparkforge and its targets"),
@@ -247,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
-    log.configure(to_stderr=as_json, verbose=False, mask=IN_URL)
+    log.configure(to_stderr=as_json, verbose=False)
     log.answered = False
     if not words:
         log.usage(_USAGE)

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from sparkforge.build.options import OutputOptions, SourceName, chosen_series, source_plan
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import counted, log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import lint, series, worktree
 from sparkforge.series.series import Patched, Series

@@ -1,8 +1,10 @@
-"""Atomic writes, and errors of the disk."""
+"""Files: atomic writes, errors of the disk, hashes."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -16,41 +18,30 @@ from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.core.log import human_bytes
 
 _FULL = 64 << 10  # with fewer bytes free a failed write counts as a full disk
-_ROOM = (
-    "free space (build.py clean deletes build results), or put the store on"
-    " a larger disk with --store DIR or SPARKFORGE_STORE; the next run continues from here"
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
+_HINT = (
+    "free space (build.py clean) or give the user write access there, or choose another place with"
+    " --store DIR; the next run continues from here"
 )
+
+
+# -- writing -----------------------------------------------------------------------------
 
 
 @contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into one StoreError."""
+    """Turn refusals to write, by the system or in a program's message, into one StoreError."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full(where) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            msg = f"{error.filename or where}: {error.strerror}"
-            raise StoreError(msg, "give the user write access, or choose --store DIR") from error
-        if error.errno == errno.ENOENT and not where.parent.exists():
-            msg = f"{where.parent}: was removed meanwhile, for example by build.py clean"
-            raise StoreError(msg, "run the command again") from error
-        raise
+        if error.errno not in _REFUSED:
+            raise
+        msg = f"{error.filename or where}: {error.strerror} ({human_bytes(free(where))} free)"
+        raise StoreError(msg, _HINT) from error
     except SparkforgeError as error:
-        # programs that we run report a full disk in their own messages
         if isinstance(error, StoreError) or free(where) > _FULL:
             raise
-        raise _disk_full(where, f":\n{error.what}") from error
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON file's object; None if the file is missing or has no JSON object."""
-    try:
-        value = plain.json_of(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None  # cut off by a power failure, or damaged
-    return value if isinstance(value, dict) else None
+        raise StoreError(f"{where}: the disk is full:\n{error.what}", _HINT) from error
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -78,16 +69,10 @@ def write_files(files: Mapping[Path, bytes | None]) -> None:
         StoreError: a folder cannot be written, or is in the place of a file; nothing has changed.
     """
     for path in files:
-        if path.is_dir():
-            raise StoreError(f"{path}: is a folder, but a file is needed", "move it away")
         with disk_errors(path):
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except FileExistsError:
-                msg = f"{path.parent}: is not a folder"
-                raise StoreError(msg, "move it away") from None
-            if not os.access(path.parent, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise StoreError(f"{path}: cannot be written", "give the user write access there")
     for path, data in files.items():
         if data is None:
             path.unlink(missing_ok=True)
@@ -104,13 +89,61 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _disk_full(where: Path, more: str = "") -> StoreError:
-    what = f"{where}: the disk is full ({human_bytes(free(where))} free){more}"
-    return StoreError(what, _ROOM)
-
-
 def free(where: Path) -> int:
     """Return the free bytes of the file system of a path, which need not exist."""
-    while not where.exists():
-        where = where.parent
-    return shutil.disk_usage(where).free
+    return shutil.disk_usage(next(one for one in (where, *where.parents) if one.exists())).free
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON file's object; None if the file is missing or has no JSON object."""
+    try:
+        value = plain.json_of(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None  # cut off by a power failure, or damaged
+    return value if isinstance(value, dict) else None
+
+
+# -- hashes ------------------------------------------------------------------------------
+
+_READ: dict[tuple[int, ...], str] = {}
+"""The sha256 of this run's files, by device, inode, size, mtime and ctime."""
+
+
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def intact(path: Path, sha256: str) -> bool:
+    """Return whether a file exists with its recorded bytes.
+
+    One run reads a file, under all its names, again only if the operating system reports a change.
+    """
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return False
+    state = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    if state not in _READ:
+        _READ[state] = sha256_file(path)
+    return _READ[state] == sha256
+
+
+def digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the sha256 of files by their names."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def key_of(inputs: Mapping[str, Any]) -> str:
+    """Return the sha256 of the inputs in canonical JSON."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def code_digest(*files: Path) -> str:
+    """Return one digest of files that affect an artefact; of modules: ``codekey.code_of``."""
+    digest = hashlib.sha256()
+    for path in sorted(files, key=lambda p: p.name):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -1,8 +1,7 @@
 """All expected errors, each with its own exit code.
 
-A message says what is wrong, where, and how to fix it.
-``cli.main`` prints it and exits with ``exit_code``; a traceback is shown only for
-errors that are not one of these, because those are bugs in sparkforge itself.
+A message says what is wrong, where, and how to fix it. ``cli.main`` prints it; a traceback is shown
+only for other errors: those are bugs in sparkforge.
 """
 
 from __future__ import annotations
@@ -99,11 +98,8 @@ INTERRUPTED_EXIT_CODE = 130
 
 
 def exit_codes() -> list[tuple[int, str]]:
-    """Return (code, meaning) for every failure kind, in order; docs and ``--help`` print it."""
+    """Return (code, meaning) for every failure kind, in order."""
     kinds: list[type[SparkforgeError]] = [SparkforgeError, *SparkforgeError.__subclasses__()]
-    rows = [(kind.exit_code, kind.meaning) for kind in kinds]
-    rows += [
-        (0, "Success."),
-        (INTERRUPTED_EXIT_CODE, "Interrupted; the next run continues from here."),
-    ]
-    return sorted(rows)
+    success = (0, "Success.")
+    interrupted = (INTERRUPTED_EXIT_CODE, "Interrupted; the next run continues from here.")
+    return sorted([success, *((kind.exit_code, kind.meaning) for kind in kinds), interrupted])

@@ -7,6 +7,7 @@ proxies, certificates and ``url.insteadOf`` mirrors.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -117,15 +118,6 @@ def ref_commit(repo: Path, ref: str) -> str | None:
     return result.stdout.decode().strip() if result.returncode == 0 else None
 
 
-def remote_tag(url: str, tag: str) -> str | None:
-    """Return the (peeled) commit of a remote's tag, or None without such a tag.
-
-    Raises:
-        CommandError: the remote can't be read.
-    """
-    return remote_tags(url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}").get(tag)
-
-
 def remote_tags(url: str, *patterns: str) -> dict[str, str]:
     """Return the tags of a remote with their (peeled) commits.
 
@@ -135,14 +127,16 @@ def remote_tags(url: str, *patterns: str) -> dict[str, str]:
     Raises:
         CommandError: the remote can't be read.
     """
-    listing = call(
-        "git", "ls-remote", "--tags", "--", url, *patterns, env={"GIT_TERMINAL_PROMPT": "0"}
-    ).stdout.decode()
-    found: dict[str, str] = {}
-    for line in sorted(listing.splitlines(), key=lambda line: line.partition("\t")[2]):
-        commit, _, ref = line.partition("\t")
-        found[ref.removeprefix("refs/tags/").removesuffix("^{}")] = commit  # TAG^{} follows TAG
-    return found
+    words = ("git", "ls-remote", "--tags", "--", url, *patterns)
+    listing = call(*words, env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()
+    pairs = sorted(line.split("\t")[::-1] for line in listing.splitlines())
+    # TAG^{} follows TAG
+    return {ref.removeprefix("refs/tags/").removesuffix("^{}"): commit for ref, commit in pairs}
+
+
+def remote_tag(url: str, tag: str) -> str | None:
+    """Return the (peeled) commit of a remote's tag, or None without such a tag."""
+    return remote_tags(url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}").get(tag)
 
 
 def fetch_commit(repo: Path, url: str, commit: str) -> None:
@@ -210,31 +204,27 @@ def import_tree(
     return commit
 
 
+_GLOB, _ESCAPED = re.compile(r"([*?\[\]!\\# ])"), r"\\\1"
+
+
 @contextmanager
 def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) -> Iterator[Path]:
     """Check out only the named paths of a commit; the index has the whole tree.
 
     ``git am`` only needs the patched files: milliseconds instead of seconds for thousands of files.
     """
+    # a slash anchors at the top
+    patterns = "".join(f"/{re.sub(_GLOB, _ESCAPED, path)}\n" for path in sorted(set(paths)))
+    data = patterns.encode(errors="surrogateescape")
     git(repo, "worktree", "prune")  # entries of killed runs, whose folders were removed
     git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(where), commit)
     try:
         # --no-cone: patterns are single files
-        git(where, "sparse-checkout", "set", "--no-cone", "--stdin", stdin=_sparse_patterns(paths))
+        git(where, "sparse-checkout", "set", "--no-cone", "--stdin", stdin=data)
         git(where, "read-tree", "-mu", "HEAD")
         yield where
     finally:
         git(repo, "worktree", "remove", "--force", str(where))
-
-
-def _sparse_patterns(paths: Iterable[str]) -> bytes:
-    """Return the patterns of a sparse checkout of these files; a slash anchors at the top."""
-    patterns = "".join(f"/{_escape_pattern(path)}\n" for path in sorted(set(paths)))
-    return patterns.encode(errors="surrogateescape")
-
-
-def _escape_pattern(path: str) -> str:
-    return "".join("\\" + c if c in "*?[]!\\# " else c for c in path)
 
 
 @dataclass(frozen=True)
@@ -261,6 +251,9 @@ def changes(repo: Path, old: str, new: str) -> list[Change]:
     return result
 
 
+_QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
+
+
 def unquoted(name: str) -> str:
     """Return the path of a name in git's diff, where unusual ones are quoted as in C.
 
@@ -271,27 +264,8 @@ def unquoted(name: str) -> str:
         return name
     if not _QUOTED.fullmatch(name):
         raise ValueError(name)
-
-    def byte(match: re.Match[bytes]) -> bytes:
-        code = match[1]
-        return bytes([int(code, 8)]) if code[:1].isdigit() else _ESCAPES[code]
-
-    raw = name[1:-1].encode(errors="surrogateescape")
-    return re.sub(rb"\\([0-7]{3}|.)", byte, raw).decode(errors="surrogateescape")
-
-
-_ESCAPES = {
-    b"a": b"\a",
-    b"b": b"\b",
-    b"t": b"\t",
-    b"n": b"\n",
-    b"v": b"\v",
-    b"f": b"\f",
-    b"r": b"\r",
-    b'"': b'"',
-    b"\\": b"\\",
-}
-_QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
+    raw = name[1:-1].encode(errors="surrogateescape").decode("unicode_escape")
+    return raw.encode("latin-1").decode(errors="surrogateescape")
 
 
 def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
@@ -333,12 +307,10 @@ def clone_at(
     Raises:
         UsageError: the folder cannot be created.
     """
+    fresh = where.with_name(f".{where.name}-{os.getpid()}")
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{where.name}-", dir=where.parent))
-    except OSError as error:
-        raise _no_folder(where, error) from None
-    try:
+        fresh.mkdir()
         # --no-hardlinks: changes of the user in the clone must not reach the store
         clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")
         call(*clone, repo, fresh, env=clean_env())
@@ -347,19 +319,12 @@ def clone_at(
         git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)
         if finish is not None:
             finish(fresh)
-        fresh.chmod(0o755)
-        try:
-            fresh.rename(where)  # complete or missing
-        except OSError as error:  # another process was faster
-            raise _no_folder(where, error) from None
-    except BaseException:
+        fresh.rename(where)  # complete or missing
+    except OSError as error:
+        msg = f"{where}: cannot create a folder there: {error.strerror}"
+        raise UsageError(msg, "choose another folder") from None
+    finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        raise
-
-
-def _no_folder(where: Path, error: OSError) -> UsageError:
-    msg = f"{where}: cannot create a folder there: {error.strerror}"
-    return UsageError(msg, "choose another folder")
 
 
 def patch_id(diff: bytes) -> str:

@@ -1,11 +1,8 @@
 """Read commits, trees and blobs of a repository through one ``git cat-file --batch``.
 
-GitPython runs that process and parses trees. git itself resolves names and finds objects:
-GitPython's own readers of references, configuration and object files ignore git's owner check and
-miss damage.
-
-Importing GitPython takes as long as 15 to 20 calls of git (0.1 s). So only commands that read many
-objects use this module.
+GitPython runs that process and parses trees; git itself resolves names and finds objects, with its
+checks of owners and damage. Importing GitPython takes as long as 15 to 20 calls of git (0.1 s), so
+only commands that read many objects use this module.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import codecs
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +23,7 @@ from sparkforge.core.run import resolve
 if TYPE_CHECKING:
     from git import Git
 
-_TREE = 0o40000
+_TREE = "040000"
 _UNRESOLVED = "could not be resolved"  # GitPython's message for git's "missing"
 
 
@@ -72,11 +69,10 @@ def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader
     resolve(["git"])  # GitPython's import fails without it
     from git import Git
 
-    variables = {**gitsafe.environment(repo), **(env or {})}
     log.detail(f"+ git -C {repo} cat-file --batch")
     process = Git()
     process.set_persistent_git_options(C=str(repo))  # a missing folder is git's error
-    process.update_environment(**variables)
+    process.update_environment(**gitsafe.environment(repo), **(env or {}))
     try:
         yield Reader(repo, process)
     finally:
@@ -86,7 +82,7 @@ def reading(repo: Path, env: Mapping[str, str] | None = None) -> Iterator[Reader
 class Reader:
     """Reader of objects by any name for ``git rev-parse``; ``reading`` creates it.
 
-    An unreadable object is a CommandError; a damaged or foreign repository is a StoreError.
+    An unreadable object is a CommandError, one of a damaged repository a StoreError.
     """
 
     def __init__(self, repo: Path, process: Git) -> None:
@@ -101,31 +97,23 @@ class Reader:
         except (ValueError, OSError) as error:
             if _UNRESOLVED in str(error):
                 return None
-            raise self._failure(name) from error
+            size, data = -1, b""
         if len(data) != size:  # git ends within a damaged object, which GitPython does not report
-            raise self._failure(name)
+            child = self._process.cat_file_all
+            said = b"" if child is None else child.stderr.read()
+            raise self._error(name, said.decode(errors="replace").strip() or "no answer")
         return os.fsdecode(id_), data  # GitPython returns bytes
-
-    def _failure(self, name: str) -> CommandError:
-        """Return the error of a process that ended before its answer."""
-        child = self._process.cat_file_all
-        stderr = b"" if child is None else child.stderr.read()
-        gitsafe.check_dubious(stderr)
-        return self._error(name, stderr.decode(errors="replace").strip() or "no answer")
 
     def _error(self, name: str, why: str) -> CommandError:
         with gitsafe.explained(self._repo):
             raise CommandError(f"git cat-file --batch in {self._repo}: {name}: {why}")
 
-    def _found(self, name: str) -> tuple[str, bytes]:
+    def blob(self, name: str) -> bytes:
+        """Return an object's content; raises as ``find``, and CommandError if there is none."""
         found = self.find(name)
         if found is None:
             raise self._error(name, "no such object")
-        return found
-
-    def blob(self, name: str) -> bytes:
-        """Return a blob's content; raises as ``find``, and CommandError if there is none."""
-        return self._found(name)[1]
+        return found[1]
 
     def commit(self, name: str) -> Commit:
         """Return a commit. Raises as ``blob``."""
@@ -139,20 +127,14 @@ class Reader:
         if found is None:
             return None
         head, _, message = found[1].partition(b"\n\n")
-        fields = [line.split(b" ", 1) for line in head.split(b"\n")]  # signatures are indented
-        tree, *_ = (value.decode() for key, value in fields if key == b"tree")
-        parents = tuple(value.decode() for key, value in fields if key == b"parent")
-        coding = next(
-            (value.decode("ascii", "replace") for key, value in fields if key == b"encoding"),
-            "utf-8",
-        )
-        return Commit(found[0], tree, parents, _decoded(message, coding))
+        fields = [line.partition(b" ") for line in head.split(b"\n")]  # signatures are indented
+        values = {key: value.decode("ascii", "replace") for key, _, value in reversed(fields)}
+        parents = tuple(value.decode() for key, _, value in fields if key == b"parent")
+        text = _decoded(message, values.get(b"encoding", "utf-8"))
+        return Commit(found[0], values[b"tree"], parents, text)
 
     def chain(self, base: str, tip: str) -> list[Commit]:
-        """Return the commits after one, oldest first, up to another.
-
-        Args:
-            base: a full id.
+        """Return the commits after one (a full id), oldest first, up to another.
 
         Raises:
             NotLinear: one is a merge, or the history does not reach ``base``.
@@ -171,40 +153,38 @@ class Reader:
 
     def files(self, tree: str, folder: str = "") -> Iterator[File]:
         """Yield every file of a tree or commit, or of a folder in it, in git's order."""
-        inside = self._folder(tree, folder)
-        for file in self._entries(inside).values() if inside is not None else ():
-            if int(file.mode, 8) != _TREE:
+        for file in self._inside(tree, folder).values():
+            if file.mode != _TREE:
                 yield file
                 continue
             for inner in self.files(file.id):
-                yield File(f"{file.path}/{inner.path}", inner.mode, inner.id)
+                yield replace(inner, path=f"{file.path}/{inner.path}")
 
     def at(self, tree: str, path: str) -> File | None:
         """Return the file of a path in a tree or commit; None: missing, or a folder."""
         folder, _, name = path.rpartition("/")
-        inside = self._folder(tree, folder)
-        entry = None if inside is None else self._entries(inside).get(name)
-        return None if entry is None or int(entry.mode, 8) == _TREE else entry
-
-    def _folder(self, tree: str, folder: str) -> str | None:
-        """Return the tree of a folder in a tree or commit, or None."""
-        for name in filter(None, folder.split("/")):
-            entry = self._entries(tree).get(name)
-            if entry is None or int(entry.mode, 8) != _TREE:
-                return None
-            tree = entry.id
-        return tree
+        entry = self._inside(tree, folder).get(name)
+        return entry if entry is not None and entry.mode != _TREE else None
 
     def content(self, tree: str, path: str) -> bytes | None:
         """Return the content of a path in a tree or commit; None: no such file."""
         file = self.at(tree, path)
         return None if file is None else self.blob(file.id)
 
+    def _inside(self, tree: str, folder: str) -> Mapping[str, File]:
+        """Return the entries of a folder in a tree or commit; empty: no such folder."""
+        for name in filter(None, folder.split("/")):
+            entry = self._entries(tree).get(name)
+            if entry is None or entry.mode != _TREE:
+                return {}
+            tree = entry.id
+        return self._entries(tree)
+
     def _entries(self, tree: str) -> dict[str, File]:
         if tree not in self._trees:
             from git.objects.fun import tree_entries_from_data
 
-            entries = tree_entries_from_data(self._found(f"{tree}^{{tree}}")[1])
+            entries = tree_entries_from_data(self.blob(f"{tree}^{{tree}}"))
             self._trees[tree] = {
                 name: File(name, f"{mode:06o}", id_.hex()) for id_, mode, name in entries
             }

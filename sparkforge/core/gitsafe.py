@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CommandError, StoreError
@@ -31,25 +32,16 @@ _SETTINGS = {
 # variables that a network fetch may need; others select another repository (set in a hook) or
 # change git's output (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
 _KEPT = (
-    "GIT_SSH",
-    "GIT_SSL_",
-    "GIT_HTTP_",
-    "GIT_PROXY_",
-    "GIT_ASKPASS",
-    "GIT_ALLOW_PROTOCOL",
-    "GIT_CONFIG_COUNT",
-    "GIT_CONFIG_KEY_",
-    "GIT_CONFIG_VALUE_",
-    "GIT_CONFIG_GLOBAL",
-    "GIT_CONFIG_SYSTEM",
-    "GIT_CONFIG_NOSYSTEM",
-    "GIT_TRACE",
-    "GIT_CURL_",
-    "GIT_EXEC_PATH",
+    *("GIT_SSH", "GIT_SSL_", "GIT_HTTP_", "GIT_PROXY_", "GIT_CURL_", "GIT_ASKPASS", "GIT_TRACE"),
+    *("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_", "GIT_CONFIG_GLOBAL"),
+    *("GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_ALLOW_PROTOCOL", "GIT_EXEC_PATH"),
 )
 _DRIVER = re.compile(r"(filter\.[\s\S]*\.(clean|smudge|process|required)|merge\.[\s\S]*\.driver)")
+_NEUTRAL = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
 _DUBIOUS = re.compile(rb"detected dubious ownership in repository at '(.*)'")
 _Settings = tuple[tuple[str, str], ...]
+_accepted: dict[str, None] = {}
+"""Repositories of other users that git has refused, and that the user's settings trust."""
 
 
 class DamagedRepository(StoreError):
@@ -61,9 +53,17 @@ class DamagedRepository(StoreError):
         self.repository = repository
 
 
+def unbind() -> None:
+    """Remove the user's GIT_* variables, except those that a network fetch may need."""
+    for name in list(os.environ):
+        if name.startswith("GIT_") and not name.startswith(_KEPT):
+            del os.environ[name]
+
+
 def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
     """Return variables with which git's output is the same for every user."""
-    pairs = (*_SETTINGS.items(), *settings)
+    trusted = [("safe.directory", folder) for folder in _accepted]
+    pairs = (*_SETTINGS.items(), *trusted, *settings)
     return {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
@@ -84,17 +84,10 @@ def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
     }
 
 
-def unbind() -> None:
-    """Remove the user's GIT_* variables, except those that a network fetch may need."""
-    for name in list(os.environ):
-        if name.startswith("GIT_") and not name.startswith(_KEPT):
-            del os.environ[name]
-
-
 def isolated(
     repo: Path,
     *args: str,
-    stdin: bytes | None = None,
+    stdin: bytes | IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[bytes]:
@@ -105,10 +98,7 @@ def isolated(
         StoreError: the repository is another user's, or a damaged one of the store; or its disk
             is full.
     """
-    variables = {**environment(repo), **(env or {})}
-    done = call("git", "-C", repo, *args, stdin=stdin, env=variables, check=False)
-    if done.returncode:
-        check_dubious(done.stderr)
+    done = _run(repo, *args, settings=_without_drivers(repo), stdin=stdin, env=env)
     if check and done.returncode:
         # git does not always report the system's error: "couldn't write 'ORIG_HEAD.lock'"
         with disk_errors(repo), explained(repo):
@@ -117,35 +107,63 @@ def isolated(
 
 
 def environment(repo: Path) -> dict[str, str]:
-    """Return variables for git in a repository: no user's settings, no program of the repository.
-
-    Raises:
-        StoreError: the repository is another user's.
-    """
-    tree = _work_tree(repo)
-    settings = _of_owner(repo, tree)
-    return clean_env(settings if tree is None else settings + _without_drivers(tree, settings))
+    """Return variables for git in a repository, as ``isolated`` has them."""
+    _run(repo, "rev-parse", "--git-dir")  # refused or accepted here
+    return clean_env(_without_drivers(repo))
 
 
 def no_programs(tree: Path) -> list[str]:
     """Return options for a git with the user's settings in a work tree, as in ``isolated``."""
-    pairs = (*_SETTINGS.items(), *_without_drivers(tree, _of_owner(tree, tree)))
+    pairs = (*_SETTINGS.items(), *_without_drivers(tree))
     # attributes may be the user's
-    return [
-        word
-        for key, value in pairs
-        if key != "core.attributesFile"
-        for word in ("-c", f"{key}={value}")
-    ]
+    kept = [f"{key}={value}" for key, value in pairs if key != "core.attributesFile"]
+    return [word for pair in kept for word in ("-c", pair)]
+
+
+def _run(
+    repo: Path,
+    *args: str,
+    settings: _Settings = (),
+    stdin: bytes | IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    while True:
+        variables = {**clean_env(settings), **(env or {})}
+        done = call("git", "-C", repo, *args, stdin=stdin, env=variables, check=False)
+        refused = _DUBIOUS.search(done.stderr) if done.returncode else None
+        if refused is None:
+            return done
+        folder = os.fsdecode(refused[1])
+        if folder in _accepted:
+            raise failure(done)
+        check_owner(Path(folder), refused=True)
+        _accepted[folder] = None
+
+
+@cache
+def _without_drivers(repo: Path) -> _Settings:
+    """Return settings that disable the programs in a repository's own settings.
+
+    A repository chooses the names of its filters. git lists them, and runs none for that. The
+    store's own bare repositories have none.
+    """
+    if (repo / "objects").is_dir():
+        return ()
+    listed = _run(repo, "config", "--null", "--name-only", "--list").stdout
+    names = sorted(set(listed.decode(errors="surrogateescape").split("\0")))
+    return tuple(
+        (name, _NEUTRAL.get(name.rpartition(".")[2], ""))
+        for name in names
+        if _DRIVER.fullmatch(name)
+    )
+
+
+# -- damage ------------------------------------------------------------------------------
 
 
 @contextmanager
 def explained(repo: Path) -> Iterator[None]:
-    """Turn git's failure in a damaged repository of the store into its own error.
-
-    Raises:
-        DamagedRepository: ``git fsck`` finds damage.
-    """
+    """Turn git's failure in a damaged repository of the store into DamagedRepository."""
     try:
         yield
     except CommandError as error:
@@ -159,8 +177,7 @@ def _damage(bare: Path) -> str:
     """Return the problems that ``git fsck`` finds in a repository, or ""."""
     if not (bare / "HEAD").is_file():
         return "no HEAD"
-    words = ("git", "-C", bare, "fsck", "--no-dangling", "--no-progress")
-    done = call(*words, env=clean_env(_of_owner(bare)), check=False)
+    done = _run(bare, "fsck", "--no-dangling", "--no-progress")
     if done.returncode == 0:
         return ""
     return (done.stderr + done.stdout).decode(errors="replace").strip().partition("\n")[0]
@@ -171,61 +188,18 @@ def _bare(repo: Path) -> Path | None:
     if (repo / "objects").is_dir():
         return repo
     link = repo / ".git"
-    if not link.is_file():
-        return None
-    entry = Path(link.read_text().removeprefix("gitdir:").strip())
+    entry = Path(link.read_text().removeprefix("gitdir:").strip()) if link.is_file() else repo
     return entry.parent.parent if entry.parent.name == "worktrees" else None
 
 
-@cache
-def _without_drivers(tree: Path, settings: _Settings) -> _Settings:
-    """Return settings that disable the programs in a work tree's own settings.
-
-    A repository chooses the names of its filters. git lists them, and runs none for that.
-    """
-    words = ("git", "-C", tree, "config", "--null", "--name-only", "--list")
-    done = call(*words, env=clean_env(settings), check=False)
-    names = done.stdout.decode(errors="surrogateescape").split("\0")
-    neutral = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
-    return tuple(
-        (name, neutral.get(name.rpartition(".")[2], ""))
-        for name in sorted(set(names))
-        if _DRIVER.fullmatch(name)
-    )
-
-
-def _work_tree(repo: Path) -> Path | None:
-    """Return the user's work tree that contains a folder; None for the store's own."""
-    if _bare(repo) is not None:
-        return None
-    repo = repo.resolve()
-    return next((folder for folder in (repo, *repo.parents) if (folder / ".git").is_dir()), None)
-
-
-def _of_owner(repo: Path, tree: Path | None = None) -> _Settings:
-    """Return the settings with which git accepts another user's trusted repository.
-
-    Args:
-        tree: the user's work tree; None for a repository of the store.
-    """
-    bare = _bare(repo)
-    places = [tree, tree / ".git"] if tree is not None else []
-    places += [repo, bare] if bare is not None else []
-    foreign = [place for place in places if place.stat().st_uid not in us()]
-    for place in foreign:
-        check_owner(place)
-    # git compares the work tree's path, or a bare repository's
-    return tuple(("safe.directory", str(place.resolve())) for place in places if foreign)
-
-
-# -- owners --------------------------------------------------------------------------
+# -- owners ------------------------------------------------------------------------------
 
 
 def check_owner(folder: Path, *, refused: bool = False) -> None:
     """Refuse a folder of another user as git does, unless git's settings trust it.
 
     Args:
-        refused: git itself has refused it.
+        refused: git has refused it, whoever owns the folder itself.
 
     Raises:
         StoreError: it is not trusted.
@@ -234,7 +208,10 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
         owner = folder.stat().st_uid
     except (FileNotFoundError, NotADirectoryError):
         return  # not created yet
-    if not refused and (owner in us() or _covered(folder)):
+    # under sudo also its caller's, as in git
+    sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
+    ours = owner == os.geteuid() or str(owner) == sudo
+    if (ours and not refused) or _trusted(folder):
         return
     msg = f"{folder}: belongs to another user (uid {owner}), who could make us run any program"
     remedy = (
@@ -244,27 +221,8 @@ def check_owner(folder: Path, *, refused: bool = False) -> None:
     raise StoreError(msg, remedy)
 
 
-def check_dubious(stderr: bytes) -> None:
-    """Raise StoreError if git refused another user's repository."""
-    if match := _DUBIOUS.search(stderr):
-        check_owner(Path(os.fsdecode(match[1])), refused=True)
-
-
-def us() -> set[int]:
-    """Return the users with accepted folders: under sudo also its caller, as in git."""
-    sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
-    return {os.geteuid(), *([int(sudo)] if sudo.isdecimal() else [])}
-
-
-def _covered(folder: Path) -> bool:
+def _trusted(folder: Path) -> bool:
     """Return whether the user's git settings trust a folder of any owner."""
-    return any(place == "*" or folder.is_relative_to(place) for place in trusted())
-
-
-@cache
-def trusted() -> tuple[str, ...]:
-    """Return the folders of any owner that the user's git settings trust."""
-    done = call(
-        "git", "config", "--null", "--get-all", "safe.directory", cwd=Path("/"), check=False
-    )
-    return tuple(filter(None, done.stdout.decode(errors="surrogateescape").split("\0")))
+    words = ("config", "--null", "--get-all", "safe.directory")
+    places = call("git", *words, cwd=Path("/"), check=False).stdout.decode(errors="surrogateescape")
+    return any(place == "*" or folder.is_relative_to(place) for place in places.split("\0")[:-1])

@@ -13,15 +13,12 @@ import os
 import sys
 import threading
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from sparkforge.core.errors import CommandError, FetchError
-from sparkforge.core.log import log
 from sparkforge.core.run import call
 
 if TYPE_CHECKING:
@@ -31,71 +28,51 @@ if TYPE_CHECKING:
 _CHECK = "check network, proxy and pip's configuration (pip config list)"
 
 
-@dataclass(frozen=True)
-class PipSettings:
-    """pip's settings on this machine."""
-
-    index_url: str | None
-    extra_index_urls: tuple[str, ...]
-    find_links: tuple[str, ...]
-    trusted_hosts: tuple[str, ...]
-    no_index: bool
-    cert: str | None
-    proxy: str | None
-
-    @property
-    def indexes(self) -> list[str]:
-        """All index URLs; FetchError for one that is no URL (its text may have a password)."""
-        found = [url for url in (self.index_url, *self.extra_index_urls) if url]
-        for at, url in enumerate(found, 1):
-            try:
-                _ = urlsplit(url).port
-            except ValueError:
-                msg = f"index URL {at} of pip's configuration has an invalid host or port"
-                raise FetchError(msg, "fix it; encode special characters of a password") from None
-        return found
-
-
 @cache
-def pip_settings() -> PipSettings:
-    """Read pip's configuration; once in a run, and only if a download is needed."""
-    return parse_pip_config(pip_config())
-
-
-def pip_config() -> str:
-    """Return the output of ``pip config list``, with one setting on each line."""
-    return call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
-
-
-def parse_pip_config(listing: str) -> PipSettings:
-    """Read the output of ``pip config list``: lines of ``SECTION.KEY='VALUE'``."""
+def pip_settings() -> dict[str, str]:
+    """Return pip's configuration; it is read once in a run, and only if a download is needed."""
     values: dict[str, str] = {}
     # variables (:env:) override files, and within files a command's section overrides global
     rank = {"global": 0, "install": 1, "download": 1, ":env:": 2}
-    for line in sorted(listing.splitlines(), key=lambda x: rank.get(x.partition(".")[0], 0)):
+    for line in sorted(pip_config().splitlines(), key=lambda x: rank.get(x.partition(".")[0], 0)):
         section, _, rest = line.partition(".")
         key, _, value = rest.partition("=")
         # pip ignores an empty variable
         if section in rank and (text := str(ast.literal_eval(value))):
             values[key] = text
-    return PipSettings(
-        index_url=values.get("index-url"),
-        extra_index_urls=tuple(values.get("extra-index-url", "").split()),
-        find_links=tuple(values.get("find-links", "").split()),
-        trusted_hosts=tuple(values.get("trusted-host", "").split()),
-        no_index=values.get("no-index", "").lower() in ("1", "true", "t", "yes", "y", "on"),
-        cert=values.get("cert"),
-        proxy=values.get("proxy"),
-    )
+    return values
+
+
+def pip_config() -> str:
+    """Return the output of ``pip config list``: lines of ``SECTION.KEY='VALUE'``."""
+    return call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
 
 
 def uv_variables() -> dict[str, str]:
     """Return the variables with which uv finds what pip finds; one that is set is left out."""
     settings = pip_settings()
-    found = {"UV_FIND_LINKS": ",".join(settings.find_links)}
+    found = {"UV_FIND_LINKS": ",".join(settings.get("find-links", "").split())}
     if "UV_INDEX_URL" not in os.environ:  # the older name of the same
-        found["UV_DEFAULT_INDEX"] = settings.index_url or ""
+        found["UV_DEFAULT_INDEX"] = settings.get("index-url", "")
     return {name: value for name, value in found.items() if value and name not in os.environ}
+
+
+def _indexes() -> list[str]:
+    """Return the index URLs; FetchError for one that is no URL (its text may have a password)."""
+    settings = pip_settings()
+    if settings.get("no-index", "").lower() in ("1", "true", "t", "yes", "y", "on"):
+        return []
+    from unearth import PackageFinder
+
+    default = PackageFinder().sources[0]["url"]  # this project names no index
+    urls = [settings.get("index-url", default), *settings.get("extra-index-url", "").split()]
+    for at, url in enumerate(urls, 1):
+        try:
+            _ = urlsplit(url).port
+        except ValueError:
+            msg = f"index URL {at} of pip's configuration has an invalid host or port"
+            raise FetchError(msg, "fix it; encode special characters of a password") from None
+    return urls
 
 
 class Index:
@@ -106,19 +83,20 @@ class Index:
         from unearth import PackageFinder
 
         settings = pip_settings()
-        wanted = {"SSL_CERT_FILE": settings.cert, "REQUESTS_CA_BUNDLE": settings.cert}
-        wanted |= {"http_proxy": settings.proxy, "https_proxy": settings.proxy}
-        for name, value in wanted.items():
+        cert, proxy = settings.get("cert"), settings.get("proxy")
+        wanted = {"SSL_CERT_FILE": cert, "REQUESTS_CA_BUNDLE": cert}
+        for name, value in (wanted | {"http_proxy": proxy, "https_proxy": proxy}).items():
             if value and name not in os.environ and name.upper() not in os.environ:
                 os.environ[name] = value  # for the downloads, too
         finder = PackageFinder(
-            index_urls=[] if settings.no_index else settings.indexes,
-            find_links=settings.find_links,
-            trusted_hosts=settings.trusted_hosts,
+            trusted_hosts=settings.get("trusted-host", "").split(),
             ignore_compatibility=True,  # an amd64 machine needs arm64 wheels, too
         )
-        if settings.index_url is None and not settings.no_index:
-            finder.add_index_url(_default_index())
+        finder.sources.clear()  # of its default
+        for url in _indexes():
+            finder.add_index_url(url)
+        for place in settings.get("find-links", "").split():
+            finder.add_find_links(place)
         auth: Any = finder.session.auth  # type: ignore[attr-defined]
         auth.prompting = False  # 401 is an answer, not a question to the terminal
         return finder
@@ -127,29 +105,28 @@ class Index:
         """Return all files of a project that the index lists.
 
         Args:
-            all_answer: refuse an index that gives no answer, even if another one has files. 404 is
-                an answer: that index does not have the project.
+            all_answer: refuse an index that gives no answer, even if another one has files: the
+                newest version is in any. 404 is an answer: that index does not have the project.
 
         Raises:
             FetchError: no index can be read; the message has the answer of each.
         """
-        finder = self._finder
-        with _Warnings() as warnings:
-            try:
-                found = finder.find_all_packages(project, allow_yanked=True)
-            except Exception as error:  # httpx's, unearth's and parser errors share no base class
-                msg = f"{project}: cannot read the package index: {type(error).__name__}: {error}"
-                raise FetchError(msg, _CHECK) from error
+        finder, warnings = self._finder, _Warnings()
+        logger = logging.getLogger("unearth.collector")
+        logger.addHandler(warnings)
+        try:
+            found = finder.find_all_packages(project, allow_yanked=True)
+        except Exception as error:  # httpx's, unearth's and parser errors share no base class
+            msg = f"{project}: cannot read the package index: {type(error).__name__}: {error}"
+            raise FetchError(msg, _CHECK) from error
+        finally:
+            logger.removeHandler(warnings)
         refused = [text for text in warnings.texts if "Client Error(404)" not in text]
         links = [package.link for package in found]
         if refused and (all_answer or not links):
             msg = f"{project}: cannot read the package index: {'; '.join(refused)}"
             raise FetchError(msg, _CHECK)
         return links
-
-    def all_links(self, project: str) -> list[Link]:
-        """Like ``links``, where every index has to answer: the newest version is in any."""
-        return self.links(project, all_answer=True)
 
     def url_of(self, project: str, file: str) -> str:
         """Return the address of a file by its name; FetchError if no index lists it."""
@@ -164,11 +141,24 @@ class Index:
         raise FetchError(msg, remedy)
 
 
+class _Warnings(logging.Handler):
+    """Collects unearth's warnings of this thread, for example about unusable answers."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self.texts.append(record.getMessage())
+
+
 def address_of(link: Link) -> str:
     """Return a file's address, with the user and password of an index URL of the same host."""
     url = str(link.normalized)
     parts = urlsplit(url)
-    for known in map(urlsplit, pip_settings().indexes):
+    for known in map(urlsplit, _indexes()):
         user, at, host = known.netloc.rpartition("@")
         if at and (known.scheme, host) == (parts.scheme, parts.netloc):
             return urlunsplit(parts._replace(netloc=f"{user}@{host}"))
@@ -182,48 +172,16 @@ def sha256_of(link: Link) -> str | None:
     return link.hash if link.hash_name == "sha256" else None
 
 
-class _Warnings(logging.Handler):
-    """Collects unearth's warnings of this thread, for example about unusable answers."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-        self._thread = threading.get_ident()
-        self._logger = logging.getLogger("unearth.collector")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
-            self.texts.append(record.getMessage())
-
-    def __enter__(self) -> _Warnings:
-        self._logger.addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)
-
-
-@cache
-def _default_index() -> str:
-    # pip's own default: this project names no index
-    from pip._internal.models.index import PyPI
-
-    return str(PyPI.simple_url)
-
-
 def torch_link(
     requirement: str, python: str, machine: str, backend: str, uv: Path
 ) -> tuple[str, str]:
-    """Return the address of a torch build from uv, which has PyTorch's indexes by backend name.
+    """Return (url, sha256) of a torch wheel from uv, which has PyTorch's indexes by backend name.
 
     Args:
         requirement: e.g. ``torch==2.13.0+cpu``.
         python: e.g. ``3.11``.
         machine: ``x86_64`` or ``aarch64``.
         backend: uv's name of the build: ``cpu``, ``cu130`` …
-
-    Returns:
-        (url, sha256) of the wheel for that machine.
 
     Raises:
         FetchError: uv can't find it.
@@ -239,7 +197,6 @@ def torch_link(
         msg = f"{requirement}: neither pip's index nor PyTorch's has it:\n{error}"
         remedy = "check the network, or give pip a folder with the wheel (PIP_FIND_LINKS)"
         raise FetchError(msg, remedy) from error
-    log.detail(f"uv found {requirement}")
     return first_wheel(lock, requirement, python, machine)
 
 
@@ -251,8 +208,7 @@ def first_wheel(pylock: str, requirement: str, python: str, machine: str) -> tup
     """
     tag = "cp" + python.replace(".", "")
     for package in tomllib.loads(pylock).get("packages", []):
-        wheels: Sequence[dict[str, Any]] = package.get("wheels", [])
-        for wheel in wheels:
+        for wheel in package.get("wheels", []):
             url, sha256 = str(wheel.get("url", "")), wheel.get("hashes", {}).get("sha256")
             file = unquote(urlsplit(url).path.rpartition("/")[2])
             # twice: cp313-cp313t is another interpreter's

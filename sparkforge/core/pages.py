@@ -12,15 +12,6 @@ from pathlib import Path
 
 from sparkforge.core.errors import PinsError, UsageError
 
-_STYLE = """<style>
-text { fill: #1f2328 } .paper { fill: #ffffff }
-.grid { stroke: #d1d9e0 } .axis { stroke: #59636e } .open { fill: none; stroke: #59636e }
-@media (prefers-color-scheme: dark) {
-text { fill: #e6edf3 } .paper { fill: #0d1117 }
-.grid { stroke: #30363d } .axis { stroke: #9198a1 } .open { stroke: #9198a1 }
-}
-</style>"""
-"""Style of pictures: text and lines for light and dark; other colours are readable on both."""
 _SPECIAL = re.compile(r"([\\*_<>\[\]])")
 
 
@@ -66,7 +57,6 @@ def render(template: Path, **values: object) -> str:
         jinja2.UndefinedError: a name in the template has no value.
     """
     import jinja2  # most commands write no page
-    from markupsafe import Markup
 
     markdown = template.name.endswith(".md.j2")
     environment = jinja2.Environment(
@@ -78,7 +68,6 @@ def render(template: Path, **values: object) -> str:
         keep_trailing_newline=True,
     )
     environment.globals["table"] = table
-    environment.globals["style"] = Markup(_STYLE)
     text = template.read_text(encoding="utf-8")
     return environment.from_string(text).render(values)
 
@@ -90,10 +79,9 @@ END = "<!-- end of what is generated -->"
 
 
 def between(path: Path, text: str) -> str:
-    """Return a file's text with the part between its two markers replaced.
+    """Return a file's text with the part between its two markers replaced; UsageError if it fails.
 
-    Raises:
-        UsageError: the file is missing, or lacks a marker.
+    The file is missing then, or lacks a marker.
     """
     try:
         head, found, rest = path.read_text(encoding="utf-8").partition(BEGIN)
@@ -102,27 +90,20 @@ def between(path: Path, text: str) -> str:
     _, ended, tail = rest.partition(END)
     if not (found and ended):
         msg = f"{path}: the lines {BEGIN} and {END} are missing or out of order"
-        raise UsageError(msg, "restore them: the generated text goes between them")
+        raise UsageError(msg, "restore it from git")
     return f"{head}{BEGIN}\n\n{text.strip()}\n\n{END}{tail}"
 
 
 def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Path]:
-    """Write files that differ; returns them.
-
-    Args:
-        command: of build.py, that writes these files.
-
-    Raises:
-        PinsError: with ``check``, a file differs.
-    """
-    stale = []
-    for path, text in wanted.items():
-        data = text.encode()
-        if not path.is_file() or path.read_bytes() != data:
-            stale.append(path)
-            if not check:
-                path.write_bytes(data)
+    """Write the files that differ, and return them; with ``check``, PinsError names them."""
+    stale = [path for path, text in wanted.items() if not _holds(path, text)]
     if check and stale:
         msg = f"out of date: {', '.join(map(str, stale))}"
         raise PinsError(msg, f"update it: build.py {command}")
+    for path in stale:
+        path.write_bytes(wanted[path].encode())
     return stale
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()

@@ -1,18 +1,19 @@
-"""Text from outside: JSON, plain relative paths, and its display.
-
-From pins, patches, wheels and other programs.
-"""
+"""Values from outside, that is from pins, patches, wheels and other programs: text, paths, JSON."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _MOST_OF_A_PART = 255  # bytes; Linux's NAME_MAX
 _MOST = 1024  # bytes; leaves room for the folder in front of it below PATH_MAX
 # control characters of terminals and of writing direction
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+T = TypeVar("T")
 
 
 def printable(text: str) -> bool:
@@ -26,19 +27,7 @@ def escaped(text: str, keep: str = "") -> str:
     Args:
         keep: those that stay as they are.
     """
-
-    def written(match: re.Match[str]) -> str:
-        return match[0] if match[0] in keep else repr(match[0])[1:-1]
-
-    return _UNPRINTABLE.sub(written, text)
-
-
-def json_of(text: str | bytes) -> Any:
-    """Parse JSON; ValueError if it is not JSON, or nested too deeply for Python."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("values are nested too deeply") from None
+    return _UNPRINTABLE.sub(lambda one: one[0] if one[0] in keep else repr(one[0])[1:-1], text)
 
 
 def path_problem(path: str) -> str | None:
@@ -51,10 +40,8 @@ def path_problem(path: str) -> str | None:
     lengths = [len(part.encode(errors="surrogatepass")) for part in parts]
     if not path:
         return "is empty"
-    if not printable(path):
-        return "contains a control character"
-    if "\\" in path:
-        return "contains a backslash"
+    if not printable(path) or "\\" in path:
+        return "contains a backslash or a control character"
     if path.startswith("/"):
         return "is an absolute path"
     if ".." in parts:
@@ -64,3 +51,48 @@ def path_problem(path: str) -> str | None:
     if max(lengths) > _MOST_OF_A_PART or sum(lengths) + len(parts) > _MOST:
         return "is too long for a file system"
     return None
+
+
+def json_of(text: str | bytes) -> Any:
+    """Parse JSON; ValueError if it is not JSON, or nested too deeply for Python."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("values are nested too deeply") from None
+
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return pydantic's adapter of a type, made once: it takes some milliseconds."""
+    from pydantic import TypeAdapter
+
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+def as_json(value: object) -> dict[str, Any]:
+    """Return a dataclass as JSON values; ValueError if a field has a value of another type."""
+    result: dict[str, Any] = adapter(type(value)).dump_python(
+        value, mode="json", by_alias=True, warnings="error"
+    )
+    return result
+
+
+def load(kind: type[T], value: object, *, exact: bool = True) -> T | None:
+    """Return JSON values as a dataclass.
+
+    Args:
+        exact: refuse unknown fields, and missing ones that have a default.
+
+    Returns:
+        None where a field is missing, unknown, or of another type: another version wrote it.
+    """
+    try:
+        result = adapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValueError:
+        return None
+    # shows fields that pydantic ignores or fills in
+    return result if not exact or as_json(result) == value else None

@@ -1,4 +1,4 @@
-"""The only module that starts processes.
+"""The only module that starts processes, and threads that wait for them.
 
 Every child has its own process group, which ends with sparkforge: after Ctrl-C or an error no
 server or compiler stays.
@@ -14,24 +14,28 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from queue import Empty, SimpleQueue
+from typing import IO, Any, TypeVar
 
 from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
 from sparkforge.core.log import log
 
+_NOTHING = subprocess.DEVNULL
 _TAIL_LINES = 40
 _INSTALL_HINTS = {
     "git": "install git 2.34 or newer with the system's package manager",
     "docker": "install Docker Engine, or build without one: --engine none",
     "nvcc": "install NVIDIA's CUDA 13.0 toolkit (nvcc, crt, cudart headers), its bin on the PATH",
 }
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def call(
@@ -42,7 +46,6 @@ def call(
     stream: bool | Callable[[str], None] = False,
     check: bool = True,
     timeout: float | None = None,
-    guarded: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end and return its output.
 
@@ -53,23 +56,15 @@ def call(
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
         timeout: seconds; None: no limit.
-        guarded: end it also after a kill -9 of this process, for programs that run for seconds.
 
     Raises:
         MachineError: the program is missing.
         CommandError: it ended with an error (only with ``check``) or ran out of time.
     """
-    command = resolve(args, cwd)
-    data, source = (stdin, subprocess.PIPE) if isinstance(stdin, bytes) else (None, stdin)
-    with _child(
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL if source is None else source,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if stream else subprocess.PIPE,
-        guarded=guarded,
-    ) as child:
+    command, pipe = resolve(args, cwd), subprocess.PIPE
+    data, source = (stdin, pipe) if isinstance(stdin, bytes) else (None, stdin or _NOTHING)
+    errors = subprocess.STDOUT if stream else pipe
+    with _child(command, env, cwd=cwd, stdin=source, stdout=pipe, stderr=errors) as child:
         if stream:
             assert child.stdout is not None
             out, err = _shown(child.stdout, stream if callable(stream) else log.raw), b""
@@ -87,20 +82,16 @@ def call(
 
 
 def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
-    """Show a child's output as it arrives; return its final text, without progress lines."""
+    """Show a child's output as it arrives; return it without progress lines."""
     kept = []
     rest = b""
     while piece := os.read(stream.fileno(), 1 << 16):
         *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
-        for line in lines:
-            text = line.decode(errors="replace").rstrip()
-            # progress lines of git and others end with \r, and the next one overwrites them
-            if line.endswith(b"\r"):
-                log.raw_progress(text)
-                continue
-            if text:
-                show(text)
+        # progress lines of git and others end with \r, and the next one overwrites them
+        for line in (line for line in lines if not line.endswith(b"\r")):
             kept.append(line)
+            if text := line.decode(errors="replace").rstrip():
+                show(text)
     if rest:
         show(rest.decode(errors="replace").rstrip())
     return b"".join([*kept, rest])
@@ -114,47 +105,18 @@ class Glimpse:
     """Exit code; None: it is missing, could not start, or did not end in time."""
     out: str = ""
     err: str = ""
-    """``out``, ``err``: its output as text, cut at the limit."""
     problem: str = ""
     """Reason for a missing exit code, or ""."""
 
 
-def glimpse(*args: str, timeout_s: float, limit: int = 4 << 20) -> Glimpse:
-    """Run a program that may be missing, hang or flood; its failures are values.
-
-    Args:
-        limit: bytes of each stream; a program that writes more is ended.
-    """
-    if not have(args[0]):
-        return Glimpse(None, problem=f"{args[0]} is not on the PATH")
-    kept, problem, pipe = (bytearray(), bytearray()), "", subprocess.PIPE
-
-    def read(stream: IO[bytes], sink: bytearray) -> None:
-        with stream:
-            sink += stream.read(limit)  # more output meets a closed pipe
-
+def glimpse(*args: str, timeout_s: float) -> Glimpse:
+    """Run a program that may be missing or hang; its failures are values."""
     try:
-        with _child(
-            resolve(args), cwd=None, env={"LC_ALL": "C"}, stdout=pipe, stderr=pipe, grace_s=0
-        ) as child:
-            streams, child.stdout, child.stderr = (child.stdout, child.stderr), None, None
-            pairs = zip(streams, kept, strict=True)
-            threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
-            for thread in threads:
-                thread.start()
-            try:
-                child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                problem = f"{args[0]} did not finish within {timeout_s:.0f} s"
-            stop(child, grace_s=0)
-    except MachineError as error:
+        done = call(*args, env={"LC_ALL": "C"}, check=False, timeout=timeout_s)
+    except (MachineError, CommandError) as error:
         return Glimpse(None, problem=error.what)
-    for thread in threads:
-        thread.join(1)
-    if max(map(len, kept)) >= limit:
-        problem = f"{args[0]} writes endless output"
-    out, err = (bytes(data).decode(errors="replace") for data in kept)
-    return Glimpse(None if problem else child.returncode, out, err, problem)
+    out, err = (data.decode(errors="replace") for data in (done.stdout, done.stderr))
+    return Glimpse(done.returncode, out, err)
 
 
 @contextmanager
@@ -167,13 +129,12 @@ def background(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the length of the block; its output goes to a file.
 
-    At the end it gets SIGTERM and ``grace_s`` seconds, then its process group is killed. If this
-    process is killed first, a guardian does that.
+    At the end it gets SIGTERM and ``grace_s`` seconds, then its process group is killed.
     """
-    command = resolve(args)
+    log.detail(f"output in {output}")
     with (
         output.open("wb") as sink,
-        _child(command, cwd=cwd, env=env, stdout=sink, grace_s=grace_s, guarded=True) as child,
+        _child(resolve(args), env, grace_s, cwd=cwd, stdout=sink, stderr=sink) as child,
     ):
         yield child
 
@@ -194,42 +155,29 @@ _starting = threading.Lock()
 @contextmanager
 def _child(
     command: Sequence[str],
-    *,
-    cwd: Path | None,
     env: Mapping[str, str | None] | None,
-    stdin: int | IO[bytes] = subprocess.DEVNULL,
-    stdout: int | IO[bytes],
-    stderr: int = subprocess.STDOUT,
     grace_s: float = 5.0,
-    guarded: bool = False,
+    *,
+    stdin: int | IO[bytes] = _NOTHING,
+    **how: Any,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    to = "" if isinstance(stdout, int) else f"  > {stdout.name}"
-    log.detail(f"+ {shlex.join(command)}{to}")
+    log.detail(f"+ {shlex.join(command)}")
     variables = {**os.environ, **(env or {})}
+    given = {name: value for name, value in variables.items() if value is not None}
     try:
         with _starting:
-            child = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env={name: value for name, value in variables.items() if value is not None},
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,  # its own group, so that its children can be ended with it
-            )
+            # its own session is its own process group, so that its children can be ended with it
+            child = subprocess.Popen(command, env=given, stdin=stdin, start_new_session=True, **how)
             _living.add(child)
     except OSError as error:
         if error.filename != command[0]:  # its folder is missing, or no pipe can be opened
             raise
         raise _unusable(command[0], f"cannot be started: {error.strerror}") from error
-    guardian = _guard(child.pid) if guarded else None
     try:
         yield child
     finally:
         stop(child, grace_s)
         _living.discard(child)
-        if guardian is not None:
-            guardian.communicate(b"x")  # ignores a guardian that has ended
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
                 with suppress(BrokenPipeError):  # unsent input of a child that has ended
@@ -260,39 +208,6 @@ def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(5)  # one that waits for a dead device ignores even SIGKILL
-
-
-# Waits for the end of its input. A byte before that: all children have been ended. None: sparkforge
-# was killed, and the guardian ends its children.
-_GUARDIAN = """
-import os, signal, sys, time
-group = int(sys.argv[1])
-if not sys.stdin.buffer.read(1):
-    for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 0)):
-        try:
-            os.killpg(group, number)
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                os.killpg(group, 0)
-                time.sleep(0.2)
-        except ProcessLookupError:
-            break
-"""
-
-
-def _guard(group: int) -> subprocess.Popen[bytes]:
-    """Start a guardian, which ends a process group even after a kill -9 of this process.
-
-    The kernel's own way (prctl) sends one signal to one process. vLLM ignores it while it loads,
-    and its workers would stay in any case.
-    """
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(group)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def group_alive(pid: int, wait_s: float = 60.0) -> bool:
@@ -332,18 +247,53 @@ def _unusable(program: str, why: str) -> MachineError:
     return MachineError(f"{name}: {why}", hint)
 
 
-def failure_text(result: subprocess.CompletedProcess[bytes]) -> str:
-    """Return a failed command and the end of its output."""
+def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
+    """Return the error of a failed command, with the end of its output."""
     lines = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
     tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
-    return f"{shlex.join(result.args)} failed with exit code {result.returncode}\n{tail}"
-
-
-def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
-    """Return the error of a failed command."""
-    text = failure_text(result)
+    text = f"{shlex.join(result.args)} failed with exit code {result.returncode}\n{tail}"
     # git's fast-import reports it differently
     if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
         remedy = "free space, or put the store on a larger disk with --store DIR"
         return StoreError(f"the disk is full:\n{text}", remedy)
     return CommandError(text)
+
+
+def in_parallel(
+    work: Callable[[_T, threading.Event], _R], items: Sequence[_T], width: int
+) -> Iterator[_R]:
+    """Yield the results of work on many items at once, in order.
+
+    A thread pool would wait for all running work after a failure or Ctrl-C. These threads get a
+    signal to stop, and otherwise end with the program.
+
+    Args:
+        work: called with an item, and an event that says that its result is no longer needed.
+    """
+    waiting: SimpleQueue[tuple[_T, Future[_R]]] = SimpleQueue()
+    futures: list[Future[_R]] = [Future() for _ in items]
+    stopping = threading.Event()
+
+    def worker() -> None:
+        with suppress(Empty):
+            while not stopping.is_set():
+                item, future = waiting.get_nowait()
+                try:
+                    future.set_result(work(item, stopping))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    for pair in zip(items, futures, strict=True):
+        waiting.put(pair)
+    threads = [threading.Thread(target=worker, daemon=True) for _ in range(width)]
+    try:
+        for thread in threads:
+            thread.start()
+        for future in futures:
+            yield future.result()
+    finally:
+        stopping.set()
+        deadline = time.monotonic() + 1.0  # for a failed run's other work to notice
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkforge.core.errors import SeriesError, UsageError
-from sparkforge.core.run import call, failure_text
+from sparkforge.core.run import call, failure
 from sparkforge.maintain import reduced
 from sparkforge.sources.project import Project
 
@@ -106,7 +106,7 @@ def run(
         cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
     found = {test: _outcome(test, cases) for test in tests}
     if lost := [test for test, one in found.items() if one is None and not (cut and cases)]:
-        msg = f"{', '.join(lost)}: did not run:\n{failure_text(done)}"
+        msg = f"{', '.join(lost)}: did not run:\n{failure(done).what}"
         raise SeriesError(msg, "check the patch's Test trailer and the test itself")
     missing = Outcome(failed=1, message="its file cannot be imported")
     return {test: missing if one is None else one for test, one in found.items()}

@@ -227,7 +227,7 @@ class Target(Model):
     build_packages: tuple[DebPackage, ...] = ()
     """Distribution packages that only the image's build needs; not in the image."""
     needs: tuple[Need, ...] = ()
-    """Requirements that the end of the image's build checks: ``serving/needs.py``."""
+    """Requirements that the end of the image's build checks: ``serving/image_build.py``."""
     absent: tuple[FileName, ...] = ()
     """Programs that the image must not have; with any, the build removes NVIDIA's packages."""
     builder: Mapping[Platform, FilePath] = Field(default_factory=dict)

@@ -15,9 +15,8 @@ from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions
 from sparkforge.build.receipt import PROVENANCE, SUMS, Receipt
 from sparkforge.core import git
-from sparkforge.core.disk import disk_errors, read_json
+from sparkforge.core.disk import disk_errors, read_json, sha256_file
 from sparkforge.core.errors import CheckError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins.pins import Pins
 from sparkforge.release import signing

@@ -122,7 +122,7 @@ class Engine:
 def docker(*words: str | Path, remedy: str, error: type[BuildError | MachineError]) -> None:
     """Run the docker CLI and show its output; raises an error of the given class if it fails."""
     try:
-        call("docker", *words, stream=True, guarded=True)
+        call("docker", *words, stream=True)
     except CommandError as failed:
         raise error(f"docker {words[0]} failed:\n{failed}", remedy) from failed
 

@@ -119,13 +119,13 @@ def _install(of: Ingredients, folder: Path) -> None:
     try:
         call(uv, *venv, folder / "venv", env=env)
         log.info("installing third-party wheels")
-        call(uv, *pip, *third_party, env=env, guarded=True)
+        call(uv, *pip, *third_party, env=env)
         log.info("installing " + ", ".join(wheel.name for wheel in of.wheels))
         # a cache of its own, since these wheels change; it is here, because this folder is swept
         # after a kill: --no-cache leaves hundreds of MB in /tmp then
         with tempfile.TemporaryDirectory(dir=folder) as own:
             once = {**env, "UV_CACHE_DIR": own}
-            call(uv, *pip, "--require-hashes", "-r", ours, env=once, guarded=True)
+            call(uv, *pip, "--require-hashes", "-r", ours, env=once)
         call(uv, "pip", "check", "--quiet", "--python", python, env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"

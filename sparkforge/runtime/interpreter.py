@@ -72,7 +72,7 @@ def ensure(store: Store, version: str, *, offline: bool) -> Path:
 def _variables(store: Store) -> dict[str, str | None]:
     """Return the variables with which uv looks for interpreters in the store, and puts them."""
     # certificates of a company are in pip's settings; uv reads this variable
-    cert = None if "SSL_CERT_FILE" in os.environ else pip_settings().cert
+    cert = None if "SSL_CERT_FILE" in os.environ else pip_settings().get("cert")
     return {
         "UV_PYTHON_INSTALL_DIR": str(store.root / INTERPRETERS),
         "VIRTUAL_ENV": None,

@@ -138,7 +138,7 @@ def from_image(
     mounts = {launch.model: "/model", **{file: packages + at for at, file in restored.items()}}
     # callers wait for vLLM's /health, and expect no other requests
     variables = {
-        "SPARKFORGE_WARM_UP": "off",
+        "SPARKFORGE_CHECKS": "warm-up=off",
         "SPARKFORGE_BIND": LOOPBACK,
         **launch.variables,
         "SPARKFORGE_MODEL_NAME": MODEL_NAME,

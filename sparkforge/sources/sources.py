@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sparkforge.core import git
+from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, PinsError
-from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.pathmap import PathRule, origin_of

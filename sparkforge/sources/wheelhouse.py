@@ -20,10 +20,10 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import FetchError, PinsError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.index import Index, address_of, sha256_of, torch_link
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches, fetch
 from sparkforge.store.store import Store

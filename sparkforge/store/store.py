@@ -33,10 +33,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sparkforge.core import typed
-from sparkforge.core.disk import disk_errors, read_json, write_file
+from sparkforge.core import plain
+from sparkforge.core.disk import disk_errors, key_of, read_json, sha256_file, write_file
 from sparkforge.core.errors import IntegrityError, StoreError
-from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.core.log import log
 
 T = TypeVar("T")
@@ -315,7 +314,7 @@ class Store:
         path = self._place(stage, inputs)
         match values := read_json(path / "artefact.json") or {}:
             case {"key": str(key), "inputs": dict(known), "seal": seal} if seal == _seal(values):
-                result = typed.load(kind, values.get("outputs"))
+                result = plain.load(kind, values.get("outputs"))
                 if result is not None:
                     return Artefact(key, known, result, path, float(values.get("seconds", 0)))
         return None
@@ -351,7 +350,7 @@ class Store:
                     "stage": stage,
                     "key": key_of(inputs),
                     "inputs": inputs,
-                    "outputs": typed.as_json(make(work)),
+                    "outputs": plain.as_json(make(work)),
                     "seconds": round(time.monotonic() - start, 3),
                 }
                 values["seal"] = _seal(values)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.build.packs.toolchain import found
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from tests.modules import SMALLEST
 from tests.support import ROOT, make_wheel
 

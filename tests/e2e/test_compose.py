@@ -24,7 +24,7 @@ import requests
 from sparkforge.build import composing, image
 from sparkforge.build.context import Tools
 from sparkforge.build.results import ImageResult
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from sparkforge.runtime import engine
 from tests.disks import fill, mounted
 from tests.results import context_of
@@ -293,7 +293,7 @@ def test_a_full_disk_is_one_error_and_no_start_without_end(stand_in: str, tmp_pa
 def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
     base_image: str,
 ) -> None:
-    env = {**os.environ, "SPARKFORGE_GPU": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
     done = subprocess.run(
         [
             *("docker", "compose", "--env-file", os.devnull, "--project-directory", ROOT),
@@ -312,7 +312,7 @@ def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["ports"][0]["host_ip"] == "127.0.0.1"
-    assert service["environment"]["SPARKFORGE_MODEL"] == "openai/gpt-oss-20b"
+    assert service["environment"]["SPARKFORGE_MODEL"].startswith("openai/gpt-oss-20b@")
     sources = {one["target"]: one["source"] for one in service["volumes"]}
     assert sources["/var/cache/sparkforge"] == "cache-rtx"
 

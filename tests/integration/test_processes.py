@@ -11,7 +11,7 @@ import pytest
 from sparkforge.build.results import WheelhouseResult
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
-from tests.support import Page, Server, alive, finished, python, sha256, wait_for
+from tests.support import Page, Server, finished, python, sha256, wait_for
 
 DATA = random.Random(3).randbytes(3_000_000)
 SHA = sha256(DATA)
@@ -113,64 +113,3 @@ def test_waiting_process_takes_over(store: Store, tmp_path: Path) -> None:
     first.communicate()
     assert finished(second) == "found 50\n"
     assert note.read_text() == "made\nmade\n"
-
-
-SERVE = """
-import sys, time
-from pathlib import Path
-from sparkforge.core.run import background
-with background(sys.executable, "-c", sys.argv[1], sys.argv[2], output=Path(sys.argv[3])):
-    time.sleep(60)
-"""
-
-# as vLLM while it loads: deaf to SIGTERM, with a worker of its own
-DEAF = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-worker = os.fork()
-if worker:
-    with open(sys.argv[1] + ".new", "w") as file:
-        file.write(f"{os.getpid()} {worker}")
-    os.rename(sys.argv[1] + ".new", sys.argv[1])
-time.sleep(60)
-"""
-
-
-def test_server_ends_after_kill_9_of_driver(tmp_path: Path) -> None:
-    note = tmp_path / "pids"
-    driver = python(SERVE, DEAF, note, tmp_path / "log")
-    wait_for(note.exists)
-    server, worker = (int(pid) for pid in note.read_text().split())
-    assert alive(server)
-    driver.kill()
-    driver.communicate()
-    # SIGTERM first, with ten seconds to heed it; then for good
-    wait_for(lambda: not alive(server) and not alive(worker))
-
-
-INSTALL = """
-import sys
-from pathlib import Path
-from sparkforge.runtime import environment
-uv, folder = Path(sys.argv[1]), Path(sys.argv[2])
-environment.uv_program = lambda: uv
-ingredients = environment.Ingredients(
-    python=uv, lock=folder, wheelhouse=folder, unpacked=folder, target="", wheels={}
-)
-environment.install(ingredients, folder)
-"""
-
-
-def test_uv_ends_after_kill_9_of_build(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    uv = tmp_path / "uv"
-    started = f"echo $$ >{note}.new; mv {note}.new {note}; exec sleep 60"
-    uv.write_text(f'#!/bin/sh\n[ "$1" != pip ] || {{ {started}; }}\n')
-    uv.chmod(0o755)
-    build = python(INSTALL, uv, tmp_path)
-    wait_for(note.exists)
-    installer = int(note.read_text())
-    assert alive(installer)
-    build.kill()
-    build.communicate()
-    wait_for(lambda: not alive(installer))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import IntegrityError, SeriesError, StoreError, UsageError
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Recorded
@@ -513,7 +513,6 @@ def test_another_users_repository_is_read_where_git_is_told_to_trust_it(
     settings = tmp_path / "gitconfig"
     settings.write_text(f'[safe]\n\tdirectory = "{shop.store.root}"\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    gitsafe.trusted.cache_clear()
     applied_as_worked(shop)
 
 

@@ -19,9 +19,9 @@ from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import PluginResult, WheelResult
 from sparkforge.build.stages import product
 from sparkforge.check.verify import command, imagecheck
-from sparkforge.core import typed
+from sparkforge.core import plain
+from sparkforge.core.disk import key_of
 from sparkforge.core.errors import BuildError, CheckError, UsageError
-from sparkforge.core.hashing import key_of
 from sparkforge.runtime import engine
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
@@ -180,8 +180,8 @@ def baked(project: Project) -> Baked:
 def bake(project: Project) -> Baked:
     """Build a project's wheels, and put an image of them together."""
     outputs = {item["label"]: item["outputs"] for item in project.build()["items"]}
-    made = typed.load(WheelResult, outputs["wheel demo"])
-    plugin = typed.load(PluginResult, outputs.get("plugin"))
+    made = plain.load(WheelResult, outputs["wheel demo"])
+    plugin = plain.load(PluginResult, outputs.get("plugin"))
     assert made is not None
     context = context_of("tiny", project.root)
     for name in image.RECIPE:

@@ -75,7 +75,7 @@ def make(folder: Path, wanted: str | None) -> Version:
 
 
 def _releases(index: Index, project: str) -> Iterator[Version]:
-    found = (version_of(link.filename) for link in index.all_links(project))
+    found = (version_of(link.filename) for link in index.links(project, all_answer=True))
     return (one for one in found if one is not None and not one.is_prerelease)
 
 
@@ -132,7 +132,11 @@ def _torch_s() -> list[str]:
     """Return where uv finds torch's CPU build: pip's folders, else PyTorch's own index."""
     links = Index().links("torch")
     if any("+cpu" in link.filename for link in links):
-        return [word for place in pip_settings().find_links for word in ("--find-links", place)]
+        return [
+            word
+            for place in pip_settings().get("find-links", "").split()
+            for word in ("--find-links", place)
+        ]
     return ["--torch-backend", "cpu"]
 
 

@@ -24,8 +24,7 @@ from sparkforge.core import git
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, CommandError, PinsError, SparkforgeError
 from sparkforge.core.log import log
-from sparkforge.core.parallel import in_parallel
-from sparkforge.core.run import call
+from sparkforge.core.run import call, in_parallel
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources

@@ -11,8 +11,8 @@ from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context, Tools
 from sparkforge.build.results import BuilderResult
 from sparkforge.build.stages.thirdparty import wheelhouse_item
+from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import BuildError, MachineError
-from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.core.log import log
 from sparkforge.runtime.engine import OLDEST_ENGINE, BaseImage, Engine, build_image
 from sparkforge.store.store import code_of

@@ -11,8 +11,8 @@ from pathlib import Path
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context
 from sparkforge.build.results import ExternalResult
+from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.errors import CommandError, FetchError
-from sparkforge.core.hashing import intact, sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.sources.download import Fetches

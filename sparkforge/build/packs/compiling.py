@@ -13,10 +13,10 @@ from sparkforge.build.jobs import KEEP_GIB, width
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.toolchain import Host
 from sparkforge.build.packs.units import GENERATED, Described, Unit, contents
+from sparkforge.core.disk import intact, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError
-from sparkforge.core.hashing import intact, key_of, sha256_file
 from sparkforge.core.log import counted, human_bytes, log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.store.store import Artefact, Store, T
 
 _STAGE = "packs"

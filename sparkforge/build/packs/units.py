@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from sparkforge.build.packs.modules import Module
+from sparkforge.core.disk import key_of
 from sparkforge.core.errors import BuildError, CommandError
-from sparkforge.core.hashing import key_of
 from sparkforge.core.run import call
 
 _PROGRAM = Path(__file__).with_name("describe.py")

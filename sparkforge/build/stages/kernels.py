@@ -18,9 +18,9 @@ from sparkforge.build.context import PLUGIN, WHEELS, Context
 from sparkforge.build.results import FilesResult, PluginResult, all_intact
 from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.wheels import holds_wheel
-from sparkforge.core import typed
+from sparkforge.core import plain
+from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
-from sparkforge.core.hashing import digests, sha256_file
 from sparkforge.pins.compiling import Plugin
 from sparkforge.store.store import code_of
 from sparkforge.wheels import fresh
@@ -109,7 +109,7 @@ def plugin_item(
         table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     except (OSError, ValueError, KeyError) as error:
         raise PinsError(f"{pyproject}: {error!r}", _RESTORE) from None
-    described = typed.load(_Described, table)
+    described = plain.load(_Described, table)
     if described is None:
         fields = "name, version, description, license, license-files, requires-python, entry-points"
         raise PinsError(f"{pyproject}: [project] must have {fields}, and nothing else")

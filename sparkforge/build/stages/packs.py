@@ -14,8 +14,8 @@ from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core import git
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.store.store import code_of
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from sparkforge.build.results import (
     all_intact,
 )
 from sparkforge.build.stages.wheels import hashed
-from sparkforge.core.hashing import key_of, sha256_file
+from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.runtime import environment, interpreter, isa
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.results import WheelhouseResult
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import MachineError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import interpreter

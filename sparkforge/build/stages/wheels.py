@@ -11,7 +11,7 @@ from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.results import OwnWheel, WheelResult
 from sparkforge.build.stages.trees import Tree
-from sparkforge.core.hashing import intact, sha256_file
+from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile, Upstream
 from sparkforge.series.series import Patched, Series

@@ -16,10 +16,10 @@ from threading import Event
 from typing import Any, Literal
 
 from sparkforge.check.accept.server import Subject, Unseen
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said
-from sparkforge.serving.backends import Watch
+from sparkforge.serving.profile import Watch
 
 State = Literal["ok", "fail", "not checked"]
 STATES: tuple[State, ...] = ("ok", "fail", "not checked")

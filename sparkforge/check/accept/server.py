@@ -134,7 +134,7 @@ def container_of(place: Place) -> Container:
 
 def _docker(*words: str) -> str:
     """Return the output of docker, of both streams; raises Unseen."""
-    seen = glimpse("docker", *words, timeout_s=_ASK_S, limit=_LOG_BYTES)
+    seen = glimpse("docker", *words, timeout_s=_ASK_S)
     if seen.code != 0:
         why = seen.problem or seen.err.strip().partition("\n")[0] or f"exit code {seen.code}"
         raise Unseen(f"docker {words[0]}: {why[:200]}")

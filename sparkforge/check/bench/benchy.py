@@ -20,8 +20,8 @@ from typing import Any
 
 from sparkforge.check.bench.result import Metric, Samples
 from sparkforge.core import plain
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import ServerError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.run import call
 from sparkforge.runtime import interpreter
 from sparkforge.runtime.client import Place

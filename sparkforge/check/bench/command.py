@@ -24,7 +24,7 @@ from sparkforge.build.setup import last_build
 from sparkforge.check.bench import benchy, result, session, sides
 from sparkforge.check.bench.result import Identity
 from sparkforge.check.bench.session import Measurement
-from sparkforge.core import typed
+from sparkforge.core import plain
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.runtime import client
@@ -171,7 +171,7 @@ def new_folder(parent: Path, table: str) -> Path:
 
 def _report(runs: Sequence[Measurement], *, as_json: bool) -> int:
     """Print the results; of two also the comparison."""
-    document: dict[str, Any] = {"results": [typed.as_json(run.result) for run in runs]}
+    document: dict[str, Any] = {"results": [plain.as_json(run.result) for run in runs]}
     document["folders"] = [str(run.folder) for run in runs]
     for run in runs:
         log.heading(f"{run.result.identity.origin} {run.result.identity.release}: {run.folder}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkforge.core import pages, plain, typed
+from sparkforge.core import pages, plain
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError
 
@@ -127,7 +127,7 @@ def load(path: Path) -> Result:
     file = path / FILE if path.is_dir() else path
     hint = "give the folder or result.json of a `build.py bench` run of this version"
     try:
-        result = typed.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
+        result = plain.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise ServerError(f"{file}: {error.strerror}", hint) from None
     except ValueError:
@@ -143,7 +143,7 @@ def load(path: Path) -> Result:
 
 def save(result: Result, folder: Path) -> None:
     """Write the result, and a page with its means; each is replaced atomically."""
-    document = json.dumps(typed.as_json(result), indent=1, sort_keys=True)
+    document = json.dumps(plain.as_json(result), indent=1, sort_keys=True)
     write_file(folder / FILE, f"{document}\n".encode())
     head, *rows = summary(result)
     notes = "".join(f"* {pages.escape(text)}\n" for text in result.disturbed)

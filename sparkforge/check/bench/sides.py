@@ -24,8 +24,8 @@ from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.check.bench.result import Identity
 from sparkforge.checkpoints.expanded import expand
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import ServerError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime.client import Place

@@ -115,5 +115,5 @@ def _parts(root: Path, target: str) -> Iterator[_Part]:
 
 def _output(name: str, *words: str) -> _Part:
     """Return a program's output, of both streams, as a part."""
-    seen = glimpse(*words, timeout_s=_LOG_S, limit=_MOST)
+    seen = glimpse(*words, timeout_s=_LOG_S)
     return name, f"{seen.out}{seen.err}", "" if seen.code == 0 else first_line(seen)

@@ -14,7 +14,7 @@ from sparkforge.check.doctor import archive, disk, gpu, host, model, pair, readi
 from sparkforge.check.doctor.check import Finding, compare, judge
 from sparkforge.check.doctor.readings import Machine
 from sparkforge.check.doctor.wanted import wanted
-from sparkforge.core import plain, typed
+from sparkforge.core import plain
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
@@ -115,7 +115,7 @@ def _findings(path: Path) -> list[Finding]:
     """Return the findings in a document of ``--json``."""
     try:
         found = plain.json_of(path.read_bytes())
-        theirs = typed.load(tuple[Finding, ...], found["findings"])
+        theirs = plain.load(tuple[Finding, ...], found["findings"])
     except (OSError, ValueError, LookupError, TypeError):
         theirs = None
     if theirs is None:

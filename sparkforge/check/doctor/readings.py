@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from sparkforge.build import composing
 from sparkforge.check.doctor.masking import is_secret_name
-from sparkforge.core import plain, typed
+from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.types import MACHINES
 
@@ -74,7 +74,7 @@ class Machine:
                 if self._recorded is None:
                     value = read()
                 elif name in self._recorded:
-                    value = typed.load(kind, self._recorded[name], exact=False)
+                    value = plain.load(kind, self._recorded[name], exact=False)
             except OSError:  # missing or unreadable
                 pass
             finally:
@@ -119,7 +119,7 @@ class Machine:
     def recording(self) -> dict[str, Any]:
         """Return the readings as JSON values."""
         done = {name: one.result() for name, one in self._taken.copy().items() if one.done()}
-        return {name: typed.as_json(value) for name, value in sorted(done.items())}
+        return {name: plain.as_json(value) for name, value in sorted(done.items())}
 
 
 def load(text: str) -> Mapping[str, Any]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from sparkforge.build.cubins import Kernel
 from sparkforge.build.stages.kernels import sources_of
-from sparkforge.core import pages, plain, typed
+from sparkforge.core import pages, plain
+from sparkforge.core.disk import digests
 from sparkforge.core.errors import PinsError
-from sparkforge.core.hashing import digests
 from sparkforge.pins.compiling import Plugin
 
 FILE = Path(__file__).with_name("decode_kernels.json")
@@ -38,7 +38,7 @@ class Recorded:
 
 def text(recorded: Recorded) -> str:
     """Return the text of a record's file, with a line for each kernel."""
-    values = typed.as_json(recorded)
+    values = plain.as_json(recorded)
     arches = ",\n".join(
         f'  "{arch}": [\n' + ",\n".join(f"   {json.dumps(kernel)}" for kernel in kernels) + "\n  ]"
         for arch, kernels in values["kernels"].items()
@@ -52,7 +52,7 @@ def text(recorded: Recorded) -> str:
 
 def load(path: Path = FILE) -> Recorded:
     """Return the record; PinsError if there is none of this version."""
-    found = typed.load(Recorded, plain.json_of(path.read_bytes())) if path.is_file() else None
+    found = plain.load(Recorded, plain.json_of(path.read_bytes())) if path.is_file() else None
     if found is None:
         raise PinsError(f"{path}: missing, or of another version", HINT)
     return found

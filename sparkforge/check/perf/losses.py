@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkforge.core import typed
+from sparkforge.core import plain
 
 _CHANCE = 0.025  # of so many losses between equals; the worse side of Student's 95 % is the same
 _SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
@@ -96,7 +96,7 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {**typed.as_json(self), "beyond": self.beyond}
+        return {**plain.as_json(self), "beyond": self.beyond}
 
 
 def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:

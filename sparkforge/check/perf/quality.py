@@ -27,7 +27,7 @@ from sparkforge.check.perf.losses import Limits, Logprobs, Measured, Report, dis
 from sparkforge.core import plain
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.runtime import servers
 from sparkforge.runtime.client import COMPLETIONS, Place, post
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.check.proofs.machinecode import Kernel, read
-from sparkforge.core.hashing import sha256_file
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.run import call
 from sparkforge.runtime import interpreter
 from sparkforge.sources.sources import Access

@@ -12,10 +12,10 @@ from threading import Event
 from sparkforge.build.jobs import width
 from sparkforge.check.proofs.cuobjdump import Readers
 from sparkforge.check.proofs.machinecode import Kernel
+from sparkforge.core.disk import key_of
 from sparkforge.core.errors import CheckError, CommandError
-from sparkforge.core.hashing import key_of
 from sparkforge.core.log import log
-from sparkforge.core.parallel import in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.pins.contracts import compiles
 from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive, intake

@@ -15,10 +15,9 @@ from sparkforge.build import receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series
 from sparkforge.build.receipt import Receipt
-from sparkforge.core import pages, plain, typed
-from sparkforge.core.disk import write_file
+from sparkforge.core import pages, plain
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.series.docs import why
 from sparkforge.sources.project import Checkout, PinsFile, checkout
@@ -130,7 +129,7 @@ def _results(folder: Path) -> Iterator[tuple[str, str]]:
 def _read(path: Path, kind: type[_T], command: str) -> _T:
     """Read a document of an earlier command; UsageError if it is missing, or of another shape."""
     try:
-        return typed.adapter(kind).validate_python(plain.json_of(path.read_bytes()))
+        return plain.adapter(kind).validate_python(plain.json_of(path.read_bytes()))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", f"run {command} first") from None
     except ValidationError as error:

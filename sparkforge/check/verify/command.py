@@ -21,8 +21,8 @@ from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions,
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.build.stages.wheels import wheel_path
 from sparkforge.core import plain
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
 from sparkforge.pins.types import MACHINES

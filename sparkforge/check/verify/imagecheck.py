@@ -23,8 +23,8 @@ from sparkforge.build.stages.product import NOTE, comparable
 from sparkforge.check.verify import installed
 from sparkforge.check.verify.installed import File, Records, as_written
 from sparkforge.core import plain
+from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
-from sparkforge.core.hashing import key_of, sha256_file
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock

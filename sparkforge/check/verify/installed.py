@@ -15,8 +15,8 @@ from zipfile import ZipFile
 
 from sparkforge.build.context import Context
 from sparkforge.build.image import VENV
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CheckError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.sources.wheelhouse import read_lock
 
 Records = Mapping[str, Mapping[str, str]]

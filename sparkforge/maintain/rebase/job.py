@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer
 
-from sparkforge.core import git, plain, typed
+from sparkforge.core import git, plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import RebaseStopped, SeriesError, StoreError, UsageError
 from sparkforge.core.log import log
@@ -128,7 +128,7 @@ class Job:
         """
         path = self.folder / "plan.json"
         try:
-            plan = typed.load(Plan, plain.json_of(path.read_text(encoding="utf-8")))
+            plan = plain.load(Plan, plain.json_of(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, OSError):
@@ -140,7 +140,7 @@ class Job:
 
     def save(self, plan: Plan) -> None:
         """Replace the plan as a whole."""
-        text = json.dumps(typed.as_json(plan), indent=1, sort_keys=True)
+        text = json.dumps(plain.as_json(plan), indent=1, sort_keys=True)
         write_file(self.folder / "plan.json", text.encode())
 
     def remove(self) -> bool:

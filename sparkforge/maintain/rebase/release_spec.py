@@ -21,8 +21,8 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from sparkforge.core import git
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, UsageError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.core.index import sha256_of
 from sparkforge.core.log import log
 from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream
@@ -105,7 +105,7 @@ def versions(access: Access, package: str) -> dict[Version, str | None]:
     """
     _check_online(access, package)
     found: dict[Version, str | None] = {}
-    for link in access.index.all_links(package):
+    for link in access.index.links(package, all_answer=True):
         if (version := version_of(link.filename)) is not None:
             # a release is withdrawn when all of its files are
             yanked = link.yank_reason

@@ -13,10 +13,10 @@ import pytest
 from sparkforge.build import cached
 from sparkforge.build.cached import Cached, differences, ordered
 from sparkforge.build.results import FilesResult, WheelResult
-from sparkforge.core import typed
+from sparkforge.core import plain
+from sparkforge.core.disk import key_of
 from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
-from sparkforge.core.hashing import key_of
 from sparkforge.store.store import Store
 
 
@@ -164,7 +164,7 @@ def test_changed_inputs_are_named() -> None:
 
 
 WHEEL = WheelResult("x.whl", "0" * 64, "1", ("a.py",), ("b.py",), (), ("tests/c.py",), ())
-VALUES = typed.as_json(WHEEL)
+VALUES = plain.as_json(WHEEL)
 
 
 @pytest.mark.parametrize(

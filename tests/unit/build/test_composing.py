@@ -275,7 +275,6 @@ def test_dotenv_round_trip(tmp_path: Path, value: str) -> None:
 # -- model fetch -------------------------------------------------------------------------------
 
 MODEL = pins.load(ROOT / "pins.yaml").models["gpt-oss-120b"]
-DONE = json.dumps({"done": MODEL.revision}) + "\n"
 
 
 @pytest.fixture
@@ -290,7 +289,7 @@ def fetch(
     docker.parent.mkdir()
     monkeypatch.setenv("PATH", str(docker.parent), prepend=":")
 
-    def start(*words: str, said: str = DONE, code: int = 0, target: str = "spark") -> int:
+    def start(*words: str, said: str = "", code: int = 0, target: str = "spark") -> int:
         (docker.parent / "said").write_text(said)
         docker.write_text(
             f'#!/bin/sh\ncd {docker.parent}\necho "$*" >words\nenv >env\ncat said\nexit {code}\n'
@@ -306,8 +305,7 @@ def test_download_uses_compose_volume_and_hides_secrets(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     (tmp_path / ".env").write_text("HTTPS_PROXY=http://me:secret@proxy.invalid\n")
-    far = json.dumps({"have": 31_000_000_000, "total": 65_000_000_000}) + "\n"
-    assert fetch("--json", said=far + DONE) == 0
+    assert fetch("--json", said="entrypoint: downloading 31.0 of 65.0 GB\n") == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == {
         "target": "spark",
@@ -352,9 +350,9 @@ def test_host_folder_is_mounted(fetch: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "code", "error"),
     [
-        ('{"error": "the hub lies", "code": 65}', 65, IntegrityError),
-        ('{"error": "no network", "code": 68}', 68, FetchError),
-        ('{"error": "the disk is full", "code": 73}', 73, StoreError),
+        ("entrypoint: error: the hub lies", 65, IntegrityError),
+        ("entrypoint: error: no network", 68, FetchError),
+        ("entrypoint: error: the disk is full", 73, StoreError),
         ("python: can't open file 'hub.py'", 2, MachineError),
         ("", 125, MachineError),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from sparkforge.build import receipt
 from sparkforge.build.results import ImageResult
-from sparkforge.core import typed
+from sparkforge.core import plain
 from sparkforge.core.errors import UsageError
 
 IMAGE = ImageResult("x:1", "sha256:1", None, "base", ())
@@ -32,7 +32,7 @@ def loaded(path: Path, outputs: dict[str, Any], **fields: Any) -> receipt.Receip
 
 
 def test_fields_of_other_versions_are_ignored(tmp_path: Path) -> None:
-    outputs = {**typed.as_json(IMAGE), "kind": "image"}
+    outputs = {**plain.as_json(IMAGE), "kind": "image"}
     found = loaded(tmp_path / "r.json", outputs, more=3)
     assert found is not None
     assert (found.image, found.files) == (IMAGE, {})

@@ -11,7 +11,7 @@ import pytest
 from sparkforge.build import receipt, setup
 from sparkforge.build.options import VariantOptions
 from sparkforge.build.results import ImageResult
-from sparkforge.core import typed
+from sparkforge.core import plain
 from sparkforge.core.disk import write_file
 from sparkforge.pins import pins
 from sparkforge.runtime.engine import BaseImage
@@ -55,7 +55,7 @@ def test_last_options_come_from_the_receipt(tmp_path: Path, text: str | None) ->
     last = VariantOptions(engine="none", wheels="compile", source="git")
     build = build_of("cpu")
     path = tmp_path / "dist" / "cpu" / receipt.NAME
-    whole = json.dumps(typed.as_json(receipt.of(build.context, [], 1.0, last)))
+    whole = json.dumps(plain.as_json(receipt.of(build.context, [], 1.0, last)))
     write_file(path, (whole if text is None else text).encode())
     project: Any = type("Project", (), {"root": tmp_path, "access": build.context.access})
     found = setup.last_variant(project, "cpu", VariantOptions())

@@ -13,7 +13,7 @@ from sparkforge.check.perf import kernelrecord
 from sparkforge.check.perf.kernelrecord import Recorded
 from sparkforge.check.proofs import machinecode
 from sparkforge.check.proofs.machinecode import Kernel
-from sparkforge.core import typed
+from sparkforge.core import plain
 from sparkforge.core.errors import CheckError, PinsError, UsageError
 from sparkforge.pins import pins
 from tests.support import ROOT
@@ -51,7 +51,7 @@ def test_kernel_and_stub_are_read(good: Kernel, stub: Kernel) -> None:
     assert (good.registers, good.stack, good.local, good.shared, good.traps) == (24, 0, 0, 0, False)
     assert {"QMMA", "LDG", "STG", "EXIT"} <= set(good.opcodes)
     assert "NOP" not in good.opcodes
-    assert typed.load(Kernel, typed.as_json(good)) == good
+    assert plain.load(Kernel, plain.as_json(good)) == good
     assert (stub.target, stub.mma, stub.traps) == ("sm_121", {}, True)
     assert stub.opcodes == ("BPT", "BRA", "LDC")
 

@@ -1,14 +1,18 @@
-"""Files appear complete or not at all."""
+"""Files appear complete or not at all; a file is read once in a run, and a change is seen."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from sparkforge.core.disk import write_file
+from sparkforge.core import disk
+from sparkforge.core.disk import disk_errors, intact, write_file, write_files
+from sparkforge.core.errors import CommandError, StoreError
+from tests.support import sha256
 
 
 def test_write_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -25,9 +29,57 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     write_file(tmp_path / "a", b"1")
 
     def fail(handle: int) -> None:
-        raise OSError("no")
+        raise OSError(errno.ENOSPC, "no")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="no"):
+    with pytest.raises(StoreError):
         write_file(tmp_path / "a", b"2")
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a", b"1")]
+
+
+def test_a_refused_file_leaves_the_others(tmp_path: Path) -> None:
+    write_file(tmp_path / "a", b"1")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreError):
+        write_files({tmp_path / "a": b"2", tmp_path / "folder": b"2"})
+    assert (tmp_path / "a").read_bytes() == b"1"
+    write_files({tmp_path / "a": None, tmp_path / "new" / "b": b"2"})
+    assert not (tmp_path / "a").exists()
+    assert (tmp_path / "new" / "b").read_bytes() == b"2"
+
+
+def test_a_program_that_fails_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free, error in ((0, StoreError), (1 << 30, CommandError)):
+        monkeypatch.setattr(disk, "free", lambda where, free=free: free)
+        with pytest.raises(error), disk_errors(tmp_path):
+            raise CommandError("cannot write")
+
+
+def test_a_file_is_read_once_under_all_of_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    whole = disk.sha256_file
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return whole(path)
+
+    monkeypatch.setattr(disk, "sha256_file", counted)
+    one, other = tmp_path / "store.whl", tmp_path / "dist.whl"
+    one.write_bytes(b"wheel")
+    other.hardlink_to(one)
+    right = sha256(b"wheel")
+    assert intact(one, right)
+    assert intact(other, right)
+    assert not intact(other, "0" * 64)
+    assert read == [one]
+    one.write_bytes(b"Wheel.")  # both names are of this file
+    assert not intact(other, right)
+    other.unlink()
+    other.write_bytes(b"wheel")  # another file with the same bytes
+    assert intact(other, right)
+    assert read == [one, other, other]
+    assert not intact(tmp_path / "none", right)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
-from sparkforge.core.hashing import sha256_file
 from sparkforge.runtime import environment
 from tests.support import make_wheel
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.disk import disk_errors
+from sparkforge.core.disk import code_digest, disk_errors, key_of
 from sparkforge.core.errors import IntegrityError, StoreError
-from sparkforge.core.hashing import code_digest, key_of
 from sparkforge.store.store import Store, code_of
 from tests.codecopy import CodeCopy
 from tests.support import PATIENCE_S, ROOT, sha256
