@@ -14,12 +14,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkforge.build import composing, receipt
 from sparkforge.build.cached import Cached, result_of
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.graph import Build
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.wheels import hashed
@@ -29,6 +28,9 @@ from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine
 from sparkforge.store.store import code_of
+
+if TYPE_CHECKING:
+    from sparkforge.build.graph import Build
 
 
 def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:

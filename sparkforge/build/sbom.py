@@ -34,7 +34,6 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkforge import __version__
 from sparkforge.build.context import STAGES, Context
-from sparkforge.build.graph import Build
 from sparkforge.build.packs.names import LOCK, UPSTREAM
 from sparkforge.build.results import (
     CompiledWheelResult,
@@ -52,6 +51,7 @@ from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
+    from sparkforge.build.graph import Build
     from sparkforge.runtime.engine import BaseImage, Engine
 
 FILE = "sparkforge:file"
