@@ -192,15 +192,20 @@ def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int
 
     If Compose uses no image of a target, its newest counts as used. Images of containers stay.
     """
+    from docker.errors import APIError
+
     removed, stay = [], {}
     for _, group in itertools.groupby(built, key=lambda one: one.target):
         names = list(group)
         ids = list(dict.fromkeys(one.image_id for one in names))
         used = next((ids.index(one.image_id) for one in names if one.used), 0)
         for old in (one.image for one in names if ids.index(one.image_id) > used + 1):
-            if not dry_run and (why := engine.remove(old)):
-                stay[old] = why
-                log.warning(f"{old} stays: {why}")
+            try:
+                if not dry_run:
+                    engine.client.images.remove(old)
+            except APIError as error:
+                stay[old] = str(error.explanation or error)
+                log.warning(f"{old} stays: {stay[old]}")
             else:
                 removed.append(old)
                 log.info(f"{'would remove' if dry_run else 'removed'} {old}")

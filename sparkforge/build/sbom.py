@@ -33,8 +33,8 @@ from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkforge import __version__
-from sparkforge.build.context import STAGES, Context
-from sparkforge.build.packs.names import LOCK, UPSTREAM
+from sparkforge.build.context import Context
+from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import (
     CompiledWheelResult,
     EnvironmentResult,
@@ -46,7 +46,6 @@ from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
 from sparkforge.pins.pins import Provider, Upstream
-from sparkforge.pins.types import UNKNOWN
 from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
 
@@ -152,8 +151,6 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     facts = {} if release.natives is None else {"natives": release.natives.release}
     if isinstance(wheel, CompiledWheelResult):
         facts["wheel"] = "compiled"
-        for file, native in wheel.natives.items():
-            facts[f"native:{file}"] = f"{native.origin} {native.sha256}"
     own = _wheel(wheel.file, wheel.sha256, f"own-{name}", facts)
     ancestor = _wheel(release.file, release.sha256, f"release-{name}")
     own.pedigree = _pedigree(name, upstream, context.series_of(name), ancestor)
@@ -175,8 +172,7 @@ def _pedigree(
     }
     facts |= {f"patched-tree:{kind}": record.tree for kind, record in upstream.patched.items()}
     facts["series"] = f"sha256:{patches.sha256}"
-    if not upstream.commit:
-        facts["commit"] = UNKNOWN
+    facts["commit"] = upstream.commit_or_unknown
     purl = _source(upstream)
     source = _part(purl.name, upstream.tag, f"source-{reference}", facts, purl=purl)
     url = XsUri(f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}")
@@ -266,7 +262,7 @@ def statement(
         subjects: sha256 of each thing that was made, by its name.
         third_party: the other verified wheels that went in.
     """
-    context, graph, product = build.context, build.graph, build.graph.product.found
+    context, product = build.context, build.graph.product.found
     external: dict[str, Any] = {
         "target": context.target_name,
         "platform": context.platform,
@@ -274,18 +270,9 @@ def statement(
         **({"wheels": context.wheels} if context.wheels == "compile" else {}),
         **({"pack": list(context.pack)} if context.pack else {}),
     }
-    inputs: dict[str, str] = {}  # sources of our plugin's wheel, and the locks of compilers
-    if graph.kernels is not None and graph.plugin is not None:
-        inputs |= {**graph.kernels.inputs["sources"], **graph.plugin.inputs["package"]}
-    plugin = context.pins.plugin
-    locks = {*([] if plugin is None else [plugin.requirements])}
-    locks |= {*([] if graph.pack is None else [LOCK])}
-    locks |= {*([context.target.builder[context.platform]] if context.wheels == "compile" else [])}
-    inputs |= {lock: sha256_file(context.root / lock) for lock in locks}
     dependencies = [
         *checkout_commit(context.root),
         *_upstreams(build),
-        *(_named(name, inputs[name]) for name in sorted(inputs)),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
     if product is not None:
@@ -294,7 +281,6 @@ def statement(
         if (base := build.tools.base) is not None:
             external["base"] = base.reference
             dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
-    reached = [item for item in graph.until(STAGES[-1]) if item.found is not None]
     return {
         "_type": STATEMENT,
         "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
@@ -303,7 +289,6 @@ def statement(
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": external,
-                "internalParameters": {item.label: item.key for item in reached},
                 "resolvedDependencies": dependencies,
             },
             "runDetails": {"builder": {"id": BUILDER, "version": {"sparkforge": __version__}}},
@@ -316,13 +301,13 @@ def checkout_commit(root: Path) -> list[dict[str, Any]]:
     commit = git.head(root)
     if not commit:
         return []  # an unpacked archive: pins, series and recipe are named by their hashes
-    changed = git.git(root, "status", "--porcelain", "--untracked-files=normal")
-    clean = {"clean": not changed}
-    return [{"name": "sparkforge", "digest": {"gitCommit": commit}, "annotations": clean}]
+    clean = not git.git(root, "status", "--porcelain", "--untracked-files=normal")
+    digest = {"gitCommit": commit}
+    return [{"name": "sparkforge", "digest": digest, "annotations": {"clean": clean}}]
 
 
 def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
-    """Yield the release wheels, the sources, the patches and what a compile read of git."""
+    """Yield the release wheels, the sources and the patches of our wheels."""
     graph, context = build.graph, build.context
     for wheel, plan in context.target.wheels.items():
         if graph.wheels[wheel].found is None:
@@ -336,10 +321,6 @@ def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
                 yield _source_read(name, provider, context.upstream(name), tree)
             for patch in context.series_of(name).patches:
                 yield _named(f"patches/{name}/{patch.name}", patch.sha256)
-    for name, item in graph.externals.items():
-        upstream, _, key = name.partition("/")
-        uri = f"git+{context.pins.upstream(upstream).externals[key].git}"
-        yield {"name": name, "uri": uri, "digest": {"gitCommit": item.result.commit}}
 
 
 def _source_read(name: str, provider: Provider, upstream: Upstream, tree: str) -> dict[str, Any]:
@@ -350,10 +331,7 @@ def _source_read(name: str, provider: Provider, upstream: Upstream, tree: str) -
         digest = {"gitCommit": upstream.commit}
         return {"name": name, "uri": uri, "digest": digest, "annotations": notes}
     file = upstream.files[upstream.source_file]
-    if upstream.commit is None:
-        notes |= {"standsFor": uri, "commit": UNKNOWN}
-    else:
-        notes["standsFor"] = f"git+{upstream.git}@{upstream.commit}"
+    notes |= {"standsFor": uri, "commit": upstream.commit_or_unknown}
     return {**_file(file.file, file.sha256), "annotations": notes}
 
 

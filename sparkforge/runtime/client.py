@@ -95,17 +95,14 @@ class Said:
 
 
 def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
-    """Return the server of Compose's variables, with the key in SPARKFORGE_API_KEY_FILE.
-
-    Args:
-        url: of another server, with or without ``/v1``; None: Compose's address and port.
+    """Return Compose's server, or that of a URL, with the key in SPARKFORGE_API_KEY_FILE.
 
     Raises:
-        UsageError: it is no address of HTTP.
+        UsageError: it is no URL of HTTP.
     """
     if url is None:
-        bind = (variables.get("SPARKFORGE_BIND") or LOOPBACK).strip("[]")
-        host = {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}.get(bind, bind)
+        host = (variables.get("SPARKFORGE_BIND") or LOOPBACK).strip("[]")
+        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
         host = f"[{host}]" if ":" in host else host
         url = f"http://{host}:{variables.get('SPARKFORGE_PORT') or 8000}"
     try:
@@ -144,11 +141,7 @@ def served_model(place: Place) -> Model:
 
 
 def look(place: Place, path: str, timeout_s: float) -> Reply:
-    """Return the answer to a GET, whatever its status.
-
-    Args:
-        path: below the URL without ``/v1``, such as ``/metrics``.
-    """
+    """Return the answer to a GET, whatever its status; ``path`` is below the URL without /v1."""
     with _session(place) as session:
         answer = session.get(f"{place.root}{path}", timeout=(CONNECT_S, timeout_s))
         return Reply(answer.status_code, answer.content.decode(errors="replace"))
@@ -157,18 +150,13 @@ def look(place: Place, path: str, timeout_s: float) -> Reply:
 def post(place: Place, path: str, body: Json | bytes) -> Reply:
     """Send a document, or bytes as they are, as JSON; return the answer, whatever its status."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
     with _session(place) as session:
-        url = f"{place.url}{path}"
-        answer = session.post(url, data=data, headers=headers, timeout=SILENCE_S)
+        answer = session.post(f"{place.url}{path}", data=data, timeout=SILENCE_S)
         return Reply(answer.status_code, answer.content.decode(errors="replace"))
 
 
 def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, None]:
-    """Send a request that streams, and yield its events; None: ``[DONE]``.
-
-    Closing the generator hangs up, like a client that leaves.
-    """
+    """Send a request that streams, and yield its events; None: ``[DONE]``. Closing it hangs up."""
     url, limits = f"{place.url}{path}", (CONNECT_S, SILENCE_S)
     with (
         _session(place) as session,
@@ -194,6 +182,7 @@ def _session(place: Place) -> requests.Session:
 
     session = requests.Session()
     session.trust_env = False  # a proxy has no way to this machine's own server
+    session.headers["Content-Type"] = "application/json"
     if place.key:
         session.headers["Authorization"] = f"Bearer {place.key}"
     return session

@@ -62,11 +62,6 @@ class Engine:
             remedy = "give NAME@sha256:…, or build one first: scripts/make-base.sh NAME"
             raise MachineError(msg, remedy) from None
 
-    def platform_of(self, image: str) -> str:
-        """Return the platform of an image in the engine, e.g. ``linux/arm64``."""
-        attrs = self.client.images.get(image).attrs
-        return f"{attrs['Os']}/{attrs['Architecture']}"
-
     def has_image(self, image: str) -> bool:
         """Return whether the engine has an image, by its name or id."""
         from docker.errors import ImageNotFound
@@ -76,18 +71,6 @@ class Engine:
         except ImageNotFound:
             return False
         return True
-
-    def remove(self, image: str) -> str:
-        """Remove an image by name; returns the reason if it stays (a container uses it), or ""."""
-        from docker.errors import APIError, NotFound
-
-        try:
-            self.client.images.remove(image)
-        except NotFound:
-            return ""  # another process was faster
-        except APIError as error:
-            return str(error.explanation or error)
-        return ""
 
     def run(self, image: str, *words: str, path: str = "") -> bytes:
         """Return the output of a program in an image, without network.
@@ -275,11 +258,9 @@ def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> st
     if local and not own:
         msg = f"--builder {name} reads from registries only, but --base {base} is local"
         raise MachineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
-    if local and (found := engine.platform_of(base)) != platform:
-        msg = f"--base {base}: is for {found}, but the target is for {platform}"
-        machine = platform.rpartition("/")[2]
-        remedy = f"use another base (scripts/make-base.sh --arch {machine} NAME builds one)"
-        raise MachineError(msg, remedy)
+    if local and engine.client.images.get(base).attrs["Architecture"] != platform.split("/")[1]:
+        msg = f"--base {base}: is not for {platform}, as the target is"
+        raise MachineError(msg, "use another base (scripts/make-base.sh --arch builds one)")
     if platform not in platforms:
         remedy = (
             "apt-get install qemu-user-static binfmt-support on the engine's machine, or build on a"

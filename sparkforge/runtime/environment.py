@@ -137,11 +137,7 @@ def share_byte_code(source: Path, target: Path) -> None:
     """Link the byte code that servers of one environment left into another.
 
     Only of modules that are one file in both, as third-party ones are: Python itself compares dates
-    and sizes, which two versions of a module may share. Files that cannot be linked are left out,
-    and Python compiles them again: a running server may be writing one, or another user owns it.
-
-    Args:
-        source, target: folders made by ``install``.
+    and sizes, which two versions of a module may share.
     """
     for folder, _, names in os.walk(source / "venv" / "lib"):
         if not folder.endswith("__pycache__"):
@@ -161,10 +157,6 @@ def vllm_cache(cache: Path, name: str) -> Path:
 
     A start stores data about the model's class there (10 s of CPU), under the hash of that
     class's file, which does not cover the modules that the file imports.
-
-    Args:
-        cache: folder for the caches of all environments.
-        name: of the environment.
     """
     return cache / "vllm" / name
 

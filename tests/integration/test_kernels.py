@@ -204,11 +204,6 @@ def test_sbom_and_provenance_name_it(own: Project) -> None:
         assert said[f"sparkforge:kernels:{name}"] == f"compiled {sha256}"
     provenance = json.loads((dist / "provenance.intoto.json").read_text())
     assert NAME in {subject["name"] for subject in provenance["subject"]}
-    definition = provenance["predicate"]["buildDefinition"]
-    assert {"kernels", "plugin"} <= set(definition["internalParameters"])
-    named = {one["name"]: one["digest"] for one in definition["resolvedDependencies"]}
-    assert named[SOURCE] == {"sha256": hashlib.sha256(KERNELS).hexdigest()}
-    assert LOCK in named
 
 
 def test_kernels_are_compiled_again_when_a_source_changes_and_not_otherwise(own: Project) -> None:
