@@ -23,7 +23,7 @@ from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import plain
-from sparkforge.core.disk import disk_errors, intact, read_json, sha256_file, write_file
+from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine
@@ -160,18 +160,15 @@ def tiny_model(folder: Path) -> Path:
 
 
 def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
-    """Return a checkpoint's folder; made where it is missing, damaged, or of other code.
+    """Return a checkpoint's folder; made where it is missing, or of other code.
 
     Args:
         module: whose code makes it; "": that of ``make``.
     """
-    note, code = model.with_name(f".{model.name}.json"), code_of(module or make.__module__)
+    note, code = model.with_name(f".{model.name}.code"), code_of(module or make.__module__)
 
     def stands() -> bool:
-        match read_json(note):
-            case {"code": str(known), "files": dict(files)} if known == code:
-                return all(intact(model / str(name), str(of)) for name, of in files.items())
-        return False
+        return model.is_dir() and note.is_file() and note.read_text() == code
 
     if not stands():
         from filelock import FileLock
@@ -182,8 +179,7 @@ def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
                 if not stands():
                     shutil.rmtree(model, ignore_errors=True)
                     make(model)
-                    files = {file.name: sha256_file(file) for file in model.iterdir()}
-                    write_file(note, _json({"code": code, "files": files}))
+                    write_file(note, code.encode())
     return model
 
 
