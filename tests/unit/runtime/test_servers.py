@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkforge.core.errors import MachineError
+from sparkforge.runtime import servers
+from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import LOOPBACK, ending, explain, free_port
+from tests.support import wait_for
 
 
 def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
@@ -25,6 +29,41 @@ def test_a_free_port_is_none_that_an_outgoing_connection_gets() -> None:
     ports = {free_port(0) for _ in range(20)}
     assert len(ports) > 1
     assert max(ports) < 32768
+
+
+def test_an_image_is_served_without_rights_and_ends_with_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/words\n[ $1 = rm ] && exit\n'
+        "trap 'echo bye; exit 3' TERM\necho hello\nwhile :; do sleep 0.1; done\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    engine = Engine(None, "26", True)  # type: ignore[arg-type]
+    monkeypatch.setattr(Engine, "image_label", lambda *_: "/site")
+    launch = servers.Launch(tmp_path, ["--ours"], ["--more"], {"A": "b c"})
+    with servers.from_image(engine, "sha256:1", launch, tmp_path, {"x.py": docker}) as server:
+        wait_for(lambda: "hello" in server.output())
+        assert server.exited() is None
+        stopped = server.stop()
+    assert (stopped.exit_code, stopped.stragglers) == (3, False)
+    assert "bye" in server.output()
+    start, end = (tmp_path / "words").read_text().splitlines()
+    port = server.url.rpartition(":")[2]
+    for words in (
+        "run --rm --pull=never",
+        "--read-only --cap-drop=ALL --security-opt=no-new-privileges",
+        f"--publish={LOOPBACK}:{port}:8000",
+        "--env=A=b c",
+        "--env=SPARKFORGE_SERVE_ARGS=--ours",  # the image's own need the patches
+        f"--mount=type=bind,src={tmp_path},dst=/model,readonly",
+        f"--mount=type=bind,src={docker},dst=/site/x.py,readonly",
+    ):
+        assert f"{words} " in start
+    assert start.endswith("sha256:1 /model --more")
+    assert end.startswith("rm --force ")
 
 
 # -- why a server did not start ----------------------------------------------------------------
