@@ -93,14 +93,8 @@ def tidy(repo: Path) -> None:
     A lock file of a killed fetch would make every later fetch fail. Incomplete objects, also after
     a full disk, would stay for ever.
     """
-    left = [
-        "*.lock",
-        "refs/**/*.lock",
-        "objects/pack/tmp_*",
-        "objects/??/tmp_obj_*",
-        "fast_import_crash_*",
-    ]
-    for pattern in left if repo.is_dir() else ():
+    left = ["*.lock", "refs/**/*.lock", "objects/pack/tmp_*", "objects/??/tmp_obj_*"]
+    for pattern in (*left, "fast_import_crash_*") if repo.is_dir() else ():
         for path in repo.glob(pattern):
             path.unlink(missing_ok=True)
 
@@ -145,25 +139,17 @@ def fetch_commit(repo: Path, url: str, commit: str) -> None:
     Raises:
         CommandError: the remote lacks it or can't be reached.
     """
+    words: list[str | Path] = [
+        *("git", "-C", repo),
+        *("-c", "protocol.version=2"),  # version 1 serves advertised commits only
+        *("fetch", "--depth=1"),
+        "--no-tags",  # tags may move, only the commit counts
+        "--no-auto-maintenance",  # it would continue in the background
+        "--no-recurse-submodules",
+        *("--", url, commit),
+    ]
     with explained(repo):
-        call(
-            "git",
-            "-C",
-            repo,
-            "-c",
-            "protocol.version=2",  # version 1 serves advertised commits only
-            "fetch",
-            "--depth=1",
-            "--no-tags",  # tags may move, only the commit counts
-            "--no-auto-maintenance",  # it would continue in the background
-            "--no-recurse-submodules",
-            "--progress",  # long work must be visible
-            "--",
-            url,
-            commit,
-            env={"GIT_TERMINAL_PROMPT": "0"},
-            stream=True,
-        )
+        call(*words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,6 @@ class Log:
         self.answered = True
         _write(sys.stdout, json.dumps(_masked(value), indent=2, sort_keys=True) + "\n")
 
-    def usage(self, text: str) -> None:
-        """Print usage to stderr, unchanged."""
-        _write(sys.stderr, text)
-
     def raw(self, text: str) -> None:
         """Print a child's line."""
         self._line(self.painted("2", "  | ") + text)

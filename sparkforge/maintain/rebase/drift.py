@@ -199,7 +199,7 @@ def _fetched(source: Source) -> list[tuple[str, str, str]]:
     """Return the (repository, tag, file) of the git sources that a tree's CMake files fetch."""
     found = []
     with gitread.reading(source.repo) as reader:
-        paths = [f"cmake/{file.path}" for file in reader.files(source.commit, "cmake")]
+        paths = [file.path for file in reader.files(source.commit, "cmake")]
         for path in ("CMakeLists.txt", *paths):
             if not path.endswith((".cmake", "CMakeLists.txt")):
                 continue

@@ -51,7 +51,7 @@ def child(shell: str) -> subprocess.CompletedProcess[str]:
 
 def test_no_words_print_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    shown = capsys.readouterr().err
+    shown = capsys.readouterr().out
     for line in shown.splitlines():
         if "python3 build.py" in line:
             parsed(line.partition("#")[0].split()[2:])
