@@ -175,9 +175,9 @@ RUN --mount=type=secret,id=ca,target=/run/ca.crt \
 RUN --network=none \
     --mount=type=bind,from=wheelhouse,target=/run/wheelhouse \
     --mount=type=bind,from=wheels,target=/run/wheels \
-    --mount=type=bind,source=sparkforge/serving/triton_driver.py,target=/run/triton_driver.py \
+    --mount=type=bind,source=sparkforge/serving/image_build.py,target=/run/image_build.py \
     install -d /prebuilt; \
-    "python${PYTHON_VERSION}" -IB /run/triton_driver.py /run/wheels /run/wheelhouse /prebuilt/triton
+    "python${PYTHON_VERSION}" -IB /run/image_build.py triton /run/wheels /run/wheelhouse /prebuilt/triton
 
 
 # ---- builder: what wheels are compiled in (--wheels compile); no part of the image ----------------------
@@ -215,7 +215,7 @@ RUN --network=none \
     --mount=type=bind,from=tools,source=/tools,target=/run/tools \
     --mount=type=bind,from=wheels,target=/run/wheels \
     --mount=type=bind,from=prebuilt,source=/prebuilt,target=/run/prebuilt \
-    --mount=type=bind,source=sparkforge/serving/needs.py,target=/run/needs.py \
+    --mount=type=bind,source=sparkforge/serving/image_build.py,target=/run/image_build.py \
     --mount=type=tmpfs,target=/run/home \
     /run/tools/install /run/wheels /run/wheels/ours.txt; \
     /run/tools/check; \
@@ -235,7 +235,7 @@ RUN --network=none \
     install -d /model; \
     if [ -e /run/wheels/needs.json ]; then \
       PATH="/opt/sparkforge/venv/bin:${PATH}" HOME=/run/home TMPDIR=/run/home \
-        /opt/sparkforge/venv/bin/python -IB /run/needs.py /run/wheels/needs.json || { code=$?; \
+        /opt/sparkforge/venv/bin/python -IB /run/image_build.py needs /run/wheels/needs.json || { code=$?; \
           if [ "${code}" -le 128 ] || [ ! -e /run/wheels/emulated ]; then exit "${code}"; fi; \
           echo "the emulator ended by a signal: not all imports were tried"; }; \
     fi
@@ -262,8 +262,7 @@ ARG RELEASE="" SERVE_ARGS="" PYTHON_VERSION
 LABEL org.sparkforge.site-packages=/opt/sparkforge/venv/lib/python${PYTHON_VERSION}/site-packages
 ENV SPARKFORGE_RELEASE=${RELEASE} \
     SPARKFORGE_SERVE_ARGS=${SERVE_ARGS} \
-    SPARKFORGE_MODEL=/model \
-    SPARKFORGE_LISTEN_PORT=8000
+    SPARKFORGE_MODEL=/model
 
 USER 10001:10001
 WORKDIR /var/cache/sparkforge

@@ -5,30 +5,17 @@ engine has taken a step since the last check, or makes a token now, for a prompt
 for a longer one. vLLM's ``/health`` alone reports a stopped engine as healthy.
 """
 
-import json
 import os
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 # the image's own copy is beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sparkforge.serving import cluster, door, router, state
-from sparkforge.serving.progress import Client, Counters
+from sparkforge.serving import cluster, door, health
 
 SECONDS = 6.0  # below the time-out of the image's HEALTHCHECK, which would hide the reason
-
-MARK = Path(tempfile.gettempdir()) / "sparkforge-progress.json"
-
-
-def last_seen() -> Counters | None:
-    """Return the counters of the last check in this start of the container, if there was one."""
-    try:
-        mark = json.loads(MARK.read_bytes())
-        return dict(mark["counters"]) if mark["start"] == state.this_start() else None
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
-        return None  # a check that was killed leaves half a file
 
 
 def check() -> str:
@@ -37,22 +24,18 @@ def check() -> str:
     Raises:
         Exception: the server is not healthy; the message has request and answer.
     """
-    current = state.read()
-    if current.given_up:
-        return f"unhealthy: {current.text}"
-    if current.text != state.READY:
-        return f"starting: {current.text}"
+    text, given_up = health.read_mark("state") or (health.READY, False)
+    if given_up:
+        return f"unhealthy: {text}"
+    if text != health.READY:
+        return f"starting: {text}"
+    client = health.Client(door.own_socket(), SECONDS)
     if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
-        cluster.check_mark()  # it takes no requests: healthy means a link to the head
-    elif router.asked(os.environ):
-        print(router.check())
+        cluster.check_beat()  # it takes no requests: healthy means a link to the head
+    elif door.REPLICAS in os.environ:  # a router, whose answer is a line about its servers
+        print(client.ask(time.monotonic() + SECONDS, "GET", "/health").decode().strip())
     else:
-        counters = Client(door.own_socket(), SECONDS).observe(last_seen())
-        document = json.dumps({"start": state.this_start(), "counters": counters})
-        try:
-            MARK.write_text(document, encoding="utf-8")
-        except OSError as error:  # the server is healthy; the next check requests tokens again
-            print(f"healthy; {MARK} cannot be written: {error}")
+        health.write_mark("progress", client.observe(health.read_mark("progress")))
     return ""
 
 

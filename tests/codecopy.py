@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from sparkforge.store import codekey
+from sparkforge.store import store as codekey
 from tests.support import ROOT
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from sparkforge.cli import main
 from sparkforge.core import index
 from sparkforge.core import run as processes
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 from tests.support import PATIENCE_S, ROOT, pip_variables
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ _IMPORTED = (
 )
 
 # read once by a process, and by every build for its keys
-for _stage in ("source", "patched", "wheels", "wheelhouse", "environment", "smoke"):
-    code_of(f"sparkforge.build.stages.{_stage}")
+code_of("sparkforge.build")
 
 
 @functools.cache

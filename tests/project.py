@@ -68,7 +68,7 @@ targets:
     summary: a small target
     platforms: [{platform}]
     python: 3.11
-    source: {{provider: release}}
+    source: release
     wheels:
       demo:
         files: {{{platform}: wheel}}

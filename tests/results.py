@@ -2,55 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results, StepResult
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import Context, Serving, Tools
+from sparkforge.build.graph import Build
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Access
-from sparkforge.store.artefact import Artefact
-from sparkforge.store.store import Store
+from sparkforge.store.store import Artefact, Store
 
 from .support import ROOT
 
 T = TypeVar("T")
 
 
-def context_of(target: str, checkout: Path = ROOT, **fields: Any) -> Context:
-    """Return the build of a target of a checkout's pins.yaml, offline, on its first platform.
+def context_of(name: str, checkout: Path = ROOT, /, **fields: Any) -> Context:
+    """Return a target of a checkout's pins.yaml, offline, on its first platform.
 
     Args:
         fields: other values of the context's fields; the store is one that does not exist.
+            ``root``: a folder in place of the checkout.
     """
     path = checkout / "pins.yaml"
     loaded = pins.load(path)
     project = Project(path, loaded, Store(checkout / "no-store"), Access(Index(), {}, offline=True))
-    context = Context.of(project, target, loaded.target(target).platforms[0])
+    context = Context.of(project, name, loaded.target(name).platforms[0])
+    if "root" in fields:
+        fields["pins_path"] = fields.pop("root") / "pins.yaml"
     return replace(context, **fields)
 
 
-def artefact(
-    result: T, path: Path = Path(), *, stage: str = "any", seconds: float = 0
-) -> Artefact[T]:
+def build_of(name: str, checkout: Path = ROOT, /, **chosen: Any) -> Build:
+    """Return a build; ``chosen``: fields of its tools, its serving, its context."""
+
+    def taken(kind: Any) -> dict[str, Any]:
+        names = {field.name for field in fields(kind)}
+        return {name: chosen.pop(name) for name in list(chosen) if name in names}
+
+    tools, serving = Tools(**taken(Tools)), Serving(**taken(Serving))
+    return Build(context_of(name, checkout, **chosen), tools, serving)
+
+
+def artefact(result: T, path: Path = Path(), *, seconds: float = 0) -> Artefact[T]:
     """Return an artefact that is in no store."""
-    return Artefact(stage, "f" * 64, {}, result, path, seconds)
+    return Artefact("f" * 64, {}, result, path, seconds)
 
 
-def item(result: T, stage: str = "image", label: str = "", **inputs: Any) -> Item[T]:
+def item(result: T, stage: str = "image", label: str = "", **inputs: Any) -> Cached[T]:
     """Return an item that gives a result."""
-
-    def make(folder: Path, results: Results) -> T:
-        return result
-
-    return Item(stage, label or stage, inputs, type(result), make)
+    return Cached(stage, label or stage, inputs, type(result), lambda _: result)
 
 
-def step(
-    of: Item[T], result: T, path: Path = Path(), *, seconds: float = 0, made_now: bool = True
-) -> StepResult[T]:
-    """Return the step of an item with a result."""
-    return StepResult(of, artefact(result, path, stage=of.stage, seconds=seconds), made_now)
+def reached(
+    of: Cached[T], result: T, path: Path = Path(), *, seconds: float = 0, made_now: bool = True
+) -> Cached[T]:
+    """Give an item a result, as a run does; returns it."""
+    of.found, of.made_now = artefact(result, path, seconds=seconds), made_now
+    return of

@@ -53,7 +53,7 @@ class BuiltImage:
 
 def variable(target: str) -> str:
     """Return the name of Compose's variable for a target's image."""
-    return f"SPARKFORGE_IMAGE_{target.upper()}"
+    return "_".join(("SPARKFORGE_IMAGE", target.upper()))
 
 
 def in_use(variables: Mapping[str, str], target: str) -> str:

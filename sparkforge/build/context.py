@@ -1,4 +1,4 @@
-"""One build: its target, its options and the means to make it."""
+"""What is built (``Context``), with which tools (``Tools``), and how it is served (``Serving``)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.pins.pins import Pins, Target, Upstream
+from sparkforge.pins.pins import Pins, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
 from sparkforge.serving.profile import Profile
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
+from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
-    from sparkforge.sources.project import Project
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
 STAGES = (
@@ -26,62 +24,37 @@ PLANNED = STAGES[STAGES.index("image") - 1]
 """The last stage that a machine can plan for a target of another platform."""
 UNPATCHED = "unpatched"
 PLUGIN = "plugin"
-"""The item of our plugin's wheel."""
+"""The label of our plugin's wheel."""
 
 
 @dataclass(frozen=True)
-class Context:
-    """One build: its options, and the means to make it."""
+class Context(Project):
+    """A target of a checkout, for one platform, and the choices that change its wheels."""
 
-    root: Path
-    """The checkout; ``patches/``, ``requirements/`` and ``Dockerfile`` lie in it."""
-    pins: Pins
-    pins_path: Path
-    store: Store
     target_name: str
     target: Target
     platform: Platform
-    access: Access
-    engine: Engine | None = None
-    """Container engine that builds an image; None makes a virtual environment."""
-    base: BaseImage | None = None
-    """Of the image, and of the one that wheels are compiled in; None where neither is made."""
-    builder: str = "default"
-    """buildx's name of its builder."""
-    ca_bundle: Path | None = None
-    port: int = 0
-    ready_timeout_s: float = 300.0
-    force: frozenset[str] = frozenset()
-    """Stages that run again although the store has their result."""
-    arguments: tuple[str, ...] = ()
-    """The user's options of ``vllm serve`` for one run, after the target's own."""
-    cold: bool = False
-    """The image is built without the engine's cache, into a file and not into the engine."""
+    source: SourcePlan
+    """Of all upstreams but those with a mirror, which is git's."""
     wheels: str = "overlay"
     """``overlay`` or ``compile``."""
-    jobs: int | None = None
-    """Compilers at once; None: as many as memory holds."""
     pack: tuple[str, ...] = ()
     """FlashInfer's modules that are compiled ahead of time: as ``Target.pack``."""
     _series: dict[str, Series] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
-    def of(cls, project: Project, target_name: str, platform: Platform) -> Context:
-        """Return the build of a target without options.
-
-        Raises:
-            PinsError: pins.yaml has no such target.
-        """
-        target = project.pins.target(target_name)
+    def of(cls, project: Project, name: str, platform: Platform) -> Context:
+        """Return a target as pins.yaml describes it; PinsError if it has no such target."""
+        target = project.pins.target(name)
         return cls(
-            root=project.root,
-            pins=project.pins,
-            pins_path=project.pins_path,
-            store=project.store,
-            target_name=target_name,
+            project.pins_path,
+            project.pins,
+            project.store,
+            project.access,
+            target_name=name,
             target=target,
             platform=platform,
-            access=project.access,
+            source=target.source,
             pack=target.pack,
         )
 
@@ -119,9 +92,14 @@ class Context:
         return release_name(self.pins, self.target)
 
     @property
+    def dist(self) -> Path:
+        """The folder of published results."""
+        return self.root / "dist" / self.target_name
+
+    @property
     def server_log(self) -> Path:
         """File with the output of a server that did not start, or is being served."""
-        return self.root / "dist" / self.target_name / "server.log"
+        return self.dist / "server.log"
 
     @property
     def lock(self) -> Path:
@@ -157,8 +135,34 @@ class Context:
     def series_of(self, upstream: str) -> Series:
         """Return an upstream's series, read once for a build; raises what ``series.read`` does."""
         if upstream not in self._series:
-            self._series[upstream] = series.read(self.root / "patches" / upstream)
+            self._series[upstream] = series.read(self.series_folder(upstream))
         return self._series[upstream]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The means to make images and compiled code; without an engine: a virtual environment."""
+
+    engine: Engine | None = None
+    base: BaseImage | None = None
+    """Of the image, and of the one that wheels are compiled in; None where neither is made."""
+    builder: str = "default"
+    """buildx's name of its builder."""
+    ca_bundle: Path | None = None
+    jobs: int | None = None
+    """Compilers at once; None: as many as memory holds."""
+    cold: bool = False
+    """The image is built without the engine's cache, into a file and not into the engine."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a build's server is started, for the smoke test or by a command."""
+
+    port: int = 0
+    ready_timeout_s: float = 300.0
+    arguments: tuple[str, ...] = ()
+    """The user's options of ``vllm serve`` for one run, after the target's own."""
 
 
 def profile_of(pins: Pins, target_name: str) -> Profile:

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
 from sparkforge.build.jobs import width
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
-from sparkforge.core.log import human_bytes, log
+from sparkforge.core.log import log
 from sparkforge.core.run import call, in_parallel
 
 MANIFEST = "manifest.json"
@@ -40,52 +38,52 @@ _MEMBER = re.compile(rf"{_TOOLCHAIN}(include/.+|lib/libnvrtc(-builtins)?\.so\.[0
 _GIB_PER_JOB = 1.0  # one took 0.2 GiB
 _LIMIT_S = 1800.0  # one takes seconds
 _SHOWN_LINES = 20
+_ERROR = re.compile(r"^(\S+)\((\d+)\): (?:catastrophic )?error: (.+)$", re.MULTILINE)
+# ptxas's report on a kernel
+_USAGE = re.compile(
+    r"Compiling entry function '(?P<name>\S+)' for '\S+'\n"
+    r".*\n"
+    r".*?(?P<local>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores,"
+    r" (?P<loads>\d+) bytes spill loads\n"
+    r".*Used (?P<registers>\d+) registers(?:.*, (?P<shared>\d+) bytes smem)?"
+)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Resources that one kernel uses.
-
-    Attributes:
-        registers: of a thread.
-        shared: static shared memory of a block, bytes.
-        local: stack of a thread, bytes.
-        spills: registers that are kept in memory: bytes stored and loaded by a thread.
-    """
+    """Resources that one kernel uses."""
 
     name: str
     registers: int
+    """Of a thread."""
     shared: int
+    """Static shared memory of a block, bytes."""
     local: int
+    """Stack of a thread, bytes."""
     spills: int
+    """Registers that are kept in memory: bytes stored and loaded by a thread."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The input of a compile.
-
-    Attributes:
-        tree: folder that ``source`` is in.
-        source: the file, e.g. ``kernels/csrc/kernels.cu``; all files of its folder are sources.
-        architectures: e.g. ``121a``.
-        spills: kernels that may keep registers in memory.
-        version: of the compiler.
-    """
+    """The input of a compile."""
 
     tree: Path
     source: str
+    """The file below ``tree``; all files of its folder are sources."""
     architectures: tuple[str, ...]
+    """E.g. ``121a``."""
     spills: tuple[str, ...]
+    """Kernels that may keep registers in memory."""
     version: str
+    """Of the compiler."""
 
 
 def unpack(wheels: Path, folder: Path) -> None:
     """Write the compiler's library and headers from its wheels into a folder."""
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
-            for member in archive.namelist():
-                if _MEMBER.fullmatch(member):
-                    archive.extract(member, folder)
+            archive.extractall(folder, [n for n in archive.namelist() if _MEMBER.fullmatch(n)])
 
 
 def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
@@ -102,20 +100,16 @@ def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
         CommandError: the compiler cannot run, or does not end.
     """
 
-    def compiled(arch: str, stopping: Event) -> tuple[str, tuple[Kernel, ...]]:
-        start = time.monotonic()
-        text = _compile(request, toolchain, arch, out / f"sm_{arch}.cubin")
-        size = human_bytes((out / f"sm_{arch}.cubin").stat().st_size)
-        kernels = usage(text)
-        log.info(f"sm_{arch}: {len(kernels)} kernels, {size}, {time.monotonic() - start:.0f} s")
-        return arch, kernels
+    def compiled(arch: str, _: Event) -> tuple[Kernel, ...]:
+        return _usage(_compile(request, toolchain, arch, out / f"sm_{arch}.cubin"))
 
     every = request.architectures
     at_once = min(len(every), width(None, _GIB_PER_JOB))
     log.info(f"{request.source}: {len(every)} architectures, {at_once} at once")
-    found = dict(in_parallel(compiled, every, at_once))
+    found = dict(zip(every, in_parallel(compiled, every, at_once), strict=True))
     _check(found, request)
-    (out / MANIFEST).write_bytes(_manifest(request, found, out))
+    manifest = _manifest(request, found, out)
+    (out / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return {path.name: sha256_file(path) for path in sorted(out.iterdir())}
 
 
@@ -141,51 +135,27 @@ def _compile(request: Request, toolchain: Path, arch: str, out: Path) -> str:
     )
     text = done.stdout.decode(errors="replace")
     log.detail(text)
-    if done.returncode:
-        raise _failure(request, arch, text or done.stderr.decode(errors="replace"))
-    return text
+    if not done.returncode:
+        return text
+    if errors := _ERROR.findall(text):
+        path, line, what = errors[0]
+        more = f", and {len(errors) - 1} more errors" if len(errors) > 1 else ""
+        remedy = "use only what NVRTC has (docs/kernels.md)"
+        raise BuildError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
+    lines = (text or done.stderr.decode(errors="replace")).strip().splitlines()[-_SHOWN_LINES:]
+    said = "".join(f"\n    {line}" for line in lines)
+    raise BuildError(f"{request.source}: sm_{arch} cannot be compiled:{said}")
 
 
-_ERROR = re.compile(r"^(\S+)\((\d+)\): (?:catastrophic )?error: (.+)$", re.MULTILINE)
-
-
-def _failure(request: Request, arch: str, text: str) -> BuildError:
-    """Return the error of a compiler's output: the first place that it names."""
-    errors = _ERROR.findall(text)
-    if not errors:
-        lines = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
-        said = "\n".join(f"    {line}" for line in lines)
-        return BuildError(f"{request.source}: sm_{arch} cannot be compiled:\n{said}")
-    path, line, what = errors[0]
-    more = f", and {len(errors) - 1} more errors" if len(errors) > 1 else ""
-    remedy = "use only what NVRTC has (docs/kernels.md)"
-    return BuildError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
-
-
-_USAGE = re.compile(
-    r"Compiling entry function '(?P<name>\S+)' for '\S+'\n"
-    r".*\n"
-    r".*?(?P<local>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores,"
-    r" (?P<loads>\d+) bytes spill loads\n"
-    r".*Used (?P<registers>\d+) registers(?P<rest>.*)"
-)
-_SHARED = re.compile(r", (\d+) bytes smem")
-
-
-def usage(text: str) -> tuple[Kernel, ...]:
+def _usage(text: str) -> tuple[Kernel, ...]:
     """Return the kernels that a log of ptxas describes, by name."""
     kernels = []
     for match in _USAGE.finditer(text):
-        shared = _SHARED.search(match["rest"])
-        kernels.append(
-            Kernel(
-                match["name"],
-                int(match["registers"]),
-                int(shared[1]) if shared else 0,
-                int(match["local"]),
-                int(match["stores"]) + int(match["loads"]),
-            )
-        )
+        uses = {
+            name: int(value or 0) for name, value in match.groupdict().items() if name != "name"
+        }
+        spills = uses.pop("stores") + uses.pop("loads")
+        kernels.append(Kernel(match["name"], **uses, spills=spills))
     return tuple(sorted(kernels, key=lambda kernel: kernel.name))
 
 
@@ -201,43 +171,41 @@ def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
             msg = f"{request.source}: sm_{arch} has no {missing[0]}, which others have"
             raise BuildError(msg, "compile every kernel for every architecture")
     spilling = [
-        (kernel.name, f"sm_{arch} {kernel.name}: {kernel.spills} B, {kernel.local} B of stack")
+        (kernel.name, f"\n  sm_{arch} {kernel.name}: {kernel.spills} B, {kernel.local} B of stack")
         for arch, kernels in found.items()
         for kernel in kernels
         if kernel.local or kernel.spills
     ]
-    if lines := [f"\n  {line}" for name, line in spilling if name not in request.spills]:
+    if lines := [line for name, line in spilling if name not in request.spills]:
         msg = f"{request.source}: kernels keep registers in memory (spills):{''.join(lines)}"
         raise BuildError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")
-    known = {name for name, _ in spilling}
-    if needless := [name for name in request.spills if name not in known]:
+    if needless := sorted(set(request.spills) - {name for name, _ in spilling}):
         msg = f"{request.source}: {needless[0]} does not spill, but plugin.spills lists it"
         raise BuildError(msg, "remove it there, in pins.yaml")
 
 
-def _manifest(request: Request, found: Mapping[str, Sequence[Kernel]], out: Path) -> bytes:
-    """Return the manifest: the origin of the machine code, and the resources of each kernel."""
-
-    def cubin(arch: str) -> dict[str, object]:
-        data = (out / f"sm_{arch}.cubin").read_bytes()
-        return {
-            "architecture": arch,
-            "file": f"sm_{arch}.cubin",
-            "sha256": sha256(data).hexdigest(),
-            "size": len(data),
-            "kernels": [asdict(kernel) for kernel in found[arch]],
-        }
-
-    sources = (request.tree / request.source).parent
-    manifest = {
+def _manifest(
+    request: Request, found: Mapping[str, Sequence[Kernel]], out: Path
+) -> dict[str, object]:
+    """Return the origin of the machine code, and the resources of each kernel."""
+    sources = sorted((request.tree / request.source).parent.rglob("*"))
+    return {
         "schema": 1,
         "sources": {
             path.relative_to(request.tree).as_posix(): sha256_file(path)
-            for path in sorted(sources.rglob("*"))
+            for path in sources
             if path.is_file()
         },
         "compiler": request.version,
         "flags": FLAGS,
-        "cubins": [cubin(arch) for arch in request.architectures],
+        "cubins": [
+            {
+                "architecture": arch,
+                "file": (cubin := out / f"sm_{arch}.cubin").name,
+                "sha256": sha256_file(cubin),
+                "size": cubin.stat().st_size,
+                "kernels": [asdict(kernel) for kernel in kernels],
+            }
+            for arch, kernels in found.items()
+        ],
     }
-    return (json.dumps(manifest, indent=1) + "\n").encode()

@@ -1,28 +1,20 @@
-"""The items of a target and their needs: pins and options → a graph.
-
-Every item's inputs are known before anything runs, because pins.yaml and the patch files determine
-the results of earlier stages. So a plan, ``explain`` and a build in which nothing changed
-cost only hashing.
-"""
+"""The results of a target and their needs: a build's choices → a graph of ``Cached``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from graphlib import TopologicalSorter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from sparkforge.build.context import STAGES, UNPATCHED, Context
-from sparkforge.build.imagenote import ImageNote
-from sparkforge.build.item import Item
+from sparkforge.build import cached
+from sparkforge.build.cached import Cached, Planned, ordered
+from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
 from sparkforge.build.results import (
     BuilderResult,
     EnvironmentResult,
     ExternalResult,
-    KernelsResult,
-    OwnWheel,
-    PackResult,
-    PluginResult,
+    FilesResult,
     Product,
     SeriesResult,
     SmokeResult,
@@ -30,83 +22,71 @@ from sparkforge.build.results import (
     WheelhouseResult,
     WheelResult,
 )
-from sparkforge.build.stages import image
-from sparkforge.build.stages.environment import environment_item
-from sparkforge.build.stages.kernels import kernels_item
-from sparkforge.build.stages.patched import series_item
-from sparkforge.build.stages.plugin import plugin_item
-from sparkforge.build.stages.smoke import smoke_item
-from sparkforge.build.stages.source import source_item
-from sparkforge.build.stages.trial import trial_item
-from sparkforge.build.stages.wheelhouse import wheelhouse_item
-from sparkforge.build.stages.wheels import Tree, overlay_item
+from sparkforge.build.stages.kernels import kernels_item, plugin_item
+from sparkforge.build.stages.product import (
+    Parts,
+    environment_item,
+    image_item,
+    note_of,
+    smoke_item,
+)
+from sparkforge.build.stages.thirdparty import wheelhouse_item
+from sparkforge.build.stages.trees import Tree, tree_of
+from sparkforge.build.stages.wheels import overlay_item
 from sparkforge.runtime.engine import BaseImage
-from sparkforge.series import series
 
 
 @dataclass(frozen=True)
-class Graph:
-    """The items of a target."""
+class Graph(Parts):
+    """The results of a target; those of ``Parts`` are what its product is made of."""
 
-    sources: Mapping[str, Item[SourceResult]]
-    series: Mapping[str, Item[SeriesResult]]
+    sources: Mapping[str, Cached[SourceResult]]
+    series: Mapping[str, Cached[SeriesResult]]
     """``sources``, ``series``: by upstream; a series where it has patches."""
-    kernels: Item[KernelsResult] | None
-    plugin: Item[PluginResult] | None
-    """Our plugin for vLLM, with these kernels; None where pins.yaml has none."""
-    externals: Mapping[str, Item[ExternalResult]]
+    kernels: Cached[FilesResult] | None
+    """Of the plugin; None where pins.yaml has none."""
+    externals: Mapping[str, Cached[ExternalResult]]
     """By ``UPSTREAM/EXTERNAL``."""
-    wheels: Mapping[str, Item[WheelResult]]
-    pack: Item[PackResult] | None
-    """FlashInfer's modules; None where none are compiled ahead of time."""
-    wheelhouse: Item[WheelhouseResult]
-    product: Item[Product]
-    """The product: the image, or the virtual environment."""
-    smoke: Item[SmokeResult] | None
+    product: Cached[Product]
+    """The image, or the virtual environment."""
+    smoke: Cached[SmokeResult] | None
     """None where the target has no smoke test."""
 
-    @property
-    def own(self) -> tuple[Item[OwnWheel], ...]:
-        """The wheels that the build makes."""
-        return image.own(self.wheels, self.plugin, self.pack)
-
-    def until(self, stage: str) -> list[Item[Any]]:
-        """Return the items of a build up to and with a stage, in order."""
+    def until(self, stage: str) -> list[Cached[Any]]:
+        """Return what a build makes up to and with a stage, in order."""
         last = STAGES.index(stage)
         every = ordered([self.product if self.smoke is None else self.smoke])
         return [item for item in every if STAGES.index(item.stage) <= last]
 
 
-def ordered(goals: Iterable[Item[Any]]) -> list[Item[Any]]:
-    """Return items and all that they need, each item after its needs.
+@dataclass(frozen=True)
+class Build:
+    """One build: what, with which tools, and what is made again although the store has it."""
 
-    Of the items that could come next, one of the earliest stage does: the sources of all upstreams
-    come first, and nothing large is fetched before the series apply.
-    """
-    found: dict[Item[Any], int] = {}
+    context: Context
+    tools: Tools = field(default_factory=Tools)
+    serving: Serving = field(default_factory=Serving)
+    force: frozenset[str] = frozenset()
+    """Stages."""
 
-    def visit(item: Item[Any]) -> None:
-        for need in item.needs:
-            visit(need)
-        found.setdefault(item, len(found))
+    @cached_property
+    def graph(self) -> Graph:
+        """Its results; raises what ``graph_of`` does."""
+        return graph_of(self.context, self.tools, self.serving)
 
-    for goal in goals:
-        visit(goal)
-    sorter = TopologicalSorter({item: item.needs for item in found})
-    sorter.prepare()
-    ready: list[Item[Any]] = []
-    result: list[Item[Any]] = []
-    while sorter.is_active():
-        ready += sorter.get_ready()
-        item = min(ready, key=lambda item: (STAGES.index(item.stage), found[item]))
-        ready.remove(item)
-        result.append(item)
-        sorter.done(item)
-    return result
+    def plan(self, until: str) -> list[Planned]:
+        """Return what ``run`` would do."""
+        return cached.plan(self.context, self.graph.until(until), self.force)
+
+    def run(self, until: str, planned: Sequence[Planned] | None = None) -> list[Cached[Any]]:
+        """Make what the store lacks up to and with a stage; returns all results in order."""
+        items = self.graph.until(until)
+        cached.run(self.context, items, self.force, planned)
+        return items
 
 
-def graph_of(context: Context) -> Graph:
-    """Return the items of a build's target.
+def graph_of(context: Context, tools: Tools | None = None, serving: Serving | None = None) -> Graph:
+    """Return the results of a build's target.
 
     Raises:
         SeriesError: a series is malformed.
@@ -115,110 +95,72 @@ def graph_of(context: Context) -> Graph:
         UsageError: the target gets a pack, and has no GPU.
         PinsError: there is no module of a pack's name, or files of the plugin are missing.
     """
+    tools, serving = tools or Tools(), serving or Serving()
     trees: dict[str, Tree] = {}
-    externals: dict[str, Item[ExternalResult]] = {}
-    wheels: dict[str, Item[WheelResult]] = {}
-    builder = _builder(context)
+    externals: dict[str, Cached[ExternalResult]] = {}
+    wheels: dict[str, Cached[WheelResult]] = {}
+    builder = _builder(context, tools)
     for name in context.target.wheels:
         layers = {layer: tree_of(context, layer) for layer in context.layers(name)}
         trees |= layers
-        if builder is None:
-            wheels[name] = overlay_item(context, name, layers)
+        blocked = context.pins.upstream(name).compile.blocked
+        if builder is None or blocked is not None:
+            note = blocked or "" if builder is not None else ""
+            wheels[name] = overlay_item(context, name, layers, note=note)
             continue
         from sparkforge.build.compile import items  # not needed by overlays
 
         fetched = items.external_items(context, name)
         externals |= {f"{name}/{external}": item for external, item in fetched.items()}
-        blocked = context.pins.upstream(name).compile.blocked
-        if blocked is None:
-            wheels[name] = items.compile_item(context, name, builder, layers, fetched)
-        else:
-            wheels[name] = overlay_item(context, name, layers, note=blocked)
+        wheels[name] = items.compile_item(context, tools, name, builder, layers, fetched)
+    pin = context.pins.plugin
+    kernels = None if pin is None else kernels_item(context, pin)
+    plugin = None if pin is None or kernels is None else plugin_item(context, pin, kernels)
     house = wheelhouse_item(context)
-    pack = _pack(context, trees)
-    kernels, plugin = _plugin(context)
-    parts = image.Parts(wheels, plugin, pack, house, trial_item())
-    product, unpatched = _product(context, parts)
+    pack = None
+    if context.pack:
+        from sparkforge.build.packs import modules  # not needed by targets without a GPU
+        from sparkforge.build.packs.names import UPSTREAM
+        from sparkforge.build.stages.packs import packs_item
+
+        chosen = modules.pinned(context.pack, f"targets.{context.target_name}.pack")
+        pack = packs_item(context, trees.get(UPSTREAM), chosen, tools.jobs)
+    parts = Parts(wheels, plugin, pack, house)
     sources = {name: tree.source for name, tree in trees.items()}
+    product: Cached[Product]
+    unpatched = None
+    if tools.engine is not None and tools.base is not None:
+        product = image_item(context, tools, tools.engine, tools.base, parts)
+    else:
+        product = environment_item(context, parts.own, house, "environment")
+        # with arguments of the user's there is no proof: it is about the target as it is
+        unpatched = None if serving.arguments else unpatched_environment(context, house)
     smoke = None
     if context.target.smoke is not None:
-        smoke = smoke_item(context, product, unpatched, wheels, sources)
+        smoke = smoke_item(context, tools, serving, product, unpatched, wheels, sources)
+    patched = {name: tree.series for name, tree in trees.items() if tree.series is not None}
     return Graph(
-        sources,
-        {name: tree.series for name, tree in trees.items() if tree.series is not None},
-        kernels,
-        plugin,
-        externals,
-        wheels,
-        pack,
-        house,
-        product,
-        smoke,
+        *(wheels, plugin, pack, house), sources, patched, kernels, externals, product, smoke
     )
 
 
-def _plugin(context: Context) -> tuple[Item[KernelsResult] | None, Item[PluginResult] | None]:
-    """Return the machine code of our kernels, and the wheel with it."""
-    pin = context.pins.plugin
-    if pin is None:
-        return None, None
-    kernels = kernels_item(context, pin)
-    return kernels, plugin_item(context, pin, kernels)
-
-
-def _pack(context: Context, trees: Mapping[str, Tree]) -> Item[PackResult] | None:
-    if not context.pack:
-        return None
-    from sparkforge.build.packs import modules  # not needed by targets without a GPU
-    from sparkforge.build.packs.names import UPSTREAM
-    from sparkforge.build.stages.packs import packs_item
-
-    chosen = modules.pinned(context.pack, f"targets.{context.target_name}.pack")
-    return packs_item(context, trees.get(UPSTREAM), chosen)
-
-
-def _builder(context: Context) -> Item[BuilderResult] | None:
+def _builder(context: Context, tools: Tools) -> Cached[BuilderResult] | None:
     if context.wheels != "compile":
         return None
     from sparkforge.build.compile.builder import builder_item  # not needed by overlays
 
-    return builder_item(context)
+    return builder_item(context, tools)
 
 
-def tree_of(context: Context, name: str) -> Tree:
-    """Return an upstream's source and series; raises what ``graph_of`` does."""
-    patches, upstream = context.series_of(name), context.upstream(name)
-    series.check_emptied(patches, upstream)
-    source = source_item(context, name, upstream)
-    if not patches.patches:
-        return Tree(name, source, None)
-    return Tree(name, source, series_item(context, name, upstream, patches, source))
-
-
-def _product(
-    context: Context, parts: image.Parts
-) -> tuple[Item[Product], Item[EnvironmentResult] | None]:
-    """Return the product, and an environment of the release if the smoke test compares one."""
-    if context.engine is not None and context.base is not None:
-        return image.image_item(context, context.engine, context.base, parts), None
-    product = environment_item(context, parts.own, parts.house, "environment")
-    # with arguments of the user's there is no proof: it is about the target as it is
-    return product, None if context.arguments else _unpatched(context, parts.house)
-
-
-def _unpatched(context: Context, house: Item[WheelhouseResult]) -> Item[EnvironmentResult]:
+def unpatched_environment(
+    context: Context, house: Cached[WheelhouseResult] | None = None
+) -> Cached[EnvironmentResult]:
+    """Return the release without our series, in a virtual environment."""
     wheels = [overlay_item(context, name, None) for name in context.target.wheels]
+    house = house or wheelhouse_item(context)
     return environment_item(context, wheels, house, f"environment ({UNPATCHED})", release=True)
 
 
-def unpatched_environment(context: Context) -> Item[EnvironmentResult]:
-    """Return the release without our series, in a virtual environment."""
-    return _unpatched(context, wheelhouse_item(context))
-
-
-def note_of(context: Context, base: BaseImage) -> ImageNote:
+def inputs_of_image(context: Context, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of a target's image and its parts, as the image holds them."""
-    context = replace(context, base=base)
-    graph = graph_of(context)
-    parts = image.Parts(graph.wheels, graph.plugin, graph.pack, graph.wheelhouse, trial_item())
-    return image.note_of(context, parts, base)
+    return note_of(context, graph_of(context, Tools(base=base)), base)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sparkforge.build.context import Context
+from sparkforge.build.context import Context, Tools
 from sparkforge.build.results import ImageArchiveResult, ImageResult
 from sparkforge.core import plain
 from sparkforge.core.disk import code_digest
@@ -24,7 +24,7 @@ from sparkforge.runtime.engine import BaseImage, Engine
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
 """Folders in the image: data, our programs, and the Python environment."""
-# lines of serving/needs.py
+# lines of serving/image_build.py
 _LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")
 _HAS = re.compile(r"the image has /.*\S")
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
@@ -92,7 +92,7 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
 
 
 def needs(context: Context) -> list[dict[str, str]]:
-    """Return the requirements and forbidden programs of the image, for ``serving/needs.py``."""
+    """Return the requirements and forbidden programs for ``serving/image_build.py``."""
     there = [need.model_dump(exclude_none=True) for need in context.target.needs]
     return [*({"absent": name} for name in context.target.absent), *there]
 
@@ -130,7 +130,12 @@ class Contents:
 
 
 def build(
-    engine: Engine, context: Context, base: BaseImage, contents: Contents, folder: Path
+    engine: Engine,
+    tools: Tools,
+    context: Context,
+    base: BaseImage,
+    contents: Contents,
+    folder: Path,
 ) -> ImageResult:
     """Build an image and load it into the engine.
 
@@ -145,7 +150,7 @@ def build(
     key = contents.labels.get(KEY_LABEL, "alone")[:12]
     name = repository(context.target_name)
     passing = f"{name}:building-{key}"
-    digest = _build(engine, context, base, contents, folder, passing)
+    digest = _build(engine, tools, context, base, contents, folder, passing)
     if engine.containerd_store:
         engine.load(folder / ARCHIVE)
         (folder / ARCHIVE).unlink()
@@ -160,7 +165,12 @@ def build(
 
 
 def archive(
-    engine: Engine, context: Context, base: BaseImage, contents: Contents, folder: Path
+    engine: Engine,
+    tools: Tools,
+    context: Context,
+    base: BaseImage,
+    contents: Contents,
+    folder: Path,
 ) -> ImageArchiveResult:
     """Build an image without the engine's cache, into a file of a folder.
 
@@ -168,11 +178,17 @@ def archive(
         BuildError: the build failed.
     """
     name = f"{repository(context.target_name)}:cold"
-    return ImageArchiveResult(_build(engine, context, base, contents, folder, name), ARCHIVE)
+    return ImageArchiveResult(_build(engine, tools, context, base, contents, folder, name), ARCHIVE)
 
 
 def _build(
-    engine: Engine, context: Context, base: BaseImage, contents: Contents, folder: Path, name: str
+    engine: Engine,
+    tools: Tools,
+    context: Context,
+    base: BaseImage,
+    contents: Contents,
+    folder: Path,
+    name: str,
 ) -> str | None:
     """Run the build; returns the digest of the manifest, where the engine's store has one."""
     wheels, target = contents.wheels, context.target
@@ -195,7 +211,7 @@ def _build(
             buildx.ImageBuild(
                 context.root / "Dockerfile",
                 context.root,
-                context.builder,
+                tools.builder,
                 _output(engine, name, folder / ARCHIVE),
                 stage="serve" if target.cuda_arch is None else "serve-gpu",
                 platform=context.platform,
@@ -211,8 +227,8 @@ def _build(
                 },
                 labels=dict(sorted(contents.labels.items())),
                 contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
-                options=(f"--metadata-file={metadata}", *(["--no-cache"] if context.cold else [])),
-                ca_bundle=context.ca_bundle,
+                options=(f"--metadata-file={metadata}", *(["--no-cache"] if tools.cold else [])),
+                ca_bundle=tools.ca_bundle,
             )
         )
     except BuildError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build.context import Context
-from sparkforge.build.results import ImageResult, Product, WheelResult
+from sparkforge.build.context import Context, Serving
+from sparkforge.build.results import EnvironmentResult, ImageResult, Product, WheelResult
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
 from sparkforge.core.errors import UsageError
@@ -16,11 +16,11 @@ from sparkforge.pins.pathmap import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
-from sparkforge.serving import arguments
 from sparkforge.serving.errors import SettingError
+from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.sources import Source
-from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Artefact
 
 # The tiny model needs little: one GiB of cache is the smallest that vLLM takes. torch.compile is
 # off, as in the image, which has no compiler: the same code runs everywhere, and the start is
@@ -87,7 +87,7 @@ def from_environment(
     options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
     address = ("--host", servers.LOOPBACK, "--port", str(port))
     try:
-        command = [*program, "serve", str(launch.model), *address, *arguments.for_plugin(options)]
+        command = [*program, "serve", str(launch.model), *address, *for_plugin(options)]
     except SettingError as error:
         raise UsageError(error.what, error.hint) from None
     variables = {**environment.server_env(cache, folder.name), **launch.variables}
@@ -120,10 +120,12 @@ class Launcher:
     """Starts servers of a build, with the tiny checkpoint, in a work folder."""
 
     context: Context
+    engine: Engine | None
+    serving: Serving
     product: Artefact[Product]
     """The image or the environment."""
-    release: Path | None
-    """Folder of the unpatched release's environment; None where the product is an image."""
+    release: Artefact[EnvironmentResult] | None
+    """The unpatched release's environment; None where the product is an image."""
     wheels: Mapping[str, WheelResult]
     sources: Mapping[str, Source]
     """Before the patches, of the upstreams that have any."""
@@ -134,7 +136,7 @@ class Launcher:
         """Serve the build with the target's own arguments; keeps its log on a failure."""
         options = self.context.serve
         with (
-            self._server(self.product.path, options, "patched", {}) as server,
+            self._server(self.product, options, "patched", {}) as server,
             servers.kept_log(server, self.context.server_log),
         ):
             yield server
@@ -151,32 +153,36 @@ class Launcher:
         return self._server(self.release, options, "unpatched-without-amx", hidden)
 
     def _server(
-        self, folder: Path | None, options: Sequence[str], name: str, variables: Mapping[str, str]
+        self,
+        product: Artefact[Product] | None,
+        options: Sequence[str],
+        name: str,
+        variables: Mapping[str, str],
     ) -> AbstractContextManager[Server]:
         """Start a server.
 
         Args:
-            folder: of the environment; None: the image with the release's files put back.
+            product: None: the image with the release's files put back.
         """
         model = self.work / "model"
         if not model.exists():
             make_tiny_gpt_oss(model)
         work = self.work / name
         work.mkdir()
-        further = (*SMOKE_ARGUMENTS, *self.context.arguments)
-        restored = self.originals(work) if folder is None else {}
+        further = (*SMOKE_ARGUMENTS, *self.serving.arguments)
+        restored = self.originals(work) if product is None else {}
         if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):
             restored |= mask_files(work)
-        product = self.product if folder is None else replace(self.product, path=folder)
+        product = product or self.product
         variables = {**SMOKE_VARIABLES, **variables}
         if not isinstance(product.result, ImageResult):  # all that it keeps of an earlier server
             known = self.context.store.cache_path("serve")
             variables[environment.VLLM_CACHE] = str(
                 environment.vllm_cache(known, product.path.name)
             )
-        launch = servers.Launch(model, options, further, variables, self.context.port)
-        engine, cache = self.context.engine, self.work / "cache"
-        return start_server(engine, product, launch, work, cache, restored)
+        launch = servers.Launch(model, options, further, variables, self.serving.port)
+        cache = self.work / "cache"
+        return start_server(self.engine, product, launch, work, cache, restored)
 
     def originals(self, work: Path) -> dict[str, Path]:
         """Write the files that our series replaces as they were, by their path in the wheel.

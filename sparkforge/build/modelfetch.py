@@ -1,18 +1,16 @@
 """`build.py model fetch`: a target's model on this machine before its first start.
 
-The image downloads, as its first start would (``serving/hub.py``): into the same volume or
+The image downloads, as its first start would (``serving/checkpoint.py``): into the same volume or
 folder, as the same user, with the same checks. So nothing here knows the hub.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cyclopts import Parameter
 
@@ -30,11 +28,11 @@ from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import connect
-from sparkforge.serving.errors import EX_CANTCREAT, EX_DATAERR
+from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST
 from sparkforge.sources.project import Checkout, PinsFile, checkout
 
 _CACHE = "/var/cache/sparkforge/huggingface"
-_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/hub.py"
+_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 _PASSED = (
     *(name for proxy in _PROXIES for name in (proxy, proxy.lower())),
@@ -131,32 +129,22 @@ def _image(target: str, variables: Mapping[str, str]) -> str:
 
 
 def _download(name: str, command: list[str], given: Mapping[str, str]) -> None:
-    end: dict[str, Any] = {}
-    other = ["no output"]
+    lines = ["no output"]
 
     def show(line: str) -> None:
-        try:
-            document = json.loads(line)
-            if "say" in document:
-                log.info(document["say"])
-            elif "have" in document:
-                log.progress("downloading", document["have"], document["total"])
-            else:
-                end.update(document)
-        except (ValueError, TypeError):  # a warning of a library, or the message of a crash
-            other.append(line)
+        lines.append(line.removeprefix("entrypoint: ").removeprefix("error: "))
+        log.info(lines[-1])
 
     try:
         code = call(*command, env=given, check=False, stream=show).returncode
     except BaseException:
         call("docker", "rm", "--force", name, check=False)  # docker run may end before it
         raise
-    if "done" in end:
-        log.info("complete; the first start of the server downloads nothing")
-    elif "error" in end:
-        kinds = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
-        kind = kinds.get(end.get("code", 0), FetchError)
-        raise kind(str(end["error"]), "the next run continues from here")
-    else:
-        msg = f"the download failed with exit code {code}: {other[-1]}"
+    kinds = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
+    kinds |= {EX_NOHOST: FetchError, EX_CONFIG: FetchError}
+    if code in kinds:
+        raise kinds[code](lines[-1], "the next run continues from here")
+    if code:
+        msg = f"the download failed with exit code {code}: {lines[-1]}"
         raise MachineError(msg, "an image of an older checkout cannot download: build it again")
+    log.info("complete; the first start of the server downloads nothing")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,20 +11,12 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveFloat, PositiveInt, UInt16
 
 from sparkforge.core.errors import SeriesError, UsageError
-from sparkforge.pins.pins import RELEASE_PLAN, Pins, SourcePlan, Target
+from sparkforge.pins.pins import Pins, SourcePlan, Target
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.series import series
 from sparkforge.sources.sources import Access
 
-SOURCES: Mapping[str, SourcePlan] = {
-    "release": RELEASE_PLAN,
-    "git": SourcePlan(provider="git"),
-    "auto": SourcePlan(provider="git", fallback="release"),
-}
-"""Values of --source."""
-
-
-SourceName = Annotated[str | None, Parameter(choices=tuple(SOURCES))]
+SourceName = SourcePlan | None
 """Type of --source; see ``source_plan``."""
 Behind = Annotated[tuple[str, ...], Parameter(parse=False)]
 """Type of the field for the arguments after ``--``, which ``cli/main.py`` fills."""
@@ -86,7 +77,7 @@ class ServerOptions:
     """time limit of the server's start in seconds (default: 300; serve: none)"""
 
 
-def source_plan(source: str | None, access: Access, default: SourcePlan) -> SourcePlan:
+def source_plan(source: SourceName, access: Access, default: SourcePlan) -> SourcePlan:
     """Return the plan for sources: --source, else the default.
 
     Raises:
@@ -96,7 +87,7 @@ def source_plan(source: str | None, access: Access, default: SourcePlan) -> Sour
     if source == "release" and mirrored:
         msg = f"--source release uses no git repository, but --mirror gives one for {mirrored[0]}"
         raise UsageError(msg, "omit one of them")
-    return SOURCES[source] if source else default
+    return source or default
 
 
 def platform_of(target: Target) -> Platform:

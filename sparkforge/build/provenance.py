@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from sparkforge import __version__
-from sparkforge.build.context import Context
-from sparkforge.build.executor import Build
+from sparkforge.build.context import STAGES
+from sparkforge.build.graph import Build
 from sparkforge.build.packs.names import LOCK
 from sparkforge.build.results import EnvironmentResult
 from sparkforge.core import git
@@ -29,7 +29,7 @@ BUILDER = "https://sparkforge.example/build.py"
 
 
 def statement(
-    context: Context, build: Build, subjects: Mapping[str, str], third_party: Iterable[Path] = ()
+    build: Build, subjects: Mapping[str, str], third_party: Iterable[Path] = ()
 ) -> dict[str, Any]:
     """Return the statement as JSON values.
 
@@ -37,7 +37,7 @@ def statement(
         subjects: sha256 of each thing that was made, by its name.
         third_party: the other verified wheels that went in.
     """
-    product = build.results.step(build.graph.product)
+    context, product = build.context, build.graph.product.found
     external: dict[str, Any] = {
         "target": context.target_name,
         "platform": context.platform,
@@ -49,17 +49,17 @@ def statement(
         external["pack"] = list(context.pack)
     dependencies = [
         *_checkout(context.root),
-        *_upstreams(context, build),
-        *(_named(name, sha256) for name, sha256 in _inputs(context, build).items()),
-        *_externals(context, build),
+        *_upstreams(build),
+        *(_named(name, sha256) for name, sha256 in _inputs(build).items()),
+        *_externals(build),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
     if product is not None:
-        virtual = isinstance(product.artefact.result, EnvironmentResult)
+        virtual = isinstance(product.result, EnvironmentResult)
         external["bakes"] = "environment" if virtual else "image"
-        if context.base is not None:
-            external["base"] = context.base.reference
-            dependencies.append(_named("base image", context.base.digest.removeprefix("sha256:")))
+        if (base := build.tools.base) is not None:
+            external["base"] = base.reference
+            dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
     return {
         "_type": STATEMENT,
         "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
@@ -69,7 +69,9 @@ def statement(
                 "buildType": BUILD_TYPE,
                 "externalParameters": external,
                 "internalParameters": {
-                    step.item.label: step.artefact.key for step in build.results
+                    item.label: item.key
+                    for item in build.graph.until(STAGES[-1])
+                    if item.found is not None
                 },
                 "resolvedDependencies": dependencies,
             },
@@ -88,27 +90,28 @@ def _checkout(root: Path) -> list[dict[str, Any]]:
     return [{"name": "sparkforge", "digest": {"gitCommit": commit}, "annotations": clean}]
 
 
-def _upstreams(context: Context, build: Build) -> Iterator[dict[str, Any]]:
+def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
     """Yield the release wheels, the sources and the patches of our wheels."""
-    graph, results = build.graph, build.results
+    graph, context = build.graph, build.context
     for wheel, plan in context.target.wheels.items():
-        if results.step(graph.wheels[wheel]) is None:
+        if graph.wheels[wheel].found is None:
             continue  # the build ended behind the plugin's
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
         yield _file(release.file, release.sha256)
         for name in context.layers(wheel):
-            series = results.step(graph.series.get(name))
-            if series is not None:
-                provider = results.of(graph.sources[name]).provider
-                tree = series.artefact.result.tree
+            series = graph.series.get(name)
+            if series is not None and series.found is not None:
+                provider = graph.sources[name].result.provider
+                tree = series.result.tree
                 yield _source(name, provider, context.upstream(name), tree)
             for patch in context.series_of(name).patches:
                 yield _named(f"patches/{name}/{patch.name}", patch.sha256)
 
 
-def _inputs(context: Context, build: Build) -> dict[str, str]:
+def _inputs(build: Build) -> dict[str, str]:
     """Return the sources of our plugin's wheel and the locks of compilers: sha256 by name."""
-    graph, plugin = build.graph, context.pins.plugin
+    graph, context = build.graph, build.context
+    plugin = context.pins.plugin
     found: dict[str, str] = {}
     if graph.kernels is not None and graph.plugin is not None:
         found |= {**graph.kernels.inputs["sources"], **graph.plugin.inputs["package"]}
@@ -119,14 +122,14 @@ def _inputs(context: Context, build: Build) -> dict[str, str]:
     return found | {lock: sha256_file(context.root / lock) for lock in sorted(locks)}
 
 
-def _externals(context: Context, build: Build) -> Iterator[dict[str, Any]]:
+def _externals(build: Build) -> Iterator[dict[str, Any]]:
     """Yield the repositories that the builds of compiled wheels read."""
-    for name, item in build.graph.externals.items() if context.wheels == "compile" else ():
-        external = build.results.of(item)
+    for name, item in build.graph.externals.items():
+        external = item.result
         upstream, _, key = name.partition("/")
         yield {
             "name": name,
-            "uri": f"git+{context.pins.upstream(upstream).externals[key].git}",
+            "uri": f"git+{build.context.pins.upstream(upstream).externals[key].git}",
             "digest": {"gitCommit": external.commit},
         }
 

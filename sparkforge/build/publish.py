@@ -11,25 +11,28 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sparkforge.build import composing, receipt
+from sparkforge.build.cached import Cached, result_of
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.executor import Build
-from sparkforge.build.item import Results, wheel_path
+from sparkforge.build.graph import Build
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
+from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import plain
 from sparkforge.core.disk import disk_errors, intact, read_json, sha256_file, write_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import envfile
-from sparkforge.store.codekey import code_of
+from sparkforge.runtime.engine import Engine
+from sparkforge.store.store import code_of
 
 
-def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Receipt]:
+def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
     """Put wheels, SBOM, provenance, SHA256SUMS and receipt.json into dist/<target>/.
 
     Untouched where it already holds the result of the same items.
@@ -37,36 +40,46 @@ def publish(context: Context, build: Build, built: Receipt) -> tuple[Path, Recei
     Returns:
         The folder, and the receipt with the published files.
     """
-    folder = context.root / "dist" / context.target_name
+    context = build.context
+    folder = context.dist
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if (image := image_of(build)) is not None:
-        for_compose(context, image, folder)  # also after a rollback: a build means the newest
+        for_compose(
+            context, build.tools.engine, image
+        )  # also after a rollback: a build means the newest
     elif context.target.smoke is not None:
         tiny_model(folder)
-    if (before := _standing(context, build, built)) is not None:
-        return folder, replace(built, files=before.files)
+    if (before := _standing(build, built)) is not None:
+        built = replace(built, files=before.files)
+        if before.run.options != built.run.options:
+            _write_receipt(folder, built)
+        return folder, built
     wheels = _wheels(build)
     from filelock import FileLock  # not needed by a build in which nothing changed
 
     with disk_errors(folder), FileLock(folder / ".lock"):
         # without wheels the run has nothing to say about files
-        files = _publish_files(context, folder, build, wheels) if wheels else {}
+        files = _publish_files(folder, build, wheels) if wheels else {}
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         built = replace(built, files=files)
-        text = json.dumps(plain.as_json(built), indent=2, sort_keys=True) + "\n"
-        _write(folder / receipt.NAME, text.encode())
+        _write_receipt(folder, built)
     return folder, built
 
 
-def stands(context: Context, build: Build, built: Receipt) -> bool:
+def _write_receipt(folder: Path, built: Receipt) -> None:
+    text = json.dumps(plain.as_json(built), indent=2, sort_keys=True) + "\n"
+    _write(folder / receipt.NAME, text.encode())
+
+
+def stands(build: Build, built: Receipt) -> bool:
     """Return whether dist/<target>/ has the result of these items, undamaged."""
-    return _standing(context, build, built) is not None
+    return _standing(build, built) is not None
 
 
-def _standing(context: Context, build: Build, built: Receipt) -> Receipt | None:
+def _standing(build: Build, built: Receipt) -> Receipt | None:
     """Return the present receipt if dist/<target>/ has the result of these items, undamaged."""
-    folder = context.root / "dist" / context.target_name
+    folder = build.context.dist
     before = receipt.load(folder / receipt.NAME)
     if before is None or before.items != built.items:
         return None
@@ -78,27 +91,22 @@ def _standing(context: Context, build: Build, built: Receipt) -> Receipt | None:
 
 def reads_damage(build: Build) -> bool:
     """Return whether the third-party wheels, of which an SBOM has the hashes, are damaged."""
-    house = build.results.step(build.graph.wheelhouse)
-    return house is not None and not house.made_now and not house.item.sound(house.artefact)
+    house = build.graph.house
+    return house.found is not None and not house.made_now and not house.sound(house.found)
 
 
 def _wheels(build: Build) -> dict[Path, str]:
     """Return our wheels, each with its sha256, where the build has reached them."""
-    steps = (build.results.step(item) for item in build.graph.own)
-    made = [step.artefact for step in steps if step is not None]
-    return {wheel_path(artefact): artefact.result.sha256 for artefact in made}
+    return hashed(item for item in build.graph.own if item.found is not None)
 
 
 def image_of(build: Build) -> ImageResult | None:
     """Return the image of a build; None where it made none."""
-    step = build.results.step(build.graph.product)
-    result = None if step is None else step.artefact.result
+    result = result_of(build.graph.product)
     return result if isinstance(result, ImageResult) else None
 
 
-def _publish_files(
-    context: Context, folder: Path, build: Build, wheels: Mapping[Path, str]
-) -> dict[str, str]:
+def _publish_files(folder: Path, build: Build, wheels: Mapping[Path, str]) -> dict[str, str]:
     """Publish wheels, SBOM and provenance; returns the sha256 of each file by its name."""
     from sparkforge.build import provenance, sbom  # not needed by a build in which nothing changed
 
@@ -107,25 +115,16 @@ def _publish_files(
     for wheel in wheels:
         link(wheel, folder / wheel.name)
     files = {wheel.name: sha256 for wheel, sha256 in wheels.items()}
-    graph, results, image = build.graph, build.results, image_of(build)
-    house, plugin, pack = (
-        results.step(graph.wheelhouse),
-        results.step(graph.plugin),
-        results.step(graph.pack),
-    )
-    third_party = None if house is None else house.artefact.path / WHEELS
+    context, graph, image = build.context, build.graph, image_of(build)
+    third_party = None if graph.house.found is None else graph.house.path / WHEELS
     document = sbom.document(
         context,
         # a build that ended behind the plugin's wheel has no others
-        {
-            name: step.artefact.result
-            for name, item in graph.wheels.items()
-            if (step := results.step(item)) is not None
-        },
-        None if plugin is None else plugin.artefact.result,
-        None if pack is None else pack.artefact.result,
+        {name: item.result for name, item in graph.wheels.items() if item.found is not None},
+        result_of(graph.plugin),
+        result_of(graph.pack),
         third_party=third_party,
-        base=context.base if image is not None else None,
+        base=build.tools.base if image is not None else None,
         system=[sbom.SystemPackage(*line.split(" ")) for line in image.system] if image else (),
     )
     files[SBOM] = _write(folder / SBOM, document)
@@ -134,7 +133,7 @@ def _publish_files(
         name = f"{image.tag}@{context.platform}"
         subjects[name] = (image.digest or image.image_id).removeprefix("sha256:")
     others = third_party.glob("*.whl") if third_party is not None else ()
-    statement = provenance.statement(context, build, subjects, others)
+    statement = provenance.statement(build, subjects, others)
     text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
     files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
     _write(folder / SUMS, receipt.sums(files))
@@ -207,7 +206,7 @@ def _is_made(model: Path, note: Path, code: str) -> bool:
 # -- Compose and the end of a build ------------------------------------------------------
 
 
-def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
+def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> None:
     """Have `docker compose up` serve an image: by .env, and the volume of the models.
 
     Lines that the user added to .env under other names stay as they are.
@@ -225,24 +224,22 @@ def for_compose(context: Context, image: ImageResult, folder: Path) -> None:
         {
             "COMPOSE_PROFILES": context.target_name,
             name: tag,
-            "SPARKFORGE_MODEL_DIR": str(tiny_model(folder)) if context.target.smoke else "",
+            "SPARKFORGE_MODEL_DIR": str(tiny_model(context.dist)) if context.target.smoke else "",
         },
     )
-    if context.engine is not None:
-        composing.keep_models(context.engine, context.target, context.platform)
+    if engine is not None:
+        composing.keep_models(engine, context.target, context.platform)
 
 
-def summary(context: Context, build: Build, folder: Path, seconds: float) -> None:
+def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: float) -> None:
     """Print the results, the time of each stage, and the next command."""
-    results = build.results
-    made = sum(step.made_now for step in results)
-    log.heading(f"done in {seconds:.1f} s: {made} built, {len(results) - made} cached")
+    made = sum(item.made_now for item in items)
+    log.heading(f"done in {seconds:.1f} s: {made} built, {len(items) - made} cached")
     for wheel in _wheels(build):
         log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
     if (image := image_of(build)) is not None:
         log.info(f"image    {image.tag}")
-    if (smoke := results.step(build.graph.smoke)) is not None:
-        report = smoke.artefact.result
+    if (report := result_of(build.graph.smoke)) is not None:
         log.info(
             f"smoke    ready in {report.ready_s} s, {report.tokens} tokens in"
             f" {report.completion_s} s, stopped in {report.stop_s} s"
@@ -253,17 +250,17 @@ def summary(context: Context, build: Build, folder: Path, seconds: float) -> Non
             log.info(f"release  unpatched, it {same}rejects the same checkpoint{hidden}")
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
     if made:
-        log.info(f"time     {', '.join(times(results))}")
-    log.info(f"next     {next_step(context, served=results.step(build.graph.product) is not None)}")
+        log.info(f"time     {', '.join(times(items))}")
+    served = build.graph.product.found is not None
+    log.info(f"next     {next_step(build.context, served=served)}")
 
 
-def times(results: Results) -> list[str]:
+def times(items: Iterable[Cached[Any]]) -> list[str]:
     """Return the time of each stage that built something, in order."""
     seconds: dict[str, float] = {}
-    for step in results:
-        if step.made_now:
-            stage = step.item.stage
-            seconds[stage] = seconds.get(stage, 0.0) + step.artefact.seconds
+    for item in items:
+        if item.made_now:
+            seconds[item.stage] = seconds.get(item.stage, 0.0) + item.artefact.seconds
     return [f"{stage} {took:.1f} s" for stage, took in seconds.items()]
 
 

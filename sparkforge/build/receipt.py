@@ -1,22 +1,23 @@
-"""The receipt: inputs, results and times of a build. Written last."""
+"""The receipt: inputs, results and times of a build, and the options that it had. Written last."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkforge import __version__
-from sparkforge.build.item import Results
+from sparkforge.build.options import VariantOptions
 from sparkforge.build.results import ImageResult
 from sparkforge.core import plain
 from sparkforge.core.disk import intact, read_json, sha256_file
 from sparkforge.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from sparkforge.build.cached import Cached
     from sparkforge.build.context import Context
 
 SCHEMA = 1
@@ -31,19 +32,19 @@ SUFFIX = ".sigstore.json"
 
 @dataclass(frozen=True)
 class Made:
-    """An item of the build."""
+    """A result of the build."""
 
     stage: str
     label: str
     key: str
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
-    """Its result's fields."""
+    """Its fields."""
 
 
 @dataclass(frozen=True)
 class Time:
-    """Action of the run for an item."""
+    """Action of the run for a result."""
 
     state: str
     """``made`` or ``in the store``."""
@@ -60,6 +61,8 @@ class Run:
     seconds: float
     items: Mapping[str, Time]
     """By label."""
+    options: VariantOptions = field(default_factory=VariantOptions)
+    """They give a build like this one again: the defaults of commands that use the last build."""
 
 
 @dataclass(frozen=True)
@@ -121,55 +124,29 @@ def problems(folder: Path, built: Receipt | None = None) -> list[str]:
     ]
 
 
-def of(context: Context, results: Results, seconds: float) -> Receipt:
+def of(
+    context: Context, items: Sequence[Cached[Any]], seconds: float, options: VariantOptions
+) -> Receipt:
     """Return the receipt of a run, without published files.
 
     Args:
+        items: all that the run has reached, in order.
         seconds: that the run took.
     """
+    made = tuple(
+        Made(one.stage, one.label, one.key, one.inputs, plain.as_json(one.result)) for one in items
+    )
+    times = {
+        one.label: Time("made" if one.made_now else "in the store", one.artefact.seconds)
+        for one in items
+    }
+    machine, python = platform.machine(), platform.python_version()
     return Receipt(
         schema=SCHEMA,
         sparkforge=__version__,
         target=context.target_name,
         platform=context.platform,
         pins_sha256=sha256_file(context.pins_path),
-        items=tuple(
-            Made(
-                step.item.stage,
-                step.item.label,
-                step.artefact.key,
-                step.artefact.inputs,
-                plain.as_json(step.artefact.result),
-            )
-            for step in results
-        ),
-        run=Run(
-            platform.machine(),
-            platform.python_version(),
-            round(seconds, 2),
-            {
-                step.item.label: Time(
-                    "made" if step.made_now else "in the store", step.artefact.seconds
-                )
-                for step in results
-            },
-        ),
+        items=made,
+        run=Run(machine, python, round(seconds, 2), times, options),
     )
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
-    """Return each input that differs, one line each: ``name: old → new``."""
-    result = []
-    for key in sorted(old.keys() | new.keys()):
-        name = f"{where}.{key}" if where else str(key)
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            result += differences(before, after, name)
-        elif before != after:
-            result.append(f"{name}: {_short(before)} → {_short(after)}")
-    return result
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= 48 else f"{text[:20]}…{text[-12:]}"

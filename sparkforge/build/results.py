@@ -1,7 +1,6 @@
-"""The results of a build's items, one type for each kind.
+"""The results of a build, one type for each kind; the store and the receipt hold them as JSON.
 
-The store and the receipt hold them as JSON objects with these fields. A record that does not load
-as its type, for example that of an older version, counts as absent.
+A record that does not load as its type, for example that of an older version, counts as absent.
 """
 
 from __future__ import annotations
@@ -12,28 +11,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sparkforge.core.disk import intact
 from sparkforge.pins.pins import Provider
+from sparkforge.store.store import Artefact
 
 
 @dataclass(frozen=True)
 class SourceResult:
-    """An upstream's source."""
+    """An upstream's source: full SHAs in the store's repository, and its origin for people."""
 
     provider: Provider
     commit: str
     tree: str
-    """``commit``, ``tree``: full SHAs in the store's repository."""
     origin: str
-    """Its origin, for people."""
 
 
 @dataclass(frozen=True)
 class ExternalResult:
-    """A repository that an upstream's build reads."""
+    """A repository that an upstream's build reads; sha256 of the archive of its files."""
 
     commit: str
     sha256: str
-    """Of the archive of its files, in the artefact's folder."""
 
 
 @dataclass(frozen=True)
@@ -41,35 +39,38 @@ class SeriesResult:
     """A patched source."""
 
     source: str
-    """Commit before the patches."""
+    """Commit before the patches; ``commit``, ``tree``: after them."""
     commit: str
     tree: str
-    """``commit``, ``tree``: after them."""
     touched: Mapping[str, str]
     """Changed paths, each with the name of the last patch that changes it."""
 
 
 @dataclass(frozen=True)
-class KernelsResult:
-    """Machine code for GPUs, and its manifest, in the artefact's folder."""
+class FilesResult:
+    """Files of the result's folder: machine code of kernels, a checkpoint."""
 
     files: Mapping[str, str]
-    """sha256 of each, by its name."""
+    """sha256 of each, by its path."""
+
+
+def all_intact(artefact: Artefact[FilesResult]) -> bool:
+    """Return whether the files of a result are as they were made."""
+    return all(intact(artefact.path / name, of) for name, of in artefact.result.files.items())
 
 
 @dataclass(frozen=True)
 class BuilderResult:
-    """The image that wheels are compiled in."""
+    """The image that wheels are compiled in; ``system``: packages, as ``sbom.system`` has them."""
 
     image_id: str
     tag: str
     system: tuple[str, ...]
-    """Packages of the distribution, as ``sbom.system`` lists them."""
 
 
 @dataclass(frozen=True)
 class OwnWheel:
-    """A wheel that a build made: the file in the artefact's folder."""
+    """A wheel that a build made: the file in the result's folder."""
 
     file: str
     sha256: str
@@ -91,20 +92,14 @@ class WheelResult(OwnWheel):
 
 @dataclass(frozen=True)
 class PluginResult(OwnWheel):
-    """The wheel of our plugin for vLLM."""
+    """The wheel of our plugin for vLLM; sha256 of its machine code, by paths in the wheel."""
 
     kernels: Mapping[str, str]
-    """sha256 of its machine code and their manifest, by their paths in the wheel."""
 
 
 @dataclass(frozen=True)
 class PackResult(OwnWheel):
-    """A wheel of FlashInfer's modules.
-
-    Attributes:
-        modules: sha256 of each library, by its module's name.
-        units: sources that they were compiled from.
-    """
+    """A wheel of FlashInfer's modules: sha256 of each library; sources compiled for them."""
 
     modules: Mapping[str, str]
     units: int
@@ -112,11 +107,10 @@ class PackResult(OwnWheel):
 
 @dataclass(frozen=True)
 class NativeFile:
-    """A native file of a compiled wheel."""
+    """A native file of a compiled wheel: of the patched tree, or of the release wheel."""
 
     sha256: str
     origin: Annotated[Literal["compiled", "release"], Field(alias="from")]
-    """``compiled`` from the patched tree, or taken from the ``release`` wheel."""
 
 
 @dataclass(frozen=True)
@@ -131,22 +125,14 @@ class CompiledWheelResult(WheelResult):
 
 @dataclass(frozen=True)
 class WheelhouseResult:
-    """A folder of third-party wheels."""
+    """A folder with this number of third-party wheels."""
 
     files: int
 
 
 @dataclass(frozen=True)
-class CheckpointResult:
-    """The checkpoint of the preflight."""
-
-    files: Mapping[str, str]
-    """sha256 of each file, by its path in the artefact's folder and in the image's share."""
-
-
-@dataclass(frozen=True)
 class EnvironmentResult:
-    """A virtual environment, in the artefact's folder."""
+    """A virtual environment, in the result's folder."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +150,14 @@ class ImageResult:
 
 @dataclass(frozen=True)
 class ImageArchiveResult:
-    """An image in a file of the artefact's folder, of a build without the engine's cache."""
+    """An image in a file of the result's folder, of a build without the engine's cache."""
 
     digest: str | None
     archive: str
+
+
+Product = ImageResult | ImageArchiveResult | EnvironmentResult
+"""A result that can be served."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +176,7 @@ class ReleaseProof:
     """``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of its
     own, and answers ``smoke.PROMPTS`` as the patched server does."""
     refusal: str
-    """The line that it refuses with; where it was compared, with ``hidden`` hidden from that one
-    process."""
+    """Its words; where it was compared, those with ``hidden`` hidden from that one process."""
     hidden: str = ""
     """The instruction set that was hidden for the refusal, or ""."""
     difference: float = 0.0
@@ -203,7 +192,6 @@ class SmokeResult:
     completion_s: float
     """One completion of ``tokens`` tokens, not streamed."""
     tokens: int
-    """Completion tokens that the server counted."""
     text: str
     """The model's text, escaped (a random model gives random bytes)."""
     stop_s: float
@@ -211,8 +199,4 @@ class SmokeResult:
     answers: tuple[Answer, ...]
     """To ``smoke.PROMPTS``."""
     release: ReleaseProof | None = None
-    """Result of the unpatched release; None if it was not tried."""
-
-
-Product = ImageResult | ImageArchiveResult | EnvironmentResult
-"""A result that can be served."""
+    """None if the unpatched release was not tried."""

@@ -20,8 +20,9 @@ import requests
 
 from sparkforge.build import image
 from sparkforge.build.context import Context
+from sparkforge.build.graph import Build
 from sparkforge.build.publish import for_compose, made, tiny_model
-from sparkforge.build.results import ImageResult, Product
+from sparkforge.build.results import ImageResult
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
@@ -31,7 +32,6 @@ from sparkforge.runtime.serverlog import ending
 from sparkforge.runtime.servers import LOOPBACK, Launch, ProcessServer
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
-from sparkforge.store.artefact import Artefact
 
 _COMPOSE_GRACE_S = 60.0  # more than the container's own (docker-compose.yml: 30 s)
 _ANSWER_S = 600.0  # for the first token: it may compile kernels
@@ -129,8 +129,7 @@ class _Follower:
 
 
 def serve(
-    context: Context,
-    product: Artefact[Product],
+    build: Build,
     model: Path | None = None,
     *,
     chat: bool = False,
@@ -152,13 +151,14 @@ def serve(
         ServerError: the server ended by itself, or was not ready in time.
         MachineError: its port is taken.
     """
+    context, product = build.context, build.graph.product
     built = product.result
     is_image = isinstance(built, ImageResult)
     if isinstance(built, ImageResult):
-        started = _image_server(context, built, model, profile, chat=chat)
+        started = _image_server(build, built, model, profile, chat=chat)
     else:
         served = profile or context.serving
-        started = _environment_server(context, product.path, model, served, chat=chat)
+        started = _environment_server(build, product.path, model, served, chat=chat)
     with started as (server, name), servers.kept_log(server, server.output_path):
         follower = _Follower(server.output_path)
         # a container reports its progress; a virtual environment only has vLLM's own log
@@ -220,24 +220,24 @@ def _until_it_ends(server: ProcessServer, follower: _Follower) -> int:
 
 @contextmanager
 def _image_server(
-    context: Context, built: ImageResult, model: Path | None, profile: Profile | None, *, chat: bool
+    build: Build, built: ImageResult, model: Path | None, profile: Profile | None, *, chat: bool
 ) -> Iterator[tuple[ProcessServer, str | None]]:
     from sparkforge.build.launcher import CHAT_OPTIONS
 
-    folder = context.root / "dist" / context.target_name
-    for_compose(context, built, folder)
+    context, engine, serving = build.context, build.tools.engine, build.serving
+    folder = context.dist
+    for_compose(context, engine, built)
     environment: dict[str, str | None] = {}
-    if context.port:
-        environment["SPARKFORGE_PORT"] = str(context.port)
+    if serving.port:
+        environment["SPARKFORGE_PORT"] = str(serving.port)
     if chat:
-        engine = context.engine
         assert engine is not None  # an image came of one
         ours = f"/{image.PROGRAMS}"
         model = chat_model(folder, lambda code: engine.run_python(built.image_id, code, ours))
         environment["SPARKFORGE_MODEL_NAME"] = os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME)
     if model is not None:
         environment["SPARKFORGE_MODEL_DIR"] = str(model)
-    if options := (*(CHAT_OPTIONS if chat else ()), *context.arguments):
+    if options := (*(CHAT_OPTIONS if chat else ()), *serving.arguments):
         environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(options)
     if profile is not None:
         environment[profiles.VARIABLE] = profile.choice
@@ -259,11 +259,12 @@ def _image_server(
 
 @contextmanager
 def _environment_server(
-    context: Context, environment: Path, model: Path | None, profile: Profile, *, chat: bool
+    build: Build, environment: Path, model: Path | None, profile: Profile, *, chat: bool
 ) -> Iterator[tuple[ProcessServer, str | None]]:
     from sparkforge.build.launcher import CHAT_OPTIONS, SMOKE_VARIABLES, from_environment
 
-    folder = context.root / "dist" / context.target_name
+    context, serving = build.context, build.serving
+    folder = context.dist
     folder.mkdir(parents=True, exist_ok=True)
     if chat:
         weights = chat_model(folder, in_environment(python_path(environment)))
@@ -273,9 +274,9 @@ def _environment_server(
     launch = Launch(
         weights,
         context.serve_with(profile),
-        (*(CHAT_OPTIONS if chat else ()), *context.arguments),
+        (*(CHAT_OPTIONS if chat else ()), *serving.arguments),
         SMOKE_VARIABLES if model is None else {},
-        context.port or 8000,
+        serving.port or 8000,
         name=name,
     )
     cache = context.store.cache_path("serve")

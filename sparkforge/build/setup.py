@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from sparkforge.build import lastbuild
-from sparkforge.build.context import STAGES, Context
+from sparkforge.build import publish, receipt
+from sparkforge.build.context import STAGES, Context, Serving, Tools
+from sparkforge.build.graph import Build
 from sparkforge.build.options import (
     ServerOptions,
     ToolOptions,
@@ -20,13 +21,12 @@ from sparkforge.core.log import log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.runtime import buildx, engine
-from sparkforge.runtime.engine import BaseImage
 from sparkforge.sources.project import Project
 
 _TOOLS, _SERVER = ToolOptions(), ServerOptions()
 
 
-def context_of(
+def build_of(
     project: Project,
     name: str,
     variant: VariantOptions,
@@ -37,7 +37,7 @@ def context_of(
     server: ServerOptions = _SERVER,
     arguments: tuple[str, ...] = (),
     plan_only: bool = False,
-) -> Context:
+) -> Build:
     """Return the build that a command's options name.
 
     Args:
@@ -50,36 +50,28 @@ def context_of(
     """
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
-    target = target.model_copy(update={"source": plan})
     wanted = platform_of(target)
     pack = pack_of(variant, target)
     if variant.wheels != "compile" and not pack and tools.jobs is not None:
         msg = "--jobs needs --wheels compile or a pack: this build compiles nothing"
         raise UsageError(msg, "omit it")
-    backend = _backend(project.pins, name, variant, tools, until, plan_only=plan_only)
+    made_with = _tools(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = replace(
         Context.of(project, name, wanted),
-        target=target,
-        engine=backend.engine,
-        base=backend.base,
-        builder=backend.builder,
-        ca_bundle=tools.ca_bundle,
-        port=server.port,
-        force=frozenset(force),
-        ready_timeout_s=server.ready_timeout or Context.ready_timeout_s,
-        arguments=arguments,
+        source=plan,
         wheels=variant.wheels or "overlay",
-        jobs=tools.jobs,
         pack=pack,
     )
-    if backend.engine is not None and target.absent and target.cuda_arch and not pack:
+    timeout_s = server.ready_timeout or Serving.ready_timeout_s
+    serving = Serving(server.port, timeout_s, arguments)
+    if made_with.engine is not None and target.absent and target.cuda_arch and not pack:
         log.warning(
             "the image will have neither FlashInfer's modules nor compilers for them: serve with"
             " --attention-backend TRITON_ATTN"
         )
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
-    return context
+    return Build(context, made_with, serving, frozenset(force))
 
 
 def pack_of(variant: VariantOptions, target: pins.Target) -> tuple[str, ...]:
@@ -89,16 +81,7 @@ def pack_of(variant: VariantOptions, target: pins.Target) -> tuple[str, ...]:
     return () if variant.pack == "none" else (variant.pack,)
 
 
-@dataclass(frozen=True)
-class _Backend:
-    """Engine, base and builder of images; no engine for a virtual environment."""
-
-    engine: engine.Engine | None = None
-    base: BaseImage | None = None
-    builder: str = "default"
-
-
-def _backend(
+def _tools(
     all_pins: pins.Pins,
     name: str,
     variant: VariantOptions,
@@ -106,12 +89,12 @@ def _backend(
     until: str,
     *,
     plan_only: bool,
-) -> _Backend:
-    """Choose engine, base and builder; raises what `context_of` does."""
+) -> Tools:
+    """Choose engine, base and builder; raises what `build_of` does."""
     builds = STAGES.index(until) >= STAGES.index("image")
     compiles = variant.wheels == "compile"
     if not (builds or compiles):
-        return _Backend()
+        return Tools()
     target = all_pins.target(name)
     wanted = platform_of(target)
     elsewhere = MACHINES.get(platform.machine()) != wanted
@@ -143,7 +126,7 @@ def _backend(
     if elsewhere and target.smoke is not None and until == STAGES[-1]:
         msg = f"this target's smoke test runs on {wanted}; this machine is {platform.machine()}"
         raise UsageError(msg, "build the image here (--until image) and test it there")
-    return _Backend(chosen, resolved, builder)
+    return Tools(chosen, resolved, builder, tools.ca_bundle, tools.jobs)
 
 
 def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> str | None:
@@ -186,25 +169,26 @@ def _engine_for(
     return chosen, why
 
 
-def last_context(
+def last_build(
     project: Project,
     name: str,
     variant: VariantOptions,
     server: ServerOptions,
     arguments: tuple[str, ...],
-) -> Context:
+) -> Build:
     """Return a target's last build up to its image, for a command that serves it.
 
     Raises:
-        UsageError, MachineError: as ``context_of``.
+        UsageError, MachineError: as ``build_of``.
     """
     variant = last_variant(project, name, variant)
-    return context_of(project, name, variant, "image", server=server, arguments=arguments)
+    return build_of(project, name, variant, "image", server=server, arguments=arguments)
 
 
 def last_variant(project: Project, name: str, variant: VariantOptions) -> VariantOptions:
     """Complete a variant with the options of a target's last build."""
-    last = lastbuild.read(project.root, name)
+    written = receipt.load(project.root / "dist" / name / receipt.NAME)
+    last = VariantOptions() if written is None else written.run.options
     if variant.engine == "auto" and variant.base is None:
         variant = replace(variant, engine=last.engine, base=last.base)
     if variant.wheels is None:
@@ -214,3 +198,21 @@ def last_variant(project: Project, name: str, variant: VariantOptions) -> Varian
     if variant.source is None and not project.access.mirrors:
         variant = replace(variant, source=last.source)
     return variant
+
+
+def options_of(build: Build, engine: str) -> VariantOptions:
+    """Return the options that give a build like this one again; defaults stand for themselves.
+
+    Args:
+        engine: value of --engine; recorded where it is ``none``.
+    """
+    context, base = build.context, build.tools.base
+    image = publish.image_of(build) is not None
+    return VariantOptions(
+        engine="none" if engine == "none" else "auto",
+        base=base.reference if image and base is not None else None,
+        wheels=context.wheels if context.wheels == "compile" else None,
+        # a mirror makes the sources of upstreams differ
+        source=None if context.access.mirrors else context.source,
+        pack=None if context.pack == context.target.pack else " ".join(context.pack) or "none",
+    )

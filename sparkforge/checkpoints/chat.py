@@ -144,7 +144,7 @@ def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
 
     Args:
         dest: Folder to create; it appears complete or not at all.
-        tokens: o200k_base: the bytes of each token, by rank (`serving.checkpoint.tokens`).
+        tokens: o200k_base: the bytes of each token, by rank.
 
     Returns:
         The size of all files in bytes: 93 MB, of them 77 in embedding and lm_head.

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import executor, publish
+from sparkforge.build import publish
 from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
-from sparkforge.build.setup import last_context
+from sparkforge.build.setup import last_build
 from sparkforge.check.bench import command
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.serving.access import redacted
+from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
 if TYPE_CHECKING:
@@ -65,15 +65,13 @@ def measure_quality(options: QualityOptions) -> int:
     for layers in options.layers:
         roofline.parse_layers(layers)  # checked here, not by a server after the first has run
     project = Project.open(options.project)
-    context = last_context(
-        project, options.target, options.variant, options.server, options.arguments
-    )
+    build = last_build(project, options.target, options.variant, options.server, options.arguments)
+    context = build.context
     if options.model is None and context.target.smoke is None:
         msg = f"target {context.target_name} has no checkpoint"
         raise UsageError(msg, "give one with --model DIR")
     model = None if options.model is None else serve.checkpoint(options.model)
-    build = executor.build(context, "image")
-    product = build.results.artefact(build.graph.product)
+    build.run("image")
     plan = quality.Plan(
         options.layers or quality.DEFAULT_LAYERS,
         options.prompts,
@@ -84,8 +82,8 @@ def measure_quality(options: QualityOptions) -> int:
     started = datetime.now(UTC)
     limits = losses.Limits(options.max_kl, options.min_agreement, options.max_score_drop)
     with context.store.temporary("quality") as work:
-        tiny = publish.tiny_model(context.root / "dist" / context.target_name)
-        start = quality.starter(context, product, model, tiny, work)
+        tiny = publish.tiny_model(context.dist)
+        start = quality.starter(build, model, tiny, work)
         report = quality.run(start, plan, limits, quality.Material.load(plan))
     document = {
         "started": started.isoformat(timespec="seconds"),
@@ -93,10 +91,10 @@ def measure_quality(options: QualityOptions) -> int:
         "release": context.release,
         "pins": sha256_file(context.pins_path),
         "model": str(model or tiny),
-        "options": redacted((*context.serve, *context.arguments)),
+        "options": redacted((*context.serve, *build.serving.arguments)),
         **report.document(),
     }
-    folder = command.new_folder(context.root / "dist" / context.target_name / "bench", "quality")
+    folder = command.new_folder(context.dist / "bench", "quality")
     file = folder / "quality.json"
     write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
     if options.output.json:

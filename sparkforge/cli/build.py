@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from sparkforge.build import executor, lastbuild, publish, receipt
-from sparkforge.build.context import PLANNED, STAGES, Context
-from sparkforge.build.graph import graph_of
+from sparkforge.build import cached, publish, receipt
+from sparkforge.build.context import PLANNED, STAGES
+from sparkforge.build.graph import Build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -23,11 +23,11 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.packs import toolchain
 from sparkforge.build.results import EnvironmentResult, PackResult
-from sparkforge.build.setup import context_of, last_variant
+from sparkforge.build.setup import build_of, last_variant, options_of
 from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.types import MACHINES
+from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.runtime import interpreter
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -92,7 +92,7 @@ def _build_in(project: Project, options: BuildOptions) -> int:
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
         return _dry_run(options, project)
-    context = context_of(
+    build = build_of(
         project,
         options.target,
         options.variant,
@@ -101,37 +101,38 @@ def _build_in(project: Project, options: BuildOptions) -> int:
         tools=options.tools,
         server=options.server,
     )
-    graph = graph_of(context)
-    todo = graph.until(options.until)
-    steps = executor.plan(context, todo)
+    context, todo = build.context, build.graph.until(options.until)
+    planned = build.plan(options.until)
     log.heading(
-        f"{context.target_name} on {context.platform}: {sum(step.made for step in steps)}"
-        f" of {len(steps)} items to build"
+        f"{context.target_name} on {context.platform}: {sum(one.made for one in planned)}"
+        f" of {len(planned)} items to build"
     )
-    if executor.makes(todo, steps, EnvironmentResult):
+    if cached.makes(todo, planned, EnvironmentResult):
         # before anything else is fetched
         interpreter.ensure(context.store, context.target.python, offline=options.project.offline)
-    if executor.makes(todo, steps, PackResult):
-        _check_host_compiler(context)  # the same
-    build = executor.Build(graph, executor.run(context, todo, steps))
-    built = receipt.of(context, build.results, time.monotonic() - start)
-    if not publish.stands(context, build, built) and publish.reads_damage(build):
-        again = replace(context, force=frozenset({graph.wheelhouse.stage}))
-        build = executor.Build(graph, executor.run(again, todo))
-        built = receipt.of(context, build.results, time.monotonic() - start)
+    if cached.makes(todo, planned, PackResult):
+        _check_host_compiler(context.platform)  # the same
+    build.run(options.until, planned)
+
+    def written() -> receipt.Receipt:
+        seconds = time.monotonic() - start
+        return receipt.of(context, todo, seconds, options_of(build, options.variant.engine))
+
+    built = written()
+    if not publish.stands(build, built) and publish.reads_damage(build):
+        cached.run(context, todo, {build.graph.house.stage})
+        built = written()
     mention_fallback(build)
     seconds = time.monotonic() - start
-    folder, built = publish.publish(context, build, built)
-    image = publish.image_of(build) is not None
-    lastbuild.write(context, image=image, engine=options.variant.engine)
+    folder, built = publish.publish(build, built)
     log.document(plain.as_json(built))
-    publish.summary(context, build, folder, seconds)
+    publish.summary(build, todo, folder, seconds)
     return 0
 
 
-def _check_host_compiler(context: Context) -> None:
+def _check_host_compiler(wanted: Platform) -> None:
     try:
-        toolchain.host(context.platform)
+        toolchain.host(wanted)
     except MachineError as error:
         raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
 
@@ -140,8 +141,8 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
     """Show the plan; if this machine cannot make all of it, the possible part and the reason."""
     until, note = options.until, ""
 
-    def planned(until: str, force: Sequence[str]) -> Context:
-        return context_of(
+    def chosen(until: str, force: Sequence[str]) -> Build:
+        return build_of(
             project,
             options.target,
             options.variant,
@@ -152,7 +153,7 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
         )
 
     try:
-        context = planned(until, options.force)
+        build = chosen(until, options.force)
     except (UsageError, MachineError) as error:
         target = project.pins.target(options.target)
         here = MACHINES.get(platform.machine()) == platform_of(target)
@@ -160,20 +161,19 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
             raise
         until, note = PLANNED, f"later stages cannot run here: {error.what}; {error.remedy}"
         force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
-        context = planned(until, force)
-    steps = executor.plan(context, graph_of(context).until(until))
+        build = chosen(until, force)
+    context, planned = build.context, build.plan(until)
     if options.output.json:
-        fetches = asdict(executor.total(steps))
         document = {
-            "plan": [asdict(step) for step in steps],
-            "fetches": fetches,
+            "plan": [asdict(one) for one in planned],
+            "fetches": cached.total(planned),
             "until": until,
-            "source": context.target.source.model_dump(),
+            "source": context.source,
         }
         log.json({**document, "note": note} if note else document)
         return 0
     log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
-    executor.show(context, steps)
+    cached.show(context, planned)
     free = disk.free(context.store.root)
     log.info(f"disk: {human_bytes(free)} free for the store in {context.store.root}")
     if note:
@@ -181,15 +181,15 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
     return 0
 
 
-def mention_fallback(build: executor.Build) -> None:
+def mention_fallback(build: Build) -> None:
     """Name the sources that an earlier build took from release files instead of commits."""
-    names = []
-    for name, item in build.graph.sources.items():
-        step = build.results.step(item)
-        if step is None or step.made_now:
-            continue
-        if step.artefact.result.provider != item.inputs["provider"]:
-            names.append(name)
+    names = [
+        name
+        for name, item in build.graph.sources.items()
+        if item.found is not None
+        and not item.made_now
+        and item.result.provider == "release" != item.inputs["provider"]
+    ]
     if names:
         log.info(
             f"sources of {', '.join(names)}: release files, because git was unreachable when they"
@@ -204,19 +204,19 @@ def explain(options: ExplainOptions) -> int:
     target = project.pins.target(options.target)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = STAGES[-1] if here else PLANNED
-    context = context_of(project, options.target, variant, until, plan_only=True)
-    steps = executor.plan(context, graph_of(context).until(until))
+    build = build_of(project, options.target, variant, until, plan_only=True)
+    context, planned = build.context, build.plan(until)
     if not here:
         log.info(f"up to the {until}: the later stages run on {context.platform}")
     if options.output.json:
         log.json(
             {
-                "explain": [asdict(step) for step in steps],
-                "source": context.target.source.model_dump(),
+                "explain": [asdict(one) for one in planned],
+                "source": context.source,
             }
         )
     else:
-        executor.show(context, steps)
+        cached.show(context, planned)
     return 0
 
 
@@ -243,7 +243,7 @@ def smoke(options: SmokeOptions) -> int:
 def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: VariantOptions) -> int:
     """Run the smoke test with the user's arguments of ``vllm serve``; dist/ stays as it is."""
     start = time.monotonic()
-    context = context_of(
+    build = build_of(
         project,
         options.target,
         variant,
@@ -252,10 +252,10 @@ def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: Vari
         server=options.server,
         arguments=options.arguments,
     )
-    if context.target.smoke is None:
-        msg = f"target {context.target_name} has no smoke test"
+    if build.context.target.smoke is None:
+        msg = f"target {options.target} has no smoke test"
         raise UsageError(msg, "use build.py serve --target NAME -- …")
-    build = executor.build(context, STAGES[-1])
-    built = receipt.of(context, build.results, time.monotonic() - start)
+    todo = build.run(STAGES[-1])
+    built = receipt.of(build.context, todo, time.monotonic() - start, variant)
     log.document(plain.as_json(built))
     return 0

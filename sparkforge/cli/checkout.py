@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,24 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
         folder / "roofline.svg": roofline.svg(case),
         folder / "status.md": claims.page(folder / "status.md"),
+        folder / "variables.md": variables((root / "docker-compose.yml").read_text("utf-8")),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
     }
+
+
+def variables(compose: str) -> str:
+    """Return docs/variables.md: of the image's settings, and of the lines in docker-compose.yml."""
+    from sparkforge.serving.settings import Variables
+
+    rows = [
+        (f"SPARKFORGE_{name.upper()}", " ".join((field.description or "").split()))
+        for name, field in Variables.model_fields.items()
+        if not field.exclude
+    ]
+    rows += re.findall(r"^#   ([A-Z_, ]+): (.*)$", compose, re.MULTILINE)
+    lines = [f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in sorted(rows)]
+    head = "What `.env` or the environment of `docker compose` sets: [serving.md](serving.md)."
+    return "\n".join((f"# Variables\n\n{head}\n\n| variable | for |\n|---|---|", *lines, ""))
 
 
 def version(options: VersionOptions = VersionOptions()) -> int:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from cyclopts import Parameter
 
-from sparkforge.build import executor
 from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
-from sparkforge.build.setup import last_context
+from sparkforge.build.setup import last_build
 from sparkforge.core.errors import UsageError
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -43,18 +42,15 @@ def run(options: Options) -> int:
         raise UsageError("--chat and --model conflict", "give only one")
     model = None if options.model is None else serve.checkpoint(options.model)
     project = Project.open(options.project)
-    context = last_context(
-        project, options.target, options.variant, options.server, options.arguments
-    )
-    if options.chat and context.target.smoke is None:
-        msg = f"--chat: target {context.target_name} serves a real model; it has no tiny one"
+    build = last_build(project, options.target, options.variant, options.server, options.arguments)
+    if options.chat and build.context.target.smoke is None:
+        msg = f"--chat: target {options.target} serves a real model; it has no tiny one"
         raise UsageError(msg, "use --target cpu, or omit --chat")
-    profile = None if options.profile is None else serve.chosen(context, options.profile)
-    build = executor.build(context, "image")
+    profile = None if options.profile is None else serve.chosen(build.context, options.profile)
+    build.run("image")
     limit = options.server.ready_timeout or float("inf")
     return serve.serve(
-        context,
-        build.results.artefact(build.graph.product),
+        build,
         model,
         chat=options.chat,
         profile=profile,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cyclopts import Parameter
 
-from sparkforge.build import executor
 from sparkforge.build.context import Context
+from sparkforge.build.graph import Build
 from sparkforge.build.options import OutputOptions, chosen_series, platform_of
 from sparkforge.core import git
 from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageError
@@ -202,9 +202,9 @@ def _fails(here: Project, place: Sequence[Reduced], command: str, target: str | 
         if target is not None:
             context = Context.of(here, target, platform_of(here.pins.target(target)))
             # without packs: minutes of compilers for each step
-            build = executor.build(replace(context, pack=()), "image")
-            product = build.results.artefact(build.graph.product)
-            env["SPARKFORGE_PYTHON"] = os.fspath(python_path(product.path))
+            build = Build(replace(context, pack=()))
+            build.run("image")
+            env["SPARKFORGE_PYTHON"] = os.fspath(python_path(build.graph.product.path))
         code = call("sh", "-c", command, env=env, stream=True, check=False).returncode
     if not 0 <= code < 125:
         msg = f"{command}: ended with {code}, which says nothing about a patch"

@@ -13,8 +13,9 @@ from typing import Any
 
 from cyclopts import Parameter
 
-from sparkforge.build import executor, graph, publish, setup
+from sparkforge.build import cached, graph, publish, setup
 from sparkforge.build.context import Context
+from sparkforge.build.graph import Build
 from sparkforge.build.options import Behind, OutputOptions, ToolOptions, VariantOptions
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git
@@ -61,7 +62,7 @@ class Options:
 class Place:
     """The place where a developer's command runs."""
 
-    context: Context
+    build: Build
     folder: Path
     """Work trees, links, caches."""
     trees: Mapping[str, WorkTree]
@@ -70,7 +71,7 @@ class Place:
 
     def links(self, name: str, site: PurePosixPath) -> Path:
         """Make the folder of links for one installation of the release wheels."""
-        wanted, context = dict(self.plugin), self.context
+        wanted, context = dict(self.plugin), self.build.context
         for wheel, plan in context.target.wheels.items():
             file = context.pins.upstream(wheel).files[plan.files[context.platform]]
             with archive.opened(release_wheel(context, wheel, file)) as source:
@@ -83,7 +84,7 @@ class Place:
         return folder
 
     def _tree_of(self, upstream: str) -> editable.TreeOf:
-        tree, rules = self.trees[upstream], self.context.pins.upstream(upstream).paths
+        tree, rules = self.trees[upstream], self.build.context.pins.upstream(upstream).paths
         listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
         names = [name for name in tree.git(*listed).split("\0") if name]
         base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
@@ -108,7 +109,8 @@ def run(options: Options) -> int:
     """Make or update the work trees of a target, and become a command that imports from them."""
     project = Project.open(options.project)
     variant = setup.last_variant(project, options.target, options.variant)
-    context = setup.context_of(project, options.target, variant, "image", tools=options.tools)
+    build = setup.build_of(project, options.target, variant, "image", tools=options.tools)
+    context, engine = build.context, build.tools.engine
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
     every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
     if unknown := sorted(set(options.upstream) - set(every)):
@@ -121,9 +123,9 @@ def run(options: Options) -> int:
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
         patches = context.series_of(name)
         trees[name] = _tree(series.apply(context.store, patches, source), patches, folder / name)
-    place = Place(context, folder, trees, _plugin(context, folder / ".plugin"))
-    if context.engine is not None:
-        return _in_image(place, context.engine, options.arguments, as_json=options.output.json)
+    place = Place(build, folder, trees, _plugin(context, folder / ".plugin"))
+    if engine is not None:
+        return _in_image(place, engine, options.arguments, as_json=options.output.json)
     return _in_environment(place, options.arguments, as_json=options.output.json)
 
 
@@ -164,9 +166,9 @@ def _plugin(context: Context, folder: Path) -> dict[str, str]:
     pin, item = context.pins.plugin, graph.graph_of(context).plugin
     if pin is None or item is None:
         return {}
-    built = executor.run(context, graph.ordered([item])).artefact(item)
+    cached.run(context, cached.ordered([item]))
     shutil.rmtree(folder, ignore_errors=True)
-    with zipfile.ZipFile(built.path / built.result.file) as wheel:
+    with zipfile.ZipFile(item.path / item.result.file) as wheel:
         members = wheel.namelist()
         wheel.extractall(folder)
     at = context.root / pin.folder
@@ -180,10 +182,10 @@ def _plugin(context: Context, folder: Path) -> dict[str, str]:
 
 def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int:
     """Run in a virtual environment of the release: compiled files are the same in all builds."""
-    context = place.context
+    context = place.build.context
     release = graph.unpatched_environment(context)
-    results = executor.run(context, graph.ordered([release]))
-    venv = environment.python_path(results.artefact(release).path).parent.parent
+    cached.run(context, cached.ordered([release]))
+    venv = environment.python_path(release.path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
     cache = place.folder / ".cache"
     variables = {
@@ -207,10 +209,11 @@ def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int
 
 def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bool) -> int:
     """Run in a container of the target's image with compilers, the work trees where they are."""
-    context = place.context
-    built = publish.image_of(executor.build(context, "image"))
+    context = place.build.context
+    place.build.run("image")
+    built = publish.image_of(place.build)
     assert built is not None  # an engine makes an image
-    tag = _image(context, engine, built.tag)
+    tag = _image(place.build, engine, built.tag)
     links = place.links("image", PurePosixPath(engine.image_label(tag, SITE_PACKAGES_LABEL)))
     cache = place.folder / ".cache"
     for name in ("image", "ccache"):
@@ -235,8 +238,9 @@ def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bo
     return place.become([*command, *(words or ["bash"])], more)
 
 
-def _image(context: Context, engine: Engine, base: str) -> str:
+def _image(build: Build, engine: Engine, base: str) -> str:
     """Build the image of the recipe on a target's image; returns its tag."""
+    context = build.context
     tag = f"sparkforge/{context.target_name}-dev:{context.release}"
     with log.step("image with compilers"), context.store.temporary("dev") as empty:
         buildx.build(
@@ -246,7 +250,7 @@ def _image(context: Context, engine: Engine, base: str) -> str:
                 engine.context,  # the base is an image that only this engine holds
                 engine.kept_as(tag),
                 arguments={"IMAGE": base, "PYTHON_VERSION": context.target.python},
-                ca_bundle=context.ca_bundle,
+                ca_bundle=build.tools.ca_bundle,
             )
         )
     return tag

@@ -177,14 +177,10 @@ class WheelPlan(Model):
     """Other upstreams with a copy in the wheel, whose series is applied to it, too."""
 
 
-class SourcePlan(Model):
-    """The provider of a target's sources."""
-
-    provider: Provider
-    fallback: Literal["release"] | None = None
-
-
-RELEASE_PLAN = SourcePlan(provider="release")
+SourcePlan = Literal["release", "git", "auto"]
+"""The provider of sources: release files, commits of the pinned tags, or these with release files
+where git is unreachable."""
+RELEASE_PLAN: SourcePlan = "release"
 """The plan of commands for a series without a target: release files are available everywhere."""
 
 
@@ -231,7 +227,7 @@ class Target(Model):
     build_packages: tuple[DebPackage, ...] = ()
     """Distribution packages that only the image's build needs; not in the image."""
     needs: tuple[Need, ...] = ()
-    """Requirements that the end of the image's build checks: ``serving/needs.py``."""
+    """Requirements that the end of the image's build checks: ``serving/image_build.py``."""
     absent: tuple[FileName, ...] = ()
     """Programs that the image must not have; with any, the build removes NVIDIA's packages."""
     builder: Mapping[Platform, FilePath] = Field(default_factory=dict)

@@ -191,7 +191,7 @@ def from_image(
         volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
     # callers wait for vLLM's /health, and expect no other requests
     variables = {
-        "SPARKFORGE_WARM_UP": "off",
+        "SPARKFORGE_CHECKS": "warm-up=off",
         "SPARKFORGE_BIND": LOOPBACK,
         **launch.variables,
         "SPARKFORGE_MODEL_NAME": MODEL_NAME,

@@ -19,8 +19,7 @@ from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.pins.pins import Provider, Recorded, Upstream
 from sparkforge.series.patchfile import Patch, check_shadows, read_patch, slug
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 
 # With clean_env(), `git format-patch` gives the same bytes on every machine:
 EXPORT_FLAGS = (

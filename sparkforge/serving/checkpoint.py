@@ -1,18 +1,46 @@
-"""The files of a model on this machine, the check that they are whole, and its vocabulary."""
+"""The files of a model: whether they are whole, where the hub's cache has them, their download.
+
+    python -I checkpoint.py CACHE MODEL REVISION
+
+vLLM's own download runs while it loads, so up to 65 GB of page cache compete with the weights, and
+it reports nothing to the health check. Here a child process runs huggingface_hub's download first.
+A snapshot whose hashes were checked is used without a request to the hub.
+"""
 
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
 import re
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from sparkforge.serving.errors import EX_NOINPUT, StartError
+# run by its path, with -I: the folder that holds the package is not searched
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from sparkforge.serving import health
+from sparkforge.serving.errors import (
+    EX_CANTCREAT,
+    EX_DATAERR,
+    EX_NOHOST,
+    EX_NOINPUT,
+    StartError,
+    say,
+)
+from sparkforge.serving.options import shown
+
+if TYPE_CHECKING:
+    from sparkforge.serving.supervise import Signals
 
 INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100 << 20  # the format's own
@@ -20,175 +48,313 @@ RANKS = 199_998
 """Ranks of o200k_base; special tokens follow and are not part of the file."""
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A safetensors file; sizes in bytes, None: not known."""
-
-    size: int | None = None
-    expected: int | None = None
-    """By its header."""
-    problem: str = ""
-
-    @property
-    def wrong(self) -> str:
-        """What is wrong with it, or ""."""
-        if self.problem or self.size == self.expected:
-            return self.problem
-        return f"{self.size} bytes, its header says {self.expected}"
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a checkpoint."""
-    return sorted(folder.glob("*.safetensors"))
-
-
 def named(folder: Path) -> list[str]:
-    """Return the weight files of a checkpoint: those of its index, or without one all there are.
-
-    Raises:
-        OSError: the index cannot be read.
-        ValueError: it is damaged, or names a file outside of the folder.
-    """
+    """Return the weight files of a checkpoint: those of its index, or without one all there are."""
     try:
-        weights = json.loads((folder / INDEX).read_bytes())["weight_map"]
-        names = sorted({str(name) for name in weights.values()})
+        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        if not all(re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
+            raise ValueError("a name in it is no shard's")
     except FileNotFoundError:
-        return [file.name for file in weight_files(folder)]
+        return sorted(file.name for file in folder.glob("*.safetensors"))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{folder / INDEX} is damaged: {error}") from None
-    for name in names:
-        if not re.fullmatch(r"[\w.-]+\.safetensors", name):
-            raise ValueError(f"{folder / INDEX} names {name[:100]!r}, which is no shard")
     return names
 
 
-def read(path: Path) -> Shard:
-    """Read the header of a weight file.
+def damage(path: Path) -> str:
+    """Return what is wrong with a weight file, or "", without reading the weights.
 
     8 bytes (little endian) give the length of a JSON header, whose largest ``data_offsets`` is the
-    length of the rest. So a truncated file is found without reading the weights.
+    length of the rest.
     """
-    size = None
     try:
         with path.open("rb") as file:
-            size = path.stat().st_size
-            head = file.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-            if not 2 <= length <= _HEADER_LIMIT or length > size:
+            size = os.fstat(file.fileno()).st_size
+            (length,) = struct.unpack("<Q", file.read(8))
+            if not 2 <= length <= min(_HEADER_LIMIT, size):
                 raise ValueError
             header = json.loads(file.read(length))
-        ends = [
-            tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"
-        ]
-        return Shard(size, 8 + length + max(ends, default=0))
+        header.pop("__metadata__", None)
+        ends = [int(tensor["data_offsets"][1]) for tensor in header.values()]
     except FileNotFoundError:
-        return Shard(problem="missing")
+        return "missing"
     except OSError as error:
-        return Shard(problem=str(error.strerror))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Shard(size, problem="no safetensors header")
+        return str(error.strerror)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "no safetensors header"
+    whole = 8 + length + max(ends, default=0)
+    return "" if size == whole else f"{size} bytes, its header says {whole}"
 
 
 def check(path: Path) -> None:
-    """Check the folder of a checkpoint; vLLM's own errors give no hint.
-
-    Raises:
-        StartError: the folder is missing, empty or unreadable, or a file in it is cut off.
-    """
-    if not path.is_dir():
-        problem = "does not exist"
-    elif not os.access(path, os.R_OK | os.X_OK):
-        problem = f"cannot be read by user {os.getuid()}: chmod -R a+rX it on the host"
-    elif not (path / "config.json").is_file():
-        problem = "has no config.json" if any(path.iterdir()) else "is empty"
-    elif any(file.is_file() and not os.access(file, os.R_OK) for file in path.iterdir()):
-        problem = f"has files that user {os.getuid()} cannot read: chmod -R a+rX it on the host"
-    elif damaged := _damaged(path):
-        msg = f"the model in {path} is not complete: {damaged}; copy it there again"
-        raise StartError(msg, EX_NOINPUT)
-    else:
-        return
-    msg = (
-        f"the model directory {path} {problem}.\n"
-        "Mount a checkpoint there (with Compose: SPARKFORGE_MODEL_DIR=/path/on/the/host), or name "
-        "another one in SPARKFORGE_MODEL."
-    )
-    raise StartError(msg, EX_NOINPUT)
-
-
-def _damaged(folder: Path) -> str:
-    """Return what is wrong with the first damaged weight file of a checkpoint, or ""."""
+    """Check the folder of a checkpoint, since vLLM's own errors give no hint; StartError."""
     try:
-        found = ((name, read(folder / name).wrong) for name in named(folder))
-        return next((f"{name}: {problem}" for name, problem in found if problem), "")
+        files = [path / "config.json", *(path / name for name in named(path))]
+        found = ((file.name, damage(file)) for file in files[1:])
+        problem = next((f"{name}: {text}" for name, text in found if text), "")
+        if not files[0].is_file() or not all(os.access(file, os.R_OK) for file in files):
+            user = os.getuid()
+            problem = problem or f"it needs a config.json, and files that user {user} may read"
     except (OSError, ValueError) as error:
-        return str(error)
-
-
-# -- the hub's cache -------------------------------------------------------------------------------
-
-
-def expanded(folder: str) -> Path:
-    """Expand ~, unless the user is unknown, as the hub's own code does."""
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError:
-        return Path(folder)
-
-
-def cache(variables: Mapping[str, str]) -> Path:
-    """Return the folder of the hub's cache, as the hub's own library finds it."""
-    home = expanded(variables.get("HF_HOME") or "~/.cache/huggingface")
-    return expanded(variables.get("HF_HUB_CACHE") or str(home / "hub"))
-
-
-def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
-    """Return the folder of a model in the hub's cache, or None.
-
-    Args:
-        revision: commit, branch or tag; None: the one that ``main`` named at the last download.
-    """
-    folder = hub / f"models--{name.replace('/', '--')}"
-    try:
-        commit = (folder / "refs" / (revision or "main")).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        commit = revision or ""
-    found = folder / "snapshots" / commit
-    return found if commit and found.is_dir() else None
+        problem = str(error)
+    if problem:
+        msg = f"the model in {path} is not complete: {problem}; mount a checkpoint there (Compose:"
+        msg += " SPARKFORGE_MODEL_DIR=/path/on/the/host), or name another in SPARKFORGE_MODEL"
+        raise StartError(msg, EX_NOINPUT)
 
 
 # -- the vocabulary of chats -----------------------------------------------------------------------
 
 
-def tokens() -> list[bytes]:
-    """Return the bytes of each token of vLLM's chat endpoint by its rank, without special tokens.
+def vocabulary() -> bytes:
+    """Return the vocabulary of vLLM's chats as o200k_base.tiktoken: base64 and rank of each token.
 
-    oss-harmony has the vocabulary in its extension. The variable TIKTOKEN_ENCODINGS_BASE replaces
-    it with a file, and a wrong file would only show at the first chat request, as status 500.
+    oss-harmony has it in its extension. The variable TIKTOKEN_ENCODINGS_BASE replaces it with a
+    file, and a wrong file would only show at the first chat request, as status 500.
     """
     try:
         from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
     except ImportError as error:
         raise StartError(f"the package oss-harmony is missing: {error}") from error
     try:
-        encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-        return [encoding._inner.decode_bytes([rank]) for rank in range(RANKS)]
+        inner = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)._inner
     except HarmonyError as error:
-        msg = (
-            f"the Harmony vocabulary cannot be loaded: {error}; unset TIKTOKEN_ENCODINGS_BASE to"
-            " use the one in the package, or correct the file there"
-        )
+        msg = f"the Harmony vocabulary cannot be loaded: {error}; correct TIKTOKEN_ENCODINGS_BASE"
         raise StartError(msg) from error
-
-
-def vocabulary() -> bytes:
-    """Return the vocabulary as o200k_base.tiktoken: a line with base64 and rank for each token."""
-    lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens()))
-    return b"".join(lines)
+    tokens = ((base64.b64encode(inner.decode_bytes([rank])), rank) for rank in range(RANKS))
+    return b"".join(b"%s %d\n" % token for token in tokens)
 
 
 def check_vocabulary(sha256: str) -> None:
     """Compare with the pinned sha256 (64 hex digits); StartError if it is another."""
     if (found := hashlib.sha256(vocabulary()).hexdigest()) != sha256:
-        msg = f"the Harmony vocabulary has sha256 {found}, and pins.yaml says {sha256}"
-        raise StartError(msg)
+        raise StartError(f"the Harmony vocabulary has sha256 {found}, and pins.yaml says {sha256}")
+
+
+# -- the hub's cache -------------------------------------------------------------------------------
+
+
+def cache(variables: Mapping[str, str]) -> Path:
+    """Return the folder of the hub's cache, as the hub's own library finds it."""
+    home = Path(variables.get("HF_HOME") or "~/.cache/huggingface")
+    return Path(variables.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
+    """Return the folder of a model's files in the hub's cache, or None.
+
+    The revision is a commit, branch or tag; None: what ``main`` named at the last download.
+    """
+    folder = hub / f"models--{name.replace('/', '--')}"
+    ref = folder / "refs" / (revision or "main")
+    commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else revision or ""
+    found = folder / "snapshots" / commit
+    return found if commit and found.is_dir() else None
+
+
+def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Signals) -> Path:
+    """Return the folder of a model's snapshot, downloading what is missing; "": the newest.
+
+    Raises:
+        StartError: code 68: the hub cannot be reached; 73: the files cannot be stored; 65: the hub
+            sends other bytes than it lists; 78: else.
+        StoppedError: a signal came.
+    """
+    from sparkforge.serving import supervise
+
+    hub = cache(variables)
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    env = {**variables, **quiet, "HF_HUB_VERBOSITY": "error"}
+    program = [sys.executable, "-I", str(Path(__file__)), str(hub), model, revision]
+    child = signals.child = supervise.start(program, env, stdout=None)
+    try:
+        code = child.wait()
+    finally:
+        supervise.kill(child.pid)
+        signals.child = None
+    if signals.came:
+        raise supervise.StoppedError
+    found = snapshot(hub, model, revision)
+    if code or found is None:
+        raise StartError(f"{model} was not downloaded", code if code > 0 else EX_NOHOST)
+    return found
+
+
+# -- the child -------------------------------------------------------------------------------------
+
+_READ = {
+    # those that vLLM reads. Only at the top: gpt-oss has two more copies of its weights in folders
+    "allow_patterns": [
+        *("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+    ],
+    "ignore_patterns": ["*/*"],
+}
+_ATTEMPTS, _PAUSE_S = 6, 8.0  # between two attempts, where the hub names no other time
+
+
+def download(hub: Path, model: str, revision: str) -> Path:
+    """Return the folder of a model's snapshot, downloading what is missing; StartError."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+
+    revision = revision or "main"
+    here = snapshot(hub, model, revision)
+    here = here if here is not None and _complete(hub, model, here) else None
+    checked = here is not None and revision == here.name and _mark(here).exists()
+    if here is not None and (checked or constants.HF_HUB_OFFLINE):
+        return here
+    if constants.HF_HUB_OFFLINE:
+        msg = f"HF_HUB_OFFLINE is set, and {model} at {revision} is not complete in {hub}: set"
+        raise StartError(f"{msg} HF_HUB_OFFLINE=0 for one start, or run build.py model fetch")
+    say(f"{model} at {revision}: checking which files are missing in {hub}")
+    try:
+        return _patiently(lambda: _download(hub, model, revision))
+    except HFValidationError as error:
+        raise StartError(f"SPARKFORGE_MODEL is not a name on the hub: {error}") from None
+    except OSError as error:  # also those of the hub
+        failure = _failure(error, model, revision, hub)
+        if here is None or failure.code not in (EX_NOHOST, EX_CANTCREAT):
+            raise failure from None
+        say(f"warning: {failure}; serving the downloaded files: {here}")
+        return here
+
+
+def _mark(files: Path) -> Path:
+    """Return the file that exists once the hashes of a snapshot have been checked."""
+    return files.parents[1] / "sparkforge" / files.name
+
+
+def _complete(hub: Path, model: str, files: Path) -> bool:
+    """Return whether all files of a snapshot are there, by the hub's list and the model's index."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        where: Any = {"revision": files.name, "cache_dir": hub, **_READ}
+        snapshot_download(model, local_files_only=True, **where)
+        names = named(files)
+    except (OSError, ValueError):
+        return False
+    return bool(names) and all((files / name).is_file() for name in ("config.json", *names))
+
+
+def _patiently(work: Callable[[], Path]) -> Path:
+    """Call again where the hub or the network fails; raises the last failure.
+
+    huggingface_hub waits itself where it asks for a file, but not where it asks for a list.
+    """
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return work()
+        except (HfHubHTTPError, httpx.TransportError) as error:
+            response = error.response if isinstance(error, HfHubHTTPError) else None
+            status = 0 if response is None else response.status_code
+            if attempt == _ATTEMPTS or (400 <= status < 500 and status not in (408, 429)):
+                raise OSError(str(error)) from error
+            headers = {} if response is None else response.headers
+            limit = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
+            named = limit[1] if limit else headers.get("Retry-After", "")
+            pause_s = float(named) + 1 if named.isdecimal() else min(2.0**attempt / 4, _PAUSE_S)
+            say(f"{shown(error)}; trying again in {pause_s:.0f} s")
+            time.sleep(pause_s)
+    raise AssertionError
+
+
+def _download(hub: Path, model: str, revision: str) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    api, commit, folder = HfApi(), revision, hub / f"models--{model.replace('/', '--')}"
+    if not re.fullmatch("[0-9a-f]{40}", revision):
+        commit = str(api.model_info(model, revision=revision).sha)
+    where: Any = {"cache_dir": hub, **_READ}
+    files = snapshot_download(model, revision=commit, dry_run=True, **where)
+    names = {file.filename for file in files}
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        msg = f"{model} at {commit} has no config.json or no weights in safetensors"
+        raise StartError(msg, EX_DATAERR)
+    missing = sum(file.file_size or 0 for file in files if file.will_download)
+    folder.mkdir(parents=True, exist_ok=True)
+    room = os.statvfs(folder)
+    if missing > room.f_bavail * room.f_frsize:
+        raise OSError(errno.ENOSPC, f"{missing / 1e9:.1f} GB of the model are missing")
+    with _progress(folder / "blobs", missing):
+        found = Path(snapshot_download(model, revision=revision, max_workers=4, **where))
+    if not _mark(found).exists():
+        say(f"{model}: checking the hashes of {found}")
+        wrong = api.verify_repo_checksums(model, revision=commit, cache_dir=hub).mismatches
+        for file in wrong:
+            (found / file["path"]).resolve().unlink(missing_ok=True)  # to be downloaded again
+            (found / file["path"]).unlink(missing_ok=True)
+        if wrong:
+            msg = f"{wrong[0]['path']} has another hash than the hub lists, and has been removed;"
+            raise StartError(f"{msg} a proxy or a mirror may change files", EX_DATAERR)
+        os.sync()  # a power cut would leave files that are cut short
+        _mark(found).parent.mkdir(exist_ok=True)
+        _mark(found).touch()
+    say(f"{model} is complete in {found}")
+    return found
+
+
+@contextmanager
+def _progress(blobs: Path, missing: int) -> Iterator[None]:
+    """Report the progress every second, by the size of the folder."""
+
+    def size() -> int:
+        try:
+            return sum(path.lstat().st_blocks * 512 for path in blobs.glob("*"))
+        except FileNotFoundError:  # a file got its name meanwhile
+            return 0
+
+    def report() -> None:
+        seconds = 0
+        while not over.wait(1):
+            text = f"downloading {max(size() - before, 0) / 1e9:.1f} of {missing / 1e9:.1f} GB"
+            health.tell(text)
+            if seconds % 15 == 0:
+                say(text)
+            seconds += 1
+
+    before, over = size(), threading.Event()
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _failure(error: OSError, model: str, revision: str, hub: Path) -> StartError:
+    """Return the error for a failed download."""
+    from huggingface_hub import constants, errors
+
+    cause = error.__cause__ or error
+    if isinstance(cause, (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)):
+        msg = f"there is no model {model} at {revision}, or HF_TOKEN may not read it: check its"
+        return StartError(f"{msg} name in SPARKFORGE_MODEL, and HF_TOKEN")
+    if error.errno is not None:
+        msg = f"the model cannot be stored in {hub}: {error.strerror}; it needs room, and user"
+        msg += f" {os.getuid()} must be allowed to write there (docs/serving.md)"
+        return StartError(msg, EX_CANTCREAT)
+    msg = f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(cause)}; check"
+    msg += " the network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
+    return StartError(msg, EX_NOHOST)
+
+
+def main(hub: str, model: str, revision: str) -> int:
+    """Run as a program; returns the exit code."""
+    try:
+        download(Path(hub), model, revision)
+    except StartError as error:
+        say(f"error: {error}")
+        return error.code
+    except Exception as error:
+        say(f"error: the download failed: {type(error).__name__}: {shown(error)}")
+        return EX_NOHOST
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,14 +1,12 @@
 """One server on two machines: their roles, vLLM's options for them, and the link between them.
 
 vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half does
-not notice that the other is gone: the worker waits for work for ever, and the head for a sum that
-never comes. So the two entrypoints have a TCP connection of their own. They start vLLM once they
-are connected and serve the same model. When the connection ends or falls silent, each ends its
-half. The restart policy restarts both, and they connect again.
+not notice that the other is gone. So the two entrypoints have a TCP connection of their own. They
+start vLLM once they are connected and serve the same model. When the connection ends or falls
+silent, each ends its half, the restart policy restarts both, and they connect again.
 
 The link carries no secrets and no commands: a hello with names, then a beat every two seconds.
-vLLM's own traffic between the machines is neither encrypted nor authenticated. So use a cable
-between the two, or a network without other machines.
+vLLM's own traffic between the machines is neither encrypted nor authenticated.
 """
 
 from __future__ import annotations
@@ -20,19 +18,21 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError
+from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 
-BEAT_S = 2.0
-SILENCE_S = 15.0
-"""Seconds without a beat until the link counts as broken: an unplugged cable sends nothing."""
-MARK = Path(tempfile.gettempdir()) / "sparkforge-link"
-_HELLO_LIMIT = 1 << 20
-_HELLO_S = 10.0
-_SAY_EVERY_S = 30.0
+VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
+SPLIT = ("--tensor-parallel-size", "2")
+"""The split of the model, equal on both machines."""
+BEAT_S, SILENCE_S = 2.0, 15.0
+"""Between two beats; without one until the link counts as broken: an unplugged cable sends
+nothing."""
+_HELLO_S, _HELLO_LIMIT = 10.0, 1 << 20
+_MARK = Path(tempfile.gettempdir()) / "sparkforge-link"
+"""Touched at every beat of the other side, for the health check."""
 
 
 class ClusterError(StartError):
@@ -43,67 +43,41 @@ class ClusterError(StartError):
 class Settings:
     """This machine's place among the two."""
 
-    role: str
-    """``head``, which answers clients, or ``worker``."""
+    is_head: bool
+    """The head answers clients."""
     head: str
     worker: str
     """``head``, ``worker``: addresses on the network between the two."""
-    port: int
-    """Of the link, on the head; vLLM uses the next one."""
     interface: str
     """Of that network on this machine, e.g. ``enp1s0f0np0``."""
+    port: int
+    """Of the link, on the head; vLLM uses the next one."""
 
     @property
     def own(self) -> str:
-        return self.head if self.role == "head" else self.worker
-
-    @property
-    def is_head(self) -> bool:
-        return self.role == "head"
+        """This machine's address."""
+        return self.head if self.is_head else self.worker
 
 
 def settings(variables: Mapping[str, str]) -> Settings | None:
-    """Return the settings in SPARKFORGE_CLUSTER_*; None for a machine that serves alone.
-
-    Raises:
-        ClusterError: they are invalid.
-    """
-    role = variables.get("SPARKFORGE_CLUSTER_ROLE", "")
+    """Return the settings, or None for a machine that serves alone; ClusterError if invalid."""
+    role, text = variables.get(ROLE, ""), variables.get(VARIABLE, "")
     if not role:
         return None
-    if role not in ("head", "worker"):
-        raise ClusterError(f"SPARKFORGE_CLUSTER_ROLE is {role!r}: use head or worker")
-    addresses = []
-    for name in ("SPARKFORGE_CLUSTER_HEAD", "SPARKFORGE_CLUSTER_WORKER"):
-        text = variables.get(name, "")
-        try:
-            addresses.append(str(ipaddress.ip_address(text)))
-        except ValueError:
-            msg = (
-                f"{name} is {text!r}: write the machine's address on the network between the two"
-                " into .env on both (ip -br address shows it)"
-            )
-            raise ClusterError(msg) from None
-    if addresses[0] == addresses[1]:
-        raise ClusterError(f"head and worker have the same address, {addresses[0]}")
-    port = variables.get("SPARKFORGE_CLUSTER_PORT") or "29500"
-    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65535:
-        msg = (
-            f"SPARKFORGE_CLUSTER_PORT is {port!r}: use 1 to 65534 (this port and the next are used)"
-        )
-        raise ClusterError(msg)
-    interface = variables.get("SPARKFORGE_CLUSTER_IFNAME", "")
-    if not re.fullmatch(r"[\w.:-]{1,15}", interface):
-        msg = (
-            f"SPARKFORGE_CLUSTER_IFNAME is {interface!r}: write the name of the interface between"
-            " the two machines into .env (ip -br address shows it)"
-        )
-        raise ClusterError(msg)
-    return Settings(role, addresses[0], addresses[1], int(port), interface)
-
-
-SPLIT = ("--tensor-parallel-size", "2")
-"""The split of the model, equal on both machines."""
+    try:
+        head, worker, interface, *rest = re.split("[, ]+", text.strip())
+        head, worker = str(ipaddress.ip_address(head)), str(ipaddress.ip_address(worker))
+        (port,) = map(int, rest or ("29500",))
+        right = re.fullmatch(r"[\w.:-]{1,15}", interface) and 0 < port < 65535 and head != worker
+        if not right or role not in ("head", "worker"):
+            raise ValueError
+    except ValueError:
+        raise ClusterError(
+            f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT]"
+            " into .env on both: two addresses on the network between them and this machine's"
+            " interface there (ip -br address); the role is head or worker"
+        ) from None
+    return Settings(role == "head", head, worker, interface, port)
 
 
 def place(mine: Settings) -> list[str]:
@@ -118,222 +92,142 @@ def place(mine: Settings) -> list[str]:
 def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
     """Return vLLM's variables, with those that keep vLLM, gloo and NCCL on the network of the two.
 
-    Given values have priority. Compose sets variables of NCCL that .env lacks to empty ones, which
-    are removed.
+    Given values have priority; Compose sets those that .env lacks to empty ones, which are removed.
     """
     ours = {
         "VLLM_HOST_IP": mine.own,
         "GLOO_SOCKET_IFNAME": mine.interface,
         "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
     }
-    kept = {name: value for name, value in given.items() if value or not name.startswith("NCCL_")}
-    return {**ours, **{name: value for name, value in kept.items() if value or name not in ours}}
+    empty = {name for name in given if name.startswith("NCCL_") or name in ours}
+    return ours | {name: text for name, text in given.items() if text or name not in empty}
 
 
 class Link:
-    """The connection of the two entrypoints.
+    """The connection of the two entrypoints; ``hello`` has to be equal on both, by name."""
 
-    Args:
-        hello: values that have to be equal on both, by name.
-        mark: file that is touched at every beat of the other side, for the health check.
-    """
-
-    def __init__(
-        self,
-        mine: Settings,
-        hello: Mapping[str, str],
-        say: Callable[[str], None],
-        mark: Path = MARK,
-    ) -> None:
-        self._mine, self._hello, self._say, self._mark = mine, dict(hello), say, mark
-        self._line = json.dumps(self._hello).encode() + b"\n"
-        self._problem: str | None = None
-        self._socket: socket.socket | None = None
-        self._state = "loading"
-        self._peer_state = ""
-        self._lock = threading.Lock()
-
-    @property
-    def peer(self) -> str:
-        """The other's role."""
-        return "worker" if self._mine.is_head else "head"
-
-    def problem(self) -> str | None:
-        """Return the reason why the link is broken, or None."""
-        return self._problem
-
-    def peer_serves(self) -> bool:
-        """Return whether the other side has reported the first token."""
-        return self._peer_state == "serving"
-
-    def serving(self) -> None:
-        """Report the first token to the other side, with the next beat."""
-        self._state = "serving"
-
-    def close(self) -> None:
-        """Close the link: the other side notices the end of the connection."""
-        if self._socket is not None:
-            self._end("this machine has left")
-            try:
-                self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it ended earlier
-                pass
-            self._socket.close()
+    def __init__(self, mine: Settings, hello: Mapping[str, str]) -> None:
+        self._mine, self._hello = mine, dict(hello)
+        self._connection: socket.socket | None = None
+        self.peer = "worker" if mine.is_head else "head"
+        self.problem = ""
+        """The reason why the link is broken."""
+        self.serves = self.peer_serves = False
+        """This side, and the other, has had its first token."""
 
     def meet(self) -> None:
         """Wait without limit for the other side; then keep the link in the background.
 
         Raises:
-            ClusterError: the other side serves something else, or this machine's hello is too long.
-                Or, on the head, the address is not this machine's or the port is in use; both may
-                change, so this exit code is followed by another attempt.
+            ClusterError: the other side serves something else, or the head cannot listen.
         """
-        self._mark.unlink(missing_ok=True)
-        if len(self._line) > _HELLO_LIMIT:
-            msg = (
-                f"model, profile and options of this machine have {len(self._line)} bytes, and the"
-                f" limit is {_HELLO_LIMIT}: shorten SPARKFORGE_EXTRA_ARGS or the profile"
-            )
-            raise ClusterError(msg)
-        connection = self._accept() if self._mine.is_head else self._connect()
-        self._socket = connection
-        self._say(f"met the {self.peer}")
-        threading.Thread(target=self._beat, args=(connection,), daemon=True).start()
-        threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+        _MARK.unlink(missing_ok=True)
+        say(f"waiting for the {self.peer}: {self._mine}")
+        with self._listening() as server:
+            while (connection := self._other(server)) is None or not self._greeted(connection):
+                time.sleep(0.5)
+        self._connection = connection
+        say(f"met the {self.peer}")
+        for work in (self._beat, self._listen):
+            threading.Thread(target=work, args=(connection,), daemon=True).start()
 
-    # -- meeting -----------------------------------------------------------------
+    def close(self) -> None:
+        """Close the link: the other side notices the end of the connection."""
+        self._end("this machine has left")
+        if self._connection is not None:
+            try:
+                self._connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it ended earlier
+                pass
+            self._connection.close()
 
     def _listening(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._mine.head else socket.AF_INET
+        """Return the head's socket that listens; the worker's does nothing."""
+        if not self._mine.is_head:
+            return socket.socket()
+        where = (self._mine.head, self._mine.port)
         try:
-            return socket.create_server((self._mine.head, self._mine.port), family=family)
+            family = socket.AF_INET6 if ":" in self._mine.head else socket.AF_INET
+            return socket.create_server(where, family=family)
         except OSError as error:
-            msg = (
-                f"the head cannot listen on {self._mine.head} port {self._mine.port}:"
-                f" {error.strerror}; SPARKFORGE_CLUSTER_HEAD has to be an address of this machine"
-                " (ip -br address shows them), SPARKFORGE_CLUSTER_PORT a free port"
-            )
+            msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
             raise ClusterError(msg, EX_UNAVAILABLE) from None
 
-    def _accept(self) -> socket.socket:
-        logged = 0.0
-        with self._listening() as server:
-            server.settimeout(1)
-            while True:
-                if time.monotonic() - logged > _SAY_EVERY_S or not logged:
-                    logged = time.monotonic()
-                    self._say(
-                        f"waiting for the worker {self._mine.worker} on {self._mine.head}"
-                        f" port {self._mine.port}"
-                    )
-                try:
-                    connection, (address, *_) = server.accept()
-                except TimeoutError:
-                    continue
-                if ipaddress.ip_address(str(address).partition("%")[0]) != ipaddress.ip_address(
-                    self._mine.worker
-                ):
-                    self._say(f"refused {address}: the worker is {self._mine.worker}")
-                    connection.close()
-                    continue
-                if self._greeted(connection):
-                    return connection
-
-    def _connect(self) -> socket.socket:
-        logged = 0.0
-        while True:
+    def _other(self, server: socket.socket) -> socket.socket | None:
+        """Return a connection to the other side, or None; the head knows the worker's address."""
+        if not self._mine.is_head:
             try:
-                connection = socket.create_connection(
-                    (self._mine.head, self._mine.port),
-                    timeout=5,
-                    # the head knows the worker by its address
-                    source_address=(self._mine.worker, 0),
-                )
-            except OSError as error:
-                if time.monotonic() - logged > _SAY_EVERY_S or not logged:
-                    logged = time.monotonic()
-                    self._say(
-                        f"waiting for the head {self._mine.head} port {self._mine.port}:"
-                        f" {error.strerror or error}"
-                    )
-            else:
-                if self._greeted(connection):
-                    return connection
-            time.sleep(1)
+                where, own = (self._mine.head, self._mine.port), (self._mine.worker, 0)
+                return socket.create_connection(where, 5, source_address=own)
+            except OSError:  # it does not listen yet
+                return None
+        connection, (text, *_) = server.accept()
+        address = str(text).partition("%")[0]
+        if ipaddress.ip_address(address) == ipaddress.ip_address(self._mine.worker):
+            return connection
+        say(f"refused {address}: the worker is {self._mine.worker}")
+        connection.close()
+        return None
 
     def _greeted(self, connection: socket.socket) -> bool:
         """Exchange hellos; returns False where the other side left or sent an invalid one."""
         end = time.monotonic() + _HELLO_S
+        line = bytearray()
         try:
             connection.settimeout(_HELLO_S)
-            connection.sendall(self._line)
-            line = bytearray()
+            connection.sendall(json.dumps(self._hello).encode() + b"\n")
             while not line.endswith(b"\n") and len(line) <= _HELLO_LIMIT:
                 connection.settimeout(max(end - time.monotonic(), 0.001))
                 piece = connection.recv(1)  # the first beat follows the hello
                 if not piece:
                     break
                 line += piece
-            hello = json.loads(line)
-            if not isinstance(hello, dict):
-                raise ValueError("it is no JSON object")
-        except (OSError, ValueError) as error:
-            self._say(f"no hello from the {self.peer}: {error}")
+            hello = dict(json.loads(line))
+        except (OSError, ValueError, TypeError) as error:
+            say(f"no hello from the {self.peer}: {error}")
             connection.close()
             return False
         for name, value in self._hello.items():
             if hello.get(name) != value:
                 connection.close()
-                msg = (
-                    f"{name} differs: here {value!r}, on the {self.peer} {hello.get(name)!r};"
-                    " both machines need the same image and the same .env, except for the role"
-                )
+                msg = f"{name} differs: here {value!r}, on the {self.peer} {hello.get(name)!r};"
+                msg += " both machines need the same image and the same .env, except for the role"
                 raise ClusterError(msg, EX_PROTOCOL)
         return True
 
-    # -- afterwards --------------------------------------------------------------
-
     def _beat(self, connection: socket.socket) -> None:
-        while self._problem is None:
+        while not self.problem:
             try:
-                connection.sendall(f"{self._state}\n".encode())
+                connection.sendall(b"serving\n" if self.serves else b"loading\n")
             except OSError as error:
-                self._end(f"the {self.peer} has gone: {error.strerror or error}")
+                self._end(f"the {self.peer} has gone: {error.strerror}")
             time.sleep(BEAT_S)
 
     def _listen(self, connection: socket.socket) -> None:
         connection.settimeout(SILENCE_S)
-        while self._problem is None:
-            try:
-                data = connection.recv(1 << 10)
-            except TimeoutError:
-                self._end(f"no beat from the {self.peer} for {SILENCE_S:.0f} s")
-            except OSError as error:
-                self._end(f"the {self.peer} has gone: {error.strerror or error}")
-            else:
-                if not data:
-                    self._end(f"the {self.peer} has gone")
-                    return
-                self._peer_state = data.decode(errors="replace").split("\n")[-2:][0]
-                self._mark.touch()
+        try:
+            while not self.problem and (data := connection.recv(1 << 10)):
+                self.peer_serves = self.peer_serves or b"serving" in data
+                _MARK.touch()
+            self._end(f"the {self.peer} has gone")
+        except TimeoutError:
+            self._end(f"no beat from the {self.peer} for {SILENCE_S:.0f} s")
+        except OSError as error:
+            self._end(f"the {self.peer} has gone: {error.strerror}")
 
     def _end(self, why: str) -> None:
-        with self._lock:
-            self._problem = self._problem or why
-        self._mark.unlink(missing_ok=True)
+        self.problem = self.problem or why
+        _MARK.unlink(missing_ok=True)
 
 
-def check_mark(mark: Path = MARK, now: Callable[[], float] = time.time) -> None:
-    """Check the worker's health: its link has had a beat within ``SILENCE_S``.
+def check_beat() -> None:
+    """Check the worker's health: its link has had a beat within ``SILENCE_S``; else ValueError.
 
     Its process needs no check: its container ends with it.
-
-    Raises:
-        ValueError: no beat.
     """
     try:
-        age = now() - mark.stat().st_mtime
+        age_s = time.time() - _MARK.stat().st_mtime
     except FileNotFoundError:
         raise ValueError("no link to the head") from None
-    if age > SILENCE_S:
-        raise ValueError(f"no beat from the head for {age:.0f} s")
+    if age_s > SILENCE_S:
+        raise ValueError(f"no beat from the head for {age_s:.0f} s")

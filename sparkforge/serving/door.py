@@ -1,7 +1,8 @@
 """The front door: HAProxy between the clients and vLLM, or the servers of a router.
 
 vLLM has no key for most of its paths, no limits, and one event loop. So it listens on a socket in a
-folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``.
+folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``. A
+router (docs/several-sparks.md) is the same HAProxy in front of several servers of one model.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.serving import access, processes
-from sparkforge.serving.errors import EX_UNAVAILABLE, StartError, say
+from sparkforge.serving.errors import EX_NOHOST, EX_UNAVAILABLE, StartError, say
 
 if TYPE_CHECKING:
     from sparkforge.serving.settings import Variables
 
+REPLICAS = "SPARKFORGE_REPLICAS"
+KEY_FILE = Path("/run/secrets/api_key")
 MAX_BODY_MIB = 8
 """Of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB."""
 CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256
@@ -37,60 +38,44 @@ includes them."""
 BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
 """Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
 _STARTS_S, _ANSWERS_S = 60.0, 10.0  # 0.1 and less; more on a busy machine
-_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-"""glibc gives freed buffers of bodies back to the system."""
-_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
-_CHECK = "check inter 2s fastinter 1s fall 3 rise 1 on-marked-down shutdown-sessions"
+_LABEL = r"\w([\w-]{0,61}\w)?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]+\]", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Who may ask, and how much."""
+def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KEY_FILE) -> str:
+    """Return the key that clients have to send, or "" for none; StartError if that is not enough.
 
-    port: int
-    host: str
-    """``port``, ``host``: to listen on; host "": all addresses of IPv4."""
-    key: str
-    """That clients have to send, or ""."""
-    anybody: bool
-    """Without a key: any name of this server is served, not only loopback's."""
-    origins: tuple[str, ...]
-    """Of web pages that may ask, like ``http://localhost:3000``."""
-    open_metrics: bool
-    """/metrics needs no key."""
-
-
-def rules(variables: Variables, environment: Mapping[str, str]) -> Rules:
-    """Return the rules of a start.
-
-    Raises:
-        StartError: others could use the server without a key, or a web page's address is none.
+    The file of the secret has priority over VLLM_API_KEY, since ``docker inspect`` shows the
+    environment. An empty file stands for no key: Compose mounts /dev/null by default.
     """
-    key = access.api_key(environment)
+    import ipaddress  # the health check needs none
+
+    try:
+        key = file.read_text(encoding="utf-8", errors="replace").strip() if file.exists() else ""
+    except OSError as error:
+        msg = f"the API key cannot be read by user {os.getuid()}: {error}; see chmod"
+        raise StartError(msg) from None
+    key = key or environment.get("VLLM_API_KEY", "").strip()
+    if not re.fullmatch("[!-~]*", key):  # our own checks would always fail
+        msg = "the API key must be one word of ASCII letters, digits and signs"
+        raise StartError(f"{msg} (an editor may have added a byte order mark)")
     # without Compose nobody says where the port is published
-    bind = variables.bind or variables.listen_host or "0.0.0.0"
-    access.check_open(bind, key, allowed=variables.allow_open)
-    origins = tuple(variables.origins.replace(",", " ").split())
-    for origin in origins:
-        if not _ORIGIN.fullmatch(origin):
-            msg = f"SPARKFORGE_ORIGINS has {origin[:100]!r}: use a list like http://localhost:3000"
-            raise StartError(msg)
-    return Rules(
-        port=variables.listen_port,
-        host=variables.listen_host,
-        key=key,
-        anybody=variables.allow_open,
-        origins=origins,
-        open_metrics=variables.open_metrics,
-    )
+    bind = variables.bind or variables.listen.replace("*", "0.0.0.0")
+    match = re.fullmatch(r"(\[.*\]|[^:]+)(:[0-9]+)?", bind)
+    host = match[1].strip("[]") if match else bind
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not (local or key or variables.allow_open):
+        msg = f"port published on {bind} without an API key: everybody who reaches it can use the"
+        msg += " model. Name a file with a key in SPARKFORGE_API_KEY_FILE, or set"
+        raise StartError(f"{msg} SPARKFORGE_ALLOW_OPEN=1")
+    return key
 
 
 def folder() -> Path:
-    """Return the folder of the sockets, for this user alone.
-
-    Raises:
-        StartError: it is another user's, or cannot be made.
-    """
+    """Return the folder of the sockets, for this user alone."""
     # not tempfile's, which is another one while the disk is full
     path = Path(os.environ.get("TMPDIR") or "/tmp") / "sparkforge"
     try:
@@ -114,18 +99,9 @@ def own_socket() -> Path:
 
 
 def configuration(
-    chosen: Rules,
-    part: str,
-    replicas: Mapping[str, str] | None = None,
-    conversation: Sequence[str] = (),
+    variables: Variables, key: str, part: str, replicas: Mapping[str, str] | None = None
 ) -> str:
-    """Return HAProxy's configuration.
-
-    Args:
-        part: one of ``BUFFERS``.
-        replicas: addresses of a router's servers as HAProxy reads them, by name.
-        conversation: rules that set ``txn.key``, by which a router chooses; none: the least busy.
-    """
+    """Return HAProxy's configuration, of one of the parts in ``BUFFERS``."""
     import jinja2  # the health check, which makes none, runs every five seconds
 
     environment = jinja2.Environment(
@@ -136,35 +112,23 @@ def configuration(
     max_body, large = MAX_BODY_MIB << 20, LARGE_MIB // MAX_BODY_MIB
     # two descriptors for each connection, and some of HAProxy's own
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    connections = CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2)
     return environment.get_template("door.cfg.j2").render(
         part=part,
         bufsize=BUFFERS[part] + (max_body if part == "inner" else 0),
         folder=folder(),
-        bind=f"{chosen.host or '*'}:{chosen.port}",
-        key_sha256=hashlib.sha256(chosen.key.encode()).hexdigest().upper() if chosen.key else "",
-        anybody=chosen.anybody,
-        origins=chosen.origins,
-        open_metrics=chosen.open_metrics,
+        rules=variables,
+        key_sha256=hashlib.sha256(key.encode()).hexdigest().upper() if key else "",
         max_body=max_body,
         max_body_mib=MAX_BODY_MIB,
-        connections=connections,
+        connections=CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2),
         connections_by_source=CONNECTIONS_BY_SOURCE,
         large=large,
-        large_by_source=large * 3 // 4,
         replicas=replicas or {},
-        conversation=conversation,
-        check=_CHECK,
     )
 
 
 def command(part: str, text: str) -> list[str]:
-    """Store a configuration; returns the command of HAProxy with it.
-
-    Raises:
-        StartError: there is no HAProxy.
-        OSError: the file cannot be written.
-    """
+    """Store a configuration; returns the command of HAProxy with it."""
     program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         raise StartError("there is no haproxy in this image: build it again")
@@ -179,19 +143,25 @@ class Door:
     """HAProxy in front of vLLM, while this process lives.
 
     If it ends by itself this process gets SIGTERM, so that the container ends.
-
-    Raises:
-        StartError: it does not listen.
     """
 
-    def __init__(self, chosen: Rules) -> None:
+    def __init__(self, variables: Variables, key: str) -> None:
         self.died = self._closing = self._ready = self._short = False
         engine_socket().unlink(missing_ok=True)
         self._processes: list[subprocess.Popen[bytes]] = []
+        # glibc gives freed buffers of bodies back to the system
+        env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
         for part in ("inner", "outer"):
-            words = command(part, configuration(chosen, part))
             # killed with this process, however that ends
-            started = processes.beside(["setpriv", "--pdeathsig", "KILL", *words], _MEMORY)
+            words = [
+                "setpriv",
+                "--pdeathsig",
+                "KILL",
+                *command(part, configuration(variables, key, part)),
+            ]
+            started = subprocess.Popen(
+                words, env=env, stdin=subprocess.DEVNULL, start_new_session=True
+            )
             self._processes.append(started)
             end = time.monotonic() + _STARTS_S
             while started.poll() is None and self._ask("show version", part) is None:
@@ -200,11 +170,8 @@ class Door:
                 time.sleep(0.02)
             if started.poll() is not None:
                 self.close()
-                msg = (
-                    "the front door does not start, as the lines above say: if port"
-                    f" {chosen.port} is taken, stop the program that has it, or choose another"
-                    " with SPARKFORGE_PORT"
-                )
+                msg = "the front door does not start, as the lines above say: is the port of"
+                msg += f" {variables.listen} taken? Choose another with SPARKFORGE_PORT"
                 raise StartError(msg, EX_UNAVAILABLE)
             threading.Thread(target=self._watch, args=(started,), daemon=True).start()
 
@@ -259,3 +226,45 @@ class Door:
                 return connection.recv(1 << 12).decode(errors="replace").strip()
         except OSError:
             return None
+
+
+# -- the router ------------------------------------------------------------------------------------
+
+
+def replicas(text: str) -> dict[str, str]:
+    """Return the addresses of a router's servers as HAProxy reads them, by name."""
+    found: dict[str, str] = {}
+    for word in text.replace(",", " ").split():
+        host, _, port = word.rpartition(":")
+        name = word.replace("[", "").replace("]", "")  # HAProxy takes no bracket in a name
+        right = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536 and _HOST.fullmatch(host)
+        cut = re.fullmatch("[0-9.]+", host) and host.count(".") != 3  # an address to the resolver
+        if not right or cut or name.lower() in map(str.lower, found):
+            msg = f"{REPLICAS} has {word[:100]!r}: name each server once, as HOST:PORT"
+            raise StartError(msg)
+        try:
+            family, *_, place = socket.getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM
+            )[0]
+        except OSError as error:
+            msg = f"{REPLICAS}: {host} has no address ({error.strerror}): use one in numbers"
+            raise StartError(msg, EX_NOHOST) from None
+        if str(place[0]).startswith("127.") or place[0] in ("::1", "0.0.0.0", "::"):
+            msg = f"{REPLICAS} has {word}, which is the router's own container: use this machine's"
+            raise StartError(f"{msg} address in SPARKFORGE_BIND")
+        kind = "ipv6" if family == socket.AF_INET6 else "ipv4"
+        found[name] = f"{kind}@{place[0]}:{port}"
+    if not found:
+        msg = "name the servers in .env, like 192.168.100.1:8000,192.168.100.2:8000"
+        raise StartError(f"{REPLICAS} is empty: {msg}")
+    return found
+
+
+def route(variables: Variables, environment: Mapping[str, str]) -> None:
+    """Become the router's HAProxy; returns only by an error."""
+    key = key_of(variables, environment)
+    addresses = replicas(environment[REPLICAS])
+    say(f"router of {len(addresses)} replicas: {', '.join(addresses)}")
+    words = command("router", configuration(variables, key, "router", addresses))
+    # in this process' place: a stop by SIGUSR1 (Compose's stop_signal) lets the answers end
+    os.execv(words[0], words)

@@ -1,11 +1,10 @@
-"""Exit codes of the entrypoint, the error that ends a start with one of them, and its log lines."""
+"""Exit codes of the entrypoint, the errors that end a start with one, and its log lines."""
 
 from __future__ import annotations
 
 import sys
 
-# sysexits.h. A restart may fix all but 65 and 78: checkpoint, hub or device missing (yet), full
-# disk, short memory, a server that hung or ended, another model on the other of two machines.
+# sysexits.h. A restart may fix all but 65 and 78.
 EX_DATAERR = 65
 """The hub sends other bytes than it lists: each restart would download them again."""
 EX_NOINPUT = 66
@@ -28,12 +27,7 @@ class StartError(Exception):
 
 
 class SettingError(StartError):
-    """A setting cannot be used.
-
-    Attributes:
-        what: the problem, without the hint.
-        hint: what to do.
-    """
+    """A setting cannot be used: ``what`` is wrong, and a ``hint`` what to do."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}: {hint}")

@@ -1,300 +1,331 @@
-"""One start of the server: checks, preflight, download, load, and supervision to its end."""
+"""One start of the server: checks, preflight, download, load, and supervision to its end.
+
+Docker's ``unless-stopped`` restarts a container after any exit code, and a server reads up to 65 GB
+before it fails again. So where a restart changes nothing (exit code 65 or 78), or three starts in a
+row never became ready, the entrypoint does not end. It waits, unhealthy, until the container is
+restarted or recreated.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import shlex
+import socket
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from sparkforge.serving import (
-    access,
-    caches,
     checkpoint,
     cluster,
     devices,
     door,
-    guard,
-    hub,
+    health,
+    image_build,
     memory,
+    options,
     preflight,
-    settings,
-    state,
-    supervise,
-    triton_driver,
-    warmup,
+    profile,
 )
-from sparkforge.serving.arguments import for_plugin
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL, StartError, say
-from sparkforge.serving.progress import Client
-from sparkforge.serving.settings import Settings
-from sparkforge.serving.state import Starts
+from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR, EX_TEMPFAIL, StartError, say
+from sparkforge.serving.health import Client
+from sparkforge.serving.profile import Profile
+from sparkforge.serving.settings import Variables
+from sparkforge.serving.supervise import Server, Signals, StoppedError
 
 LOOK_S, EVERY_S = 6.0, 5.0
+LIMIT = 3  # failed starts in a row
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A start whose settings have been checked."""
-
-    settings: Settings
-    options: Sequence[str]
-    """Of ``vllm serve``, that decide which kernels the server uses."""
-    variables: Mapping[str, str]
-    """Of the server."""
-    kernels: Path | None
-    """The folder of compiled kernels, held by this process; None: not kept."""
-    entrance: door.Door | None
-    """Open since the settings were checked; None: this server takes no requests."""
-
-
-def serve(
-    words: Sequence[str], environment: Mapping[str, str]
-) -> tuple[supervise.End, Starts | None]:
-    """Run the server; returns its end, and the count of its starts if it was started.
-
-    Raises:
-        StartError: it cannot be started.
-        hub.StoppedError: a signal came during the download.
-        OSError, ValueError: it cannot be started, for a reason without a message of ours.
-    """
+def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Serve until the server ends; wait where Docker would only repeat a failure."""
+    signals = Signals()
     # Compose passes on what .env lists, and an empty value is an error to the hub's library
-    given = {
-        name: value for name, value in environment.items() if value or not name.startswith("HF_")
-    }
-    chosen = settings.read(words, given)
-    _check(chosen)
-    entrance = None if chosen.rules is None else door.Door(chosen.rules)
+    given = {name: text for name, text in environment.items() if text or name[:3] != "HF_"}
+    reason, launch = "its log gives the reason", None
     try:
-        end, starts = _serve(prepare(chosen, given, entrance))
-    finally:
-        if entrance is not None:
-            entrance.close()
-    if entrance is not None and entrance.died:
-        return supervise.End(EX_TEMPFAIL), starts
-    return end, starts
-
-
-def _check(chosen: Settings) -> None:
-    """Check model, vocabulary, device and memory, before anything is downloaded or loaded."""
-    profile = chosen.profile
-    if chosen.is_folder:
-        checkpoint.check(Path(chosen.model))
-    if profile.vocabulary_sha256:
-        checkpoint.check_vocabulary(profile.vocabulary_sha256)
-    if profile.cuda_arch is not None and chosen.backend_check != "off":
-        try:
-            warning = devices.check(profile.cuda_arch, devices.capabilities())
-        except devices.DeviceError as error:
-            if chosen.backend_check == "fail":
-                raise
-            warning = str(error)
-        if warning:
-            say(f"warning: {warning}")
-    # the share is computed again before the server starts: hours may pass until then
-    memory.options(profile.memory, chosen.caller_options, chosen.machines)
-
-
-def prepare(chosen: Settings, environment: Mapping[str, str], entrance: door.Door | None) -> Launch:
-    """Check the rest, and choose the server's variables.
-
-    Raises:
-        StartError: the server cannot be started.
-    """
-    variables = dict(environment)
-    variables.pop("VLLM_API_KEY", None)  # the front door's
-    on_device = chosen.profile.cuda_arch is not None
-    # for a GPU torch.compile writes code for Triton, which brings its own compiler
-    eager = not on_device and not devices.has_compiler(variables)
-    if eager:
-        # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it even
-        # with --enforce-eager), and the engine would die of it
-        say("no C++ compiler here: serving without torch.compile")
-        variables.setdefault("TORCH_COMPILE_DISABLE", "1")
-    options = chosen.kernel_options(eager=eager)
-    for_plugin(options)  # or its error would come after the download
-    if on_device:
-        variables |= _pack(options, variables, strict=chosen.backend_check == "fail")
-    kernels = None
-    if (folder := chosen.variables.jit_dir) is not None:
-        build = caches.build_key(chosen.variables.share, chosen.variables.release)
-        held = caches.hold(folder.absolute(), build, variables)
-        kernels, variables = held.folder, {**variables, **held.variables}
-    variables |= triton_driver.seed(chosen.variables.share, variables, say)
-    return Launch(chosen, options, variables, kernels, entrance)
-
-
-def _pack(
-    options: Sequence[str], variables: Mapping[str, str], *, strict: bool
-) -> Mapping[str, str]:
-    """Return the server's variables for the image's pack of FlashInfer's modules.
-
-    Args:
-        strict: whether options that need another module end the start.
-    """
-    try:
-        pack = devices.installed()
-    except (OSError, ValueError) as error:
-        raise StartError(f"FlashInfer's modules: {error}; build the image again") from None
-    found = devices.capabilities()
-    try:
-        devices.check_pack(pack, found, options, variables)
+        if door.REPLICAS in given:  # this container is the router; HAProxy takes its place
+            door.route(Variables.read(given), given)
+        launch = Launch(words, given, signals)
+        code = launch.run()
+    except StoppedError:
+        return 128 + signals.came[0]
     except StartError as error:
-        if strict:
-            raise
-        say(f"warning: {error}")
-    return devices.pack_variables(pack, found, variables)
+        code, reason = error.code, str(error)
+        say(f"error: {reason}")
+    except (OSError, ValueError) as error:
+        code, reason = EX_CONFIG, f"{type(error).__name__}: {error}"
+        say(f"error: {reason}")
+    starts, why = None if launch is None else launch.starts, ""
+    if code in (EX_CONFIG, EX_DATAERR):
+        why = f"a restart changes nothing (exit code {code})"
+    elif starts is not None and _count(starts) >= LIMIT:
+        why = f"{LIMIT} starts in a row never became ready (the last exit code: {code})"
+    repeats = environment.get("SPARKFORGE_RESTART") in ("always", "unless-stopped", "on-failure")
+    waits = why and repeats and not signals.came
+    if starts is not None and (waits or signals.came):
+        starts.unlink(missing_ok=True)  # a restart by the user tries again
+    try:
+        if waits:
+            health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
+            say(f"waiting without a server: {why}; the lines above give the reason")
+            say("to try again: docker compose restart, or docker compose up after a change of .env")
+        while waits:
+            time.sleep(1)
+    except StoppedError:
+        pass
+    return code
 
 
-def _serve(launch: Launch) -> tuple[supervise.End, Starts | None]:
-    failed = _preflight(launch)
-    if failed is not None:
-        return failed, None
-    say(memory.line("the start"))
-    chosen, link = launch.settings, None
-    model, revision = chosen.model, chosen.revision
-    if not chosen.is_folder:
-        model = str(hub.fetch(model, revision, launch.variables, state.tell))
-        revision = Path(model).name
-        say(memory.line("the end of the download"))
-    if chosen.pair is not None:
-        link = _meet(chosen, chosen.pair, revision)
-        launch = replace(launch, variables=cluster.environment(chosen.pair, launch.variables))
-    plan, starts = _plan(launch, model, link)
-    say(memory.line("the load"))
-    return supervise.run(plan), starts
+def _count(path: Path) -> int:
+    """Return the starts in a row that have not become ready: the size of a file.
+
+    A file without contents can be made longer on a full disk, too.
+    """
+    return path.stat().st_size if path.exists() else 0
 
 
-def _preflight(launch: Launch) -> supervise.End | None:
-    """Serve a small model with known answers; returns the end of a failed or stopped trial."""
-    chosen = launch.settings
-    mode, on_device = chosen.variables.preflight, chosen.profile.cuda_arch is not None
-    if mode == "off" or (mode == "auto" and not on_device):
-        return None
-    if on_device and not devices.capabilities():  # the user has been warned, and wants to continue
-        say("no preflight: there is no device")
-        return None
-    driver = devices.driver() if on_device else ""
-    if driver:
-        say(f"driver {driver}")
-    trial = preflight.Trial.of(
-        chosen.variables.share / preflight.NAME,
-        launch.options,
-        driver,
-        launch.kernels,
-        Client(door.own_socket(), LOOK_S),
-    )
-    if mode == "auto" and trial.passed():
-        say("preflight: passed before, with this build, device and driver")
-        return None
-    say("preflight: a small model with known answers is served first")
-    command = settings.serve(str(trial.model), trial.options)
-    say(shlex.join(command))
-    end = supervise.run(
-        supervise.Plan(
-            command=command,
-            variables=_with_jobs(launch, command),
-            client=trial.client,
-            strict=chosen.backend_check == "fail",
-            expected=chosen.expectations(command),
-            trial=trial.run,
-            entrance=launch.entrance,
+def begin(path: Path) -> None:
+    """Count one more start; logs it from the second on."""
+    if (count := _count(path) + 1) > 1:
+        say(f"start {count} of {LIMIT}: the last one never became ready")
+    try:
+        with path.open("ab") as file:
+            file.truncate(count)
+    except OSError as error:
+        say(f"warning: failed starts are not counted: {error}")
+
+
+def serve(model: str, words: Sequence[str]) -> list[str]:
+    """Return the command of a server behind the front door, whose log has its requests."""
+    place = str(door.engine_socket())
+    return ["vllm", "serve", model, "--uds", place, "--disable-uvicorn-access-log", *words]
+
+
+class Launch:
+    """One start, by the entrypoint's arguments: the model, if the first is none, and options.
+
+    Its settings are read and checked first; raises StartError, or OSError for a profile's file.
+    """
+
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], signals: Signals
+    ) -> None:
+        self.signals = signals
+        given = self.given = Variables.read(environment)
+        self.checks = given.checks
+        model, own = given.model, list(words)
+        if own and not own[0].startswith("-"):
+            model, *own = own
+        self.is_folder = model.startswith(("/", "."))
+        """The model is a folder in the container; else a name on the hub."""
+        self.model, _, revision = (model, "", "") if self.is_folder else model.partition("@")
+        self.caller = (*given.extra_args, *own)
+        """The user's options of ``vllm serve``."""
+        options.check([*given.serve_args, *self.caller])
+        self.revision = options.value(self.caller, "--revision") or revision
+        self.profile = _profile(given)
+        self.on_device = self.profile.cuda_arch is not None
+        backends = self.checks.backends
+        self.backends = self.profile.on_mismatch if backends == "profile" else backends
+        self.pair = cluster.settings(environment)
+        self.machines = 1 if self.pair is None else 2
+        self.variables = dict(environment)
+        """Of the server."""
+        self.variables.pop("VLLM_API_KEY", None)  # the front door's
+        self.key: str | None = None
+        if self.pair is None or self.pair.is_head:
+            self.key = door.key_of(given, environment)
+        self.entrance: door.Door | None = None
+        """None: this server takes no requests: the worker of two machines."""
+        self.starts: Path | None = None
+        """The file that counts the starts, once the server is started."""
+
+    def run(self) -> int:
+        """Run the server; returns the exit code.
+
+        Raises:
+            StartError, OSError, ValueError: it cannot be started; StoppedError: a signal came.
+        """
+        self._check()
+        if self.key is not None:
+            self.entrance = door.Door(self.given, self.key)
+        try:
+            code = self._run()
+        finally:
+            if self.entrance is not None:
+                self.entrance.close()
+        if self.entrance is not None and self.entrance.died:
+            self.signals.came.clear()  # its own, not Docker's
+            return EX_TEMPFAIL
+        return code
+
+    def _check(self) -> None:
+        """Check model, vocabulary, device and memory."""
+        if self.is_folder:
+            checkpoint.check(Path(self.model))
+        if self.profile.vocabulary_sha256:
+            checkpoint.check_vocabulary(self.profile.vocabulary_sha256)
+        if self.profile.cuda_arch is not None and self.backends != "off":
+            try:
+                warning = devices.check(self.profile.cuda_arch, devices.capabilities())
+            except devices.DeviceError as error:
+                if self.backends == "fail":
+                    raise
+                warning = str(error)
+            if warning:
+                say(f"warning: {warning}")
+        # the share is computed again before the server starts: hours may pass until then
+        memory.share(self.profile.memory, self.caller, self.machines)
+
+    def _run(self) -> int:
+        words, kernels = self._kernel_options(), self._kernels()
+        if code := self._preflight(words, kernels):
+            return code
+        memory.log("the start")
+        model, revision, link = self.model, self.revision, None
+        if not self.is_folder:
+            found = checkpoint.fetch(model, revision, self.variables, self.signals)
+            model, revision = str(found), found.name
+            memory.log("the end of the download")
+        if self.pair is not None:
+            both = {  # equal on both machines
+                "release": self.given.release,
+                "model": self.model,
+                "revision": revision,
+                "profile": json.dumps(self.profile.document(), sort_keys=True),
+                "options": shlex.join(options.redacted(self.caller)),
+            }
+            link = cluster.Link(self.pair, both)
+            health.tell("waiting for the other machine")
+            link.meet()
+            self.variables = cluster.environment(self.pair, self.variables)
+        return self._server(model, words, kernels, link).run()
+
+    def _kernel_options(self) -> list[str]:
+        """Return the options that decide which kernels the server uses.
+
+        They are the profile's, the pair's split, and those of target and user. Of two values of one
+        option vLLM uses the later.
+        """
+        words = [*self.profile.options(), *(cluster.SPLIT if self.pair is not None else ())]
+        words += [*self.given.serve_args, *self.caller]
+        # for a GPU torch.compile writes code for Triton, which brings its own compiler
+        if not self.on_device and not devices.has_compiler(self.variables):
+            # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it
+            # even with --enforce-eager), and the engine would die of it
+            say("no C++ compiler here: serving without torch.compile")
+            self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
+            words += [] if "--enforce-eager" in words else ["--enforce-eager"]
+        options.for_plugin(words)  # or its error would come after the download
+        return words
+
+    def _kernels(self) -> Path | None:
+        """Return the folder of compiled kernels, and set the server's variables for them."""
+        if self.on_device:
+            self.variables |= devices.flashinfer_variables(self.variables)
+        kernels = None
+        if self.given.jit_dir is not None:
+            build = devices.build_key(self.given.share, self.given.release)
+            kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
+            self.variables |= places
+        self.variables |= image_build.seed(self.given.share, self.variables, say)
+        return kernels
+
+    def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
+        """Return a server that has to choose the profile's backends."""
+        expected = self.profile.expectations(command, self.caller)
+        return Server(
+            command,
+            self.variables,
+            self.signals,
+            client,
+            expected={} if self.backends == "off" else expected,
+            strict=self.backends == "fail",
+            entrance=self.entrance,
         )
-    )
-    if end.stopped():
-        return end
-    if end.code:
-        say(
-            f"error: the preflight failed (exit code {end.code}): the lines above say what differs;"
-            " to serve anyway: SPARKFORGE_PREFLIGHT=off"
-        )
-        return supervise.End(EX_CONFIG)
-    trial.note()
-    return None
 
+    def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
+        """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""
+        mode, model = self.checks.preflight, self.given.share / preflight.NAME
+        if mode == "off" or (mode == "auto" and not self.on_device):
+            return 0
+        if self.on_device and not devices.capabilities():  # the user wants to continue
+            say("no preflight: there is no device")
+            return 0
+        driver, words = devices.driver(), preflight.small_options(real)
+        key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
+        if mode == "auto" and mark and mark.exists() and mark.read_text(errors="replace") == key:
+            say("preflight: passed before, with this build, device and driver")
+            return 0
+        command, client = serve(str(model), words), Client(door.own_socket(), LOOK_S)
+        say(f"preflight: a small model with known answers is served first; driver {driver or '-'}")
+        say(shlex.join(command))
+        server = self._supervised(command, client)
+        server.trial, server.warm_up = True, partial(preflight.run, client, model)
+        code = server.run()
+        if self.signals.came:
+            raise StoppedError
+        if code:
+            say(
+                f"error: the preflight failed (exit code {code}): the lines above say what differs;"
+                " to serve anyway: SPARKFORGE_CHECKS=preflight=off"
+            )
+            return EX_CONFIG
+        if mark is not None:
+            mark.write_text(key, encoding="ascii")
+        return 0
 
-def _with_jobs(launch: Launch, command: Sequence[str]) -> Mapping[str, str]:
-    jobs = memory.max_jobs(launch.settings.profile, command, launch.variables)
-    return {**launch.variables, "MAX_JOBS": jobs}
-
-
-def _meet(chosen: Settings, pair: cluster.Settings, revision: str) -> cluster.Link:
-    """Wait for the other of two machines; returns the link to it."""
-    both = {  # equal on both machines
-        "release": chosen.variables.release,
-        "model": chosen.model,
-        "revision": revision,
-        "profile": json.dumps(chosen.profile.document(), sort_keys=True),
-        "options": shlex.join(access.redacted(chosen.caller_options)),
-    }
-    link = cluster.Link(pair, both, say)
-    state.tell("waiting for the other machine")
-    link.meet()
-    return link
-
-
-def _plan(
-    launch: Launch, model: str, link: cluster.Link | None
-) -> tuple[supervise.Plan, Starts | None]:
-    """Return the plan of the real server, and the count of its starts."""
-    chosen, profile, entrance = launch.settings, launch.settings.profile, launch.entrance
-    weights = checkpoint.weight_files(Path(model)) if profile.evict_page_cache else []
-    if weights:
+    def _server(
+        self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
+    ) -> Server:
+        """Return the real server, and count its start."""
+        checks, entrance, hang_s = self.checks, self.entrance, self.checks.hang
+        weights = sorted(Path(model).glob("*.safetensors")) if self.profile.evict_page_cache else []
         memory.drop(weights)  # before memory is measured
-    share, description = memory.options(profile.memory, chosen.caller_options, chosen.machines)
-    if description:
-        say(description)
-    door.engine_socket().unlink(missing_ok=True)  # the preflight's
-    command = chosen.command(model, launch.options, share)
-    if profile.choice is not None:
-        say(f"profile {profile.choice}")
-    say(shlex.join(access.redacted(command)))
-    hang_s = chosen.variables.hang_seconds
-    if hang_s and "--disable-log-stats" in command:
-        say("--disable-log-stats: hang detection is off, since a busy server would look hung")
-        hang_s = 0
-    # three failed checks, and the time between them, fit into the time that a hang may take
-    look_s, every_s = min(LOOK_S, hang_s / 5 or LOOK_S), min(EVERY_S, hang_s / 12 or EVERY_S)
-    client, starts = Client(door.own_socket(), look_s), None
-    if entrance is not None:  # a worker fails with its head, which counts
-        folder = launch.kernels.parent if launch.kernels else Path(tempfile.gettempdir())
-        starts = Starts.of(folder, chosen.identity(launch.options))
-        starts.begin()
-    unified = "on" if profile.memory is not None else "off"
-    mode = chosen.variables.memory_guard or unified
-    refuse = None if entrance is None else entrance.refuse
+        door.engine_socket().unlink(missing_ok=True)  # the preflight's
+        # as one word: vLLM takes no value for an option
+        name = self.given.model_name or ("" if self.is_folder else self.model)
+        naming = [f"--served-model-name={name}"] if name else []
+        place = cluster.place(self.pair) if self.pair is not None else []
+        share = memory.share(self.profile.memory, self.caller, self.machines)
+        # a user's own value comes later, and counts
+        command = serve(model, [*naming, *place, *share, *words])
+        say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
+        if hang_s and "--disable-log-stats" in command:
+            say("--disable-log-stats: hang detection is off, since a busy server would look hung")
+            hang_s = 0
+        server = self._supervised(command, None)
+        server.weights, server.link, server.hang_s = weights, link, hang_s
+        mode = ("on" if self.profile.memory else "off") if checks.guard == "auto" else checks.guard
+        if mode != "off":
+            server.guard = memory.Guard(mode == "on", entrance.refuse if entrance else None)
+        if entrance is None:  # a worker takes no requests, and fails with its head
+            return server
+        # three failed checks, and the time between them, fit into the time of a hang
+        client = server.client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
+        server.every_s = min(EVERY_S, hang_s / 12 or EVERY_S)
+        if (self.profile.warm_up if checks.warm_up == "profile" else checks.warm_up) != "off":
+            warm_up = partial(preflight.warm_up, client, command, health.tell)
+            server.warm_up = partial(warm_up, answers=self.profile.answers)
+        identity = "\0".join((socket.gethostname(), self.model, self.revision, *words))
+        digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
+        folder = kernels.parent if kernels else Path(tempfile.gettempdir())
+        self.starts = server.starts = folder / f"starts-{digest}"
+        begin(self.starts)
+        return server
 
-    def at_first_token() -> None:
-        say(memory.line("the first token"))
-        if weights:
-            memory.drop(weights)
 
-    def when_ready() -> None:
-        if entrance is not None:
-            entrance.ready()
-        os.sync()  # a power cut would leave kernels that are cut short
-        say(memory.line("ready"))
-        if starts is not None:
-            starts.forget()
-
-    warm_up = partial(warmup.run, client, command, answers=profile.answers, tell=state.tell)
-    plan = supervise.Plan(
-        command=command,
-        variables=_with_jobs(launch, command),
-        expected=chosen.expectations(command),
-        client=client if entrance is not None else None,
-        strict=chosen.backend_check == "fail",
-        hang_s=hang_s,
-        every_s=every_s,
-        warm_up=warm_up if entrance is not None and chosen.warms_up else None,
-        at_first_token=at_first_token,
-        when_ready=when_ready,
-        link=link,
-        guard=None if mode == "off" else guard.Guard(mode == "on", refuse),
-        entrance=entrance,
-    )
-    return plan, starts
+def _profile(given: Variables) -> Profile:
+    """Return the user's own profile, the image's with the user's choice, or an empty one."""
+    name = given.profile
+    if name == "":
+        return Profile()
+    if name is not None and "/" in name:
+        return Profile.load(Path(name))
+    path = given.share / "profile.json"
+    found = Profile.load(path) if path.is_file() else Profile()
+    return found if name is None else profile.pick(found, name, profile.VARIABLE)

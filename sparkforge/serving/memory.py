@@ -1,38 +1,33 @@
-"""Memory on a machine where GPU and host share it: vLLM's share, the page cache, log lines.
+"""Memory on a machine where GPU and host share it: vLLM's share, the page cache, the guard.
 
 vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before the use of other programs
-is known. vLLM refuses to start where that share is not available, and a share that just fits leaves
-nothing to the host. So the entrypoint computes it from the memory that is available.
+is known. So the entrypoint computes it from the memory that is available. A machine that runs out
+of it is reported to hang until a power cycle: the server has to give way before.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.serving import arguments, devices
-from sparkforge.serving.errors import StartError, say
+from sparkforge.serving import devices, options
+from sparkforge.serving.errors import EX_OSERR, StartError, say
 
 if TYPE_CHECKING:
-    from sparkforge.serving.profile import MemoryPlan, Profile
+    from sparkforge.serving.profile import MemoryPlan
 
 GIB = 1 << 30
 HOST_GIB = 16
-"""The smallest limit of a container whose GPU memory does not count towards it.
-
-The limit covers vLLM's own processes (3 GiB or more, an estimate), FlashInfer's compilers (4.6:
-ten of 0.46, measured with nvcc 13.0 for 12.1) and Compose's two folders in memory: 8 for /dev/shm
-and 2 for /tmp, which are rarely full at the same time. Not confirmed on a Spark.
-"""
-LIMIT = "SPARKFORGE_MEMORY_LIMIT"
-SHARE = "--gpu-memory-utilization"
-_OTHER_SHARES = ("--device-memory-utilization", "--kv-cache-memory-bytes")
+"""The smallest limit of a container whose GPU memory does not count towards it: vLLM's processes (3
+GiB or more, an estimate), compilers (4.6), 8 for /dev/shm and 2 for /tmp, which are rarely full at
+the same time. Not confirmed on a Spark."""
+LIMIT, SHARE = "SPARKFORGE_MEMORY_LIMIT", "--gpu-memory-utilization"
 
 
 class MemoryShortError(StartError):
@@ -46,35 +41,32 @@ class Reading:
     total: int
     available: int
     limit: int | None = None
-    """Of this container or control group; None: no limit."""
+    """Of this container; None: no limit."""
     used: int = 0
     """Used part of the limit, without pages that the kernel can drop."""
 
     @property
     def room(self) -> int:
-        """Bytes that processes of this container or control group can get now."""
-        if self.limit is None:
-            return self.available
-        return min(self.available, max(self.limit - self.used, 0))
+        """Bytes that processes of this container can get now."""
+        left = self.available if self.limit is None else max(self.limit - self.used, 0)
+        return min(self.available, left)
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """Read the kernel's own estimate, and the limit of this container or control group.
+    """Read the kernel's own estimate, and the limit of this container.
 
     ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
-    The container's page cache does not count as used either. Of several limits, one inside of the
-    other, the one with the least room counts.
-
-    Raises:
-        OSError, ValueError, LookupError: a file or line is missing; not a Linux of the last ten
-            years.
     """
     have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
-    total, available = have["MemTotal"], have["MemAvailable"]
-    limits = list(_limits(root / "sys/fs/cgroup", root / "proc/self/cgroup"))
-    if not limits:
-        return Reading(total, available)
-    return Reading(total, available, *min(limits, key=lambda limit: limit[0] - limit[1]))
+    group = root / "sys/fs/cgroup"  # a container's own is at the top; version 2
+    limit, used = None, 0
+    file = group / "memory.max"
+    if file.is_file() and (text := file.read_text(encoding="ascii").strip()) != "max":
+        limit, used = int(text), int((group / "memory.current").read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # these two lists hold files only: /tmp and /dev/shm are in others
+        used -= int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    return Reading(have["MemTotal"], have["MemAvailable"], limit, max(used, 0))
 
 
 def meminfo(text: str) -> dict[str, int]:
@@ -83,136 +75,67 @@ def meminfo(text: str) -> dict[str, int]:
     return {name: int(kib) * 1024 for name, kib in found}
 
 
-def _limits(top: Path, own: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and use, in bytes, of our control group (version 2) and of those above it."""
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        lines = []
-    # a container's own group is at the top, whatever its path is outside
-    path = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    folder = top / path.lstrip("/")
-    for group in (folder, *folder.parents):
-        limit = group / "memory.max"
-        if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()) != "max":
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # these two lists hold files only: /tmp and /dev/shm are in others
-            cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-            used = int((group / "memory.current").read_text(encoding="ascii"))
-            yield int(text), max(used - cached, 0)
-        if group == top:
-            break
-
-
-def utilisation(plan: MemoryPlan, reading: Reading, cuda_total: int | None = None) -> float:
+def utilisation(
+    plan: MemoryPlan, reading: Reading, cuda_total: int | None = None, machines: int = 1
+) -> float:
     """Return the share of all memory for vLLM, in whole percents, rounded down.
 
     Memory of an integrated GPU does not count towards a container's limit: others measured that on
     a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So there the limit has to leave
-    room for the host's part, and does not change the share.
-
-    Args:
-        cuda_total: bytes of an integrated GPU's memory as CUDA counts them, which vLLM multiplies
-            by the share; None: no GPU is integrated.
-
-    Raises:
-        MemoryShortError: less than ``least_gib`` is available, or the limit is too small.
+    room for the host's part, and does not change the share. ``cuda_total``: its bytes as CUDA
+    counts them, which vLLM multiplies by the share; None: no GPU is integrated.
     """
-    keep, least = plan.keep_free_gib * GIB, plan.least_gib * GIB
+    text = described(reading, cuda_total)
     if cuda_total is not None and reading.limit is not None and reading.limit < HOST_GIB * GIB:
-        msg = (
-            f"the container's memory limit is {reading.limit / GIB:.1f} GiB, and the server's host"
-            f" part needs {HOST_GIB} (the GPU's part does not count in it): set {LIMIT}={HOST_GIB}g"
-            " or more"
-        )
-        raise MemoryShortError(msg)
+        msg = f"{text}, and the server's host part needs {HOST_GIB}: set {LIMIT}={HOST_GIB}g"
+        raise MemoryShortError(f"{msg} or more (the GPU's part does not count in it)")
+    least_gib = -(-plan.least_gib // machines)
     available = reading.room if cuda_total is None else reading.available
     total = cuda_total or reading.total
-    percent = min((available - keep) * 100 // total, plan.most_percent)
-    if total * percent // 100 >= least:
+    percent = min((available - plan.keep_free_gib * GIB) * 100 // total, plan.most_percent)
+    if total * percent // 100 >= least_gib * GIB:
         return percent / 100
     remedy = "end other programs that use memory (free -h, ps aux --sort=-rss)"
     if available < reading.available:
         remedy = f"raise {LIMIT}"
-    msg = (
-        f"{described(reading, cuda_total)}; {plan.keep_free_gib} are kept for the system, and the"
-        f" model needs {plan.least_gib}: {remedy}, or set your own share with {SHARE} in"
-        " SPARKFORGE_EXTRA_ARGS"
+    raise MemoryShortError(
+        f"{text}; {plan.keep_free_gib} are kept for the system, and the model needs {least_gib}:"
+        f" {remedy}, or set your own share with {SHARE} in SPARKFORGE_EXTRA_ARGS"
     )
-    raise MemoryShortError(msg)
 
 
-def described(reading: Reading, cuda_total: int | None) -> str:
+def described(reading: Reading, cuda_total: int | None = None) -> str:
     """Describe the inputs of the share; ``cuda_total`` is as in ``utilisation``."""
     available = reading.room if cuda_total is None else reading.available
-    parts = [f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"]
+    text = f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"
     if cuda_total is not None:
-        parts.append(f"CUDA counts {cuda_total / GIB:.1f} for its integrated device")
+        text += f", CUDA counts {cuda_total / GIB:.1f} for its integrated device"
     if reading.limit is not None:
-        host = "" if cuda_total is None else " of host memory"
-        parts.append(f"the container's limit is {reading.limit / GIB:.1f}{host}")
-    return ", ".join(parts)
+        text += f", the container's limit is {reading.limit / GIB:.1f}"
+    return text
 
 
-def options(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> tuple[list[str], str]:
-    """Return the options for vLLM's share of memory.
-
-    Args:
-        plan: None: vLLM's own share.
-        caller: the user's options; one that sets the share is left alone.
-        machines: that the weights are split over.
-
-    Returns:
-        Options, and a description of the computation; "" where nothing was computed.
-
-    Raises:
-        MemoryShortError: the model does not fit.
-    """
-    if plan is None or any(arguments.has(caller, option) for option in (SHARE, *_OTHER_SHARES)):
-        return [], ""
+def share(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> list[str]:
+    """Return the options for vLLM's share of memory; a user's own is left alone."""
+    own = (SHARE, "--device-memory-utilization", "--kv-cache-memory-bytes")
+    if plan is None or any(options.has(caller, option) for option in own):
+        return []
     reading, cuda_total = read(), devices.unified_bytes()
-    computed = f"{utilisation(plan.split(machines), reading, cuda_total):.2f}"
-    return [SHARE, computed], f"{described(reading, cuda_total)}: {SHARE} {computed}"
+    computed = f"{utilisation(plan, reading, cuda_total, machines):.2f}"
+    say(f"{described(reading, cuda_total)}: {SHARE} {computed}")
+    return [SHARE, computed]
 
 
-# -- log lines -------------------------------------------------------------------------------------
-
-PREFIX = "memory at "
-_FIELDS = {
-    "MemTotal": "total",
-    "MemAvailable": "available",
-    "MemFree": "free",
-    "Cached": "cached",
-    "Shmem": "shared",
-}
-
-
-def line(moment: str, root: Path = Path("/")) -> str:
-    """Return the memory of machine and container in GiB; an error is part of the line.
-
-    With unified memory, model, page cache, kernels and programs share the same bytes. Their parts
-    change from stage to stage, and cannot be measured afterwards.
-
-    Args:
-        moment: a stage, e.g. ``first token``.
-    """
+def log(moment: str) -> None:
+    """Log the memory of machine and container: their parts change from stage to stage."""
     try:
-        text = (root / "proc/meminfo").read_text(encoding="ascii", errors="replace")
-        have, reading = meminfo(text), read(root)
+        say(f"memory at {moment}: {described(read())}")
     except (OSError, ValueError, LookupError) as error:
-        return f"{PREFIX}{moment}: cannot be read: {error}"
-    found = {word: have[name] for name, word in _FIELDS.items() if name in have}
-    if reading.limit is not None:
-        found |= {"container": reading.used, "limit": reading.limit}
-    parts = [f"{word} {size / GIB:.2f}" for word, size in found.items()]
-    return f"{PREFIX}{moment}, GiB: {', '.join(parts)}"
-
-
-# -- the page cache --------------------------------------------------------------------------------
+        say(f"memory at {moment}: cannot be read: {error}")
 
 
 def drop(files: Sequence[Path]) -> None:
-    """Drop files from the page cache and log the result; a failure only costs memory.
+    """Drop files from the page cache and log it; a failure only costs memory.
 
     On unified memory the GPU cannot use a page of a cached weight file before the kernel has
     reclaimed it. Dropping all caches needs root; ``posix_fadvise(DONTNEED)`` drops the clean,
@@ -223,60 +146,78 @@ def drop(files: Sequence[Path]) -> None:
             with file.open("rb") as opened:
                 os.fdatasync(opened.fileno())  # pages that are not on the disk yet stay
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        size, left = sum(file.stat().st_size for file in files), sum(map(resident, files))
+        if files:
+            say(f"page cache: {sum(file.stat().st_size for file in files) / 1e9:.1f} GB dropped")
     except OSError as error:
         say(f"warning: the weights stay in the page cache: {error}")
-        return
-    say(f"page cache: {size / 1e9:.1f} GB of weights dropped, {left / 1e9:.1f} GB remain")
 
 
-def resident(file: Path) -> int:
-    """Return the bytes of a file in the page cache, in whole pages.
+# -- the guard -------------------------------------------------------------------------------------
 
-    Raises:
-        OSError: it cannot be read, or the kernel gives no answer.
-    """
-    if (size := file.stat().st_size) == 0:
-        return 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    flags = ctypes.create_string_buffer((size + mmap.PAGESIZE - 1) // mmap.PAGESIZE)
-    with file.open("rb") as opened:
-        # Python's own mmap gives no address without write access
-        start = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, opened.fileno(), 0)
-        if start == ctypes.c_void_p(-1).value:
-            raise OSError(number := ctypes.get_errno(), os.strerror(number), str(file))
-        code = libc.mincore(start, size, flags)
-        libc.munmap(start, size)
-    if code != 0:
-        raise OSError(f"mincore of {file} failed")
-    return sum(flag & 1 for flag in flags.raw) * mmap.PAGESIZE
+WARN_GIB, REFUSE_GIB, END_GIB = 6.0, 4.0, 2.0
+"""Below these the guard warns, refuses new requests and ends the server. An estimate: no Spark has
+run out of memory under it."""
+WARN_S, END_S = 5.0, 10.0
+"""Seconds below the first and the third. The second acts at once: refusing costs little."""
+_READINGS = 3  # at least, since a paused container wakes up with an old clock
+_RELEASE = 1.25  # times the first: above it memory is no longer short
 
 
-# -- compilers -------------------------------------------------------------------------------------
+@dataclass
+class Guard:
+    """Acts on the memory that is left: the machine's, or up to the container's limit."""
 
-LARGEST_GIB, USUAL_GIB, KEEP_GIB = 8.0, 2.0, 4.0
-"""One nvcc at the largest file of FlashInfer's MoE for SM 12.x (7.7 was measured:
-docs/evidence/machine-code.md), at any other, and what vLLM's own processes need while they
-compile."""
+    acts: bool = True
+    """False: it only warns."""
+    refuse: Callable[[bool], None] | None = None
+    """Has the front door refuse new requests, or no longer; None: the server takes none."""
+    read: Callable[[], Reading] = read
+    _told: str = ""
+    _low: dict[float, list[float]] = field(default_factory=dict)
+    """Times of the readings in a row below each mark."""
 
+    def begin(self) -> None:
+        """Lock this process' pages in memory, which a machine without memory would drop first.
 
-def max_jobs(profile: Profile, command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return ``MAX_JOBS`` for a server: the user's own, else as many compilers as fit.
+        Not with a limit on locked memory, beyond which allocations would fail.
+        """
+        say(f"memory guard: {'on' if self.acts else 'warns only'}")
+        if self.acts and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
+            ctypes.CDLL(None).mlockall(7)  # MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT
 
-    FlashInfer passes it to ninja, which would start one job more than there are CPUs. An image
-    without compilers starts none.
-    """
-    if environment.get("MAX_JOBS"):
-        return environment["MAX_JOBS"]
-    reading = read()
-    # without a memory plan the profile is for a card with its own memory
-    share = float(arguments.value(command, SHARE) or 0) if profile.memory is not None else 0.0
-    beside = min(reading.available - share * reading.total, reading.room)
-    moe = (arguments.value(command, "--moe-backend") or "auto").lower()
-    each = LARGEST_GIB if moe == "auto" or moe.startswith("flashinfer") else USUAL_GIB
-    count = min(len(os.sched_getaffinity(0)), int((beside / GIB - KEEP_GIB) / each))
-    return str(max(1, count))
+    def look(self, now: float) -> None:
+        """Read memory and act, at ``now`` of the monotonic clock; StartError: end the server."""
+        try:
+            reading = self.read()
+        except (OSError, ValueError, LookupError) as error:  # ends nothing
+            self._tell("blind", f"warning: memory cannot be read, and is not guarded: {error!r}")
+            return
+        room = reading.room / GIB
+        text = f"memory is short: {described(reading)}"
+        warns = self._lasts(WARN_GIB, WARN_S, room, now)
+        if self._lasts(END_GIB, END_S, room, now) and self.acts:
+            msg = f"{text}: ending the server before the machine stops responding"
+            raise StartError(msg, EX_OSERR)
+        if room > WARN_GIB * _RELEASE:
+            self._tell("", f"memory is no longer short: {described(reading)}")
+        elif self.acts and room < REFUSE_GIB:
+            self._tell("refuses", f"warning: {text}: new requests are refused")
+        elif warns and self._told != "refuses":
+            self._tell("warned", f"warning: {text}")
+
+    def _lasts(self, mark: float, seconds: float, room: float, now: float) -> bool:
+        """Note a reading; returns whether memory has been below a mark for long enough."""
+        times = self._low.setdefault(mark, [])
+        if room >= mark:
+            times.clear()
+            return False
+        times.append(now)
+        del times[_READINGS:-1]  # the first, some, and the last
+        return len(times) >= _READINGS and now - times[0] >= seconds
+
+    def _tell(self, state: str, text: str) -> None:
+        if state != self._told:
+            say(text)
+            if self.refuse is not None and "refuses" in (state, self._told):
+                self.refuse(state == "refuses")
+            self._told = state

@@ -1,4 +1,4 @@
-"""A profile: settings to serve a model, in pins.yaml and in the image.
+"""A profile: how a model is served, in pins.yaml and in the image; and the backends in vLLM's log.
 
 Its options have the names that vLLM's own ``--config`` file gives them. The other keys are ours.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,54 +19,46 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
-from sparkforge.serving import arguments
 from sparkforge.serving.errors import SettingError, StartError
+from sparkforge.serving.options import has, value
 
 VARIABLE = "SPARKFORGE_PROFILE"
-OPTION = "--mxfp4-layers"
+_LAYERS = "--mxfp4-layers"
 _WITHOUT_DECODE_EXPERTS = (
-    "--decode-kernels",
-    "--moe-backend",
-    "--enable-lora",
-    "--enable-expert-parallel",
-    "--dtype",
+    *("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype"),
 )
 """Options with which experts may not go through the decode kernels."""
-_NAMES = {
-    "prefix_caching": "enable-prefix-caching",
-    "exclude_tools_when_none": "exclude-tools-when-tool-choice-none",
+# of vLLM, by field: names and values are checked with its own parser in
+# tests/patches/test_profiles.py
+_OPTIONS = {
+    "moe_backend": "--moe-backend",
+    "attention_backend": "--attention-backend",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "load_format": "--load-format",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "layers": _LAYERS,
+    "reasoning_parser": "--reasoning-parser",
+    "cudagraph_capture_sizes": "--cudagraph-capture-sizes",
+    "tool_call_parser": "--tool-call-parser",
+    "exclude_tools_when_none": "--exclude-tools-when-tool-choice-none",
+    "prefix_caching": "--enable-prefix-caching",
+    "enforce_eager": "--enforce-eager",
 }
-"""vLLM's names, of options that are called otherwise here."""
-_OPTIONS = (
-    "moe_backend",
-    "attention_backend",
-    "kv_cache_dtype",
-    "load_format",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "mxfp4_layers",
-    "reasoning_parser",
-    "cudagraph_capture_sizes",
-    "tool_call_parser",
-    "exclude_tools_when_none",
-    "prefix_caching",
-    "enforce_eager",
-)
 
 
-def _number(value: Any) -> Any:
+def _number(given: Any) -> Any:
     """Turn a plain decimal number into an int; 010, 0x10 and 1e3 stay text and are refused."""
-    plain = isinstance(value, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", value)
-    return int(value) if plain else value
+    plain = isinstance(given, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", given)
+    return int(given) if plain else given
 
 
-def _truth(value: Any) -> Any:
-    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+def _truth(given: Any) -> Any:
+    return {"true": True, "false": False}.get(given, given) if isinstance(given, str) else given
 
 
 Count = Annotated[int, BeforeValidator(_number), Field(gt=0, strict=True)]
@@ -89,10 +82,6 @@ class MemoryPlan(_Model):
     """Limit as a share of all memory."""
     least_gib: Count
     """Minimum to start the model: weights, activations, one request's KV cache."""
-
-    def split(self, machines: int) -> MemoryPlan:
-        """Return the plan of each of several machines that hold the model together."""
-        return self.model_copy(update={"least_gib": -(-self.least_gib // machines)})
 
 
 class Choice(_Model):
@@ -157,15 +146,10 @@ class Profile(_Model):
     cuda_arch: str | None = None
     """Compute capability that the image is built for, as ``12.1``; null: a CPU."""
 
-    @field_validator("cudagraph_capture_sizes")
-    @classmethod
-    def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        if list(sizes) != sorted(set(sizes)):
-            raise ValueError("sizes must ascend")
-        return sizes
-
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
+        if list(self.cudagraph_capture_sizes) != sorted(set(self.cudagraph_capture_sizes)):
+            raise ValueError("cudagraph_capture_sizes must ascend")
         if self.choice is not None and self.mxfp4_layers is not None:
             raise ValueError("has both mxfp4_layers and a choice")
         if self.answers and (self.vocabulary is None or self.warm_up == "off"):
@@ -176,23 +160,17 @@ class Profile(_Model):
 
     @classmethod
     def load(cls, path: Path) -> Profile:
-        """Return the profile in a file, YAML or JSON.
-
-        Raises:
-            StartError: it holds no profile.
-            OSError: it cannot be read.
-        """
+        """Return the profile in a file, YAML or JSON."""
         import yaml
 
         try:
             return cls.model_validate(yaml.safe_load(path.read_bytes()))
         except (yaml.YAMLError, RecursionError) as error:
             text = " ".join(str(error).split())[:200]
-            raise StartError(f"invalid profile {path}: {text}") from None
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise StartError(f"invalid profile {path}: {where}: {first['msg']}") from None
+            text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise StartError(f"invalid profile {path}: {text}")
 
     def document(self) -> dict[str, Any]:
         """Return the profile as JSON values, without defaults."""
@@ -204,26 +182,18 @@ class Profile(_Model):
         return self.choices[self.choice].mxfp4_layers if self.choice else self.mxfp4_layers
 
     def options(self, *, most_memory: bool = False) -> list[str]:
-        """Return the options of ``vllm serve``.
-
-        Args:
-            most_memory: add the largest share of memory that the profile allows. The right share
-                depends on the machine's free memory: ``memory.utilisation``.
-        """
+        """Return the options of ``vllm serve``."""
         words: list[str] = []
         if most_memory and self.memory is not None:
             words += ["--gpu-memory-utilization", f"{self.memory.most_percent / 100:.2f}"]
-        # names and values are checked with vLLM's own parser in tests/patches/test_profiles.py
-        for field in _OPTIONS:
-            name = _NAMES.get(field, field.replace("_", "-"))
-            value = self.layers if field == "mxfp4_layers" else getattr(self, field)
-            if isinstance(value, bool):
-                # only prefix caching has a default that false changes
-                words += [f"--{name}"] if value else [f"--no-{name}"] * (field == "prefix_caching")
-            elif isinstance(value, tuple):
-                words += [f"--{name}", *map(str, value)] if value else []
-            elif value is not None:
-                words += [f"--{name}", str(value)]
+        for name, option in _OPTIONS.items():
+            given = getattr(self, name)
+            if given is True or (isinstance(given, tuple) and given):
+                words += [option, *map(str, given if isinstance(given, tuple) else ())]
+            elif given is False and name == "prefix_caching":  # vLLM's default is true
+                words.append(option.replace("--enable", "--no-enable"))
+            elif isinstance(given, (str, int)) and not isinstance(given, bool):
+                words += [option, str(given)]
         if self.tool_call_parser:
             # without it "tool_choice": "auto" gets status 400
             words.append("--enable-auto-tool-choice")
@@ -234,22 +204,15 @@ class Profile(_Model):
 
         A backend in the user's options replaces the profile's, and is not checked. vLLM logs the
         backend of dense layers only where ``--mxfp4-layers`` quantises some.
-
-        Args:
-            command: all options of the server.
-            caller: the user's options among them.
         """
         expected: dict[str, str] = {
-            kind: name
-            for kind, name in self.expect.items()
-            if not arguments.has(caller, f"--{kind}-backend")
+            kind: name for kind, name in self.expect.items() if not has(caller, f"--{kind}-backend")
         }
-        layers = (arguments.value(command, OPTION) or "").split(",")
-        if not {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}:
+        layers = (value(command, _LAYERS) or "").split(",")
+        quantised = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
+        if not quantised or has(caller, "--decode-kernels"):  # which decide for these
             expected.pop("linear", None)
-        if arguments.has(caller, "--decode-kernels"):  # which are the profile's choice for these
-            expected.pop("linear", None)
-        if any(arguments.has(caller, option) for option in _WITHOUT_DECODE_EXPERTS):
+        if any(has(caller, option) for option in _WITHOUT_DECODE_EXPERTS):
             expected.pop("experts", None)
         return expected
 
@@ -260,22 +223,74 @@ class ChoiceError(SettingError):
 
 def named(variables: Mapping[str, str]) -> str:
     """Return the name in ``SPARKFORGE_PROFILE``; "" for none, or where it is the path of a file."""
-    value = variables.get(VARIABLE, "")
-    return "" if "/" in value else value
+    given = variables.get(VARIABLE, "")
+    return "" if "/" in given else given
 
 
 def pick(profile: Profile, name: str, setting: str) -> Profile:
-    """Return a profile with another choice.
-
-    Args:
-        setting: the variable or option that has the name, for the error.
-
-    Raises:
-        ChoiceError: the profile has no such choice.
-    """
+    """Return a profile with another choice."""
     if name in profile.choices:
         return profile.model_copy(update={"choice": name})
     near = difflib.get_close_matches(name, profile.choices, n=1)
     guess = f"did you mean {near[0]}? " if near else ""
     known = f"use {', '.join(profile.choices)}" if profile.choices else "omit it: there is none"
     raise ChoiceError(f"{setting} {name!r}: no such profile", guess + known)
+
+
+# -- vLLM's log ------------------------------------------------------------------------------------
+
+# The sentences of vLLM 0.33.0 and of our plugin; tests/patches/test_profiles.py compares. The first
+# group, in capitals, is the backend's name, or stands for one.
+SENTENCES: Mapping[str, re.Pattern[str]] = {
+    "moe": re.compile(r"\] Using '([A-Z0-9_]+)' Mxfp4 MoE backend\."),
+    # named in the options, or chosen by vLLM
+    "attention": re.compile(
+        r"\[cuda\.py:\d+\] Using (?:AttentionBackendEnum\.)?([A-Z0-9_]+)"
+        r" (?:backend\.|attention backend out of)"
+    ),
+    # dense layers in MX formats: the kernel's class, e.g. MarlinMxFp4LinearKernel
+    "linear": re.compile(r"\] Using (\w+?)M[xX][fF][pP][48]\w*Kernel for MXFP[48] GEMM"),
+    # Few rows of the experts, with Marlin as MoE backend. "switched off": chosen, and then found
+    # wrong by their self-check; the plugin warns, and serves with Marlin
+    "experts": re.compile(
+        r"\] (Decode)(?= kernels (?:are used for MXFP4 experts |for MXFP4 experts are switched))"
+        r"|\] Decode kernels are (not used(?= for MXFP4 experts: )|off(?=: ))"
+    ),
+}
+_STANDS_FOR: Mapping[str, str] = {"NOT USED": "MARLIN", "OFF": "MARLIN"}
+
+
+@dataclass
+class Watch:
+    """Compares vLLM's log with the expected backends."""
+
+    expected: Mapping[str, str]
+    """The backend's name in the log, by kind; other kinds are not checked."""
+    seen: dict[str, set[str]] = field(default_factory=dict)
+    """Names read so far, by kind."""
+
+    def feed(self, line: str) -> str | None:
+        """Read a line; returns a problem, or None."""
+        for kind, pattern in SENTENCES.items():
+            if match := pattern.search(line):
+                found = next(filter(None, match.groups())).upper()
+                name = _STANDS_FOR.get(found, found)
+                self.seen.setdefault(kind, set()).add(name)
+                if name != (wanted := self.expected.get(kind, name)):
+                    return f"vLLM chose the {kind} backend {name}; the profile says {wanted}"
+        return None
+
+    def missing(self) -> list[str]:
+        """Return a problem for each expected backend that the log of a ready server lacks."""
+        return [
+            f"vLLM did not say which {kind} backend it uses; the profile says {wanted}"
+            " (its lines of level INFO are needed: VLLM_LOGGING_LEVEL)"
+            for kind, wanted in self.expected.items()
+            if kind not in self.seen
+        ]
+
+    def __str__(self) -> str:
+        found = [
+            f"{one} {'/'.join(sorted(self.seen[one]))}" for one in SENTENCES if one in self.seen
+        ]
+        return ", ".join(found) or "unknown"

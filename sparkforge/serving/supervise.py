@@ -7,327 +7,344 @@ restarts the container. While it loads, however long, nothing is killed.
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from sparkforge.serving import arguments, processes, state
-from sparkforge.serving.backends import SENTENCES, Output, Watch
+from sparkforge.serving import health, memory, options
 from sparkforge.serving.cluster import Link
 from sparkforge.serving.door import Door
-from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL, say
-from sparkforge.serving.guard import Guard
-from sparkforge.serving.progress import Client, Counters, Hang, NoTokenError
+from sparkforge.serving.errors import EX_TEMPFAIL, StartError, say
+from sparkforge.serving.health import Client, Counters, NoTokenError
+from sparkforge.serving.profile import Watch
 
-_GRACE_S = 30.0
+_GRACE_S, TRIAL_S = 30.0, 1800.0
+_LOOKS = 3  # that fail in a row: a container that was paused wakes up with an old clock
+_SLOW_S = 600.0  # for a server that computes, and does not answer: one request may be slow
 _COMPUTES = 0.05  # of one core, during a check: a busy machine has no more for it
 _COMPILERS = frozenset(
     ("ninja", "nvcc", "cicc", "ptxas", "ptxas-blackwell", "nvlink", "gcc", "g++", "cc1plus", "ld")
 )
 """Names of compilers' processes."""
+_LINE_LIMIT = 1 << 16  # bytes of a line that are searched
+# vLLM 0.33.0, of a worker and of an engine; sometimes it has None instead of the code
+_DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1,3})\b")
 
 
-@dataclass(frozen=True)
-class Plan:
+# -- processes and signals -------------------------------------------------------------------------
+
+
+def start(
+    command: Sequence[str], variables: Mapping[str, str], stdout: int | None = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with one pipe for stdout and stderr, or ours."""
+    stderr = subprocess.STDOUT if stdout else None
+    null, env = subprocess.DEVNULL, dict(variables)
+    return subprocess.Popen(
+        command, env=env, stdin=null, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+
+def session(leader: int) -> dict[int, tuple[str, str]]:
+    """Return name and state of the living processes of a session, by their numbers."""
+    found = {}
+    for stat in sorted(Path("/proc").glob("[0-9]*/stat")):
+        try:
+            text = stat.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it ended
+            continue
+        match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+) ", text, re.DOTALL)
+        if match is not None and int(match[4]) == leader and match[3] != "Z":
+            found[int(match[1])] = (match[2], match[3])
+    return found
+
+
+def kill(leader: int) -> None:
+    """Kill all processes of a session; SIGKILL ends a stopped process, too.
+
+    The leader's process group is not enough: ninja gives each of its jobs a group of its own.
+    """
+    for process in session(leader):
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+class StoppedError(Exception):
+    """A signal has come for the container, while no server runs."""
+
+
+class Signals:
+    """Passes the container's signals on to the child that runs; without one it raises."""
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self.child: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self.came.append(number)
+        if self.child is None:
+            raise StoppedError
+        self.child.send_signal(number)
+
+
+# -- the server ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
     """The server to run, and how to supervise it."""
 
     command: Sequence[str]
     """With our plugin's options as users write them."""
     variables: Mapping[str, str]
-    expected: Mapping[str, str]
-    """Backends that vLLM has to choose, by kind."""
+    signals: Signals
     client: Client | None
     """Sends our own requests; None: this server takes none."""
+    expected: Mapping[str, str] = field(default_factory=dict)
+    """Backends that vLLM has to choose, by kind."""
     strict: bool = True
     """End the server when it chooses another backend; else warn."""
     hang_s: float = 60.0
     """Seconds without progress, after the first answer, until it is killed; 0: never."""
     every_s: float = 5.0
     """Seconds between two checks of a server that has answered."""
-    at_first_token: Callable[[], None] = lambda: None
-    """Called once, at the first answer."""
-    when_ready: Callable[[], None] = lambda: None
-    """Called once, when users are served: after the warm-up, where there is one."""
     warm_up: Callable[[], str] | None = None
     """Runs at the first answer, before the server counts as healthy; returns the problem, or ""."""
-    trial: Callable[[], str] | None = None
-    """Runs at the first answer instead of serving users; returns the problem, or "". Then the
-    server ends, with exit code 0 or 78."""
-    trial_s: float = 1800.0
-    """Seconds for the whole trial, from the start of the server."""
+    trial: bool = False
+    """The server ends after its warm-up, with exit code 0 or 78, and serves no users."""
+    weights: Sequence[Path] = ()
+    """Files to drop from the page cache when they have been read."""
+    starts: Path | None = None
+    """Counts the starts that have not become ready."""
     link: Link | None = None
     """To the other of two machines; None: this one serves alone."""
-    guard: Guard | None = None
-    """Of memory; None: off."""
+    guard: memory.Guard | None = None
     entrance: Door | None = None
     """The front door; None: this server takes no requests."""
 
-
-@dataclass(frozen=True)
-class End:
-    """The end of a server."""
-
-    code: int
-    """Exit code for this process."""
-    stopped: Callable[[], bool] = lambda: False
-    """A signal has come for the server by now."""
-
-
-class _Signals:
-    """Passes signals on to the server."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-        self.came = False
-        self._before = {number: signal.signal(number, self._pass_on) for number in state.SIGNALS}
-
-    def _pass_on(self, number: int, frame: object) -> None:
-        self.came = True
-        if self._child.poll() is None:
-            self._child.send_signal(number)
-
-    def restore(self) -> None:
-        """Put back the handlers from before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-class _Background(threading.Thread):
-    """A warm-up or a trial, while the supervisor checks the server."""
-
-    def __init__(self, work: Callable[[], str]) -> None:
-        super().__init__(daemon=True)
-        self._work = work
-        self.problem = ""
-
-    def run(self) -> None:
-        try:
-            self.problem = self._work()
-        except Exception as error:  # counts as any failure of the warm-up, and is logged
-            self.problem = f"{type(error).__name__}: {error}"
-
-
-def run(plan: Plan) -> End:
-    """Run the server to its end.
-
-    The exit code is the server's own; 128 + N after signal N; 75 after a hang, and where the server
-    ends with 0 without a signal; 78 after a wrong backend; 71 where memory ran short.
-    """
-    if plan.guard is not None:
-        plan.guard.begin()
-    state.tell("preflight" if plan.trial else "loading" if plan.warm_up else state.READY)
-    child = processes.start(arguments.for_plugin(plan.command), plan.variables)
-    assert child.stdout is not None
-    output = Output(Watch(plan.expected))
-    signals = _Signals(child)
-    supervisor = _Supervisor(plan, child, output, signals)
-    reader = threading.Thread(target=output.copy, args=(child.stdout.fileno(),), daemon=True)
-    reader.start()
-    try:
-        code = supervisor.run()
-        if plan.trial and child.poll() is None:
-            child.terminate()  # by itself it frees what its processes share
-            try:
-                child.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                say("the server does not end: killing it")
-    finally:
-        processes.kill(child.pid)  # with all processes that the server may have left
-        child.wait()
-        if plan.link is not None:
-            plan.link.close()
-    reader.join(5)
-    if plan.trial:
-        signals.restore()  # a download and another server follow
-        # only now: a line may come after the answer
-        problems = [*output.problems, *output.watch.missing()]
-        if code == 0 and not signals.came and not _tolerated(plan, problems):
-            code = EX_CONFIG
-    supervisor.report_death()
-    return End(code, lambda: signals.came)
-
-
-class _Supervisor:
-    """Checks a running server, until there is a reason to end it."""
-
-    def __init__(
-        self, plan: Plan, child: subprocess.Popen[bytes], output: Output, signals: _Signals
-    ) -> None:
-        self.plan, self.child, self.output, self.signals = plan, child, output, signals
-        self.start = time.monotonic()
-        # the last check takes time, too, and has to end within hang_s
-        self.hang = Hang(plan.hang_s, spare_s=0.0 if plan.client is None else plan.client.timeout_s)
-        self.asked = self.peer_answered = self.by_itself = False
-        self.ended: int | None = None
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._watch = Watch(self.expected)
+        self._problems: list[str] = []  # of backends, not logged yet
+        self._died: int | None = None  # an exit code, or a signal's number below zero
+        self._answered = self._asked = self._stalled = False
+        self._well = self._since = 0.0
+        self._failures = 0
         self._before: Counters | None = None
-        self._background: _Background | None = None
-        self._stalled = False
+        self._warming: threading.Thread | None = None
+        self._problem = ""
 
     def run(self) -> int:
-        """Return the exit code, once the server has ended or has to end."""
-        plan, next_look = self.plan, self.start
+        """Run the server to its end.
+
+        The exit code is the server's own; 128 + N after signal N; 75 after a hang, and where the
+        server ends with 0 without a signal; 78 after a wrong backend; 71 where memory ran short.
+        """
+        if self.guard is not None:
+            self.guard.begin()
+        waits = "preflight" if self.trial else "loading"
+        health.tell(waits if self.warm_up else health.READY)
+        child = self.signals.child = start(options.for_plugin(self.command), self.variables)
+        reader = threading.Thread(target=self._copy_output, args=(child,), daemon=True)
+        reader.start()
+        try:
+            code = self._supervise(child)
+            if self.trial:
+                child.terminate()  # by itself it frees what its processes share
+                child.wait(_GRACE_S)
+        except StartError as error:
+            say(f"error: {error}")
+            code = error.code
+        except subprocess.TimeoutExpired:
+            say("the server does not end: killing it")
+        finally:
+            kill(child.pid)  # with all processes that the server may have left
+            child.wait()
+            if self.link is not None:
+                self.link.close()
+        reader.join(5)
+        if self.trial and code == 0 and not self.signals.came:
+            try:
+                self._compare(missing=True)  # a line may come after the answer
+            except StartError as error:
+                say(f"error: {error}")
+                code = error.code
+        if self._died and not self._answered and not self.signals.came:
+            names = {-number: number.name for number in signal.Signals}
+            how = names.get(self._died, f"exit code {self._died}")
+            when = "while answering the first token" if self._asked else "before it was ready"
+            say(f"error: the engine died ({how}) {when}")
+        self.signals.child = None
+        return code
+
+    def _copy_output(self, child: subprocess.Popen[bytes]) -> None:
+        """Copy the server's output to ours, and search it, until its end."""
+        assert child.stdout is not None
+        rest, source = b"", child.stdout.fileno()
+        while chunk := os.read(source, 1 << 16):
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(1, view) :]
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-_LINE_LIMIT:]
+            for line in lines:
+                if problem := self._watch.feed(line[:_LINE_LIMIT].decode(errors="replace")):
+                    self._problems.append(problem)
+                if self._died is None and (match := _DIED.search(line[:_LINE_LIMIT])) is not None:
+                    self._died = int(match[1])
+        if rest:
+            os.write(1, b"\n")  # the last line is not terminated, and ours follow
+
+    def _supervise(self, child: subprocess.Popen[bytes]) -> int:
+        """Return the exit code of a server that has ended; raises StartError where it has to."""
+        next_look = self._began
         while True:
             try:
-                return self._ended(self.child.wait(0.5))
+                code = child.wait(0.5)
             except subprocess.TimeoutExpired:
                 pass
+            else:
+                if self._asked and self._died is None:
+                    self._died = code
+                if code == 0 and not self.signals.came:
+                    # vLLM ends so after the death of its engine, and Docker restarts no success
+                    raise StartError("the server ended by itself, as its output says", EX_TEMPFAIL)
+                return code if code >= 0 else 128 - code
             now = time.monotonic()
-            if (verdict := self._around(now)) is not None:
-                return verdict
-            if self._background is not None and not self._background.is_alive():
-                problem = self._background.problem
-                if problem:
-                    what = "" if plan.trial else "warm-up failed: "
-                    say(f"error: {what}{problem}")
-                    return EX_CONFIG
-                if plan.trial:
+            self._look_around(now)
+            if self._warming is not None and not self._warming.is_alive():
+                if self._problem:
+                    raise StartError(f"{'' if self.trial else 'warm-up failed: '}{self._problem}")
+                if self.trial:
                     return 0
+                self._warming, next_look = None, now
                 self._ready()
-                self._background, next_look = None, now
-            if plan.client is None or self._background is not None or now < next_look:
-                continue
-            if (verdict := self._look(plan.client, now)) is not None:
-                return verdict
-            # while the server loads a check is cheap, and the backends have to be known when Docker
-            # reports healthy
-            next_look = time.monotonic() + (plan.every_s if self.hang.answered else 1)
+            if self.client is not None and self._warming is None and now >= next_look:
+                self._look(self.client, child.pid, now)
+                # while the server loads a check is cheap, and the backends have to be known when
+                # Docker reports healthy
+                next_look = time.monotonic() + (self.every_s if self._answered else 1)
 
-    def _around(self, now: float) -> int | None:
-        """Check all but the server's progress; returns the exit code where it has to end."""
-        plan = self.plan
-        if plan.entrance is not None and plan.entrance.died:
-            return EX_TEMPFAIL
-        if plan.guard is not None and plan.guard.look(now):
-            return EX_OSERR
-        if self.output.problems and not _tolerated(plan, self.output.problems):
-            return EX_CONFIG
-        if plan.link is not None:
-            if reason := plan.link.problem():
-                say(f"{reason}: ending this half, to restart with the other")
-                return EX_TEMPFAIL
-            if plan.client is None and not self.peer_answered and plan.link.peer_serves():
-                self.peer_answered = True
-                plan.at_first_token()
-        if plan.trial and now - self.start > plan.trial_s:
-            say(f"error: no result within {plan.trial_s:.0f} s")
-            return EX_CONFIG
-        return None
+    def _look_around(self, now: float) -> None:
+        """Check all but the server's progress; raises StartError where it has to end."""
+        if self.entrance is not None and self.entrance.died:
+            raise StartError("the front door ended by itself", EX_TEMPFAIL)
+        if self.guard is not None:
+            self.guard.look(now)
+        self._compare()
+        if self.link is not None and self.link.problem:
+            raise StartError(f"{self.link.problem}: ending this half, too", EX_TEMPFAIL)
+        if self.link is not None and self.client is None and self.link.peer_serves:
+            self._first_token()
+        if self.trial and now - self._began > TRIAL_S:
+            raise StartError(f"no result within {TRIAL_S:.0f} s")
+
+    def _compare(self, *, missing: bool = False) -> None:
+        """Raise StartError for a problem with the backends, or warn; ``missing``: it is up."""
+        problems = [*self._problems, *(self._watch.missing() if missing else ())]
+        self._problems = []
+        if problems and self.strict:
+            msg = f"{'; '.join(problems)}; to serve anyway: SPARKFORGE_CHECKS=backends=warn"
+            raise StartError(msg)
+        for problem in problems:
+            say(f"warning: {problem}")
+
+    def _first_token(self) -> None:
+        if not self._answered and not self.trial:
+            memory.log("the first token")
+            memory.drop(self.weights)
+            if self.link is not None:
+                self.link.serves = True
+        self._answered = True
 
     def _ready(self) -> None:
-        state.tell(state.READY)
-        self.plan.when_ready()
-        say(f"ready after {time.monotonic() - self.start:.0f} s")
+        health.tell(health.READY)
+        if self.entrance is not None:
+            self.entrance.ready()
+        os.sync()  # a power cut would leave kernels that are cut short
+        memory.log("ready")
+        if self.starts is not None:
+            self.starts.unlink(missing_ok=True)
+        say(f"ready after {time.monotonic() - self._began:.0f} s")
 
-    def report_death(self) -> None:
-        """Log the reason of the server's end, if it ended by itself."""
-        if self.by_itself:
-            say("error: the server ended by itself; its output above says why")
-        if self.hang.answered or self.signals.came:
-            return
-        died = self.output.died
-        if self.asked and self.ended is not None:
-            ended = ended_by(self.ended if died is None else died)
-            say(f"error: the engine died{ended} while answering the first token")
-        elif died is not None:  # while loading, or at another client's request before our first
-            say(f"error: the engine died{ended_by(died)} before it was ready")
-
-    def _ended(self, code: int) -> int:
-        """Return our exit code for the server's own."""
-        self.ended = code
-        help_wanted = {"-h", "--help"} & {word.partition("=")[0] for word in self.plan.command}
-        if code == 0 and not self.signals.came and not help_wanted:
-            # vLLM ends so after the death of its engine, and Docker restarts no success
-            self.by_itself = True
-            return EX_TEMPFAIL
-        return code if code >= 0 else 128 - code
-
-    def _look(self, client: Client, now: float) -> int | None:
-        """Check the server; returns the exit code where it has to end."""
-        plan, computed_s = self.plan, processes.computed_s(self.child.pid)
+    def _look(self, client: Client, pid: int, now: float) -> None:
+        """Check the server's progress; raises StartError where it hangs."""
+        computed_s = _computed_s(pid)
         try:
             self._before = client.observe(self._before)
         except Exception as error:  # any wrong answer is a failed check, and ends nothing by itself
-            self.asked = self.asked or isinstance(error, NoTokenError)
-            return self._failed(error, processes.computed_s(self.child.pid) - computed_s)
-        first = not self.hang.answered
-        self.hang.well(now)
-        self._tell(stalled=False)
-        if not first:
-            return None
-        say(f"first token after {now - self.start:.0f} s; backends: {_shown(self.output.watch)}")
-        work = plan.trial or plan.warm_up
-        if not plan.trial:
-            if not _tolerated(plan, self.output.watch.missing()):
-                return EX_CONFIG
-            plan.at_first_token()
-            if plan.link is not None:
-                plan.link.serving()
-        if work is None:
+            self._asked = self._asked or isinstance(error, NoTokenError)
+            if self._answered:
+                self._failed(error, pid, _computed_s(pid) - computed_s, client.timeout_s)
+            return
+        self._well, self._since, self._failures = now, now, 0
+        self._stall(False)
+        if self._answered:
+            return
+        say(f"first token after {now - self._began:.0f} s; backends: {self._watch}")
+        if not self.trial:
+            self._compare(missing=True)
+        self._first_token()
+        if self.warm_up is None:
             self._ready()
         else:
-            self._background = _Background(work)
-            self._background.start()
-        return None
+            self._warming = threading.Thread(target=self._warm, args=(self.warm_up,), daemon=True)
+            self._warming.start()
 
-    def _tell(self, *, stalled: bool) -> None:
-        if stalled != self._stalled and self.plan.entrance is not None:
-            self.plan.entrance.stall(stalled)
+    def _warm(self, work: Callable[[], str]) -> None:
+        try:
+            self._problem = work()
+        except Exception as error:  # counts as any failure of the warm-up, and is logged
+            self._problem = f"{type(error).__name__}: {error}"
+
+    def _stall(self, stalled: bool) -> None:
+        if stalled != self._stalled and self.entrance is not None:
+            self.entrance.stall(stalled)
         self._stalled = stalled
 
-    def _failed(self, error: Exception, computed_s: float) -> int | None:
-        """Note a failed check; returns the exit code where the server hangs.
-
-        Args:
-            computed_s: seconds that the API server, a process beside the engine, has computed.
-        """
-        if not self.hang.answered:
-            return None
-        self._tell(stalled=True)
-        running, now = processes.session(self.child.pid), time.monotonic()
-        if _COMPILERS & {process.name for process in running}:
+    def _failed(self, error: Exception, pid: int, computed_s: float, look_s: float) -> None:
+        """Note a failed check; raises StartError where the server hangs."""
+        self._stall(True)
+        running, now = session(pid), time.monotonic()
+        excuse = ""
+        if _COMPILERS & {name for name, _ in running.values()}:
             # a kernel that is built at its first use holds up the engine for minutes; a server
             # ended now would build it again at the next start, and again
-            say("no progress, but a compiler is running: waiting for it")
-            self.hang.excused(now)
-            return None
-        if isinstance(error, TimeoutError) and computed_s > _COMPUTES * self.hang.spare_s:
-            say("no answer, but the server computes: waiting for what may be one slow request")
-            hangs = self.hang.slow(now)
-        else:
-            hangs = self.hang.ill(now)
-        if not hangs or self.child.poll() is not None:
-            return None
-        say(f"the server hangs: {type(error).__name__}: {error}")
-        say("no progress: ending it, to be restarted")
-        for one in running:
-            say(f"  {one.pid} {one.name}: state {one.state}, waits in {one.waits_in}")
-        return EX_TEMPFAIL
+            excuse = "no progress, but a compiler is running"
+        elif (
+            isinstance(error, TimeoutError)
+            and computed_s > _COMPUTES * look_s
+            and now - self._well < max(_SLOW_S, self.hang_s)
+        ):
+            excuse = "no answer, but the server computes: it may be one slow request"
+        if excuse:
+            say(f"{excuse}: waiting")
+            self._since, self._failures = now, 0
+            return
+        self._failures += 1
+        # the last check took time, too, and has to end within hang_s
+        lasts = self._failures >= _LOOKS and now - self._since >= self.hang_s - look_s
+        if lasts and self.hang_s:
+            what = ", ".join(f"{one} {name}: state {how}" for one, (name, how) in running.items())
+            raise StartError(
+                f"the server hangs: {type(error).__name__}: {error} ({what})", EX_TEMPFAIL
+            )
 
 
-def ended_by(code: int | None) -> str:
-    """Describe an exit code, or a signal's number below zero; "" for 0 and None."""
-    if not code:
-        return ""
+def _computed_s(pid: int) -> float:
+    """Return the seconds that the API server, a process beside the engine, has computed."""
     try:
-        return f" (exit code {code})" if code > 0 else f" ({signal.Signals(-code).name})"
-    except ValueError:
-        return f" (signal {-code})"
-
-
-def _tolerated(plan: Plan, problems: list[str]) -> bool:
-    """Log and clear problems with the backends; returns whether the server may continue."""
-    for problem in problems:
-        say(f"{'error' if plan.strict else 'warning'}: {problem}")
-    if problems and plan.strict:
-        say("to serve anyway: SPARKFORGE_BACKEND_CHECK=warn")
-        return False
-    problems.clear()
-    return True
-
-
-def _shown(watch: Watch) -> str:
-    seen = [(kind, watch.seen[kind]) for kind in SENTENCES if kind in watch.seen]
-    return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in seen) or "unknown"
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0.0
+    return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")

@@ -68,12 +68,12 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
         PinsError: the commit is unknown, and no release file may replace it.
     """
     # an explicit mirror implies git
-    provider: Provider = "git" if name in access.mirrors else plan.provider
+    provider: Provider = "release" if plan == "release" and name not in access.mirrors else "git"
     if provider == "release":
         return release(store, name, upstream, access)
     if upstream.commit is None:
         msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
-        if plan.fallback is None or name in access.mirrors:
+        if plan != "auto" or name in access.mirrors:
             remedy = "on a machine with access to its repository, run build.py pins resolve"
             raise PinsError(msg, remedy)
         log.info(f"{msg}: using the release file instead")
@@ -81,7 +81,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
     try:
         return _git(store, name, upstream, upstream.commit, access)
     except FetchError as error:
-        if plan.fallback is None or name in access.mirrors or upstream.source_file is None:
+        if plan != "auto" or name in access.mirrors or upstream.source_file is None:
             raise
         log.warning(f"{name}: {error.what}")
         log.warning(f"{name}: using the release file instead of git")
@@ -327,7 +327,7 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
         msg = f"{name}: {url} has no tag {upstream.tag}"
         raise IntegrityError(msg, "fix the tag in pins.yaml, or use a mirror that has tags")
     known = upstream.model_copy(update={"commit": upstream.commit or commit})
-    fetched = ensure(store, name, known, SourcePlan(provider="git"), access)
+    fetched = ensure(store, name, known, "git", access)
     if upstream.source_file is None:
         return Resolved(commit, 0)
     here = replace(access, mirrors={})

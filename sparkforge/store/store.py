@@ -1,4 +1,4 @@
-"""The store: downloads, git mirrors and finished artefacts; the only module that touches it.
+"""The store: downloads, git repositories and finished results; the only module that touches it.
 
 Layout under the root::
 
@@ -10,7 +10,7 @@ Layout under the root::
     last/<target>/<label>.json         inputs of a target's newest build
     unpacked/                          uv's cache of wheels, which environments are linked from
     serve/                             files that servers of virtual environments write
-    compile/<wheel>-<key>/, ccache/    an unfinished compile; results of compilers, by ccache
+    ccache/                            results of compilers, by ccache
     tmp/NAME, NAME.lock                work in progress; swept when its lock is free
     locks/                             one file a resource; a lock is gone with its holder
 
@@ -20,6 +20,7 @@ leaves only files under ``partial`` and ``tmp``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -27,32 +28,27 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from sparkforge.core import plain
 from sparkforge.core.disk import disk_errors, key_of, read_json, sha256_file, write_file
 from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.core.log import log
-from sparkforge.store.artefact import Artefact, T, load, record
 
-_FOLDERS = ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
 INTERPRETERS = "interpreters"
 _RESULTS = ("artefacts", "last", "compile", "unpacked")
 _REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
+# of ``smoke`` a borrowed store uses only the unpatched release
 _SHARED = (
-    "downloads",
-    "partial",
-    "git",
-    "locks",
-    "unpacked",
-    INTERPRETERS,
-    "artefacts/intake",
-    "artefacts/sources",
-    "artefacts/kernels",
-    "artefacts/wheelhouse",
-    "artefacts/smoke",
+    *("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS),
+    *(f"artefacts/{name}" for name in ("intake", "sources", "kernels", "wheelhouse", "smoke")),
 )
-"""Stages that a borrowed store shares; of ``smoke`` only the unpatched release is used."""
 _TAG = "CACHEDIR.TAG"
 _OURS = "# This folder is sparkforge's store"
 _TAG_TEXT = (
@@ -60,6 +56,58 @@ _TAG_TEXT = (
     f"{_OURS}; it can be deleted, the next build fills it again.\n"
 )
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+# -- the code, as a part of keys ---------------------------------------------------------
+
+_ROOT = Path(__file__).parents[1]
+_BUILD = (
+    *("core", "store", "pins", "sources", "series", "wheels"),
+    *("runtime", "checkpoints", "build"),
+)
+
+
+def code_of(module: str) -> str:
+    """Return the digest of the code behind a module's results: all packages of the build.
+
+    Args:
+        module: its full name. Of a module outside of the build, its folder counts as well.
+    """
+    folder = module.split(".")[1:-1]
+    more = () if not folder or folder[0] in _BUILD else ("/".join(folder),)
+    return _digest(*_BUILD, *more)
+
+
+@cache
+def _digest(*folders: str) -> str:
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted((_ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                name = path.relative_to(_ROOT).as_posix()
+                digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+# -- results -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Artefact(Generic[T_co]):
+    """A finished result in the store."""
+
+    key: str
+    """sha256 of ``inputs`` in canonical JSON."""
+    inputs: Mapping[str, Any]
+    result: T_co
+    path: Path
+    seconds: float
+    """Time that it took."""
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    """Return the sha256 of a record, which reveals damage."""
+    return key_of({name: value for name, value in values.items() if name != "seal"})
 
 
 class Store:
@@ -82,7 +130,7 @@ class Store:
             try:
                 if not self._marked():
                     write_file(self.root / _TAG, _TAG_TEXT.encode())  # before what it explains
-                for name in _FOLDERS:
+                for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
                     (self.root / name).mkdir(parents=True, exist_ok=True)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
                 msg = f"{error.filename}: {error.strerror}, so the store cannot be created in it"
@@ -94,10 +142,7 @@ class Store:
         return tag.is_file() and _OURS in tag.read_text(errors="replace")
 
     def _refuse_others(self) -> None:
-        """Refuse a folder with other contents: a store's folders of these names are cleaned.
-
-        Downloads that were copied to a new folder are allowed.
-        """
+        """Refuse a folder with other contents than copied downloads: `clean` would remove them."""
         found = next(_foreign(self.root), None)
         # look for the mark last: another build that makes this store sets it before it fills it
         if found is not None and not self._marked():
@@ -151,7 +196,12 @@ class Store:
             from filelock import FileLock, Timeout
 
             with suppress(Timeout), FileLock(lock, timeout=0):  # else it is at work
-                _remove_abandoned(lock.with_suffix(""))
+                folder = lock.with_suffix("")
+                for _ in range(20):  # the killed run's programs may write for a moment more
+                    shutil.rmtree(folder, ignore_errors=True)
+                    if not folder.exists():
+                        break
+                    time.sleep(0.1)
                 lock.unlink(missing_ok=True)
                 gone += 1
         return gone
@@ -173,6 +223,8 @@ class Store:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).symlink_to(self.root / name)
         return Store(root)
+
+    # -- downloads, repositories, caches -------------------------------------------------
 
     def download_path(self, sha256: str, name: str) -> Path:
         """Return the path of a verified file, present or not; name "": the folder of its hash."""
@@ -247,14 +299,25 @@ class Store:
             final.chmod(0o444)  # not before: the next run must be able to continue a partial file
         return final
 
+    # -- results -------------------------------------------------------------------------
+
+    def _place(self, stage: str, inputs: Mapping[str, Any]) -> Path:
+        return self.root / "artefacts" / stage / key_of(inputs)[:32]
+
     def find(self, stage: str, inputs: Mapping[str, Any], kind: type[T]) -> Artefact[T] | None:
         """Return the finished artefact for these inputs, or None.
 
         Args:
-            kind: type of its result; a record that does not load as it counts as absent.
+            kind: type of its result; a record that does not load as it, or whose seal is wrong,
+                counts as absent.
         """
-        path = self.root / "artefacts" / stage / key_of(inputs)[:32]
-        return load(kind, read_json(path / "artefact.json"), path)
+        path = self._place(stage, inputs)
+        match values := read_json(path / "artefact.json") or {}:
+            case {"key": str(key), "inputs": dict(known), "seal": seal} if seal == _seal(values):
+                result = plain.load(kind, values.get("outputs"))
+                if result is not None:
+                    return Artefact(key, known, result, path, float(values.get("seconds", 0)))
+        return None
 
     def build(
         self,
@@ -275,16 +338,22 @@ class Store:
 
         If two builds need the same artefact at once, the second waits, then uses it.
         """
-        key = key_of(inputs)
-        final = self.root / "artefacts" / stage / key[:32]
         if not again and (found := self.find(stage, inputs, kind)):
             return found
-        with self.lock(f"{stage}-{key[:32]}"):
+        final = self._place(stage, inputs)
+        with self.lock(f"{stage}-{final.name}"):
             if not again and (found := self.find(stage, inputs, kind)):
                 return found
             with self.temporary(stage) as work, disk_errors(self.root):
                 start = time.monotonic()
-                values = record(stage, inputs, make(work), time.monotonic() - start)
+                values: dict[str, Any] = {
+                    "stage": stage,
+                    "key": key_of(inputs),
+                    "inputs": inputs,
+                    "outputs": plain.as_json(make(work)),
+                    "seconds": round(time.monotonic() - start, 3),
+                }
+                values["seal"] = _seal(values)
                 (work / "artefact.json").write_text(json.dumps(values, indent=1, sort_keys=True))
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if final.exists():  # the old one, or one whose record does not load
@@ -294,32 +363,23 @@ class Store:
         assert made is not None
         return made
 
-    def _discard(self, path: Path) -> None:
-        # renamed first, so that no process finds half of it
-        with self.temporary("discarded") as work, disk_errors(path):
-            try:
-                path.rename(work / "it")
-            except FileNotFoundError:
-                pass  # another build was faster
-
     def remember(self, target: str, label: str, artefact: Artefact[Any]) -> None:
         """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
-        newest = {"key": artefact.key, "inputs": artefact.inputs}
-        self.write_json(self.root / "last" / target / f"{label}.json", newest)
+        path = self.root / "last" / target / f"{label}.json"
+        note = {"key": artefact.key, "inputs": artefact.inputs}
+        text = (json.dumps(note, indent=1, sort_keys=True) + "\n").encode()
+        if not path.exists() or path.read_bytes() != text:
+            self._prepare()
+            write_file(path, text)
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
         return _note(self.root / "last" / target / f"{label}.json")
 
-    def write_json(self, path: Path, value: Any) -> None:
-        """Write a small JSON file atomically, if its content differs."""
-        text = json.dumps(value, indent=1, sort_keys=True) + "\n"
-        if not path.exists() or path.read_bytes() != text.encode():  # a damaged one is no text
-            self._prepare()
-            write_file(path, text.encode())
+    # -- cleaning ------------------------------------------------------------------------
 
     def clean(self, *, everything: bool) -> int:
-        """Remove artefacts (and, with ``everything``, downloads and mirrors too).
+        """Remove artefacts (and, with ``everything``, downloads and repositories too).
 
         Returns:
             The bytes freed.
@@ -368,6 +428,11 @@ class Store:
         self._discard(folder)
         return freed
 
+    def _discard(self, path: Path) -> None:
+        # renamed first, so that no process finds half of it; another build may be faster
+        with self.temporary("discarded") as work, disk_errors(path), suppress(FileNotFoundError):
+            path.rename(work / "it")
+
 
 def _foreign(root: Path) -> Iterator[str]:
     """Yield what a new store does not have, relative to its root."""
@@ -378,15 +443,6 @@ def _foreign(root: Path) -> Iterator[str]:
         # the root of a fresh file system; a store that another build is making
         elif path.name != "lost+found" and not path.name.startswith(f".{_TAG}"):
             yield path.name
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove a folder of a killed run, whose programs may write there for a moment more."""
-    for _ in range(20):
-        shutil.rmtree(path, ignore_errors=True)
-        if not path.exists():
-            return
-        time.sleep(0.1)
 
 
 def _note(path: Path) -> Mapping[str, Any] | None:

@@ -22,8 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkforge.core import plain
 from sparkforge.core.errors import BuildError
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive
 
 _INFO, _DATA = ".dist-info", ".data"

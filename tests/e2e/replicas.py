@@ -43,9 +43,9 @@ class Replicas:
             "SPARKFORGE_MODEL_DIR": str(model),
             "SPARKFORGE_API_KEY_FILE": str(key),
             "SPARKFORGE_REPLICAS": ",".join(self.names.values()),
-            "SPARKFORGE_ROUTER_PORT": self.url.rpartition(":")[2],
+            "SPARKFORGE_ROUTER": self.url.removeprefix("http://"),
             "SPARKFORGE_TEST_SUBNET": subnet,
-            "SPARKFORGE_HANG_SECONDS": "20",
+            "SPARKFORGE_CHECKS": "hang=20",
             "SPARKFORGE_EXTRA_ARGS": "",
         }
         self.name = f"sparkforge-replicas-{os.getpid()}"

@@ -124,7 +124,7 @@ def test_the_entrypoint_makes_the_spark_profiles_command(
             "--volume",
             f"{model}:/model:ro",
             "--env",
-            "SPARKFORGE_BACKEND_CHECK=warn",
+            "SPARKFORGE_CHECKS=backends=warn",
         ),
     )
     assert "no CUDA device is visible in this container" in said

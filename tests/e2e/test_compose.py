@@ -22,6 +22,7 @@ import pytest
 import requests
 
 from sparkforge.build import composing, image
+from sparkforge.build.context import Tools
 from sparkforge.core.disk import sha256_file
 from sparkforge.runtime import engine
 from tests.disks import fill, mounted
@@ -106,11 +107,9 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     ours = {wheel: sha256_file(wheel)}
 
     reached = engine.connect()
-    context = context_of(
-        "cpu",
-        target_name="stand-in",
-        ca_bundle=Path(ca) if (ca := os.environ.get("SPARKFORGE_TEST_CA")) else None,
-    )
+    context = context_of("cpu", target_name="stand-in")
+    ca = os.environ.get("SPARKFORGE_TEST_CA")
+    tools = Tools(ca_bundle=Path(ca) if ca else None)
     empty = {
         "requirements": {"linux/amd64": str(folder / "lock.txt")},
         "system_packages": (),
@@ -125,7 +124,7 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
         contents = image.Contents(ours, folder / "house", share, labels)
-        return image.build(reached, context, base, contents, work).tag
+        return image.build(reached, tools, context, base, contents, work).tag
 
     return make
 
@@ -291,7 +290,7 @@ def test_a_full_disk_is_one_error_and_no_start_without_end(stand_in: str, tmp_pa
 def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
     base_image: str,
 ) -> None:
-    env = {**os.environ, "SPARKFORGE_GPU": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
     done = subprocess.run(
         [
             *("docker", "compose", "--env-file", os.devnull, "--project-directory", ROOT),
@@ -310,7 +309,7 @@ def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["ports"][0]["host_ip"] == "127.0.0.1"
-    assert service["environment"]["SPARKFORGE_MODEL"] == "openai/gpt-oss-20b"
+    assert service["environment"]["SPARKFORGE_MODEL"].startswith("openai/gpt-oss-20b@")
     sources = {one["target"]: one["source"] for one in service["volumes"]}
     assert sources["/var/cache/sparkforge"] == "cache-rtx"
 

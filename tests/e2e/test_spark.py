@@ -142,7 +142,7 @@ def spark(small_spark: Small, tmp_path_factory: pytest.TempPathFactory) -> Itera
     one.env(
         SPARKFORGE_PORT=str(one.port),
         HF_ENDPOINT=f"http://{one.gateway}:{one.hub_port}",
-        SPARKFORGE_HANG_SECONDS="600",  # emulated, on a busy machine, an answer may take a minute
+        SPARKFORGE_CHECKS="hang=600",  # emulated, on a busy machine, an answer may take a minute
     )
     docker("volume", "create", composing.MODELS_VOLUME)
     try:

@@ -62,15 +62,11 @@ class Node:
             "TMPDIR": str(sockets / role),
             "PYTHONPATH": str(ROOT),
             "SPARKFORGE_CLUSTER_ROLE": role,
-            "SPARKFORGE_CLUSTER_HEAD": HEAD,
-            "SPARKFORGE_CLUSTER_WORKER": WORKER,
-            "SPARKFORGE_CLUSTER_IFNAME": "lo",
-            "SPARKFORGE_CLUSTER_PORT": str(port),
+            "SPARKFORGE_CLUSTER": f"{HEAD},{WORKER},lo,{port}",
             "SPARKFORGE_MODEL": str(folder / "model"),
             "SPARKFORGE_RELEASE": "1",
             "SPARKFORGE_PROFILE": "",
-            "SPARKFORGE_LISTEN_PORT": str(self.api_port),
-            "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
+            "SPARKFORGE_LISTEN": f"127.0.0.1:{self.api_port}",
             **variables,
         }
         self.env = env
@@ -196,7 +192,6 @@ def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:
     ("variable", "name"),
     [
         ("SPARKFORGE_RELEASE", "release"),
-        ("SPARKFORGE_MODEL_REVISION", "revision"),
         ("SPARKFORGE_EXTRA_ARGS", "options"),
     ],
 )
@@ -217,7 +212,7 @@ def test_options_may_be_long(node: Callable[..., Node]) -> None:
 def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Callable[..., Node]) -> None:
     head = node("head")
     wait_for(lambda: head.said("waiting for the worker"))
-    port = int(head.env["SPARKFORGE_CLUSTER_PORT"])
+    port = int(head.env["SPARKFORGE_CLUSTER"].rpartition(",")[2])
     with socket.create_connection((HEAD, port), source_address=("127.0.0.3", 0)) as stranger:
         stranger.settimeout(5)
         assert stranger.recv(1 << 14) == b""
@@ -231,29 +226,23 @@ def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Callable[..., Node
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "fragment"),
+    ("role", "text"),
     [
-        ("ROLE", "boss", "use head or worker"),
-        ("HEAD", "", "SPARKFORGE_CLUSTER_HEAD is ''"),
-        ("HEAD", "spark-1", "address on the network between the two"),
-        ("WORKER", HEAD, "have the same address"),
-        ("PORT", "65535", "use 1 to 65534"),
-        ("IFNAME", "", "SPARKFORGE_CLUSTER_IFNAME is ''"),
-        ("IFNAME", "en p1", "ip -br address"),
+        ("boss", f"{HEAD},{WORKER},lo"),
+        *(("head", text) for text in ("", f"spark-1,{WORKER},lo", f"{HEAD},{HEAD},lo")),
+        ("head", f"{HEAD},{WORKER},lo,65535"),
+        ("head", f"{HEAD},{WORKER}"),
+        ("worker", f"{HEAD},{WORKER},en/p1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    node: Callable[..., Node], variable: str, value: str, fragment: str
-) -> None:
-    head = node("head", **{f"SPARKFORGE_CLUSTER_{variable}": value})
-    assert head.ended() == EX_CONFIG
-    assert head.said(fragment)
-    assert not head.said("Traceback")
+def test_settings_that_make_no_sense_are_refused(role: str, text: str) -> None:
+    with pytest.raises(cluster.ClusterError, match="SPARKFORGE_CLUSTER is ") as error:
+        cluster.settings({cluster.ROLE: role, cluster.VARIABLE: text})
+    assert error.value.code == EX_CONFIG
 
 
 def test_a_port_that_is_taken_is_told_with_a_way_out(node: Callable[..., Node]) -> None:
     with socket.create_server((HEAD, 0)) as other:
-        head = node("head", SPARKFORGE_CLUSTER_PORT=str(other.getsockname()[1]))
+        head = node("head", SPARKFORGE_CLUSTER=f"{HEAD},{WORKER},lo,{other.getsockname()[1]}")
         assert head.ended() == EX_UNAVAILABLE
-    assert head.said("the head cannot listen on 127.0.0.1 port")
-    assert head.said("SPARKFORGE_CLUSTER_PORT a free port")
+    assert head.said("the head cannot listen on ('127.0.0.1', ")

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.build import executor
-from sparkforge.build.results import CheckpointResult
-from sparkforge.build.stages.trial import trial_files, trial_item
+from sparkforge.build import cached
+from sparkforge.build.cached import undamaged
+from sparkforge.build.stages.product import trial_item
 from sparkforge.checkpoints import trial
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.errors import StoreError
-from sparkforge.store.artefact import Artefact
 from sparkforge.store.store import Store
 from tests.project import PATCHED, Project
 from tests.results import context_of
@@ -80,22 +79,24 @@ def test_damaged_preflight_checkpoint_is_rebuilt(
     monkeypatch.setattr(trial, "make", make_tiny_gpt_oss)  # without the reference: 7 s of CPU
     item, context = trial_item(), context_of("spark", store=store)
 
-    def build() -> Artefact[CheckpointResult]:
-        return executor.run(context, [item]).artefact(item)
+    def files() -> dict[str, bytes]:
+        found = item.result.files.items()
+        return {name: undamaged(item.path / name, of).read_bytes() for name, of in found}
 
-    made = build()
-    before = trial_files(made)
-    assert set(before) == {f"preflight/{one.name}" for one in (made.path / "preflight").iterdir()}
-    weights = made.path / "preflight" / "model.safetensors"
+    cached.run(context, [item])
+    before = files()
+    assert set(before) == {f"preflight/{one.name}" for one in (item.path / "preflight").iterdir()}
+    weights = item.path / "preflight" / "model.safetensors"
     for damage in (flip, cut, Path.unlink):
         damage(weights)
         with pytest.raises(
             StoreError, match=r"model\.safetensors: missing or damaged in the store"
         ):
-            trial_files(made)
-        (step,) = executor.plan(context, [item])
-        assert step.state == "to make"
-        assert trial_files(build()) == before
+            files()
+        (planned,) = cached.plan(context, [item])
+        assert planned.state == "to make"
+        cached.run(context, [item])
+        assert files() == before
 
 
 @pytest.mark.parametrize("name", ["wheel", "sbom.cdx.json", "provenance.intoto.json", "SHA256SUMS"])

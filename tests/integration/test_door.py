@@ -25,8 +25,9 @@ from typing import Any
 import pytest
 
 from sparkforge.runtime.servers import free_port
-from sparkforge.serving import door, router
+from sparkforge.serving import door
 from sparkforge.serving.errors import StartError
+from sparkforge.serving.health import Client, StatusError
 from sparkforge.serving.settings import Variables
 from tests.fake_server import AtPath
 from tests.haproxy import needs_haproxy
@@ -132,13 +133,10 @@ class Front:
 Start = Callable[..., Front]
 
 
-def rules_of(port: int, **variables: str) -> door.Rules:
-    given = {
-        "SPARKFORGE_LISTEN_PORT": str(port),
-        "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
-        **variables,
-    }
-    return door.rules(Variables.read(given), given)
+def settings_of(port: int, **more: str) -> tuple[Variables, str]:
+    given = {"SPARKFORGE_LISTEN": f"127.0.0.1:{port}", **more}
+    variables = Variables.read(given)
+    return variables, door.key_of(variables, given)
 
 
 @pytest.fixture
@@ -149,9 +147,9 @@ def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
         def begin(role: str = "server", ready: bool = True, **variables: str) -> Front:
             port = free_port(0)
-            rules = rules_of(port, **variables)
+            rules = settings_of(port, **variables)
             if role == "server":
-                opened = door.Door(rules)
+                opened = door.Door(*rules)
                 stack.callback(opened.close)
                 behind = Behind(door.engine_socket())
                 stack.callback(behind.close)
@@ -161,7 +159,7 @@ def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             behind = Behind(sockets / "replica.sock")
             stack.callback(behind.close)
             replicas = {"r:1": f"unix@{sockets}/replica.sock"}
-            text = door.configuration(rules, "router", replicas, router.conversation())
+            text = door.configuration(*rules, "router", replicas)
             process = stack.enter_context(subprocess.Popen(door.command("router", text)))
             stack.callback(process.terminate)
             front = Front(port, behind, None, process.pid)
@@ -467,7 +465,7 @@ def test_two_doors_share_no_port(
     with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as other:
         monkeypatch.setenv("TMPDIR", other)
         with pytest.raises(StartError, match=f"if port {front.port} is taken"):
-            door.Door(rules_of(front.port))
+            door.Door(*settings_of(front.port))
 
 
 def test_heads_are_bounded(start: Start) -> None:
@@ -581,10 +579,10 @@ def test_a_router_tells_of_its_servers(start: Start) -> None:
     assert front.ask("GET", "/replicas/r:2/metrics", BEARER)[0] == 404
     # the key goes on: the servers ask for it, too
     assert front.behind.requests[-1][2]["authorization"] == BEARER["Authorization"]
-    assert router.check() == "1 of 1 replicas serve: r:1 answers"
     front.behind.status["GET"] = 404
     wait_for(lambda: front.ask("GET", "/health")[2].startswith("0 of 1"))
     front.behind.close()
     wait_for(lambda: "r:1 is down" in front.ask("GET", "/health")[2])
-    with pytest.raises(router.NoReplicaError, match="0 of 1 replicas serve: r:1 is down"):
-        router.check()
+    client = Client(door.own_socket(), PATIENCE_S)
+    with pytest.raises(StatusError, match="0 of 1 replicas serve: r:1 is down"):
+        client.ask(time.monotonic() + PATIENCE_S, "GET", "/health")

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.options import SOURCES
 from sparkforge.cli import main
 from sparkforge.core.errors import BuildError, SeriesError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.pathmap import member_of
-from sparkforge.pins.pins import Upstream
+from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.series import series
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
@@ -151,7 +150,7 @@ class Bench:
         (Path(os.environ["HOME"]) / ".gitconfig").write_text(
             f'[url "{self.repo.path.as_uri()}"]\ninsteadOf = {self.upstream.git}\n'
         )
-        store.write_json(store.root / "made", 1)
+        store._prepare()
         partial = store.partial_path(str(pinned["sha256"]))
         partial.write_bytes(data)
         store.accept_download(partial, partial.name, release.name)
@@ -168,9 +167,9 @@ class Bench:
         (folder / "series").write_text(f"{name}\n")
         return series.read(folder)
 
-    def patched(self, how: str, one: Series) -> Patched:
+    def patched(self, how: Provider, one: Series) -> Patched:
         access = Access(Index(), {}, offline=False)
-        found = sources.ensure(self.store, self.name, self.upstream, SOURCES[how], access)
+        found = sources.ensure(self.store, self.name, self.upstream, how, access)
         assert found.provider == how
         return series.apply(self.store, one, found)
 
@@ -283,7 +282,7 @@ def test_provider_is_in_plan_receipt_and_explain(words: Words) -> None:
     explain = ("explain", "--target", "tiny", "--engine", "none")
     text = words(*explain, "--json")
     explained = json.loads(text[text.index("{") : text.rindex("}") + 1])
-    assert explained["source"] == {"provider": "git", "fallback": None}
+    assert explained["source"] == "git"
     states = {step["label"]: step["state"] for step in explained["explain"]}
     assert {states[f"{kind} demo"] for kind in ("source", "series", "wheel")} == {"in the store"}
     again = words(*explain, "--source", "release")

@@ -23,8 +23,7 @@ from sparkforge.pins import pins
 from sparkforge.pins.compiling import Plugin
 from sparkforge.runtime import interpreter
 from sparkforge.sources import wheelhouse
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import intake
 from tests.integration.test_verify import SITE, bake
 from tests.kernels import FILES, HEADER, LOCK, SOURCE, toolchain, with_kernels, write
@@ -124,7 +123,7 @@ def test_the_wheel_has_the_package_machine_code_and_a_manifest(own: Project) -> 
     assert kernels["inputs"]["code"] == code_of("sparkforge.build.stages.kernels")
     assert kernels["inputs"]["sources"] == sha256s(sources)
     made = item(receipt, "plugin")
-    assert made["inputs"]["code"] == code_of("sparkforge.build.stages.plugin")
+    assert made["inputs"]["code"] == code_of("sparkforge.build.stages.kernels")
     assert made["inputs"]["package"] == sha256s(package)
     sha256 = hashlib.sha256(plugin(own).read_bytes()).hexdigest()
     assert made["outputs"] == {"file": NAME, "sha256": sha256, "version": "1.5", "kernels": files}

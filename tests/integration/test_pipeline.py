@@ -89,7 +89,7 @@ def test_a_second_build_starts_and_imports_no_more_than_it_needs(project: Projec
     assert len(started) == 2, started  # git finds the source's commit, and the series'
     assert all(" cat-file " in line for line in started)
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
-    assert {"sparkforge.build.executor", "sparkforge.sources.wheelhouse", "yaml"} <= imported
+    assert {"sparkforge.build.cached", "sparkforge.sources.wheelhouse", "yaml"} <= imported
     slow = {
         "docker",
         "git",

@@ -45,7 +45,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
     )
     return {
         "SPARKFORGE_SHARE": str(tmp_path / "share"),
-        "SPARKFORGE_PREFLIGHT": "always",
+        "SPARKFORGE_CHECKS": "preflight=always",
         "SPARKFORGE_PROFILE": str(tmp_path / "served.json"),
         "FAKE_REFERENCE": str(tmp_path / "answers.json"),
     }
@@ -71,7 +71,8 @@ def test_both_servers_get_our_options_as_the_plugin_reads_them(
     start: Start, variables: dict[str, str]
 ) -> None:
     words = "--decode-kernels off --mxfp4_layers=qkv"
-    one = start(**variables, SPARKFORGE_EXTRA_ARGS=words, SPARKFORGE_WARM_UP="off")
+    checks = "preflight=always warm-up=off"
+    one = start(**{**variables, "SPARKFORGE_EXTRA_ARGS": words, "SPARKFORGE_CHECKS": checks})
     one.wait_until("memory at the first token")
     said = one.text()
     trial, real = re.findall("^the stand-in gets (.*)", said, re.MULTILINE)
@@ -120,7 +121,7 @@ def test_a_wrong_one_ends_the_start_before_the_model_is_touched(
     }
     assert words[what] in one.text()
     assert "the preflight failed" in one.text()
-    assert "SPARKFORGE_PREFLIGHT=off" in one.text()
+    assert "SPARKFORGE_CHECKS=preflight=off" in one.text()
     assert "/model --uds " not in one.text()
     assert "Traceback" not in one.text()
     assert not list(tmp_path.glob("jit/*/preflight"))

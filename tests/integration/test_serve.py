@@ -11,19 +11,22 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
 
 from sparkforge.build import serve
+from sparkforge.build.context import Serving, Tools
 from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.core.errors import MachineError, ServerError, UsageError
 from sparkforge.runtime.servers import free_port
 from sparkforge.store.store import Store
-from tests.results import artefact, context_of
+from tests.results import context_of, item, reached
 from tests.support import ROOT
 
+IMAGE: Any = ImageResult("x/cpu:1", "sha256:1", None, "base", ())
 _WAIT_S = 120.0
 # stands for `python -P -m vllm.entrypoints.cli.main serve MODEL --host H --port N …`
 _AS_VLLM = """\
@@ -52,12 +55,19 @@ def bake(root: Path, *, before: str = "", seconds: float = 0) -> None:
     python.chmod(0o755)
 
 
+def built(root: Path, result: Any, folder: Path, port: int) -> Any:
+    """Return a build that has made its product."""
+    context = context_of("cpu", root=root, store=Store(root / "store"))
+    product = reached(item(result), result, folder)
+    graph, serving = SimpleNamespace(product=product), Serving(port)
+    return SimpleNamespace(context=context, tools=Tools(), serving=serving, graph=graph)
+
+
 def run_it(root: Path, port: int, profile: str | None = None) -> int:
     """Serve what ``bake`` made; in a process of its own, that Ctrl-C ends."""
-    found = artefact(EnvironmentResult(), root / "environment")
-    context = context_of("cpu", root=root, port=port, store=Store(root / "store"))
-    chosen = None if profile is None else serve.chosen(context, profile)
-    return serve.serve(context, found, profile=chosen)
+    build = built(root, EnvironmentResult(), root / "environment", port)
+    chosen = None if profile is None else serve.chosen(build.context, profile)
+    return serve.serve(build, profile=chosen)
 
 
 def test_serve_prints_url_and_stops_at_ctrl_c(tmp_path: Path) -> None:
@@ -164,10 +174,9 @@ def test_image_is_served_by_compose(
         return follow(*found)
 
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
-    image = artefact(ImageResult("x/cpu:1", "sha256:1", None, "base", ()), tmp_path)
-    context = context_of("cpu", root=tmp_path, port=port)
+    build = built(tmp_path, IMAGE, tmp_path, port)
     with pytest.raises(ServerError, match="the server exited with code 7"):
-        serve.serve(context, image, profile=serve.chosen(context, "fast"))
+        serve.serve(build, profile=serve.chosen(build.context, "fast"))
     words = (tmp_path / "words").read_text().split()
     assert words[0] == "compose"
     # somebody looks on, so a failure is neither repeated nor waited for
@@ -205,12 +214,11 @@ def test_taken_port_is_refused_before_compose(
     docker.write_text(f'#!/bin/sh\ncase "$*" in *" ps "*) {"echo 1a2b" if runs else ":"} ;; esac\n')
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    image = artefact(ImageResult("x/cpu:1", "sha256:1", None, "base", ()), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        context = context_of("cpu", root=tmp_path, port=other.getsockname()[1])
+        build = built(tmp_path, IMAGE, tmp_path, other.getsockname()[1])
         # a server of the project that runs has the port itself: `up` replaces it
         with pytest.raises(ServerError if runs else MachineError):
-            serve.serve(context, image)
+            serve.serve(build)
 
 
 def test_curl_fits_model_and_key() -> None:

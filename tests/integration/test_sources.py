@@ -21,9 +21,9 @@ from sparkforge.sources.sources import Access, Source
 from sparkforge.store.store import Store
 from tests.support import Repo, make_sdist, make_tar, make_wheel, sha256, tar_member
 
-GIT = SourcePlan(provider="git")
-RELEASE = SourcePlan(provider="release")
-EITHER = SourcePlan(provider="git", fallback="release")
+GIT: SourcePlan = "git"
+RELEASE: SourcePlan = "release"
+EITHER: SourcePlan = "auto"
 FILES = {"demo/__init__.py": b"x = 1\n", "README": b"words\n"}
 
 
@@ -74,7 +74,7 @@ class World:
     def release(self, file: Path, store: Store | None = None) -> Source:
         """Import a release file that has been downloaded already."""
         store = store or self.store
-        store.write_json(store.root / "made", 1)
+        store._prepare()
         partial = store.partial_path(sha256(file.read_bytes()))
         shutil.copyfile(file, partial)
         store.accept_download(partial, partial.name, file.name)

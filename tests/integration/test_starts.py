@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving import caches
+from sparkforge.serving import devices, launch
 from sparkforge.serving.errors import (
     EX_CANTCREAT,
     EX_CONFIG,
@@ -22,7 +22,6 @@ from sparkforge.serving.errors import (
     EX_UNAVAILABLE,
     StartError,
 )
-from sparkforge.serving.state import Starts
 from tests.disks import can_mount, fill, mounted, new_disk
 from tests.haproxy import needs_haproxy
 from tests.integration.test_warmup import Start, Started, start
@@ -92,12 +91,9 @@ def test_a_port_that_is_taken_ends_the_start_before_the_server(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        one = start(SPARKFORGE_LISTEN_PORT=str(port), SPARKFORGE_RESTART="unless-stopped")
+        one = start(SPARKFORGE_LISTEN=f"127.0.0.1:{port}", SPARKFORGE_RESTART="unless-stopped")
         assert one.process.wait(PATIENCE_S) == EX_UNAVAILABLE
-    assert (
-        f"error: the front door does not start, as the lines above say: if port {port}"
-        in one.text()
-    )
+    assert f"is the port of 127.0.0.1:{port} taken?" in one.text()
     assert "Address already in use" in one.text()
     assert "vllm" not in one.text()
     assert not counts(tmp_path)
@@ -112,14 +108,11 @@ def test_starts_are_counted_on_a_full_disk(tmp_path: Path) -> None:
         mounted(tmp_path / "disk", "-o", "loop", str(disk)),
     ):
         fill(tmp_path / "disk")
-        one = Starts.of(tmp_path / "disk", ["model"])
         for number in (1, 2, 3):
-            one.begin()
-            assert one.count() == number
-        one.forget()
-        assert one.count() == 0
+            launch.begin(tmp_path / "disk" / "starts")
+            assert (tmp_path / "disk" / "starts").stat().st_size == number
         with pytest.raises(StartError, match="No space left on device") as failed:
-            caches.hold(tmp_path / "disk" / "jit", "a-build", {})
+            devices.caches(tmp_path / "disk" / "jit", "a-build", {})
         assert failed.value.code == EX_CANTCREAT  # Docker tries again: somebody may make room
 
 
@@ -135,10 +128,10 @@ def test_starts_are_counted_on_a_full_disk(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_restart_changes_is_tried_once(start: Start, policy: str, waits: bool) -> None:
-    one = start(SPARKFORGE_RESTART=policy, SPARKFORGE_LISTEN_PORT="x")
+    one = start(SPARKFORGE_RESTART=policy, SPARKFORGE_LISTEN="x")
     if waits:
         assert f"{WAITS}a restart changes nothing (exit code 78)" in waiting(one)
-        assert "SPARKFORGE_LISTEN_PORT" in one.health()
+        assert "SPARKFORGE_LISTEN" in one.health()
         assert stopped(one) == EX_CONFIG
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG

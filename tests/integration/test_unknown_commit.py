@@ -22,7 +22,7 @@ def unpin(project: Project) -> str:
 def test_a_build_says_that_the_commit_is_unknown(project: Project) -> None:
     unpin(project)
     assert "demo: commit: unknown" in "".join(project.run("pins", "check"))
-    project.edit_pins("{provider: release}", "{provider: git, fallback: release}")
+    project.edit_pins("source: release", "source: auto")
     receipt = project.build()
     folder = project.root / "dist" / "tiny"
     (source,) = (item for item in receipt["items"] if item["label"] == "source demo")
@@ -42,7 +42,7 @@ def test_a_build_says_that_the_commit_is_unknown(project: Project) -> None:
 
 def test_git_alone_needs_a_commit(project: Project) -> None:
     unpin(project)
-    project.edit_pins("{provider: release}", "{provider: git}")
+    project.edit_pins("source: release", "source: git")
     _, err = project.run("build", "--target", "tiny", "--until", "sources", code=3)
     assert "build.py pins resolve" in err
 

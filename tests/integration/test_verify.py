@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import graph, image, imagenote, sbom
+from sparkforge.build import graph, image, sbom
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import PluginResult, WheelResult
+from sparkforge.build.stages import product
 from sparkforge.check.verify import command, imagecheck
 from sparkforge.core import plain
 from sparkforge.core.disk import key_of
@@ -123,7 +124,7 @@ def test_a_damaged_file_in_dist_is_found(project: Project) -> None:
 
 SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
 BASE = BaseImage("base", f"sha256:{'b' * 64}")
-NOTE = f"{image.SHARE}/{imagenote.NAME}"
+NOTE = f"{image.SHARE}/{product.NOTE}"
 RECORD = f"{SITE}/demo-1.0+spark.3.dist-info/RECORD"
 
 
@@ -187,10 +188,10 @@ def bake(project: Project) -> Baked:
         (project.root / name).parent.mkdir(exist_ok=True)
         (project.root / name).write_text("recipe\n")
     document = sbom.document(context, {"demo": made}, plugin, base=BASE)
-    note = graph.note_of(context, BASE)
+    note = graph.inputs_of_image(context, BASE)
     labels = {
-        **note.image["labels"],
-        image.KEY_LABEL: key_of(note.image),
+        **note["image"]["labels"],
+        image.KEY_LABEL: key_of(note["image"]),
         image.SBOM_LABEL: sha256(document),
         SITE_PACKAGES_LABEL: f"/{SITE}",
     }
@@ -202,7 +203,7 @@ def bake(project: Project) -> Baked:
     files |= {f"{venv}/bin/python3": Link("python"), f"{venv}/bin/python3.11": Link("python")}
     files |= {f"{venv}/bin/python": Link("/usr/bin/python3.11"), f"{venv}/lib64": Link("lib")}
     files[f"{venv}/pyvenv.cfg"] = b"home = /usr/bin\ninclude-system-site-packages = false\n"
-    files |= {f"{image.SHARE}/{SBOM}": document, NOTE: note.dumps()}
+    files |= {f"{image.SHARE}/{SBOM}": document, NOTE: json.dumps(note, indent=1).encode()}
     for path in project.wheel.parent.glob("*.whl"):
         with zipfile.ZipFile(path) as wheel:
             files |= {f"{SITE}/{name}": wheel.read(name) for name in wheel.namelist()}

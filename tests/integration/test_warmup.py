@@ -52,8 +52,7 @@ class Started:
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(sockets),
-            "SPARKFORGE_LISTEN_PORT": str(self.port),
-            "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
+            "SPARKFORGE_LISTEN": f"127.0.0.1:{self.port}",
             "SPARKFORGE_MODEL": str(folder / "model"),
             "SPARKFORGE_PROFILE": str(folder / "profile.json"),
             "SPARKFORGE_JIT_DIR": str(folder / "jit"),
@@ -179,7 +178,7 @@ def test_an_engine_that_dies_in_it_ends_the_start(start: Start) -> None:
 
 
 def test_off_means_off(start: Start) -> None:
-    one = start(SPARKFORGE_WARM_UP="off")
+    one = start(SPARKFORGE_CHECKS="warm-up=off")
     wait_for(lambda: "first token" in one.text())
     wait_for(lambda: one.health() == "well")
     assert "warm-up" not in one.stop()

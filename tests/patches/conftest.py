@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.build import executor
+from sparkforge.build import cached
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.graph import graph_of
 from sparkforge.build.results import SmokeResult
@@ -105,8 +105,8 @@ def cpu_context() -> Context:
 def baked(cpu_context: Context) -> dict[str, Path]:
     """Folders of the patched and the unpatched environment, by label; made where missing."""
     todo = [item for item in graph_of(cpu_context).until("smoke") if item.kind is not SmokeResult]
-    results = executor.run(cpu_context, todo)
-    return {step.item.label: step.artefact.path for step in results}
+    cached.run(cpu_context, todo)
+    return {item.label: item.path for item in todo}
 
 
 @pytest.fixture(scope="session")

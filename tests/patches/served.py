@@ -22,8 +22,8 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.pins import pins
 from sparkforge.runtime.environment import server_env
 from sparkforge.runtime.servers import free_port
-from sparkforge.serving import caches
-from sparkforge.serving.progress import Client
+from sparkforge.serving import devices
+from sparkforge.serving.health import Client
 from tests.haproxy import needs_haproxy
 from tests.patches.checkout import CHECKOUT
 from tests.support import PATIENCE_S, ROOT
@@ -62,16 +62,15 @@ class Served:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "SPARKFORGE_JIT_DIR": str(folder / "jit"),
             "SPARKFORGE_RELEASE": "of-a-test",
-            "SPARKFORGE_LISTEN_PORT": str(self.port),
-            "SPARKFORGE_LISTEN_HOST": "127.0.0.1",
+            "SPARKFORGE_LISTEN": f"127.0.0.1:{self.port}",
             "SPARKFORGE_MODEL": str(model),
             "SPARKFORGE_MODEL_NAME": "tiny",
             "SPARKFORGE_SHARE": str(folder),
             "VLLM_API_KEY": "the-key",
-            "SPARKFORGE_HANG_SECONDS": str(HANG_S),
+            "SPARKFORGE_CHECKS": f"hang={HANG_S}",
         }
         self.env.pop("SPARKFORGE_PROFILE", None)  # the default choice
-        for name in caches.VARIABLES:  # a user's own value would come before the keyed folder
+        for name in devices.CACHES:  # a user's own value would come before the keyed folder
             self.env.pop(name, None)
         self.env |= variables
         self.python = python

@@ -21,10 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from sparkforge.build import executor
-from sparkforge.build.context import PLUGIN
-from sparkforge.build.graph import graph_of
-from sparkforge.build.results import PluginResult
+from sparkforge.build.graph import Build
 from sparkforge.core.errors import SparkforgeError, UsageError
 from sparkforge.core.index import Index, pip_settings, sha256_of
 from sparkforge.core.run import call
@@ -65,9 +62,10 @@ def make(folder: Path, wanted: str | None) -> Version:
         )
     native = max(natives)
     context = context_of("cpu", CHECKOUT, store=store(), access=access)
-    results = executor.run(context, graph_of(context).until("kernels"))
-    (plugin,) = (step.artefact for step in results if step.item.label == PLUGIN)
-    assert isinstance(plugin.result, PluginResult)
+    build = Build(context)
+    build.run("kernels")
+    plugin = build.graph.plugin
+    assert plugin is not None
     with tempfile.TemporaryDirectory() as scratch:
         newer = None if version == native else _sources(access.index, version, Path(scratch))
         for name, wheels in ((RELEASE, []), (WITH_PLUGIN, [plugin.path / plugin.result.file])):
@@ -77,7 +75,7 @@ def make(folder: Path, wanted: str | None) -> Version:
 
 
 def _releases(index: Index, project: str) -> Iterator[Version]:
-    found = (version_of(link.filename) for link in index.all_links(project))
+    found = (version_of(link.filename) for link in index.links(project, all_answer=True))
     return (one for one in found if one is not None and not one.is_prerelease)
 
 
@@ -134,7 +132,7 @@ def _torch_s() -> list[str]:
     """Return where uv finds torch's CPU build: pip's folders, else PyTorch's own index."""
     links = Index().links("torch")
     if any("+cpu" in link.filename for link in links):
-        return [word for place in pip_settings().find_links for word in ("--find-links", place)]
+        return [word for place in pip_settings().get("find-links", "").split() for word in ("--find-links", place)]
     return ["--torch-backend", "cpu"]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint
-from sparkforge.serving import backends
+from sparkforge.serving.profile import Watch
 from tests.patches import dequant_probe
 from tests.patches.dequant_probe import (
     GREEDY_COUNT,
@@ -136,7 +136,7 @@ def test_one_warning_tells_the_cost(dequantized: Path, tiny: TinyCheckpoint) -> 
 
 
 def test_the_log_names_them_as_a_profile_does(dequantized: Path) -> None:
-    watch = backends.Watch({})
+    watch = Watch({})
     for line in (dequantized / "log").read_text(encoding="utf-8").splitlines():
         watch.feed(line)
     assert "BF16_DEQUANT" in watch.seen["moe"]

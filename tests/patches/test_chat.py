@@ -31,7 +31,8 @@ from sparkforge.core.run import group_alive
 from sparkforge.pins import pins
 from sparkforge.runtime import client
 from sparkforge.runtime.servers import free_port
-from sparkforge.serving import backends, door, router, warmup
+from sparkforge.serving import door, preflight
+from sparkforge.serving.profile import Watch
 from sparkforge.serving.settings import Variables
 from tests.patches.checkout import CHECKOUT
 from tests.patches.served import READY_S, Served, serving
@@ -155,7 +156,7 @@ def with_result(message: dict[str, Any]) -> list[Any]:
 def test_every_step_of_the_warm_up_is_answered(server: Served) -> None:
     assert "backends: moe BF16_DEQUANT, linear CPU" in server.output()
     assert server.health().returncode == 0
-    names = [one.name for one in warmup.requests(131_072, 8192, 4)]
+    names = [one[0] for one in preflight.requests(131_072, 8192, 4)]
     for number, name in enumerate(names, start=1):
         assert f"warm-up {number}/{len(names)}: {name}: " in server.output()
     assert "refused" not in server.output()
@@ -397,7 +398,7 @@ def test_the_tokenizer_is_the_vocabulary_s(server: Served, patched_python: Path)
 
 
 def test_another_kernel_for_quantised_layers_would_be_noticed(server: Served) -> None:
-    watch = backends.Watch({"linear": "MARLIN"})
+    watch = Watch({"linear": "MARLIN"})
     said = [watch.feed(line) for line in server.output().splitlines()]
     assert "vLLM chose the linear backend CPU; the profile says MARLIN" in said
 
@@ -496,11 +497,12 @@ def routed(server: Served, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """The address of a router in front of the server."""
     monkeypatch.setenv("TMPDIR", str(sockets))
     port = free_port(0)
-    listens = {"SPARKFORGE_LISTEN_PORT": str(port), "SPARKFORGE_LISTEN_HOST": "127.0.0.1"}
+    listens = {"SPARKFORGE_LISTEN": f"127.0.0.1:{port}"}
     given = {**listens, "VLLM_API_KEY": "the-key"}
-    rules = door.rules(Variables.read(given), given)
+    variables = Variables.read(given)
+    key = door.key_of(variables, given)
     replicas = {"r:1": f"ipv4@127.0.0.1:{server.port}"}
-    text = door.configuration(rules, "router", replicas, router.conversation())
+    text = door.configuration(variables, key, "router", replicas)
     words = door.command("router", text)
     with subprocess.Popen(words) as process:
         url = f"http://127.0.0.1:{port}"

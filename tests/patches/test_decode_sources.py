@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import executor
+from sparkforge.build import cached
 from sparkforge.build.cubins import MANIFEST
 from sparkforge.build.graph import graph_of
 from sparkforge.core.index import Index
@@ -35,7 +35,8 @@ def cubins() -> dict[str, dict[str, Any]]:
     context = context_of("rtx", CHECKOUT, store=store(), access=Access(Index(), {}, offline=False))
     item = graph_of(context).kernels
     assert item is not None
-    made = executor.run(context, [item]).artefact(item)
+    cached.run(context, [item])
+    made = item.artefact
     document = json.loads((made.path / MANIFEST).read_text())
     return {cubin["architecture"]: cubin for cubin in document["cubins"]}
 

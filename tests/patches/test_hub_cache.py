@@ -13,14 +13,13 @@ REPOSITORY, REVISION = "openai/gpt-oss-120b", "b5c939de8f754692c1647ca79fbf85e8c
 CODE = f"""
 import json, os
 from huggingface_hub import get_token, hf_hub_download
-from sparkforge.serving import hub
+from sparkforge.serving import checkpoint, supervise
 try:
     os.open(os.environ["HF_HOME"] + "/new", os.O_CREAT | os.O_WRONLY)
     raise SystemExit("the test's folder can be written")
 except PermissionError:
     pass
-quiet = lambda words: None
-folder = hub.fetch("{REPOSITORY}", "{REVISION}", os.environ, quiet)
+folder = checkpoint.fetch("{REPOSITORY}", "{REVISION}", os.environ, supervise.Signals())
 try:
     files = [hf_hub_download("{REPOSITORY}", name, revision="{REVISION}")
              for name in ("config.json", "model.safetensors")]

@@ -19,8 +19,8 @@ import pytest
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tensors import to_bf16
 from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint
-from sparkforge.serving import backends
-from sparkforge.serving.arguments import for_plugin
+from sparkforge.serving.options import for_plugin
+from sparkforge.serving.profile import Watch
 from tests.patches import mx_reference as mx
 from tests.patches.probing import PROMPT, relative_distance, result_of, runner
 
@@ -395,7 +395,7 @@ def test_cpus_take_the_plain_product(seen: dict[str, Any], fmt: str) -> None:
 def test_the_log_names_the_kernel_as_a_profile_does(patched: Path, fmt: str) -> None:
     log = (patched / "log").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in log if f"for {fmt} GEMM" in line]
-    watch = backends.Watch({"linear": "CPU"})
+    watch = Watch({"linear": "CPU"})
     assert watch.feed(line) is None
     assert not watch.missing()
 

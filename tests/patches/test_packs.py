@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import executor
+from sparkforge.build import cached
 from sparkforge.build.context import Context
-from sparkforge.build.graph import ordered, tree_of
-from sparkforge.build.lockedcompiler import LockedCompiler
 from sparkforge.build.packs import modules, recipe, toolchain, units
 from sparkforge.build.packs.names import LOCK
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
+from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.trees import tree_of
 from sparkforge.core.index import Index
 from sparkforge.core.run import call
 from sparkforge.sources.sources import Access
 from sparkforge.sources.wheelhouse import in_store, read_lock
-from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Artefact
 from tests.modules import SMALLEST
 from tests.patches.checkout import CHECKOUT, ROOT, store
 from tests.patches.pack_calls import CALLS, LEFT_OUT
@@ -165,7 +165,8 @@ def in_new_store(folder: Path) -> Context:
 
 def pack(context: Context) -> Artefact[PackResult]:
     item = packs_item(context, tree_of(context, "flashinfer"), [SMALLEST])
-    return executor.run(context, ordered([item])).artefact(item)
+    cached.run(context, cached.ordered([item]))
+    return item.artefact
 
 
 def test_flashinfer_loads_a_pack_and_compiles_nothing(
@@ -220,7 +221,8 @@ def test_each_source_for_the_host_alone_compiles(
     context, _ = packed
     sources = tree_of(context, "flashinfer")
     assert sources is not None
-    patched = sources.layer(context, executor.run(context, ordered(sources.items))).patched
+    cached.run(context, cached.ordered(sources.items))
+    patched = sources.layer(context).patched
     LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc").fill(context, tmp_path / "wheels")
     host = toolchain.host(context.platform)
     work = tmp_path / "tree"

@@ -26,7 +26,7 @@ def test_the_preflight_with_vllm(patched_python: Path, tmp_path: Path, right: bo
         for answer in reference["answers"]:
             answer["prompt"] = [one + 0.5 for one in answer["prompt"]]
         (folder / preflight.REFERENCE).write_text(json.dumps(reference))
-    given = {**known(patched_python), "SPARKFORGE_PREFLIGHT": "always"}
+    given = {**known(patched_python), "SPARKFORGE_CHECKS": "preflight=always"}
     with serving(patched_python, tmp_path, given) as one:
         if right:
             one.wait_for("entrypoint: preflight: log-probabilities", READY_S)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from sparkforge.pins import pins
-from sparkforge.serving import backends, door, settings
+from sparkforge.serving import door, launch
 from sparkforge.serving import profile as profiles
-from sparkforge.serving.arguments import CONFIG, for_plugin
-from sparkforge.serving.profile import Profile
+from sparkforge.serving.options import CONFIG, for_plugin
+from sparkforge.serving.profile import Profile, Watch
 from tests.patches.checkout import CHECKOUT
 from tests.patches.probing import run_module
 from tests.support import ROOT
@@ -44,7 +44,7 @@ def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
     options = {
         f"{name} {choice}": for_plugin(
             [
-                *settings.serve("m", [])[3:],
+                *launch.serve("m", [])[3:],
                 *profiles.pick(Profile.model_validate(DOCUMENTS[name]), choice, "").options(),
                 "--gpu-memory-utilization",
                 "0.74",
@@ -101,7 +101,7 @@ def test_the_parser_does_refuse(answer: Any, what: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_expected_moe_backends_are_named_as_vllm_names_them(answer: Any, name: str) -> None:
     wanted = DOCUMENTS[name]["expect"]["moe"]
-    watch = backends.Watch({"moe": wanted})
+    watch = Watch({"moe": wanted})
     line = f"(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:878] {answer['moe'][wanted]}"
     assert watch.feed(line) is None
     assert watch.seen == {"moe": {wanted}}
@@ -122,7 +122,7 @@ def test_the_plugin_still_says_which_kernels_dense_layers_get(patched_python: Pa
         module = kernels / f"mxfp{kind}" / "marlin.py"
         (marlin,) = re.findall(r"^class (\w+Kernel)\(", module.read_text(), re.MULTILINE)
         for kernel in ("CPU", "Marlin", "Decode"):
-            watch = backends.Watch({"linear": kernel.upper()})
+            watch = Watch({"linear": kernel.upper()})
             name = marlin.replace("Marlin", kernel)
             assert watch.feed(f"[linear.py:184] Using {name} for MXFP{kind} GEMM") is None
             assert watch.seen == {"linear": {kernel.upper()}}
@@ -147,7 +147,7 @@ def test_the_plugin_still_says_what_computes_few_rows_of_experts(patched_python:
         ("module.py", '"Decode kernels are off: %s."', "they need a CUDA device", "MARLIN"),
     ):
         assert sentence in (folder / file).read_text()
-        watch = backends.Watch({"experts": name})
+        watch = Watch({"experts": name})
         assert watch.feed(f"[{file}:1] {sentence[1:].replace('%s', said)}") is None
         assert watch.seen == {"experts": {name}}
     assert '        "MXFP4 experts",\n' in (folder / "experts.py").read_text()

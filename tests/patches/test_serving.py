@@ -21,7 +21,7 @@ from sparkforge.core.run import group_alive
 from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
 from tests.patches.forks import known
-from tests.patches.served import READY_S, serving
+from tests.patches.served import HANG_S, READY_S, serving
 from tests.support import PATIENCE_S, wait_for
 
 UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a quiet machine
@@ -34,7 +34,7 @@ def ready(port: int) -> tuple[int, str]:
 
 
 def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_path: Path) -> None:
-    guarded = {"SPARKFORGE_MEMORY_GUARD": "warn"}
+    guarded = {"SPARKFORGE_CHECKS": f"guard=warn,hang={HANG_S}"}
     fast = {"SPARKFORGE_PROFILE": "fast"}  # a choice of users, up to the kernels that vLLM takes
     with serving(patched_python, tmp_path, {**known(patched_python), **guarded, **fast}) as one:
         # loading takes longer than three looks at a server that hangs would
@@ -84,8 +84,7 @@ def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
     model = make_tiny_gpt_oss(tmp_path / "model").path
     hub = Hub({path.name: path.read_bytes() for path in model.iterdir()}).start()
     from_hub = {
-        "SPARKFORGE_MODEL": hub.model,
-        "SPARKFORGE_MODEL_REVISION": COMMIT,
+        "SPARKFORGE_MODEL": f"{hub.model}@{COMMIT}",
         "NO_PROXY": "*",
         "HF_ENDPOINT": hub.url,
         "HF_HUB_OFFLINE": "0",

@@ -16,11 +16,11 @@ import pytest
 
 from sparkforge.build.context import Context
 from sparkforge.core.run import call
-from sparkforge.serving import triton_driver
+from sparkforge.serving import image_build
 from tests.patches import triton_aot
 from tests.patches.checkout import ROOT
 
-PROGRAM = ROOT / "sparkforge" / "serving" / "triton_driver.py"
+PROGRAM = ROOT / "sparkforge" / "serving" / "image_build.py"
 # where a server starts: the first thing that Triton does with a GPU
 START = """
 from triton.backends.nvidia.driver import CudaUtils
@@ -52,7 +52,7 @@ def built(
             wheel.write(path, path.relative_to(packages))
     shares = folder / "first", folder / "of a second image"
     for share in shares:
-        call(patched_python, "-IB", PROGRAM, wheels, folder / "nothing", share / "triton")
+        call(patched_python, "-IB", PROGRAM, "triton", wheels, folder / "nothing", share / "triton")
     return shares
 
 
@@ -119,7 +119,7 @@ def test_triton_loads_it_and_calls_no_compiler(
     cache, said = tmp_path / "cache", list[str]()
     monkeypatch.syspath_prepend(packages)
     variables = {"TRITON_CACHE_DIR": str(cache)}
-    chosen = triton_driver.seed(built[0], variables, said.append)
+    chosen = image_build.seed(built[0], variables, said.append)
     assert said == ["Triton's module for the driver: the image's is used"]
     done = start(patched_python, packages, driver, cache, chosen)
     assert (done.returncode, done.stdout.strip()) == (0, "4711"), done.stderr

@@ -23,7 +23,7 @@ from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.series.series import Patched
 from sparkforge.sources import sources
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 from sparkforge.wheels import overlay
 
 _WHEEL = "cp311-amd64"

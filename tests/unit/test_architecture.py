@@ -16,8 +16,9 @@ MODULES = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAG
 # sparkforge is
 STARTS_PROCESSES = {
     "core/run.py",
-    "serving/processes.py",
-    "serving/triton_driver.py",
+    "serving/door.py",
+    "serving/image_build.py",
+    "serving/supervise.py",
 }
 STARTING = re.compile(
     r"subprocess\.(Popen|run|call|check_\w+|get\w*output)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkforge.build import cubins, executor
+from sparkforge.build import cached, cubins
 from sparkforge.build.context import Context
 from sparkforge.build.cubins import Kernel
 from sparkforge.build.options import platform_of
@@ -46,7 +46,8 @@ def read(project: Project, readers: Readers) -> Stage:
     name, target = next(iter(project.pins.targets.items()))  # the same for every target
     context = Context.of(project, name, platform_of(target))
     item = kernels_item(context, pin)
-    folder = executor.run(context, [item]).artefact(item).path
+    cached.run(context, [item])
+    folder = item.path
     manifest = plain.json_of((folder / cubins.MANIFEST).read_bytes())
     listed = {
         one["architecture"]: tuple(Kernel(**kernel) for kernel in one["kernels"])

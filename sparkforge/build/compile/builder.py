@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.item import Item, Results
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import WHEELS, Context, Tools
 from sparkforge.build.results import BuilderResult
-from sparkforge.build.stages.wheelhouse import wheelhouse_item
+from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.core.log import log
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import OLDEST_ENGINE, BaseImage, Engine
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 
 PYTHON = "/opt/sparkforge/venv/bin/python"
-_KEY_LABEL = "org.sparkforge.builder"
 
 
 def packages(python: str) -> tuple[str, ...]:
@@ -29,14 +28,14 @@ def packages(python: str) -> tuple[str, ...]:
     return (*tools, f"python{python}-dev")
 
 
-def builder_item(context: Context) -> Item[BuilderResult]:
+def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
     """Return the builder image; it needs a wheelhouse that it is installed from.
 
     Raises:
         BuildError: the target names no requirements for a builder.
         MachineError: the target has no base image, and none is named.
     """
-    base = context.base
+    base = tools.base
     if base is None:
         msg = f"target {context.target_name} has no base image in pins.yaml, and wheels are"
         raise MachineError(f"{msg} compiled in one", "give one: --base IMAGE (with Python and apt)")
@@ -56,19 +55,17 @@ def builder_item(context: Context) -> Item[BuilderResult]:
         "code": code_of(__name__),
     }
 
-    def make(folder: Path, results: Results) -> BuilderResult:
-        engine, key = engine_of(context), key_of(inputs)
-        name = f"sparkforge/builder-{context.target_name}:{key[:12]}"
-        # another store of this machine may have built it: transferring its wheelhouse takes longest
-        if "builder" in context.force or not _present(engine, name, key):
-            _build(engine, context, base, name, key, results.artefact(house).path / WHEELS, folder)
+    def make(folder: Path) -> BuilderResult:
+        engine = engine_of(tools)
+        name = f"sparkforge/builder-{context.target_name}:{key_of(inputs)[:12]}"
+        _build(engine, context, tools, base, name, house.path / WHEELS, folder)
         from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
         image_id = engine.image_id(name)
         log.info(f"builder {name} ({image_id})")
         return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
 
-    return Item(
+    return Cached(
         "builder",
         "builder",
         inputs,
@@ -76,30 +73,30 @@ def builder_item(context: Context) -> Item[BuilderResult]:
         make,
         needs=(house,),
         valid=lambda artefact: (
-            context.engine is None or context.engine.has_image(artefact.result.image_id)
+            tools.engine is None or tools.engine.has_image(artefact.result.image_id)
         ),
         # an engine may lose the image of which all wheels are made
         intermediate=True,
     )
 
 
-def engine_of(context: Context) -> Engine:
+def engine_of(tools: Tools) -> Engine:
     """Return the engine that compiles; MachineError if none is used here."""
-    if context.engine is None:
+    if tools.engine is None:
         msg = "compiling wheels needs a container engine"
         remedy = (
             f"start Docker Engine {OLDEST_ENGINE} or newer (DOCKER_HOST), or use --wheels overlay"
         )
         raise MachineError(msg, remedy)
-    return context.engine
+    return tools.engine
 
 
 def _build(
     engine: Engine,
     context: Context,
+    tools: Tools,
     base: BaseImage,
     name: str,
-    key: str,
     wheelhouse: Path,
     folder: Path,
 ) -> None:
@@ -121,16 +118,7 @@ def _build(
                 "SOURCE_DATE_EPOCH": str(context.epoch),
                 "SYSTEM_PACKAGES": " ".join(packages(context.target.python)),
             },
-            labels={_KEY_LABEL: key},
             contexts={"wheels": ours, "wheelhouse": wheelhouse},
-            ca_bundle=context.ca_bundle,
+            ca_bundle=tools.ca_bundle,
         )
     )
-
-
-def _present(engine: Engine, name: str, key: str) -> bool:
-    """Return whether the engine has the builder of this key."""
-    if not engine.has_image(name):
-        return False
-    labels: dict[str, str] = engine.client.images.get(name).labels
-    return labels.get(_KEY_LABEL) == key

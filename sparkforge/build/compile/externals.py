@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results
 from sparkforge.build.results import ExternalResult
 from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.errors import CommandError, FetchError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.sources.download import Fetches
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 
 ARCHIVE = "source.tar"
 
 
-def external_item(context: Context, upstream: str, external: str) -> Item[ExternalResult]:
+def external_item(context: Context, upstream: str, external: str) -> Cached[ExternalResult]:
     """Return a repository that an upstream's build would fetch, at its pinned commit.
 
     Raises (when it is made):
@@ -30,7 +30,7 @@ def external_item(context: Context, upstream: str, external: str) -> Item[Extern
     pin = context.pins.upstream(upstream).externals[external]
     name = f"{upstream}/{external}"
 
-    def make(folder: Path, results: Results) -> ExternalResult:
+    def make(folder: Path) -> ExternalResult:
         url = context.access.mirrors.get(name, pin.git)
         local = "://" not in url and Path(url).exists()
         if context.access.offline and not local:
@@ -50,7 +50,7 @@ def external_item(context: Context, upstream: str, external: str) -> Item[Extern
             call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
         return ExternalResult(pin.commit, sha256_file(out))
 
-    return Item(
+    return Cached(
         "sources",
         f"external {name}",
         {"commit": pin.commit, "code": code_of(__name__)},

@@ -7,18 +7,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.compile import natives
 from sparkforge.build.compile.builder import engine_of
 from sparkforge.build.compile.externals import ARCHIVE, external_item
 from sparkforge.build.compile.recipe import NATIVE, Recipe, arch_list
-from sparkforge.build.context import Context
-from sparkforge.build.item import Item, Results, holds_wheel, undamaged
+from sparkforge.build.context import Context, Tools
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult
-from sparkforge.build.stages.source import chosen
+from sparkforge.build.stages.trees import Tree, chosen
 from sparkforge.build.stages.wheels import (
-    Tree,
     common_inputs,
+    holds_wheel,
     release_wheel,
     request_of,
     seal,
@@ -33,14 +33,13 @@ from sparkforge.pins.pins import Upstream
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import Engine
 from sparkforge.sources import sources
-from sparkforge.store.artefact import Artefact
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer
 
 
-def external_items(context: Context, name: str) -> dict[str, Item[ExternalResult]]:
+def external_items(context: Context, name: str) -> dict[str, Cached[ExternalResult]]:
     """Return the external sources that this compile needs, by name."""
     upstream = context.pins.upstream(name)
     if upstream.compile.blocked or not natives.reads_externals(_natives(context, name)):
@@ -67,11 +66,12 @@ def _redirects(context: Context, name: str) -> dict[str, str]:
 
 def compile_item(
     context: Context,
+    tools: Tools,
     name: str,
-    image: Item[BuilderResult],
+    image: Cached[BuilderResult],
     trees: Mapping[str, Tree],
-    fetched: Mapping[str, Item[ExternalResult]],
-) -> Item[CompiledWheelResult]:
+    fetched: Mapping[str, Cached[ExternalResult]],
+) -> Cached[CompiledWheelResult]:
     """Return the compiled wheel of an upstream.
 
     Args:
@@ -99,24 +99,24 @@ def compile_item(
     gib = CXX_GIB if arch is None else NVCC_GIB
     # one a store: the second build of `verify`, in an empty store, compiles everything again
     namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
-    script = recipe.script(width(context.jobs, gib, KEEP_GIB), namespace)
+    script = recipe.script(width(tools.jobs, gib, KEEP_GIB), namespace)
 
-    def make(folder: Path, results: Results) -> CompiledWheelResult:
+    def make(folder: Path) -> CompiledWheelResult:
         from sparkforge.build.compile import assembling
 
-        engine = engine_of(context)
-        builder = results.of(image).tag
+        engine = engine_of(tools)
+        builder = image.result.tag
         if not engine.has_image(builder):  # it must not be looked up in a public registry
             raise BuildError(f"the engine has no image {builder}", "add --force builder")
         wheel = release_wheel(context, name, file)
-        layers = {layer: tree.layer(context, results) for layer, tree in trees.items()}
+        layers = {layer: tree.layer(context) for layer, tree in trees.items()}
         what = ", ".join(native.file for native in compiled) or "no native file"
         log.info(f"{name}: the patched tree {layers[name].patched.tree[:12]}, and {what}")
         with context.store.temporary("compile") as work:
             (work / "out").mkdir()
             _unpack(context, recipe.upstream, layers, work / "sources")
             for key, item in fetched.items():
-                _extract(results.artefact(item), work / "sources" / "externals" / key)
+                _extract(item, work / "sources" / "externals" / key)
             (work / "sources" / "compile.sh").write_text(script)
             _run(context, engine, builder, name, work)
             made = assembling.built(work / "out", NATIVE, compiled)
@@ -130,7 +130,7 @@ def compile_item(
         result = seal(done.wheel)
         return CompiledWheelResult(**vars(result), natives=done.natives, differs=done.differs)
 
-    return Item(
+    return Cached(
         "wheels",
         f"wheel {name}",
         inputs,
@@ -170,9 +170,9 @@ def _unpack(
             git.unpack(tree.patched.source.repo, where, [], folder / "externals" / layer)
 
 
-def _extract(external: Artefact[ExternalResult], folder: Path) -> None:
+def _extract(external: Cached[ExternalResult], folder: Path) -> None:
     archive = external.path / ARCHIVE
-    undamaged(archive, external.result.sha256, "fetches it again")
+    undamaged(archive, external.result.sha256)
     folder.mkdir(parents=True)
     call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", folder)
 

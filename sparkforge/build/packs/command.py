@@ -10,15 +10,15 @@ from typing import Annotated, cast
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
-from sparkforge.build import executor, publish
+from sparkforge.build import cached, publish
 from sparkforge.build.context import Context
-from sparkforge.build.graph import ordered, tree_of
 from sparkforge.build.options import OutputOptions, SourceName, platform_of, source_plan
 from sparkforge.build.packs import modules, toolchain
 from sparkforge.build.packs.modules import SETS, Module, Set
 from sparkforge.build.packs.names import UPSTREAM
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.packs import packs_item
+from sparkforge.build.stages.trees import tree_of
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.sources.project import Project, ProjectOptions
@@ -65,20 +65,20 @@ def run(options: Options) -> int:
     context = _context(project, options)
     if options.list:
         return _list(chosen)
-    item = packs_item(context, tree_of(context, UPSTREAM), chosen)
-    todo = ordered([item])
-    steps = executor.plan(context, todo)
+    item = packs_item(context, tree_of(context, UPSTREAM), chosen, options.jobs)
+    todo = cached.ordered([item])
+    steps = cached.plan(context, todo)
     if options.dry_run:
         if options.output.json:
             log.json({"steps": [asdict(step) for step in steps]})
         else:
-            executor.show(context, steps)
+            cached.show(context, steps)
         return 0
-    if executor.makes(todo, steps, PackResult):
+    if cached.makes(todo, steps, PackResult):
         toolchain.host(context.platform)  # before anything is fetched
     context.store.sweep()
-    artefact = executor.run(context, todo, steps).artefact(item)
-    result = artefact.result
+    cached.run(context, todo, planned=steps)
+    result = item.result
     folder = project.root / "dist" / options.target / FOLDER
     from filelock import FileLock  # not needed by a plan
 
@@ -87,7 +87,7 @@ def run(options: Options) -> int:
         with FileLock(folder / ".lock"):
             for old in folder.glob("*.whl"):
                 old.unlink()
-            publish.link(artefact.path / result.file, folder / result.file)
+            publish.link(item.path / result.file, folder / result.file)
     size = human_bytes((folder / result.file).stat().st_size)
     log.heading(
         f"{counted(len(result.modules), 'module')} for {context.target_name}, {size}, in"
@@ -102,9 +102,8 @@ def run(options: Options) -> int:
 def _context(project: Project, options: Options) -> Context:
     target = project.pins.target(options.target)
     plan = source_plan(options.source, project.access, target.source)
-    target = target.model_copy(update={"source": plan})
     context = Context.of(project, options.target, platform_of(target))
-    return replace(context, target=target, jobs=options.jobs)
+    return replace(context, source=plan)
 
 
 def _list(chosen: Sequence[Module]) -> int:

@@ -17,8 +17,7 @@ from sparkforge.core.disk import intact, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.core.log import counted, human_bytes, log
 from sparkforge.core.run import in_parallel
-from sparkforge.store.artefact import Artefact, T
-from sparkforge.store.store import Store
+from sparkforge.store.store import Artefact, Store, T
 
 _STAGE = "packs"
 _SHOWN_LINES = 20

@@ -1,26 +1,37 @@
-"""The machine code of our kernels, which the plugin's wheel gets."""
+"""The machine code of our kernels, and the wheel of our plugin for vLLM with it.
+
+The wheel is one file for all targets and processors.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.item import Item, Results
-from sparkforge.build.lockedcompiler import LockedCompiler
-from sparkforge.build.results import KernelsResult
-from sparkforge.core.disk import digests, intact, sha256_file
+from pydantic import Field
+
+from sparkforge.build.cached import Cached, undamaged
+from sparkforge.build.context import PLUGIN, WHEELS, Context
+from sparkforge.build.results import FilesResult, PluginResult, all_intact
+from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.wheels import holds_wheel
+from sparkforge.core import plain
+from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins.compiling import Plugin
-from sparkforge.store.artefact import Artefact
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
+from sparkforge.wheels import fresh
+
+CUBINS = "decode/cubins"
+"""The folder of the package with the machine code and its manifest."""
+_RESTORE = "restore it: git checkout"
 
 
-def kernels_item(context: Context, pin: Plugin) -> Item[KernelsResult]:
-    """Return the machine code of a plugin's kernels.
-
-    Raises:
-        PinsError: there are no sources.
-    """
+def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
+    """Return the machine code of a plugin's kernels; PinsError if there are no sources."""
     sources = sources_of(context.root, pin)
     compiler = LockedCompiler(context.root / pin.requirements, "nvidia-cuda-nvrtc")
     inputs = {
@@ -33,7 +44,7 @@ def kernels_item(context: Context, pin: Plugin) -> Item[KernelsResult]:
         "code": code_of(__name__),
     }
 
-    def make(folder: Path, results: Results) -> KernelsResult:
+    def make(folder: Path) -> FilesResult:
         from sparkforge.build import cubins
 
         with context.store.temporary("kernels") as work:
@@ -42,18 +53,19 @@ def kernels_item(context: Context, pin: Plugin) -> Item[KernelsResult]:
             for path, data in sources.items():
                 (work / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
                 (work / "tree" / path).write_bytes(data)
+            version = compiler.version()
             request = cubins.Request(
-                work / "tree", pin.source, pin.architectures, pin.spills, compiler.version()
+                work / "tree", pin.source, pin.architectures, pin.spills, version
             )
-            return KernelsResult(cubins.build(request, work / "toolchain", folder))
+            return FilesResult(cubins.build(request, work / "toolchain", folder))
 
-    return Item(
+    return Cached(
         "kernels",
         "kernels",
         inputs,
-        KernelsResult,
+        FilesResult,
         make,
-        valid=_complete,
+        valid=all_intact,
         fetches=lambda: compiler.fetches(context),
     )
 
@@ -66,12 +78,76 @@ def sources_of(root: Path, pin: Plugin) -> dict[str, bytes]:
     """
     source = root / pin.source
     if not source.is_file():
-        raise PinsError(f"plugin.folder: {pin.source} does not exist", "restore it: git checkout")
-    paths = sorted(path for path in source.parent.rglob("*.cu*") if path.is_file())
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+        raise PinsError(f"plugin.folder: {pin.source} does not exist", _RESTORE)
+    return _read(root, [path for path in source.parent.rglob("*.cu*") if path.is_file()])
 
 
-def _complete(artefact: Artefact[KernelsResult]) -> bool:
-    return all(
-        intact(artefact.path / file, sha256) for file, sha256 in artefact.result.files.items()
-    )
+def _read(root: Path, paths: list[Path]) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
+
+
+@dataclass(frozen=True)
+class _Described:
+    """The table ``project`` of a plugin's pyproject.toml."""
+
+    name: str
+    version: str
+    description: str
+    license: str
+    licenses: Annotated[tuple[str, ...], Field(alias="license-files")]
+    """Files beside the table."""
+    python: Annotated[str, Field(alias="requires-python")]
+    entry_points: Annotated[Mapping[str, Mapping[str, str]], Field(alias="entry-points")]
+
+
+def plugin_item(
+    context: Context, pin: Plugin, kernels: Cached[FilesResult]
+) -> Cached[PluginResult]:
+    """Return the wheel of a plugin; PinsError if its files are missing or wrong."""
+    pyproject = context.root / pin.folder / "pyproject.toml"
+    try:
+        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    except (OSError, ValueError, KeyError) as error:
+        raise PinsError(f"{pyproject}: {error!r}", _RESTORE) from None
+    described = plain.load(_Described, table)
+    if described is None:
+        fields = "name, version, description, license, license-files, requires-python, entry-points"
+        raise PinsError(f"{pyproject}: [project] must have {fields}, and nothing else")
+    name = described.name.replace("-", "_")
+    if not (pyproject.parent / name / "__init__.py").is_file():
+        raise PinsError(f"plugin.folder: {pin.folder}{name} is no package", _RESTORE)
+    package = _read(context.root, list((pyproject.parent / name).rglob("*.py")))
+    try:
+        licenses = {file: (pyproject.parent / file).read_bytes() for file in described.licenses}
+    except OSError as error:
+        raise PinsError(f"license-files: {error}", _RESTORE) from None
+    inside = f"{name}/{CUBINS}"
+    inputs = {
+        "pyproject": sha256_file(pyproject),
+        "package": digests(package),
+        "licenses": digests(licenses),
+        "kernels": kernels.inputs,
+        "epoch": context.epoch,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path) -> PluginResult:
+        code = kernels.result.files
+        members = {path.removeprefix(pin.folder): data for path, data in package.items()}
+        for file, sha256 in code.items():
+            members[f"{inside}/{file}"] = undamaged(kernels.path / file, sha256).read_bytes()
+        metadata = (
+            f"Summary: {described.description}",
+            f"License-Expression: {described.license}",
+            *(f"License-File: {file}" for file in licenses),
+            f"Requires-Python: {described.python}",
+        )
+        wheel = fresh.Fresh(
+            *(described.name, described.version, "py3-none-any", metadata),
+            *(members, described.entry_points, licenses),
+        )
+        path = fresh.write(wheel, context.epoch, folder)
+        held = {f"{inside}/{file}": sha256 for file, sha256 in code.items()}
+        return PluginResult(path.name, sha256_file(path), described.version, held)
+
+    return Cached("kernels", PLUGIN, inputs, PluginResult, make, (kernels,), valid=holds_wheel)

@@ -6,28 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.item import Item, Results, holds_wheel
-from sparkforge.build.lockedcompiler import LockedCompiler
 from sparkforge.build.packs.names import LABEL, LOCK, STAGE, UPSTREAM
 from sparkforge.build.results import PackResult
+from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.trees import Tree
+from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import UsageError
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import code_of
 
 if TYPE_CHECKING:
     from sparkforge.build.packs.modules import Module
-    from sparkforge.build.stages.wheels import Tree
 
 
-def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -> Item[PackResult]:
+def packs_item(
+    context: Context, tree: Tree | None, modules: Sequence[Module], jobs: int | None = None
+) -> Cached[PackResult]:
     """Return the wheel of these modules for a target.
 
     A machine without the C++ compiler for its host code can plan it, not make it.
 
     Args:
         tree: FlashInfer's; None: the target has none.
+        jobs: compilers at once; None: as many as fit in memory.
 
     Raises:
         UsageError: the target has no GPU, or none of FlashInfer.
@@ -59,11 +63,11 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
         "code": code_of(__name__),
     }
 
-    def make(folder: Path, results: Results) -> PackResult:
+    def make(folder: Path) -> PackResult:
         from sparkforge.build.packs import compiling, recipe, toolchain, units, wheel
 
         host = toolchain.host(context.platform)
-        patched = source.layer(context, results).patched
+        patched = source.layer(context).patched
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
             nvcc.fill(context, work / WHEELS)
@@ -76,7 +80,7 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
                 family,
                 compiler,
                 host,
-                context.jobs,
+                jobs,
             )
             described = units.describe(work / "tree", family, modules)
             objects = compiling.compile_units(request, described)
@@ -107,7 +111,7 @@ def packs_item(context: Context, tree: Tree | None, modules: Sequence[Module]) -
         hashes = {entry.name: entry.sha256 for entry in entries}
         return PackResult(path.name, sha256_file(path), version, hashes, units=len(objects))
 
-    return Item(
+    return Cached(
         STAGE,
         LABEL,
         inputs,

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import UNPATCHED, Context
-from sparkforge.build.item import Item, Results, holds_wheel, source_of
-from sparkforge.build.results import OwnWheel, SeriesResult, SourceResult, WheelResult
-from sparkforge.core.disk import sha256_file
+from sparkforge.build.results import OwnWheel, WheelResult
+from sparkforge.build.stages.trees import Tree
+from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile, Upstream
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
-from sparkforge.store.codekey import code_of
+from sparkforge.store.store import Artefact, code_of
 
 if TYPE_CHECKING:
-    from sparkforge.wheels.overlay import Layer, Overlaid, Request
+    from sparkforge.wheels.overlay import Overlaid, Request
+
+
+def holds_wheel(artefact: Artefact[OwnWheel]) -> bool:
+    """Return whether the wheel that a result holds is still the one that was made."""
+    return intact(artefact.path / artefact.result.file, artefact.result.sha256)
+
+
+def wheel_path(item: Cached[OwnWheel]) -> Path:
+    """Return the wheel that was made, read again for this; raises what ``undamaged`` does."""
+    return undamaged(item.path / item.result.file, item.result.sha256)
+
+
+def hashed(wheels: Iterable[Cached[OwnWheel]]) -> dict[Path, str]:
+    """Return the wheels that were made, each with its recorded sha256; raises as ``wheel_path``."""
+    return {wheel_path(item): item.result.sha256 for item in wheels}
 
 
 def series_of(context: Context, name: str) -> dict[str, Series]:
@@ -82,7 +97,7 @@ def _renewed(context: Context, name: str, wheel: Path, file: ReleaseFile) -> Pat
 
     assert file.natives is not None
     upstream = context.pins.upstream(name)
-    source = sources.ensure(context.store, name, upstream, context.target.source, context.access)
+    source = sources.ensure(context.store, name, upstream, context.source, context.access)
     request = overlay.Request(
         wheel=wheel,
         name=None,
@@ -129,31 +144,6 @@ def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
     )
 
 
-@dataclass(frozen=True)
-class Tree:
-    """An upstream's source, and its series where that has patches."""
-
-    upstream: str
-    source: Item[SourceResult]
-    series: Item[SeriesResult] | None
-
-    @property
-    def items(self) -> tuple[Item[Any], ...]:
-        """The items that make the tree."""
-        return (self.source,) if self.series is None else (self.source, self.series)
-
-    def layer(self, context: Context, results: Results) -> Layer:
-        """Return the patched tree, and the places of its files in a wheel."""
-        from sparkforge.wheels import overlay
-
-        source = source_of(context.store, self.upstream, results.of(self.source))
-        patched = Patched(source, source.commit, source.tree)
-        if self.series is not None:
-            made = results.of(self.series)
-            patched = Patched(source, made.commit, made.tree, made.touched)
-        return overlay.Layer(patched, context.pins.upstream(self.upstream).paths)
-
-
 def seal(made: Overlaid) -> WheelResult:
     """Make a finished wheel read-only; return its entry in the receipt."""
     made.path.chmod(0o444)  # dist/ links to it: a change there must not change the store
@@ -178,7 +168,7 @@ def seal(made: Overlaid) -> WheelResult:
 
 def overlay_item(
     context: Context, name: str, trees: Mapping[str, Tree] | None, note: str = ""
-) -> Item[WheelResult]:
+) -> Cached[WheelResult]:
     """Return an upstream's wheel with our files put in place.
 
     Args:
@@ -200,7 +190,7 @@ def overlay_item(
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
     why = f"{name} is overlaid, not compiled: {note}" if note else ""
 
-    def make(folder: Path, results: Results) -> WheelResult:
+    def make(folder: Path) -> WheelResult:
         from sparkforge.wheels import overlay
 
         if why:
@@ -211,14 +201,14 @@ def overlay_item(
             os.link(wheel, folder / wheel.name)
             return WheelResult(wheel.name, file.sha256, upstream.version)
         request = request_of(context, name, wheel, inputs["local"])
-        changed = [tree.layer(context, results) for tree in ours]
+        changed = [tree.layer(context) for tree in ours]
         return seal(overlay.build(request, changed, folder))
 
     label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
     # the unpatched wheel is only needed by the smoke test, and built just before it
     stage = "wheels" if patched else "smoke"
     commands = (f"# {why}",) if why else ()
-    return Item(
+    return Cached(
         stage,
         label,
         inputs,

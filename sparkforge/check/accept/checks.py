@@ -19,7 +19,7 @@ from sparkforge.check.accept.server import Subject, Unseen
 from sparkforge.core.run import in_parallel
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said
-from sparkforge.serving.backends import Watch
+from sparkforge.serving.profile import Watch
 
 State = Literal["ok", "fail", "not checked"]
 STATES: tuple[State, ...] = ("ok", "fail", "not checked")

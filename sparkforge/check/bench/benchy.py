@@ -27,8 +27,7 @@ from sparkforge.runtime import interpreter
 from sparkforge.runtime.client import Place
 from sparkforge.sources import wheelhouse
 from sparkforge.sources.sources import Access
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 
 LOCK = "requirements/bench.txt"
 _BOOK = "sparkforge-text"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import executor, serve
+from sparkforge.build import serve
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -20,7 +20,7 @@ from sparkforge.build.options import (
     VariantOptions,
     host_platform,
 )
-from sparkforge.build.setup import last_context
+from sparkforge.build.setup import last_build
 from sparkforge.check.bench import benchy, result, session, sides
 from sparkforge.check.bench.result import Identity
 from sparkforge.check.bench.session import Measurement
@@ -124,17 +124,17 @@ def run(options: RunOptions) -> int:
             found = [sides.running(place, options.target, options.profile or "")]
             model = model or sides.tokenizer(project.pins.models[str(chosen.model)])
         else:
-            context = last_context(
+            build = last_build(
                 project, options.target, options.variant, options.server, options.arguments
             )
-            profile = context.serving
+            profile = build.context.serving
             if options.profile is not None:
-                profile = serve.chosen(context, options.profile)
+                profile = serve.chosen(build.context, options.profile)
             model = None if model is None else serve.checkpoint(model)
-            build = executor.build(context, "image")
+            build.run("image")
             versus = options.vs is not None
-            found = sides.of_build(context, build, model, profile, work, versus=versus)
-            model = model or sides.standing_in(context, build)  # the BF16 one's tokenizer, too
+            found = sides.of_build(build, model, profile, work, versus=versus)
+            model = model or sides.standing_in(build)  # the BF16 one's tokenizer, too
         common = Identity(
             "url",
             options.target,

@@ -22,7 +22,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place
-from sparkforge.serving.access import redacted
+from sparkforge.serving.options import redacted
 
 _ATTEMPTS = 5
 """Of a test; on two cores with five busy processes about one in ten gave no speed of decode."""

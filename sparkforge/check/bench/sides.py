@@ -8,11 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkforge.build import executor, image, serve
-from sparkforge.build.context import Context
-from sparkforge.build.executor import Build
-from sparkforge.build.graph import ordered, unpatched_environment
-from sparkforge.build.item import source_of
+from sparkforge.build import cached, image, serve
+from sparkforge.build.graph import Build, unpatched_environment
 from sparkforge.build.launcher import (
     CHAT_OPTIONS,
     SMOKE_VARIABLES,
@@ -23,6 +20,7 @@ from sparkforge.build.launcher import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
+from sparkforge.build.stages.trees import source_of
 from sparkforge.check.bench.result import Identity
 from sparkforge.checkpoints.expanded import expand
 from sparkforge.core.disk import sha256_file
@@ -33,7 +31,7 @@ from sparkforge.runtime.client import Place
 from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
 from sparkforge.serving.profile import Profile
-from sparkforge.store.artefact import Artefact
+from sparkforge.store.store import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 
@@ -63,7 +61,6 @@ def running(place: Place, target: str, profile: str) -> Side:
 
 
 def of_build(
-    context: Context,
     build: Build,
     model: Path | None,
     profile: Profile,
@@ -81,9 +78,9 @@ def of_build(
         model: folder of the checkpoint; None: the tiny one for chats.
         profile: with the choice of layers.
     """
-    product = build.results.artefact(build.graph.product)
+    context, serving, product = build.context, build.serving, build.graph.product.artefact
     built = product.result if isinstance(product.result, ImageResult) else None
-    wheels = [build.results.of(item) for item in build.graph.own]
+    wheels = [item.result for item in build.graph.own]
     ours = Identity(
         "build",
         context.target_name,
@@ -95,7 +92,7 @@ def of_build(
     )
     tiny, plain = model is None, versus and model is None
     options = tuple(context.serve_with(profile))
-    usual = (*(CHAT_OPTIONS if tiny else ()), *context.arguments)
+    usual = (*(CHAT_OPTIONS if tiny else ()), *serving.arguments)
     bare = tuple(of_release(options)), tuple(of_release(usual))
     variables = dict(SMOKE_VARIABLES) if tiny else {}
     more = {}
@@ -104,24 +101,24 @@ def of_build(
     elif built is not None and profile.choice:
         more = {"SPARKFORGE_PROFILE": profile.choice}
     launch = Launch(
-        model or standing_in(context, build, wide=versus),
+        model or standing_in(build, wide=versus),
         *(bare if plain else (options, usual)),
         {**variables, **more},
-        0 if versus else context.port,
+        0 if versus else serving.port,
         gpus=context.target.cuda_arch is not None,
     )
-    patched = _Server("patched" if versus else "", context, product, launch, work)
+    patched = _Server("patched" if versus else "", build, product, launch, work)
     if not versus:
         return [patched.side(ours)]
     variables |= UNPATCHED_VARIABLES
     launch = replace(launch, options=bare[0], arguments=bare[1], variables=variables)
     unpatched = replace(patched, name="unpatched", launch=launch)
     if built is not None:
-        unpatched = replace(unpatched, restored=_originals(context, build, work))
+        unpatched = replace(unpatched, restored=_originals(build, work))
     else:
         item = unpatched_environment(context)
-        released = executor.run(context, ordered([item])).artefact(item)
-        unpatched = replace(unpatched, product=replace(product, path=released.path))
+        cached.run(context, cached.ordered([item]))
+        unpatched = replace(unpatched, product=item.artefact)
     version = context.pins.upstream(next(iter(context.target.wheels))).version
     release = Identity("release", context.target_name, version, ours.pins)
     return [unpatched.side(release), patched.side(ours)]
@@ -138,7 +135,7 @@ class _Server:
     """
 
     name: str
-    context: Context
+    build: Build
     product: Artefact[Product]
     launch: Launch
     work: Path
@@ -153,27 +150,30 @@ class _Server:
     def _start(self) -> Iterator[Place]:
         folder = self.work / f"server-{len(list(self.work.iterdir()))}"
         folder.mkdir()
-        cache = self.context.store.cache_path("serve")
+        context, serving = self.build.context, self.build.serving
+        cache = context.store.cache_path("serve")
         with start_server(
-            self.context.engine, self.product, self.launch, folder, cache, self.restored
+            self.build.tools.engine, self.product, self.launch, folder, cache, self.restored
         ) as server:
-            with kept_log(server, self.context.server_log):
-                took = wait_ready(server, max(self.context.ready_timeout_s, _LOAD_S))
+            with kept_log(server, context.server_log):
+                took = wait_ready(server, max(serving.ready_timeout_s, _LOAD_S))
                 log.info(f"{self.name or 'the server'} is ready after {took:.0f} s")
             yield Place(f"{server.url}/v1")
 
 
-def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]:
+def _originals(build: Build, work: Path) -> Mapping[str, Path]:
     """Return the original files that turn our image into the release."""
-    wheels = build.graph.wheels
+    context, wheels = build.context, build.graph.wheels
     needed = {item for wheel in wheels.values() for item in wheel.needs}  # of those with patches
     launcher = Launcher(
         context,
-        build.results.artefact(build.graph.product),
+        build.tools.engine,
+        build.serving,
+        build.graph.product.artefact,
         None,
-        {name: build.results.of(item) for name, item in wheels.items()},
+        {name: item.result for name, item in wheels.items()},
         {
-            name: source_of(context.store, name, build.results.of(item))
+            name: source_of(context.store, name, item.result)
             for name, item in build.graph.sources.items()
             if item in needed
         },
@@ -184,12 +184,11 @@ def _originals(context: Context, build: Build, work: Path) -> Mapping[str, Path]
     return launcher.originals(folder)
 
 
-def standing_in(context: Context, build: Build, *, wide: bool = False) -> Path:
+def standing_in(build: Build, *, wide: bool = False) -> Path:
     """Return the tiny checkpoint for chats, in MXFP4, or with ``wide`` in BF16."""
-    folder = context.root / "dist" / context.target_name
-    product = build.results.artefact(build.graph.product)
+    folder, product = build.context.dist, build.graph.product
     if isinstance(product.result, ImageResult):
-        engine, image_id = context.engine, product.result.image_id
+        engine, image_id = build.tools.engine, product.result.image_id
         assert engine is not None  # it built the image
         ours = f"/{image.PROGRAMS}"
         model = serve.chat_model(folder, lambda code: engine.run_python(image_id, code, ours))

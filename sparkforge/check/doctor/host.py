@@ -110,12 +110,13 @@ def memory_free(seen: Machine, want: Wanted) -> Found:
     text = memory.described(reading, cuda_total)
     if (plan := want.profile.memory) is None:
         return ok(text)
-    plan = plan.split(2) if seen.in_pair else plan
+    machines = 2 if seen.in_pair else 1
     try:
-        share = memory.utilisation(plan, reading, cuda_total)
+        share = memory.utilisation(plan, reading, cuda_total, machines)
     except memory.MemoryShortError:
-        text += f"; {plan.keep_free_gib} are kept free, and the model needs {plan.least_gib}"
-        if reading.total / _GIB < plan.keep_free_gib + plan.least_gib:
+        least_gib = plan.least_gib / machines
+        text += f"; {plan.keep_free_gib} are kept free, and the model needs {least_gib:g}"
+        if reading.total / _GIB < plan.keep_free_gib + least_gib:
             return error(text, "this machine has too little memory: use another")
         return error(text, "ps aux --sort=-rss | head; docker ps   # then stop what uses memory")
     return ok(f"{text}; vLLM would be given {share:.2f} of all")

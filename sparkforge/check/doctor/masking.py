@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.serving.access import IN_URL, SECRET_NAME
+from sparkforge.serving.options import IN_URL, SECRET_NAME
 
 INSTEAD = "***"
 _LEAST = 3  # characters of a secret; to mask shorter ones would spoil every text

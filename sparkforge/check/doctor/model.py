@@ -151,9 +151,9 @@ def read(hub: Path, repository: str, revision: str) -> Checkpoint:
         problems.append(str(why))
         damaged.append(shards.INDEX)
     for name in names:
-        if (shard := shards.read(folder / name)).wrong:
-            problems.append(f"{name}: {shard.wrong}")
-            damaged += [] if shard.problem == "missing" else [name]
+        if damage := shards.damage(folder / name):
+            problems.append(f"{name}: {damage}")
+            damaged += [] if damage == "missing" else [name]
     return replace(
         found, folder=str(folder), problems=tuple(problems), damaged=tuple(sorted(damaged))
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from sparkforge.build import composing
 from sparkforge.check.doctor.check import Found, check, error, ok, warning
 from sparkforge.check.doctor.readings import Machine, first_line, json_of
 from sparkforge.check.doctor.wanted import Wanted
@@ -98,7 +99,7 @@ def nccl(seen: Machine, want: Wanted) -> Found:
 @check("image", "pair", alike=("error", _SAME))
 def image(seen: Machine, want: Wanted) -> Found:
     """Two versions of vLLM cannot talk to each other; halves of two models give wrong answers."""
-    name = seen.variables.get(f"SPARKFORGE_IMAGE_{want.target.upper()}", "")
+    name = seen.variables.get(composing.variable(want.target), "")
     output = seen.run("docker", "image", "inspect", "--format", "{{.Id}}", name)
     model = f"model revision {want.revision[:12] or '-'}"
     if name and output.code == 0:

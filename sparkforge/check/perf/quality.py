@@ -21,9 +21,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from sparkforge.build.context import Context
+from sparkforge.build.graph import Build
 from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
-from sparkforge.build.results import Product
 from sparkforge.check.perf.losses import Limits, Logprobs, Measured, Report, distance
 from sparkforge.core import plain
 from sparkforge.core.errors import ServerError, UsageError
@@ -31,7 +30,6 @@ from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.runtime import servers
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
-from sparkforge.store.artefact import Artefact
 
 DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 MATERIAL = Path(__file__).with_name("quality.json")
@@ -160,10 +158,9 @@ def _observe(
     return Seen(scored[::turn], answers[::turn])
 
 
-def starter(
-    context: Context, product: Artefact[Product], model: Path | None, tiny: Path, work: Path
-) -> Start:
+def starter(build: Build, model: Path | None, tiny: Path, work: Path) -> Start:
     """Return a function that starts a build's server with further arguments, ready or not."""
+    context, serving = build.context, build.serving
 
     @contextmanager
     def start(arguments: Sequence[str]) -> Iterator[Server]:
@@ -173,16 +170,15 @@ def starter(
         launch = servers.Launch(
             tiny if model is None else model,
             context.serve,
-            (*usual, *context.arguments, *arguments),
+            (*usual, *serving.arguments, *arguments),
             SMOKE_VARIABLES if model is None else {},
-            context.port,
+            serving.port,
             gpus=context.target.cuda_arch is not None,
         )
-        started = start_server(
-            context.engine, product, launch, folder, context.store.cache_path("serve")
-        )
+        product, cache = build.graph.product.artefact, context.store.cache_path("serve")
+        started = start_server(build.tools.engine, product, launch, folder, cache)
         with started as server, kept_log(server, context.server_log):
-            wait_ready(server, max(context.ready_timeout_s, _LOAD_TIMEOUT_S))
+            wait_ready(server, max(serving.ready_timeout_s, _LOAD_TIMEOUT_S))
             yield server
 
     return start

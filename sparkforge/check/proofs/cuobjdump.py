@@ -12,8 +12,7 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.run import call
 from sparkforge.runtime import interpreter
 from sparkforge.sources.sources import Access
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 
 LOCK = "requirements/proofs.txt"
 _TOOLS = ("cuobjdump", "nvdisasm")

@@ -17,8 +17,7 @@ from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.pins.contracts import compiles
-from sparkforge.store.codekey import code_of
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive, intake
 
 _NATIVE = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin|a|o|pyd)$")

@@ -14,12 +14,12 @@ from zipfile import BadZipFile, ZipFile
 
 from cyclopts import Parameter
 
-from sparkforge.build import executor, receipt, setup
+from sparkforge.build import receipt, setup
 from sparkforge.build.context import Context
-from sparkforge.build.executor import Build
-from sparkforge.build.item import wheel_path
+from sparkforge.build.graph import Build
 from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import ImageArchiveResult, ImageResult
+from sparkforge.build.stages.wheels import wheel_path
 from sparkforge.check.verify import signing
 from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
@@ -94,25 +94,26 @@ def _build_again(options: Options, name: str, project: Project) -> int:
     variant = setup.last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = options.until if here else "wheels"  # the rest needs a machine of the target's platform
-    context = setup.context_of(project, name, variant, until, tools=options.tools)
-    if context.engine is None:
+    first = setup.build_of(project, name, variant, until, tools=options.tools)
+    context, engine = first.context, first.tools.engine
+    if engine is None:
         until = "wheels"  # an environment's files have its path, so their bytes differ
-    elif until != "wheels" and not context.engine.containerd_store:
+    elif until != "wheels" and not engine.containerd_store:
         until = "wheels"
         log.warning(
             "only the wheels are compared: this engine's image store is not reproducible"
             " (daemon.json: containerd-snapshotter)"
         )
     log.heading(f"{context.target_name} on {context.platform}: first build")
-    first = executor.build(context, until)
-    with _cold(context) as again:
+    first.run(until)
+    with _cold(first) as second:
         log.heading("second build: another folder, no shared results, another umask")
         before = os.umask(0o077)
         try:
-            second = executor.build(again, until)
+            second.run(until)
         finally:
             os.umask(before)
-        results, found = _compare(context, first, second)
+        results, found = _compare(first, second)
     log.document({"target": name, "same": not found, "results": results, "differences": found})
     if found:
         msg = f"two builds of {name} differ:\n{_shortened(found)}"
@@ -137,8 +138,9 @@ def inputs(of: Pins) -> tuple[str, ...]:
 
 
 @contextmanager
-def _cold(context: Context) -> Iterator[Context]:
+def _cold(build: Build) -> Iterator[Build]:
     """Yield the same build in another folder, with a store of downloads only."""
+    context = build.context
     with context.store.temporary("verify") as work:
         root = work / "checkout"
         root.mkdir()
@@ -149,48 +151,40 @@ def _cold(context: Context) -> Iterator[Context]:
             elif path.exists():
                 shutil.copyfile(path, root / name)
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
-        yield replace(
-            context,
-            root=root,
-            pins_path=root / context.pins_path.name,
-            store=store,
-            force=frozenset(),
-            cold=True,
-        )
+        again = replace(context, pins_path=root / context.pins_path.name, store=store)
+        yield Build(again, replace(build.tools, cold=True), build.serving)
 
 
-def _compare(
-    context: Context, first: Build, second: Build
-) -> tuple[list[dict[str, str]], list[str]]:
+def _compare(first: Build, second: Build) -> tuple[list[dict[str, str]], list[str]]:
     """Return each result with both hashes, and one line for each difference.
 
     The first of two wheels is the one in dist/, where there is one.
     """
-    dist = context.root / "dist" / context.target_name
+    dist = first.context.dist
     results = []
     found = receipt.problems(dist) if (dist / receipt.NAME).is_file() else []
     found = [f"{dist}: {problem}" for problem in found]
     for item, rebuilt in zip(first.graph.own, second.graph.own, strict=True):
-        new = wheel_path(second.results.artefact(rebuilt))
+        new = wheel_path(rebuilt)
         old = dist / new.name
-        old = old if old.is_file() else wheel_path(first.results.artefact(item))
+        old = old if old.is_file() else wheel_path(item)
         # read again: the record in the store is not enough here
         hashes = f"sha256:{sha256_file(old)}", f"sha256:{sha256_file(new)}"
         results.append({"name": new.name, "first": hashes[0], "second": hashes[1]})
         if hashes[0] != hashes[1] or old.name != new.name:
             found += _members(old, new)
             _diffoscope(old, new)
-    steps = [build.results.step(build.graph.product) for build in (first, second)]
-    image, again = (step and step.artefact.result for step in steps)
+    products = [build.graph.product.found for build in (first, second)]
+    image, again = (product and product.result for product in products)
     if isinstance(image, ImageResult) and isinstance(again, ImageArchiveResult):
         digests = str(image.digest), str(again.digest)
         results.append({"name": image.tag, "first": digests[0], "second": digests[1]})
         if digests[0] != digests[1]:
             found.append(f"{image.tag}: digest {digests[0]} → {digests[1]}")
-            if have("diffoscope") and steps[1] is not None:
-                with context.store.temporary("image") as work:
+            if have("diffoscope") and products[1] is not None:
+                with first.context.store.temporary("image") as work:
                     call("docker", "save", "--output", work / "image.tar", "--", image.image_id)
-                    _diffoscope(work / "image.tar", steps[1].artefact.path / again.archive)
+                    _diffoscope(work / "image.tar", products[1].path / again.archive)
     return results, found
 
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from sparkforge.build import graph, image, imagenote
+from sparkforge.build import graph, image
+from sparkforge.build.cached import differences
 from sparkforge.build.context import Context
-from sparkforge.build.imagenote import ImageNote
-from sparkforge.build.receipt import SBOM, differences
+from sparkforge.build.receipt import SBOM
 from sparkforge.build.sbom import FILE
+from sparkforge.build.stages.product import NOTE, comparable
 from sparkforge.check.verify import installed
 from sparkforge.check.verify.installed import File, Records, as_written
+from sparkforge.core import plain
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
 from sparkforge.runtime.engine import BaseImage, Engine
@@ -151,30 +153,30 @@ def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
 
 def _notes(found: Image, context: Context) -> Iterator[str]:
     """Compare the image's list of its inputs with its labels and with the checkout's inputs."""
-    text = found.share(imagenote.NAME)
+    text = found.share(NOTE)
     if text is None:
-        yield f"{imagenote.NAME}: not in the image"
+        yield f"{NOTE}: not in the image"
         return
-    with as_written(imagenote.NAME):
-        theirs = imagenote.loads(text)
-        stated = {**theirs.image["labels"], image.KEY_LABEL: key_of(theirs.image)}
-        as_made = _as_made(context, theirs)
+    with as_written(NOTE):
+        theirs = plain.json_of(text)
+        stated = {**theirs["image"]["labels"], image.KEY_LABEL: key_of(theirs["image"])}
+        as_made, shared = _as_made(context, theirs), comparable(theirs)
     for name, value in stated.items():
         if found.labels.get(name) != value:
-            yield f"label {name}: differs from {imagenote.NAME}"
+            yield f"label {name}: differs from {NOTE}"
     try:
-        ours = graph.note_of(as_made, _base(context, found))
+        ours = graph.inputs_of_image(as_made, _base(context, found))
     except (BuildError, MachineError, PinsError, UsageError) as error:
-        yield f"{imagenote.NAME}: the wheels were built in an unknown way: {error.what}"
+        yield f"{NOTE}: the wheels were built in an unknown way: {error.what}"
     else:
-        yield from differences(theirs.comparable(), ours.comparable())
+        yield from differences(shared, comparable(ours))
 
 
-def _as_made(context: Context, note: ImageNote) -> Context:
+def _as_made(context: Context, note: Mapping[str, Any]) -> Context:
     """Return the same build with the image's kind of wheels (overlaid or compiled) and its pack."""
-    stated = str(note.image["labels"].get(image.PACK_LABEL, ""))
+    stated = str(note["image"]["labels"].get(image.PACK_LABEL, ""))
     context = replace(context, pack=tuple(filter(None, stated.split(image.PACK_JOINT))))
-    compiled = any("builder" in inputs for inputs in note.wheels.values())
+    compiled = any("builder" in inputs for inputs in note.values())
     return replace(context, wheels="compile") if compiled else context
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from sparkforge.build.lockedcompiler import PYTHON
 from sparkforge.build.packs.names import LOCK
+from sparkforge.build.stages.thirdparty import PYTHON
 from sparkforge.core.index import Index
 from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import Platform

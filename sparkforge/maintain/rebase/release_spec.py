@@ -34,8 +34,8 @@ from sparkforge.sources.sources import Access, Source
 if TYPE_CHECKING:
     from unearth.link import Link
 
-_GIT = SourcePlan(provider="git")
-_GIT_OR_RELEASE = SourcePlan(provider="git", fallback="release")
+_GIT: SourcePlan = "git"
+_GIT_OR_RELEASE: SourcePlan = "auto"
 _STATED = re.compile(
     r"""(?:commit_id|git_version|__git_commit__)\w*\s*=[^'"\n]*['"]g?([0-9a-f]{7,40})['"]"""
 )

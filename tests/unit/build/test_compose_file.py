@@ -26,7 +26,7 @@ NOT_FOR_THE_CONTAINER = {
     },
     "of a vLLM of your own": {"VLLM_PLUGINS", "VLLM_SPARKFORGE"},
     "given to the commands of ablate": {"SPARKFORGE_TREES", "SPARKFORGE_PYTHON"},
-    "in the image; a folder of the container": {"SPARKFORGE_JIT_DIR"},
+    "in the image": {"SPARKFORGE_JIT_DIR", "SPARKFORGE_RELEASE", "SPARKFORGE_SERVE_ARGS"},
     "set by the entrypoint": {"VLLM_HOST_IP", "VLLM_HAS_FLASHINFER_CUBIN"},
     "an example of docker-compose.override.yml": {"VLLM_LOG_STATS_INTERVAL"},
 }
@@ -51,8 +51,7 @@ def test_every_variable_that_a_page_names_reaches_the_container() -> None:
 
 
 def test_every_variable_that_compose_passes_by_name_alone_is_on_the_page() -> None:
-    page = (ROOT / "docs/serving.md").read_text()
-    page += (ROOT / "docs/several-sparks.md").read_text()
+    page = (ROOT / "docs/variables.md").read_text()
     bare = {
         name
         for service in COMPOSE["services"]
@@ -82,10 +81,8 @@ def test_the_router_has_the_rights_of_the_servers_and_no_folder() -> None:
     assert "volumes" not in router
     assert router["stop_signal"] == "SIGUSR1"
     # what an unset variable means is decided in one place, as for the servers
-    assert router["environment"]["SPARKFORGE_BIND"] == "${SPARKFORGE_ROUTER_BIND:-127.0.0.1}"
-    assert router["ports"] == [
-        "${SPARKFORGE_ROUTER_BIND:-127.0.0.1}:${SPARKFORGE_ROUTER_PORT:-8080}:8000"
-    ]
+    assert router["environment"]["SPARKFORGE_BIND"] == "${SPARKFORGE_ROUTER:-127.0.0.1:8080}"
+    assert router["ports"] == ["${SPARKFORGE_ROUTER:-127.0.0.1:8080}:8000"]
 
 
 @pytest.mark.parametrize("service", ["cpu", "spark", "spark-head", "spark-worker", "rtx"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import launcher as module
+from sparkforge.build.context import Serving
 from sparkforge.build.launcher import Launcher, from_environment, of_release
 from sparkforge.build.results import ImageResult, WheelResult
 from sparkforge.core import git
@@ -60,7 +61,7 @@ def test_files_come_from_their_own_place(store: Store, tmp_path: Path) -> None:
     }
     assert wheels.keys() == context.target.wheels.keys()
     product = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
-    launcher = Launcher(context, product, None, wheels, sources, tmp_path)
+    launcher = Launcher(context, None, Serving(), product, None, wheels, sources, tmp_path)
     restored = launcher.originals(tmp_path)
     assert {member: path.read_text() for member, path in restored.items()} == {
         "flashinfer/a.py": "1",
@@ -110,7 +111,8 @@ def test_only_the_release_is_told_to_load_no_plugin(
     monkeypatch.setattr(module, "start_server", start)
     monkeypatch.setattr(module, "make_tiny_gpt_oss", Path.mkdir)
     product = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
-    launcher = Launcher(context_of("cpu", store=store), product, None, {}, {}, tmp_path)
+    context = context_of("cpu", store=store)
+    launcher = Launcher(context, None, Serving(), product, None, {}, {}, tmp_path)
     for started in (launcher.patched, launcher.unpatched, launcher.unpatched_without_amx):
         with started():
             pass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.build.lockedcompiler import LockedCompiler
+from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.core.errors import MachineError
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Store

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.graph import graph_of, tree_of
-from sparkforge.build.item import Results
+from sparkforge.build.graph import graph_of
 from sparkforge.build.packs import compiling, modules, recipe, toolchain, units, wheel
 from sparkforge.build.stages import packs
+from sparkforge.build.stages.trees import tree_of
 from sparkforge.check.perf.shapes import SHAPES
 from sparkforge.cli.main import main
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
@@ -146,7 +146,7 @@ def test_pack_without_compiler_is_planned_only(
     assert item.inputs["host"] == toolchain.MISSING
     assert {**item.inputs, "host": ""} == {**there.inputs, "host": ""}
     with pytest.raises(MachineError, match=r"no-such-g\+\+ is missing"):
-        item.make(tmp_path, Results())
+        item.make(tmp_path)
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")

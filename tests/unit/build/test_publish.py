@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sparkforge.build import publish
-from sparkforge.build.item import Results, StepResult
+from sparkforge.build.cached import Cached
 from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.pins import pins
 from tests.codecopy import CodeCopy
-from tests.results import item, step
+from tests.results import item, reached
 from tests.support import ROOT
 
 
@@ -22,13 +22,13 @@ def written(root: Path) -> list[bytes]:
     """Return the lines of .env after a build with an image."""
     context: Any = SimpleNamespace(
         root=root,
+        dist=root / "dist",
         target_name="cpu",
         target=SimpleNamespace(smoke=object(), model=None),
-        engine=object(),
         platform="linux/amd64",
     )
     image = ImageResult("sparkforge/cpu:1", "sha256:1", None, "base", ())
-    publish.for_compose(context, image, root / "dist")
+    publish.for_compose(context, None, image)
     return (root / ".env").read_bytes().splitlines()
 
 
@@ -51,9 +51,9 @@ def test_the_models_folder_is_what_compose_reads(
 
 
 def test_the_time_of_each_stage_is_that_of_what_this_run_made() -> None:
-    def took(stage: str, seconds: float, *, made_now: bool = True) -> StepResult[EnvironmentResult]:
+    def took(stage: str, seconds: float, *, made_now: bool = True) -> Cached[EnvironmentResult]:
         result = EnvironmentResult()
-        return step(item(result, stage), result, seconds=seconds, made_now=made_now)
+        return reached(item(result, stage), result, seconds=seconds, made_now=made_now)
 
     steps = [
         took("sources", 1.0),
@@ -61,7 +61,7 @@ def test_the_time_of_each_stage_is_that_of_what_this_run_made() -> None:
         took("series", 9.0, made_now=False),
         took("wheels", 0.5),
     ]
-    assert publish.times(Results(steps)) == ["sources 3.2 s", "wheels 0.5 s"]
+    assert publish.times(steps) == ["sources 3.2 s", "wheels 0.5 s"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge.build import executor, image, provenance, sbom
+from sparkforge.build import cached, image, provenance, sbom
 from sparkforge.build.context import Context
-from sparkforge.build.executor import Build
-from sparkforge.build.graph import graph_of
-from sparkforge.build.item import Results
+from sparkforge.build.graph import Build, graph_of
 from sparkforge.build.results import (
     ImageResult,
     PackResult,
@@ -36,7 +33,7 @@ from sparkforge.check.verify import command
 from sparkforge.core.errors import BuildError
 from sparkforge.pins.pins import Provider
 from sparkforge.runtime.engine import BaseImage
-from tests.results import context_of, step
+from tests.results import build_of, context_of, reached
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = BaseImage("base", f"sha256:{'5' * 64}")
@@ -57,7 +54,7 @@ SYSTEM = (SystemPackage("debian", "libc6", "2.36-9+deb12u10", "amd64"),)
 
 
 def context(target: str = "spark") -> Context:
-    return context_of(target, base=BASE)
+    return context_of(target)
 
 
 @pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
@@ -69,12 +66,12 @@ def test_no_wheel_of_another_platform_is_fetched(target: str) -> None:
         (file,) = todo[f"source {name}"].download
         assert file in installed or file.file.endswith(".tar.gz"), name
         assert todo[f"source {name}"].inputs["release_file"] == file.sha256
-    steps = executor.plan(here, list(todo.values()))
+    steps = cached.plan(here, list(todo.values()))
     sdists = {file for item in todo.values() for file in item.download if file.file.endswith(".gz")}
     compiler = sum(step.download for step in steps if step.stage == "kernels")
     assert compiler > 0
     files = sum(file.size for file in installed | sdists)
-    assert executor.total(steps).known == files + compiler
+    assert cached.total(steps)["known"] == files + compiler
 
 
 def of_spark(**more: Any) -> Any:
@@ -214,25 +211,25 @@ def test_build_context_is_the_recipe() -> None:
     assert let_in == {name for name in image.RECIPE if name != "Dockerfile"}
 
 
-def built(provider: Provider = "release") -> Build:
-    graph = graph_of(context())
+def built(provider: Provider = "release", **more: Any) -> Build:
+    build = build_of("spark", base=BASE, **more)
+    graph = build.graph
     source = SourceResult(provider, "a" * 40, "b" * 40, "here")
     series = SeriesResult("a" * 40, "c" * 40, "d" * 40, {})
     made = ImageResult("x:1", "sha256:1", None, BASE.reference, ())
-    steps = [
-        step(graph.sources["vllm"], source),
-        step(graph.series["vllm"], series),
-        *(step(graph.wheels[name], wheel) for name, wheel in SPARK_WHEELS.items()),
-        step(graph.product, made),
-    ]
-    return Build(graph, Results(steps))
+    reached(graph.sources["vllm"], source)
+    reached(graph.series["vllm"], series)
+    for name, wheel in SPARK_WHEELS.items():
+        reached(graph.wheels[name], wheel)
+    reached(graph.product, made)
+    return build
 
 
 def test_provenance_is_valid_slsa(
     tmp_path: Path,
 ) -> None:
     wheel = make_wheel(tmp_path, "anyio", "9.0", {"anyio/__init__.py": b""})
-    made = provenance.statement(context(), built(), {"x.whl": "9" * 64}, [wheel])
+    made = provenance.statement(built(), {"x.whl": "9" * 64}, [wheel])
     text = json.loads(json.dumps(made))
     predicate = text["predicate"]
     # an unknown field is an error, so this holds every name in statement and predicate
@@ -268,8 +265,8 @@ def test_a_git_source_is_a_commit(tmp_path: Path) -> None:
     here = context()
     known = here.pins.upstream("vllm").model_copy(update={"commit": "e" * 40})
     upstreams = {**here.pins.upstreams, "vllm": known}
-    here = replace(here, pins=here.pins.model_copy(update={"upstreams": upstreams}))
-    made = provenance.statement(here, built("git"), {"x.whl": "9" * 64})
+    pins = here.pins.model_copy(update={"upstreams": upstreams})
+    made = provenance.statement(built("git", pins=pins), {"x.whl": "9" * 64})
     found = made["predicate"]["buildDefinition"]["resolvedDependencies"]
     (vllm,) = [one for one in found if one["name"] == "vllm"]
     assert vllm["digest"] == {"gitCommit": "e" * 40}

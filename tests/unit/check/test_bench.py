@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import executor
-from sparkforge.build.executor import Build
-from sparkforge.build.graph import graph_of
-from sparkforge.build.item import Item, Results
+from sparkforge.build import cached
+from sparkforge.build.cached import Cached
 from sparkforge.build.launcher import of_release
 from sparkforge.build.results import EnvironmentResult, ImageResult, WheelResult
 from sparkforge.check.bench import benchy, session, sides
@@ -27,7 +25,7 @@ from sparkforge.core.errors import CheckError, ServerError
 from sparkforge.pins import pins
 from sparkforge.runtime.servers import Launch
 from sparkforge.store.store import Store
-from tests.results import artefact, context_of, step
+from tests.results import artefact, build_of, reached
 from tests.support import ROOT
 
 from .bench_results import FOUR, ONE, result, samples
@@ -160,14 +158,15 @@ def test_release_gets_the_same_options_but_ours() -> None:
 def test_sides_of_a_build_differ_in_the_patches_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_of("cpu", store=Store(tmp_path / "store"))
-    graph = graph_of(context)
-    product, environment = graph.product, EnvironmentResult()
-    wheels = [step(item, WheelResult(f"{item.label}.whl", "0", "1")) for item in graph.own]
-    build = Build(graph, Results([*wheels, step(product, environment, tmp_path / "ours")]))
+    build = build_of("cpu", store=Store(tmp_path / "store"))
+    environment = EnvironmentResult()
+    for item in build.graph.own:
+        reached(item, WheelResult(f"{item.label}.whl", "0", "1"))
+    reached(build.graph.product, environment, tmp_path / "ours")
 
-    def run(context: object, items: list[Item[Any]]) -> Results:
-        return Results([step(item, environment, tmp_path / "theirs") for item in items])
+    def run(context: object, items: list[Cached[Any]]) -> None:
+        for item in items:
+            reached(item, environment, tmp_path / "theirs")
 
     @contextmanager
     def started(engine: object, product: Any, launch: Launch, *more: object) -> Iterator[object]:
@@ -175,11 +174,11 @@ def test_sides_of_a_build_differ_in_the_patches_options(
         yield SimpleNamespace(url="http://127.0.0.1:1")
 
     asked: list[tuple[str, Sequence[str]]] = []
-    monkeypatch.setattr(executor, "run", run)
+    monkeypatch.setattr(cached, "run", run)
     monkeypatch.setattr(sides, "start_server", started)
     monkeypatch.setattr(sides, "kept_log", lambda *_: nullcontext())
     monkeypatch.setattr(sides, "wait_ready", lambda *_: 1.0)
-    given = (context, build, tmp_path / "model", context.serving, tmp_path / "work")
+    given = (build, tmp_path / "model", build.context.serving, tmp_path / "work")
     (tmp_path / "work").mkdir()
     found = sides.of_build(*given, versus=True)
     assert [(one.name, one.identity.origin) for one in found] == [
@@ -214,15 +213,17 @@ def test_both_sides_of_an_image_get_the_options_of_their_result(
     monkeypatch.setattr(sides, "wait_ready", lambda *_: 1.0)
     monkeypatch.setattr(sides, "_originals", lambda *_: originals)
     monkeypatch.setattr(sides, "standing_in", lambda *_, wide: tmp_path)
-    context = context_of("cpu", store=Store(tmp_path / "store"))
+    build = build_of("cpu", store=Store(tmp_path / "store"))
     image = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
     found: Any = SimpleNamespace(
-        results=SimpleNamespace(artefact=lambda _: image),
-        graph=SimpleNamespace(product=None, own=()),
+        context=build.context,
+        serving=build.serving,
+        tools=build.tools,
+        graph=SimpleNamespace(product=SimpleNamespace(artefact=image), own=()),
     )
     work = tmp_path / "work"
     work.mkdir()
-    for one in sides.of_build(context, found, model, context.serving, work, versus=True):
+    for one in sides.of_build(found, model, build.context.serving, work, versus=True):
         with one.start():
             pass
     (release, put_back), (ours, nothing) = started

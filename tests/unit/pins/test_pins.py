@@ -79,7 +79,7 @@ targets:
     summary: a target
     platforms: [linux/amd64]
     python: 3.11
-    source: {{provider: release}}
+    source: release
     wheels:
       demo:
         files: {{linux/amd64: wheel}}
@@ -174,7 +174,7 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("{linux/amd64: lock.txt}", "{}", "targets.here.requirements"),
         ("    serve:", "    base: nowhere\n    serve:", "targets.here.base"),
         ("    serve:", "    model: nowhere\n    serve:", "targets.here.model"),
-        ("provider: release", "provider: svn", "targets.here.source.provider"),
+        ("source: release", "source: svn", "targets.here.source"),
         ("platforms: [linux/amd64]", "platforms: []", "targets.here.platforms"),
         ("python: 3.11", "python: 3", "targets.here.python"),
         ("counter: 1", "counter: yes", "release.counter"),

@@ -13,7 +13,7 @@ from sparkforge.maintain import dev
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import Engine
 from sparkforge.store.store import Store
-from tests.results import context_of
+from tests.results import build_of
 
 OWN = """\
 Name:   default
@@ -83,7 +83,7 @@ def test_dev_image_uses_the_engines_builder(
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     engine = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
-    dev._image(context_of("cpu", store=store), engine, "sparkforge/cpu:1")
+    dev._image(build_of("cpu", store=store), engine, "sparkforge/cpu:1")
     words = said.read_text().splitlines()
     assert words[words.index("--builder") + 1] == "rootless"
 

@@ -1,14 +1,14 @@
-"""Devices as a driver tells them; the driver is a library of a few lines."""
+"""Devices as a driver tells them, FlashInfer's modules, and the folder of compiled kernels."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from sparkforge.serving import devices
-from sparkforge.serving.errors import EX_UNAVAILABLE
 
 
 def driver(folder: Path, count: int, integrated: int = -1) -> str:
@@ -17,7 +17,6 @@ def driver(folder: Path, count: int, integrated: int = -1) -> str:
     source.write_text(
         "int cuInit(unsigned f) { return 0; }\n"
         f"int cuDeviceGetCount(int *n) {{ *n = {count}; return 0; }}\n"
-        "int cuDriverGetVersion(int *v) { *v = 13020; return 0; }\n"
         "int cuDeviceGet(int *d, int i) { *d = i; return 0; }\n"
         "int cuDeviceGetAttribute(int *v, int a, int d)\n"
         f"{{ *v = a == 75 ? 12 : a == 18 ? d == {integrated} : d; return 0; }}\n"
@@ -50,20 +49,56 @@ def test_without_a_device_the_way_to_one_is_told(tmp_path: Path) -> None:
         devices.capabilities("libnosuch.so.1"),
         devices.capabilities(driver(tmp_path, 0)),
     ):
-        with pytest.raises(devices.DeviceError, match="docker run needs --gpus all"):
+        with pytest.raises(devices.DeviceError, match="--gpus all"):
             devices.check("12.1", there)
 
 
-def test_the_drivers_version_is_read(tmp_path: Path) -> None:
-    text = tmp_path / "version"
-    text.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release")
-    assert devices.driver(driver(tmp_path, 1), text) == "580.95.05, CUDA 13.2"
-    text.write_text("of another form")
-    assert devices.driver(driver(tmp_path, 1), text) == "CUDA 13.2"
+@pytest.mark.parametrize(
+    ("programs", "chosen"),
+    [
+        ("", {"VLLM_HAS_FLASHINFER_CUBIN": "1", "FLASHINFER_DISABLE_JIT": "1"}),
+        ("nvcc", {"FLASHINFER_DISABLE_JIT": "1"}),  # alone it compiles nothing
+        ("nvcc g++", {"MAX_JOBS": "2"}),
+    ],
+)
+def test_without_compilers_flashinfer_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: str, chosen: dict[str, str]
+) -> None:
+    (tmp_path / "flashinfer_jit_cache.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in programs.split():
+        (tmp_path / name).touch(mode=0o755)
+    given = {"PATH": str(tmp_path)}
+    assert devices.flashinfer_variables(given) == chosen
+    assert devices.flashinfer_variables({**given, **dict.fromkeys(chosen, "0")}) == {}
 
 
-def test_a_driver_without_a_version_is_one_error(tmp_path: Path) -> None:
-    for library, text in (("libnosuch.so.1", tmp_path), (driver(tmp_path, 1), tmp_path / "none")):
-        with pytest.raises(devices.DeviceError, match="version cannot be read") as caught:
-            devices.driver(library, text)
-        assert caught.value.code == EX_UNAVAILABLE
+def test_a_key_names_the_release_and_what_the_image_is_made_of(tmp_path: Path) -> None:
+    none = devices.build_key(tmp_path, "../x")
+    assert none == devices.build_key(tmp_path / "none", "../x")
+    assert "/" not in none
+    (tmp_path / "inputs.json").write_text("{}")
+    key = devices.build_key(tmp_path, "0.33.0+spark1")
+    assert key.startswith("0.33.0+spark1-")
+    (tmp_path / "inputs.json").write_text('{"wheels": 1}')
+    assert devices.build_key(tmp_path, "0.33.0+spark1") != key
+
+
+def test_the_last_builds_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()  # not of ours
+    for number, build in enumerate(("a", "b", "c", "d")):
+        folder, _ = devices.caches(tmp_path, build, {})
+        os.utime(folder / "used", (number, number))
+    devices.caches(tmp_path, "e", {})
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"models", *"cde"}
+
+
+def test_variables_point_into_the_folder_unless_the_user_has_set_them(tmp_path: Path) -> None:
+    own = str(tmp_path / "own")
+    folder, found = devices.caches(
+        tmp_path / "jit", "a", {"TRITON_CACHE_DIR": own, "HOME": "/root"}
+    )
+    assert found["TRITON_CACHE_DIR"] == own
+    assert found["HOME"] == str(folder / "home")
+    inside = set(found.values()) - {own}
+    assert all(Path(path).is_dir() and path.startswith(str(folder)) for path in inside)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +11,8 @@ from hypothesis import strategies as st
 
 from sparkforge.pins import pins
 from sparkforge.serving import memory
-from sparkforge.serving.memory import GIB, MemoryShortError, Reading
+from sparkforge.serving.errors import StartError
+from sparkforge.serving.memory import GIB, Guard, MemoryShortError, Reading
 from sparkforge.serving.profile import MemoryPlan, Profile
 from tests.support import ROOT
 
@@ -55,60 +54,6 @@ def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
     )
     assert (reading.limit, reading.used, reading.room) == (100 * GIB, 3 * GIB, 97 * GIB)
     assert reading.available == 114 * GIB
-
-
-def grouped(root: Path, membership: str, folder: str, **files: str) -> None:
-    """Add a control group to a machine, of which we are a member."""
-    (root / "proc/self").mkdir(exist_ok=True)
-    (root / "proc/self/cgroup").write_text(membership)
-    place = root / "sys/fs/cgroup" / folder
-    place.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (place / name.replace("__", ".")).write_text(text)
-
-
-def test_the_tightest_of_several_limits_counts(tmp_path: Path) -> None:
-    root = machine(tmp_path, available_gib=114)
-    ours = "0::/user.slice/session\n"
-    files = {"memory__current": str(5 * GIB), "memory__stat": f"inactive_file {GIB}\n"}
-    grouped(root, ours, "user.slice/session", memory__max="max\n", **files)
-    assert memory.read(root).limit is None
-    grouped(root, ours, "user.slice", memory__max=str(24 * GIB), **files)
-    assert memory.read(root) == Reading(TOTAL // 1024 * 1024, 114 * GIB, 24 * GIB, 4 * GIB)
-    grouped(root, ours, "user.slice/session", memory__max=str(20 * GIB), **files)
-    assert memory.read(root).room == 16 * GIB
-    grouped(root, ours, "user.slice", memory__max=str(12 * GIB), **files)
-    assert memory.read(root).room == 8 * GIB
-
-
-def test_lines_that_are_no_bytes_do_not_count() -> None:
-    assert memory.meminfo("MemTotal: 12 kB\nHugePages_Total: 0\n") == {"MemTotal": 12288}
-    assert memory.meminfo("what is this") == {}
-
-
-def test_a_moment_has_the_reading_s_limit(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        available_gib=114,
-        memory_max=f"{100 * GIB}\n",
-        memory_current=str(9 * GIB),
-        memory_stat="",
-    )
-    reading = memory.read(root)
-    assert (reading.limit, reading.used) == (100 * GIB, 9 * GIB)
-    assert memory.line("start", root) == (
-        "memory at start, GiB: total 119.70, available 114.00, free 0.00, container 9.00,"
-        " limit 100.00"
-    )
-    (root / "sys/fs/cgroup/memory.max").write_text("plenty\n")
-    assert "cannot be read" in memory.line("start", root)
-    with pytest.raises(ValueError, match="plenty"):
-        memory.read(root)
-
-
-def test_this_machines_memory_can_be_read() -> None:
-    reading = memory.read()
-    assert 0 < reading.room <= reading.available <= reading.total
 
 
 # -- worked examples ------------------------------------------------------------------
@@ -191,39 +136,124 @@ def test_never_more_than_there_is(
     assert 1 <= percent <= most
 
 
-@pytest.mark.parametrize(
-    ("options", "own", "unified", "jobs"),
-    [
-        (["--gpu-memory-utilization", "0.8"], "", True, "2"),  # vLLM may choose FlashInfer's MoE
-        (["--gpu-memory-utilization", "0.8", "--moe-backend=marlin"], "", True, "8"),
-        (["--gpu-memory-utilization", "0.99"], "", True, "1"),
-        (["--gpu-memory-utilization", "0.9"], "", False, "13"),
-        ([], "5", True, "5"),
-    ],
-)
-def test_compilers_at_once_fit_beside_the_model(
-    monkeypatch: pytest.MonkeyPatch, options: list[str], own: str, unified: bool, jobs: str
-) -> None:
-    monkeypatch.setattr(memory, "read", lambda: Reading(TOTAL, int(115.85 * GIB)))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(20)))
-    profile = Profile(memory=PLAN if unified else None)
-    assert memory.max_jobs(profile, options, {"MAX_JOBS": own}) == jobs
+# -- the guard --
+
+
+class Watched:
+    """A guard on a machine that has what a test says, looked at twice a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.lines: list[str] = []
+        monkeypatch.setattr(memory, "say", self.lines.append)
+        self.refuses = False
+        self.reading: Reading | Exception = Reading(100 * GIB, 50 * GIB)
+        options = {"refuse": self._refuse} | options
+        self.guard: Guard = Guard(read=self._read, **options)
+        self.now = 1000.0
+
+    def _refuse(self, short: bool) -> None:
+        assert short is not self.refuses
+        self.refuses = short
+
+    def _read(self) -> Reading:
+        if isinstance(self.reading, Exception):
+            raise self.reading
+        return self.reading
+
+    def looks(self, available_gib: float, seconds: float) -> bool:
+        """Look for so long; returns whether the server was to be ended."""
+        self.reading = Reading(100 * GIB, int(available_gib * GIB))
+        return self.again(seconds)
+
+    def again(self, seconds: float) -> bool:
+        ended = False
+        for _ in range(int(seconds * 2)):
+            self.now += 0.5
+            try:
+                self.guard.look(self.now)
+            except StartError as error:
+                ended = True
+                self.lines.append(str(error))
+        return ended
 
 
 @pytest.fixture
-def on_disk() -> Iterator[Path]:
-    """A folder on a real disk: files of a tmpfs are never dropped."""
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
-        yield Path(folder)
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
 
 
-def test_files_leave_the_page_cache_and_keep_their_bytes(on_disk: Path) -> None:
-    weights = on_disk / "model-00001-of-00002.safetensors"
-    with weights.open("wb") as out:
-        out.write(os.urandom(1 << 20) * 8)
-        os.fsync(out.fileno())  # a page that is not on the disk yet stays
-    before = weights.read_bytes()
-    assert memory.resident(weights) == 8 << 20
-    memory.drop([weights])
-    assert memory.resident(weights) < 1 << 20
-    assert weights.read_bytes() == before
+def test_enough_memory_is_no_line(watched: Watched) -> None:
+    assert not watched.looks(7, 3600)
+    assert watched.lines == []
+
+
+def test_a_warning_takes_seconds_and_comes_once(watched: Watched) -> None:
+    watched.looks(5, 4)
+    watched.looks(7, 1)
+    watched.looks(5, 4.5)
+    assert watched.lines == []
+    watched.looks(5, 3600)
+    assert watched.lines == ["warning: memory is short: 5.0 of 100.0 GiB are available"]
+    watched.looks(7, 60)  # above the mark, but hardly
+    watched.looks(5, 60)
+    assert len(watched.lines) == 1
+    watched.looks(8, 1)
+    watched.looks(5, 60)
+    assert watched.lines[1:] == [
+        "memory is no longer short: 8.0 of 100.0 GiB are available",
+        watched.lines[0],
+    ]
+    assert not watched.refuses
+
+
+def test_requests_are_refused_until_there_is_enough_again(watched: Watched) -> None:
+    seen = []
+    for available, seconds in ((3.9, 0.5), (3, 60), (7, 60), (8, 1)):
+        watched.looks(available, seconds)
+        seen.append(watched.refuses)
+    assert seen == [True, True, True, False]
+    watched.looks(50, 1)
+    assert watched.lines == [
+        "warning: memory is short: 3.9 of 100.0 GiB are available: new requests are refused",
+        "memory is no longer short: 8.0 of 100.0 GiB are available",
+    ]
+
+
+def test_the_server_is_ended_when_it_lasts(watched: Watched) -> None:
+    assert not watched.looks(1.5, 10)
+    assert not watched.looks(3, 0.5)
+    assert not watched.looks(1.5, 10)
+    assert watched.looks(1.5, 0.5)
+    assert watched.lines[-1] == (
+        "memory is short: 1.5 of 100.0 GiB are available: ending the server before the"
+        " machine stops responding"
+    )
+
+
+def test_a_pause_is_not_taken_for_a_long_shortage(watched: Watched) -> None:
+    watched.looks(1, 0.5)
+    watched.now += 3600
+    assert not watched.again(0.5)
+
+
+def test_memory_that_cannot_be_read_ends_nothing(watched: Watched) -> None:
+    watched.reading = OSError("gone")
+    assert not watched.again(3600)
+
+
+def test_the_containers_limit_counts_where_it_is_nearer(watched: Watched) -> None:
+    watched.reading = Reading(100 * GIB, 50 * GIB, 32 * GIB, 29 * GIB)
+    watched.again(1)
+    assert watched.refuses
+    assert "container's limit is 32.0" in watched.lines[0]
+
+
+def test_one_that_only_warns_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Watched(monkeypatch, acts=False)
+    assert not one.looks(1, 3600)
+    assert not one.refuses
+    assert one.lines == ["warning: memory is short: 1.0 of 100.0 GiB are available"]
+
+
+def test_a_worker_refuses_nobody_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Watched(monkeypatch, refuse=None).looks(1, 11)

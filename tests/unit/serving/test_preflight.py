@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import pytest
 from sparkforge.checkpoints import gptoss, trial
 from sparkforge.serving import preflight
 from sparkforge.serving.errors import StartError
-from sparkforge.serving.progress import PROBLEMS, Client
+from sparkforge.serving.health import PROBLEMS, Client
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -185,43 +186,50 @@ def test_an_answer_of_another_shape_is_one_error(bad: Any) -> None:
         preflight.compare(WANTED, bad)
 
 
-def prepared(model: Path, folder: Path, driver: str, *words: str) -> preflight.Trial:
-    return preflight.Trial.of(model, words, driver, folder, Client(folder, 1))
-
-
 def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> None:
+    def key(driver: str, words: str) -> str:
+        return preflight.key(tmp_path, preflight.small_options(words.split()), driver)
+
     (tmp_path / preflight.REFERENCE).write_text("{}")
-    one = prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "marlin")
-    assert not one.passed()
-    one.note()
-    assert prepared(tmp_path, tmp_path, "580.95", "--moe-backend=marlin", "--seed", "1").passed()
-    assert not prepared(tmp_path, tmp_path, "590.1", "--moe-backend", "marlin").passed()
-    assert not prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "triton").passed()
-    words = ("--moe-backend", "marlin", "--decode-kernels", "off")
-    assert not prepared(tmp_path, tmp_path, "580.95", *words).passed()
+    first = key("580.95", "--moe-backend marlin")
+    assert key("580.95", "--moe-backend=marlin --seed 1") == first
+    others = [
+        key("590.1", "--moe-backend marlin"),
+        key("580.95", "--moe-backend triton"),
+        key("580.95", "--moe-backend marlin --decode-kernels off"),
+    ]
     (tmp_path / preflight.REFERENCE).write_text("{} ")
-    assert not prepared(tmp_path, tmp_path, "580.95", "--moe-backend", "marlin").passed()
-    (tmp_path / preflight.MARK).write_text("damaged")
-    assert not one.passed()
+    assert first not in (*others, key("580.95", "--moe-backend marlin"))
+    (tmp_path / preflight.REFERENCE).unlink()
+    with pytest.raises(StartError, match="preflight=off"):
+        key("", "")
 
 
-def test_the_last_value_of_an_option_is_the_one_that_is_tried(tmp_path: Path) -> None:
-    (tmp_path / preflight.REFERENCE).write_text("{}")
-    words = ("--moe-backend", "marlin", "--max-model-len", "131072", "--moe-backend=triton")
-    options = prepared(tmp_path, tmp_path, "", *words).options
-    assert options[options.index("--moe-backend") + 1] == "triton"
-    assert "131072" not in options
-    assert "--decode-kernels" not in options
+def test_the_last_value_of_an_option_is_the_one_that_is_tried() -> None:
+    words = "--moe-backend marlin --max-model-len 131072 --moe-backend=triton --mxfp4-layers qkv"
+    tried = preflight.small_options([*words.split(), "--decode_kernels=off"])
+    assert tried[:4] == ["--decode-kernels", "off", "--moe-backend", "triton"]
+    assert not {"131072", "--mxfp4-layers"} & set(tried)
 
 
-def test_kernels_that_the_user_switches_off_are_not_tried(tmp_path: Path) -> None:
-    (tmp_path / preflight.REFERENCE).write_text("{}")
-    words = ("--decode-kernels", "auto", "--mxfp4-layers", "qkv", "--decode_kernels=off")
-    options = prepared(tmp_path, tmp_path, "", *words).options
-    assert options[options.index("--decode-kernels") + 1] == "off"
-    assert "--mxfp4-layers" not in options
+@dataclass(frozen=True)
+class Stub:
+    """A client whose streamed chats end with an error."""
+
+    code: int
+
+    def model(self, end: float) -> tuple[str, int]:
+        return "m", 4096
+
+    def ask(self, end: float, method: str, path: str, body: dict[str, Any]) -> bytes:
+        if not body.get("stream"):
+            return b"{}"
+        return b'data: {"error":{"message":"boom","code":%d}}\n\ndata: [DONE]\n\n' % self.code
 
 
-def test_an_image_without_the_checkpoint_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="SPARKFORGE_PREFLIGHT=off"):
-        prepared(tmp_path / "none", tmp_path, "")
+@pytest.mark.parametrize(("code", "failed"), [(400, False), (500, True)])
+def test_error_in_a_stream_counts_as_its_status(code: int, failed: bool) -> None:
+    """A model without Harmony's tokens refuses chats, and serves completions."""
+    client = cast("Client", Stub(code))
+    problem = preflight.warm_up(client, [], answers=False, tell=lambda text: None)
+    assert ("boom" in problem) is failed

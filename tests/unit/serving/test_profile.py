@@ -10,7 +10,7 @@ import pytest
 from sparkforge.pins import pins
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.errors import StartError
-from sparkforge.serving.profile import Choice, MemoryPlan, Profile
+from sparkforge.serving.profile import Choice, MemoryPlan, Profile, Watch
 from tests.support import ROOT
 
 PLAN = MemoryPlan(keep_free_gib=12, most_percent=80, least_gib=75)
@@ -114,3 +114,64 @@ def test_a_file_that_is_no_profile_is_one_error(tmp_path: Path, text: str) -> No
     with pytest.raises(StartError, match="mine") as error:
         Profile.load(tmp_path / "mine")
     assert "\n" not in str(error.value)
+
+
+LINE = "(EngineCore pid=7) INFO 11-21 07:21:00 "
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "name"),
+    [
+        ("[mxfp4.py:878] Using 'BF16_DEQUANT' Mxfp4 MoE backend.", "moe", "BF16_DEQUANT"),
+        (
+            "[cuda.py:478] Using AttentionBackendEnum.FLASHINFER backend.",
+            "attention",
+            "FLASHINFER",
+        ),
+        (
+            "[cuda.py:527] Using TRITON_ATTN attention backend out of potential backends: ['X'].",
+            "attention",
+            "TRITON_ATTN",
+        ),
+        ("[__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM", "linear", "MARLIN"),
+        ("[__init__.py:995] Using DecodeMxFp4LinearKernel for MXFP4 GEMM", "linear", "DECODE"),
+        ("[__init__.py:949] Using CPUMxFp8LinearKernel for MXFP8 GEMM", "linear", "CPU"),
+        (
+            "[__init__.py:949] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM",
+            "linear",
+            "FLASHINFERCUTLASS",
+        ),
+        (
+            "[selfcheck.py:93] Decode kernels are used for MXFP4 experts 128 x 2880 x 2880: they",
+            "experts",
+            "DECODE",
+        ),
+        (
+            "[selfcheck.py:109] Decode kernels for MXFP4 experts are switched off. They failed",
+            "experts",
+            "DECODE",
+        ),
+        (
+            "[experts.py:231] Decode kernels are not used for MXFP4 experts: LoRA is enabled.",
+            "experts",
+            "MARLIN",
+        ),
+        (
+            "[module.py:133] Decode kernels are off: there are none for this device's capability.",
+            "experts",
+            "MARLIN",
+        ),
+        ("[selfcheck.py:93] Decode kernels are used for MXFP4 5120 x 2880: they", None, None),
+        ("[layer.py:9] Decode kernels are not used for norms and routers: x.", None, None),
+        ("[__init__.py:1206] Using MarlinNvFp4LinearKernel for NVFP4 GEMM", None, None),
+        ("[cuda.py:527] Using TurboQuant attention backend.", None, None),
+        ("[mxfp4.py:2326] Using CPUUnquantizedExperts", None, None),
+    ],
+)
+def test_what_vllm_says_of_its_backends(line: str, kind: str | None, name: str | None) -> None:
+    watch = Watch({})
+    assert watch.feed(LINE + line) is None
+    assert watch.seen == ({kind: {name}} if kind else {})
+    if kind:
+        problem = Watch({kind: "OTHER"}).feed(LINE + line)
+        assert problem == f"vLLM chose the {kind} backend {name}; the profile says OTHER"

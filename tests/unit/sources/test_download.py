@@ -94,7 +94,7 @@ def test_wrong_partial_file_is_replaced(
     store: Store, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = server.add("/f", Page(DATA))
-    store.write_json(store.root / "x", 1)
+    store._prepare()
     store.partial_path(SHA).write_bytes(DATA + b"more")
     assert get(store, url).read_bytes() == DATA
     assert "starting over" in capsys.readouterr().out

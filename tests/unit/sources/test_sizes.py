@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from sparkforge.build.lockedcompiler import PYTHON
 from sparkforge.build.packs.names import LOCK
+from sparkforge.build.stages.thirdparty import PYTHON
 from sparkforge.core import log as log_module
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins

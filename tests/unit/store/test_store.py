@@ -14,7 +14,8 @@ import pytest
 
 from sparkforge.core.disk import code_digest, disk_errors, key_of
 from sparkforge.core.errors import IntegrityError, StoreError
-from sparkforge.store.store import Store
+from sparkforge.store.store import Store, code_of
+from tests.codecopy import CodeCopy
 from tests.support import PATIENCE_S, ROOT, sha256
 
 INPUTS = {"a": 1, "b": ["x"]}
@@ -267,3 +268,21 @@ def test_code_digest_depends_on_names_and_contents(tmp_path: Path) -> None:
     assert code_digest(two, one) == before
     one.write_text("11")
     assert code_digest(one, two) != before
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("wheels/overlay.py", True),
+        ("build/packs/include/cublasLt.h", True),
+        ("core/git.py", True),
+        ("cli/main.py", False),
+        ("inspect/__init__.py", False),
+        ("maintain/__init__.py", False),
+        ("release/__init__.py", False),
+    ],
+)
+def test_keys_have_the_code_of_the_build(code: CodeCopy, file: str, changes: bool) -> None:
+    before = code_of("sparkforge.build.graph")
+    code.change(file)
+    assert (code_of("sparkforge.build.graph") != before) == changes

@@ -1,4 +1,4 @@
-"""Check that the engine makes progress: by its counters, else by a request for one token.
+"""Health: the state of a start, and whether the engine makes progress.
 
 vLLM's ``/health`` answers as long as the engine's process exists, so a stopped or hung engine seems
 healthy. Here a server is healthy when its engine has taken a step since the last check, or makes a
@@ -9,36 +9,63 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkforge.serving.errors import say
+
+READY = "ready"
+Counters = Mapping[str, str]
 # The API server changes these only when the engine has reported a step. kv_cache_usage_perc changes
 # at each piece of a long prompt, unlike the counters of tokens.
 _ENGINE_METRICS = (
-    "vllm:kv_cache_usage_perc",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:num_preemptions_total",
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
+    *("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"),
+    *("vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     "vllm:iteration_tokens_total_count",
 )
-
-Counters = Mapping[str, str]
-
 PROBLEMS = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
 """Errors of requests to a server that is not healthy, and of answers of another shape."""
-
 PROMPTS = ((32,), tuple(range(32, 40)))
 """Token ids of any vocabulary: one token, and several. A step of the engine with one row uses other
 kernels than one with several."""
+_LAST_LOOK = 1 / 6  # of a check is reserved for the counters, after a token that did not come
 
-# share of a check that is reserved for the counters, after a token that did not come
-_LAST_LOOK = 1 / 6
+
+def _start() -> str:
+    """Return the start time of process 1, which identifies this start of the container."""
+    return Path("/proc/1/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+
+
+def write_mark(name: str, content: object) -> None:
+    """Store a JSON value for the processes of this start of the container."""
+    path = Path(tempfile.gettempdir()) / f"sparkforge-{name}.json"
+    try:
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps([_start(), content]), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        say(f"warning: {path} cannot be written: {error}")
+
+
+def read_mark(name: str) -> Any:
+    """Return what was stored in this start of the container, or None."""
+    try:
+        text = (Path(tempfile.gettempdir()) / f"sparkforge-{name}.json").read_bytes()
+        start, content = json.loads(text)
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return content if start == _start() else None
+
+
+def tell(text: str, *, given_up: bool = False) -> None:
+    """Store the server's progress for the health check; with ``given_up`` none will be started."""
+    write_mark("state", [text, given_up])
 
 
 class NoTokenError(ValueError):
@@ -69,13 +96,7 @@ class Client:
     def observe(self, before: Counters | None) -> Counters:
         """Check for progress since ``before``, or cause it; returns the current counters.
 
-        Args:
-            before: result of the last call; None: a token is required.
-
-        Raises:
-            PROBLEMS: no answer in time, or an invalid one.
-            NoTokenError: no token, or an invalid answer instead of one.
-            NoProgressError: no step of the engine since ``before``, and no token in time.
+        Raises PROBLEMS, and NoTokenError or NoProgressError where the engine is the reason.
         """
         end = time.monotonic() + self.timeout_s
         self.ask(end, "GET", "/health")
@@ -97,15 +118,7 @@ class Client:
     def ask(
         self, end: float, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> bytes:
-        """Return the body of the answer to one request.
-
-        Args:
-            end: of the monotonic clock; the server may be silent until then.
-
-        Raises:
-            OSError, http.client.HTTPException: no complete answer.
-            StatusError: another status than 200.
-        """
+        """Return the body of an answer, until ``end`` of the monotonic clock; raises PROBLEMS."""
         headers = {"Content-Type": "application/json"}
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -123,23 +136,15 @@ class Client:
         return answer
 
     def model(self, end: float) -> tuple[str, int | None]:
-        """Return the name of the server's first model, and its longest prompt and answer in tokens.
-
-        The latter is None where the server does not say.
-        """
+        """Return the name of the server's first model, and its tokens of prompt and answer."""
         found = json.loads(self.ask(end, "GET", "/v1/models"))["data"][0]
         return str(found["id"]), found.get("max_model_len")
 
     def _counters(self, end: float) -> Counters:
-        """Return the counters that only a step of the engine changes, by metric and labels.
-
-        Empty with ``--disable-log-stats``.
-        """
+        """Return the engine's counters by metric and labels; none with ``--disable-log-stats``."""
         lines = self.ask(end, "GET", "/metrics").decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines)
-        return {
-            name: value for name, _, value in pairs if name.partition("{")[0] in _ENGINE_METRICS
-        }
+        return {name: text for name, _, text in pairs if name.partition("{")[0] in _ENGINE_METRICS}
 
     def _tokens(self, end: float) -> None:
         """Request one token for each of the prompts."""
@@ -149,44 +154,3 @@ class Client:
             answer = json.loads(self.ask(end, "POST", "/v1/completions", body))
             if answer["usage"]["completion_tokens"] < 1:
                 raise ValueError("the model made no token")
-
-
-@dataclass
-class Hang:
-    """Counts failed checks of a server. Times are seconds of the monotonic clock.
-
-    One failed check proves nothing, and neither does a long time without a check: a container that
-    was paused wakes up with an old clock. It takes ``looks`` failures in a row, and ``limit_s``
-    less ``spare_s`` since the last success.
-    """
-
-    limit_s: float
-    slow_s: float = 600.0
-    """For a server that computes, and does not answer: one request of a client may be slow."""
-    looks: int = 3
-    spare_s: float = 0.0
-    answered: bool = False
-    _since: float = 0.0
-    _well: float = 0.0
-    _failures: int = 0
-
-    def well(self, now: float) -> None:
-        """Note a success that began at ``now``."""
-        self.answered, self._since, self._well, self._failures = True, now, now, 0
-
-    def excused(self, now: float) -> None:
-        """Note a failure at ``now`` that has a good reason."""
-        self._since, self._failures = now, 0
-
-    def slow(self, now: float) -> bool:
-        """Note a failure of a server that computes; returns whether it hangs."""
-        if now - self._well >= max(self.slow_s, self.limit_s):
-            return self.ill(now)
-        self.excused(now)
-        return False
-
-    def ill(self, now: float) -> bool:
-        """Note a failure; returns whether the server hangs."""
-        self._failures += 1
-        enough = self._failures >= self.looks and now - self._since >= self.limit_s - self.spare_s
-        return self.answered and self.limit_s > 0 and enough

@@ -1,22 +1,29 @@
-"""What an image must and must not have at the end of its bake: the check, and how it gets there."""
+"""What an image's build checks, and Triton's module: how it is made, and how a server gets it.
+
+tests/patches/test_triton_driver.py compiles it, and has the real Triton load it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkforge.build import image
+from sparkforge.build.context import Tools
 from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.pins import pins
 from sparkforge.runtime import buildx
 from sparkforge.runtime.engine import BaseImage
-from sparkforge.serving import needs
+from sparkforge.serving import image_build
 from tests.results import context_of
 from tests.support import ROOT
 
@@ -45,7 +52,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(needs, "CUDA", str(tmp_path / "cuda" / "bin"))
+    monkeypatch.setattr(image_build, "CUDA", str(tmp_path / "cuda" / "bin"))
     return tmp_path
 
 
@@ -70,20 +77,15 @@ def test_the_image_of_two_machines_has_what_nccl_opens_for_roce() -> None:
 
 
 def test_nothing_is_wrong_where_all_is_there_and_no_compiler(root: Path) -> None:
-    assert needs.missing(NEEDS, root, load) == []
+    assert image_build.missing(NEEDS, root, load) == []
 
 
 @pytest.mark.parametrize("name", ["bin/ninja", "usr/include/x.h"])
 def test_each_thing_that_is_missing_is_named_with_its_package(root: Path, name: str) -> None:
     (root / name).unlink()
-    (line,) = needs.missing(NEEDS, root, load)
+    (line,) = image_build.missing(NEEDS, root, load)
     assert line.startswith("the image lacks the ")
     assert f"{Path(name).name}, of the package " in line
-
-
-def test_a_library_that_the_loader_does_not_find_is_missing(root: Path) -> None:
-    (line,) = needs.missing([{"library": "libno-such.so", "package": "p"}], root, load)
-    assert line.startswith("the image lacks the library libno-such.so, of the package p: ")
 
 
 @pytest.mark.parametrize(("name", "place"), [("g++", "bin"), ("nvcc", "bin"), ("nvcc", "cuda/bin")])
@@ -91,20 +93,9 @@ def test_a_compiler_is_named_with_its_place(root: Path, name: str, place: str) -
     program = root / place / name
     program.parent.mkdir(parents=True, exist_ok=True)
     program.touch(mode=0o755)
-    (line,) = needs.missing(NEEDS, root, load)
+    (line,) = image_build.missing(NEEDS, root, load)
     assert line == f"the image has {program}, which the target excludes"
     assert image._HAS.search(line)
-
-
-def test_a_package_that_cannot_be_imported_is_named_with_its_error(root: Path) -> None:
-    def fail(name: str) -> object:
-        if name == "triton":
-            raise OSError("libfoo.so: cannot open\nand more")
-        return None
-
-    (line,) = needs.missing(NEEDS, root, fail)
-    words = "OSError: libfoo.so: cannot open"
-    assert line == f"the image cannot import triton, of the package triton: {words}"
 
 
 def test_the_script_alone_says_all_that_is_missing(tmp_path: Path) -> None:
@@ -119,7 +110,9 @@ def test_the_script_alone_says_all_that_is_missing(tmp_path: Path) -> None:
             ]
         )
     )
-    command: list[str | Path] = [sys.executable, "-IB", ROOT / "sparkforge/serving/needs.py", said]
+    command: list[str | Path] = [
+        *(sys.executable, "-IB", ROOT / "sparkforge/serving/image_build.py", "needs", said)
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
@@ -136,7 +129,7 @@ def step() -> str:
     """The end of the Dockerfile's last RUN: the lines that run the check."""
     recipe = (ROOT / "Dockerfile").read_text()
     last = recipe[recipe.rindex("\nRUN ") :]
-    assert "source=sparkforge/serving/needs.py,target=/run/needs.py" in last
+    assert "source=sparkforge/serving/image_build.py,target=/run/image_build.py" in last
     return last[last.index("    if [ -e /run/wheels/needs.json ]") : last.index("\nCOPY ")]
 
 
@@ -198,6 +191,128 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
     engine: Any = type("Engine", (), {"containerd_store": False})
     with pytest.raises(BuildError) as caught:
         contents = image.Contents({}, tmp_path, {}, {})
-        image.build(engine, context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
+        image.build(engine, Tools(), context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
     assert caught.value.what == line
     assert remedy in str(caught.value.remedy)
+
+
+MODULE = "cuda_utils.cpython-312-aarch64-linux-gnu.so"
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The installed Triton's folder."""
+    folder = tmp_path / "installed" / "triton" / "backends" / "nvidia"
+    folder.mkdir(parents=True)
+    (folder / "driver.c").write_text("int driver;\n")
+    (folder.parent.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    return folder
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    """The image's folder, with a module."""
+    module = tmp_path / "share" / "triton" / MODULE
+    module.parent.mkdir(parents=True)
+    module.write_bytes(b"the image's")
+    return tmp_path / "share"
+
+
+def seeded(share: Path, variables: dict[str, str]) -> list[str]:
+    said: list[str] = []
+    image_build.seed(share, variables, said.append)
+    return said
+
+
+def place_of(cache: Path, backend: Path, libcuda: Path) -> Path:
+    return cache / image_build.triton_key(backend, str(libcuda)) / MODULE
+
+
+# -- a server's cache ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "place"),
+    [
+        ({"TRITON_CACHE_DIR": "own", "TRITON_HOME": "t", "HOME": "h"}, "own"),
+        ({"TRITON_CACHE_DIR": "", "TRITON_HOME": "t", "HOME": "h"}, "t/.triton/cache"),
+        ({"HOME": "h"}, "h/.triton/cache"),
+    ],
+)
+def test_the_module_is_copied_to_where_triton_looks(
+    share: Path, backend: Path, tmp_path: Path, names: dict[str, str], place: str
+) -> None:
+    variables = {name: value and str(tmp_path / value) for name, value in names.items()}
+    assert seeded(share, variables) == ["Triton's module for the driver: the image's is used"]
+    path = place_of(tmp_path / place, backend, share / "triton")
+    assert path.read_bytes() == b"the image's"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert seeded(share, variables) == []
+
+
+def test_triton_is_told_the_folder_that_the_key_is_of(
+    share: Path, backend: Path, tmp_path: Path
+) -> None:
+    variables = {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    chosen = image_build.seed(share, variables, print)
+    assert chosen == {"TRITON_LIBCUDA_PATH": str(share / "triton")}
+    own = {**variables, "TRITON_LIBCUDA_PATH": "/own"}
+    assert image_build.seed(share, own, print) == {"TRITON_LIBCUDA_PATH": "/own"}
+    assert place_of(tmp_path / "cache", backend, Path("/own")).exists()
+
+
+def test_without_a_module_nothing_is_done(tmp_path: Path) -> None:
+    assert seeded(tmp_path, {"TRITON_CACHE_DIR": str(tmp_path / "cache")}) == []
+    assert not (tmp_path / "cache").exists()
+
+
+# -- the image's build ---------------------------------------------------------------------------
+
+
+def wheels(folder: Path, profile: Any) -> Path:
+    """Write what the Dockerfile gets: a wheel of Triton, and the profile."""
+    (folder / "share").mkdir(parents=True)
+    if profile is not None:
+        (folder / "share" / "profile.json").write_text(json.dumps(profile))
+    with zipfile.ZipFile(folder / "triton-3.7.1-cp312-cp312-any.whl", "w") as wheel:
+        wheel.writestr("triton/backends/nvidia/driver.c", "#error no compiler is called\n")
+    return folder
+
+
+@pytest.mark.parametrize("profile", [None, {}, {"cuda_arch": None}, {"max_model_len": 8}])
+def test_a_target_without_a_gpu_gets_none(tmp_path: Path, profile: Any) -> None:
+    image_build.triton(wheels(tmp_path / "w", profile), tmp_path / "house", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_image_without_triton_gets_none(tmp_path: Path) -> None:
+    ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
+    next(ours.glob("triton-*")).unlink()
+    image_build.triton(ours, tmp_path / "house", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lacking", ["gcc", "Python.h"])
+def test_without_gcc_or_headers_the_build_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if lacking == "gcc" else "/bin/gcc")
+    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path / "include"))
+    ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
+    with pytest.raises(SystemExit) as caught:
+        image_build.triton(ours, tmp_path / "house", tmp_path / "out")
+    assert lacking in str(caught.value)
+    assert image._LACKS.search(str(caught.value))  # which build.py shows, with a hint
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
+def test_a_source_that_does_not_compile_ends_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path))
+    ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
+    with pytest.raises(SystemExit, match=r"driver\.c does not compile: gcc's exit code is 1"):
+        image_build.triton(ours, tmp_path / "house", tmp_path / "out")

@@ -10,11 +10,13 @@ import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants, get_session
 
-from sparkforge.serving import hub
+from sparkforge.serving import checkpoint
 from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST, StartError
 from tests.hub import COMMIT, Hub
 from tests.support import ROOT
@@ -73,30 +75,30 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def fails(cache: Path, revision: str = COMMIT) -> StartError:
     with pytest.raises(StartError) as error:
-        hub.download(cache, "some/model", revision)
+        checkpoint.download(cache, "some/model", revision)
     assert "\n" not in str(error.value)
     return error.value
 
 
 def test_only_files_that_vllm_reads_are_downloaded(server: Hub, tmp_path: Path) -> None:
     server.page = 3  # the list comes in pages
-    snapshot = hub.download(tmp_path, "some/model", "")
+    snapshot = checkpoint.download(tmp_path, "some/model", "")
     assert snapshot.name == COMMIT
     assert sorted(path.name for path in snapshot.iterdir()) == READ
     for path in READ:
         assert (snapshot / path).read_bytes() == FILES[path]
         assert (snapshot / path).is_symlink()
     server.requests.clear()
-    assert hub.download(tmp_path, "some/model", COMMIT) == snapshot
+    assert checkpoint.download(tmp_path, "some/model", COMMIT) == snapshot
     assert server.requests == []
 
 
 def test_an_incomplete_snapshot_is_completed(server: Hub, tmp_path: Path) -> None:
-    snapshot = hub.download(tmp_path, "some/model", COMMIT)
+    snapshot = checkpoint.download(tmp_path, "some/model", COMMIT)
     (snapshot / SHARDS[0]).resolve().unlink()
     (snapshot / SHARDS[0]).unlink()
     server.requests.clear()
-    assert hub.download(tmp_path, "some/model", COMMIT) == snapshot
+    assert checkpoint.download(tmp_path, "some/model", COMMIT) == snapshot
     assert (snapshot / SHARDS[0]).read_bytes() == WEIGHTS
     got = {one.path for one in server.requests if one.method == "GET" and "resolve" in one.path}
     assert got == {f"/some/model/resolve/{COMMIT}/{SHARDS[0]}"}
@@ -108,7 +110,7 @@ def test_a_file_with_a_wrong_hash_is_removed(server: Hub, tmp_path: Path) -> Non
     assert error.code == EX_DATAERR
     assert SHARDS[0] in str(error)
     server.body = lambda path, data: data
-    snapshot = hub.download(tmp_path, "some/model", COMMIT)
+    snapshot = checkpoint.download(tmp_path, "some/model", COMMIT)
     assert (snapshot / SHARDS[0]).read_bytes() == WEIGHTS
 
 
@@ -132,7 +134,7 @@ def test_a_busy_hub_is_waited_for(
     server.statuses = {path: [429, 429] for path in paths}
     file = f"/some/model/resolve/{COMMIT}/config.json"
     server.statuses[file] = [429]
-    assert hub.download(tmp_path, "some/model", "").name == COMMIT
+    assert checkpoint.download(tmp_path, "some/model", "").name == COMMIT
     assert len(pauses) >= 5
     assert pause_s is None or {pause for pause in pauses if pause} == {pause_s}
 
@@ -140,7 +142,7 @@ def test_a_busy_hub_is_waited_for(
 def test_a_cut_connection_is_tried_again(server: Hub, tmp_path: Path, pauses: list[float]) -> None:
     server.cut_at, server.cuts = 1000, 2
     server.statuses[f"/api/models/some/model/tree/{COMMIT}"] = [0, 503]
-    snapshot = hub.download(tmp_path, "some/model", COMMIT)
+    snapshot = checkpoint.download(tmp_path, "some/model", COMMIT)
     assert (snapshot / SHARDS[1]).read_bytes() == WEIGHTS[::-1]
 
 
@@ -151,7 +153,7 @@ def _gated(server: Hub) -> None:
 @pytest.mark.parametrize(
     ("change", "revision", "code", "hint"),
     [
-        (lambda one: None, "v9", EX_CONFIG, "SPARKFORGE_MODEL_REVISION"),
+        (lambda one: None, "v9", EX_CONFIG, "SPARKFORGE_MODEL"),
         (lambda one: setattr(one, "model", "another/model"), COMMIT, EX_CONFIG, "check its name"),
         (_gated, COMMIT, EX_CONFIG, "HF_TOKEN"),
         (lambda one: one.files.pop("config.json"), COMMIT, EX_DATAERR, "config.json"),
@@ -176,7 +178,7 @@ def test_a_failure_names_its_remedy(
 
 def test_an_invalid_name_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="SPARKFORGE_MODEL"):
-        hub.download(tmp_path, "some//model", COMMIT)
+        checkpoint.download(tmp_path, "some//model", COMMIT)
 
 
 def test_a_full_disk_is_an_error_before_the_download(
@@ -201,46 +203,28 @@ def test_a_folder_that_cannot_be_written_is_named(
 def test_a_complete_snapshot_serves_without_the_hub(
     server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    snapshot = hub.download(tmp_path, "some/model", "main")
+    snapshot = checkpoint.download(tmp_path, "some/model", "main")
     server.close()
-    assert hub.download(tmp_path, "some/model", "main") == snapshot
+    assert checkpoint.download(tmp_path, "some/model", "main") == snapshot
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert hub.download(tmp_path, "some/model", "main") == snapshot
+    assert checkpoint.download(tmp_path, "some/model", "main") == snapshot
     (snapshot / "config.json").unlink()
     assert fails(tmp_path).code == EX_CONFIG
     server.close = lambda: None  # type: ignore[method-assign]
-
-
-def test_the_program_reports_progress_and_its_result(tmp_path: Path) -> None:
-    said: list[str] = []
-    told: list[str] = []
-    progress = hub.Progress(said.append, told.append)
-    progress.follow(
-        [
-            b'{"say": "checking"}\n',
-            b'{"have": 1000000000, "total": 65000000000}\n',
-            b"a warning of a library\n",
-            b'{"error": "no", "code": 68}\n',
-        ]
-    )
-    assert (progress.error, progress.code, progress.folder) == ("no", 68, "")
-    assert told == ["downloading 1.0 of 65.0 GB"]
-    assert said == ["checking", *told]
-    assert progress.last == "a warning of a library"
-    progress.feed(b'{"done": "/x"}\n')
-    assert progress.folder == "/x"
 
 
 def test_a_child_downloads_and_its_folder_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Hub(dict(FILES)).start()
+    signals: Any = SimpleNamespace(came=[], child=None)
     given = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": server.url, "NO_PROXY": "*"}
     try:
-        folder = hub.fetch("some/model", COMMIT, given, lambda words: None)
+        folder = checkpoint.fetch("some/model", COMMIT, given, signals)
         assert folder == tmp_path / f"hub/models--some--model/snapshots/{COMMIT}"
-        with pytest.raises(StartError, match="SPARKFORGE_MODEL_REVISION"):
-            hub.fetch("some/model", "v9", given, lambda words: None)
+        with pytest.raises(StartError) as error:
+            checkpoint.fetch("some/model", "v9", given, signals)
+        assert error.value.code == EX_CONFIG
     finally:
         server.close()
 

@@ -1,4 +1,4 @@
-"""Our options of ``vllm serve``, as the plugin of vLLM gets them."""
+"""Options of ``vllm serve``: as the plugin gets them, and secrets among them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving.arguments import for_plugin, has, value
 from sparkforge.serving.errors import EX_CONFIG, SettingError
+from sparkforge.serving.options import for_plugin, has, redacted, value
 
 
 def passed(words: str) -> tuple[list[str], Any]:
@@ -127,3 +127,36 @@ def test_an_option_is_found_as_vllm_would_take_it(words: list[str], there: bool)
 )
 def test_of_two_values_the_later_counts(words: list[str], last: str | None) -> None:
     assert value(words, "--n") == last
+
+
+def test_no_secret_is_shown() -> None:
+    words = ["vllm", "--api-key", "a", "b", "--seed", "1", "--hf_token=c", "--api-key=d"]
+    assert redacted(words) == [
+        *("vllm", "--api-key", "***", "***", "--seed", "1", "--hf_token=***", "--api-key=***"),
+    ]
+    # vLLM's parser takes options that are cut short
+    assert redacted(["--hf-tok", "a", "--api-k=b"]) == ["--hf-tok", "***", "--api-k=***"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-transfer-config", '{"a": {"Auth_Token": "hidden"}, "max_tokens": 5}'],
+        ['--kv-transfer-config={"api-key":"hidden"}'],
+        ['--x={"secret": "hid\\"den", "password": "hidden'],
+        ["--kv-transfer-config.extra.hf_token", "hidden", "--seed", "1"],
+        ["--kv-transfer-config.extra.token=hidden"],
+        ["--x", "https://user:hidden@host/y"],
+        ["--x", "https://user:hidden/hidden@host/y"],
+    ],
+)
+def test_no_secret_in_json_or_a_url_is_shown(words: list[str]) -> None:
+    shown = " ".join(redacted(words))
+    assert "hid" not in shown
+    assert "***" in shown
+    assert len(redacted(words)) == len(words)
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    words = ['{"tokenizer": "a", "max_tokens": 7, "method": "b"}', "--max-num-batched-tokens", "8"]
+    assert redacted(words) == words

@@ -1,0 +1,363 @@
+"""The mechanism of a build: functions whose results the store keeps under a key of all inputs.
+
+All inputs are known before anything runs, so a plan, ``explain`` and a build without changes
+only hash and look up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+from threading import Event
+from typing import Any, Generic
+
+from sparkforge.build.context import STAGES, Context
+from sparkforge.core.disk import intact, key_of
+from sparkforge.core.errors import StoreError
+from sparkforge.core.gitsafe import DamagedRepository
+from sparkforge.core.log import human_bytes, log
+from sparkforge.core.run import in_parallel
+from sparkforge.pins.pins import ReleaseFile
+from sparkforge.sources.download import Fetches
+from sparkforge.store.store import Artefact, Store, T, T_co
+
+CACHED, BUILD, FORCED = "in the store", "to make", "to make again"
+"""States of a plan; the last one: asked for with --force."""
+_NEW = ("never built for this target",)
+_PARALLEL = 4  # results that are looked up at once
+
+
+@dataclass(eq=False)
+class Cached(Generic[T_co]):
+    """A function without arguments whose result the store keeps; ``run`` calls it where needed.
+
+    ``make`` reads the results of ``needs`` from these objects themselves.
+    """
+
+    stage: str
+    """One of ``STAGES``."""
+    label: str
+    """For people, and unique in a build, e.g. ``wheel vllm``."""
+    inputs: Mapping[str, Any]
+    """Everything that determines the result, as JSON values."""
+    kind: type[T_co]
+    make: Callable[[Path], T_co]
+    """Fills a folder and returns the result."""
+    needs: tuple[Cached[Any], ...] = ()
+    valid: Callable[[Artefact[T_co]], bool] = lambda _: True
+    """Check a result in the store: its other half may be gone, or it may be damaged."""
+    sound: Callable[[Artefact[T_co]], bool] = lambda _: True
+    """The same, where it takes seconds; called before something is made of the result."""
+    intermediate: bool = False
+    """A result counts as valid as long as all that need it are."""
+    kept: bool = False
+    """``--force`` of its stage does not make it again: it is not the stage's result."""
+    download: tuple[ReleaseFile, ...] = ()
+    """Release files that it may have to fetch."""
+    fetches: Callable[[], Fetches] = Fetches
+    """Further downloads that it may need."""
+    commands: tuple[str, ...] = ()
+    """For people: the command lines that it runs, where those are worth reading."""
+    found: Artefact[T_co] | None = field(default=None, init=False)
+    """Its result, once a run has reached it."""
+    made_now: bool = field(default=False, init=False)
+    """Whether a run of this process made it."""
+
+    @property
+    def key(self) -> str:
+        """sha256 of the inputs: the key of the result in the store."""
+        return key_of(self.inputs)
+
+    @property
+    def artefact(self) -> Artefact[T_co]:
+        """Its result in the store; it is a mistake to ask before a run has reached it."""
+        assert self.found is not None, self.label
+        return self.found
+
+    @property
+    def result(self) -> T_co:
+        """As ``artefact``: the result alone."""
+        return self.artefact.result
+
+    @property
+    def path(self) -> Path:
+        """As ``artefact``: the folder that ``make`` filled."""
+        return self.artefact.path
+
+    def find(self, store: Store) -> Artefact[T_co] | None:
+        """Return the result in a store, valid or not."""
+        return store.find(self.stage, self.inputs, self.kind)
+
+
+def result_of(item: Cached[T] | None) -> T | None:
+    """Return the result of an item; None where there is no item, or no run has reached it."""
+    return None if item is None or item.found is None else item.found.result
+
+
+def undamaged(path: Path, sha256: str) -> Path:
+    """Return a file of a result, read for this and found as it was made.
+
+    Raises:
+        StoreError: it is gone, or damaged.
+    """
+    if not intact(path, sha256):
+        raise StoreError(f"{path}: missing or damaged in the store", "run the build again")
+    return path
+
+
+def ordered(goals: Iterable[Cached[Any]]) -> list[Cached[Any]]:
+    """Return goals and all that they need, each after its needs.
+
+    Of those that could come next, one of the earliest stage does: the sources of all upstreams
+    come first, and nothing large is fetched before the series apply.
+    """
+    found: dict[Cached[Any], int] = {}
+
+    def visit(item: Cached[Any]) -> None:
+        for need in item.needs:
+            visit(need)
+        found.setdefault(item, len(found))
+
+    for goal in goals:
+        visit(goal)
+    sorter = TopologicalSorter({item: item.needs for item in found})
+    sorter.prepare()
+    ready: list[Cached[Any]] = []
+    result: list[Cached[Any]] = []
+    while sorter.is_active():
+        ready += sorter.get_ready()
+        item = min(ready, key=lambda item: (STAGES.index(item.stage), found[item]))
+        ready.remove(item)
+        result.append(item)
+        sorter.done(item)
+    return result
+
+
+# -- plans -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a build would do about one result."""
+
+    stage: str
+    label: str
+    key: str
+    state: str
+    why: tuple[str, ...]
+    """Inputs that differ from the newest build of this target; empty if it is cached."""
+    download: int
+    """Bytes that it has to fetch at most, as far as sizes are known; of a file that several
+    results need, the first has them."""
+    commands: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Further downloads, in words."""
+
+    @property
+    def made(self) -> bool:
+        """A build would make it."""
+        return self.state != CACHED
+
+
+def plan(
+    context: Context, items: Sequence[Cached[Any]], force: Collection[str] = ()
+) -> list[Planned]:
+    """Return what a run would do, without running anything.
+
+    Args:
+        force: stages that run again although the store has their result.
+    """
+    counted: set[str] = set()  # sha256 of files: two results may need one, which is fetched once
+    planned = []
+    for item, missing in zip(items, _missing(context, items, force), strict=True):
+        if not missing:
+            planned.append(Planned(item.stage, item.label, item.key, CACHED, (), 0))
+            continue
+        fetches = item.fetches()
+        absent = {
+            file.sha256: file.size
+            for file in item.download
+            if not context.store.download_path(file.sha256, file.file).exists()
+        } | dict(fetches.known)
+        size = sum(size for sha256, size in absent.items() if sha256 not in counted)
+        counted.update(absent)
+        forced = _forced(item, force)
+        planned.append(
+            Planned(
+                item.stage,
+                item.label,
+                item.key,
+                FORCED if forced else BUILD,
+                _why(context, item, forced=forced),
+                size,
+                item.commands,
+                fetches.unknown,
+            )
+        )
+    return planned
+
+
+def makes(items: Sequence[Cached[Any]], planned: Sequence[Planned], kind: type[Any]) -> bool:
+    """Return whether by the plan of these items a build makes a result of a type."""
+    return any(one.made and item.kind is kind for item, one in zip(items, planned, strict=True))
+
+
+def _forced(item: Cached[Any], force: Collection[str]) -> bool:
+    return item.stage in force and not item.kept
+
+
+def _missing(
+    context: Context, items: Sequence[Cached[Any]], force: Collection[str]
+) -> tuple[bool, ...]:
+    """Return for each item whether the store has no result that is used as it is."""
+
+    def missing(item: Cached[Any], _: Event) -> bool:
+        return not _stands(context, item, items, force)
+
+    # at once: it hashes wheels, and asks git and the engine
+    return tuple(in_parallel(missing, items, _PARALLEL))
+
+
+def _stands(
+    context: Context, item: Cached[Any], items: Sequence[Cached[Any]], force: Collection[str]
+) -> bool:
+    artefact = None if _forced(item, force) else item.find(context.store)
+    return artefact is not None and _valid(context, artefact, item, items, force)
+
+
+def _valid(
+    context: Context,
+    artefact: Artefact[Any],
+    item: Cached[Any],
+    items: Sequence[Cached[Any]],
+    force: Collection[str],
+) -> bool:
+    users = [other for other in items if item.intermediate and item in other.needs]
+    if users and all(_stands(context, user, items, force) for user in users):
+        return True
+    return item.valid(artefact)
+
+
+def _why(context: Context, item: Cached[Any], *, forced: bool) -> tuple[str, ...]:
+    """Return the inputs that differ from those of the newest result of this label."""
+    last = context.store.last(context.target_name, item.label)
+    if last is None:
+        return _NEW
+    if changed := differences(last["inputs"], item.inputs):
+        return tuple(changed)
+    return ("--force",) if forced else ("its result is missing or damaged in the store",)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
+    """Return each input that differs, one line each: ``name: old → new``."""
+
+    def short(value: Any) -> str:
+        text = "nothing" if value is None else str(value)
+        return text if len(text) <= 48 else f"{text[:20]}…{text[-12:]}"
+
+    result = []
+    for key in sorted(old.keys() | new.keys()):
+        name = f"{where}.{key}" if where else str(key)
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            result += differences(before, after, name)
+        elif before != after:
+            result.append(f"{name}: {short(before)} → {short(after)}")
+    return result
+
+
+def total(planned: Sequence[Planned]) -> dict[str, Any]:
+    """Return the downloads of a plan: bytes of known size, and descriptions of others."""
+    unknown = [download for one in planned for download in one.unknown]
+    return {"known": sum(one.download for one in planned), "unknown": unknown}
+
+
+def _described(planned: Sequence[Planned]) -> str:
+    fetches = total(planned)
+    size = [human_bytes(fetches["known"])] if fetches["known"] else []
+    return ", ".join([*size, *fetches["unknown"]])
+
+
+def show(context: Context, planned: Sequence[Planned]) -> None:
+    """Print a plan as a table, with the reasons below each line that would be made."""
+    provider = "release files" if context.source == "release" else "git"
+    mirrored = [name for name in context.access.mirrors if "/" not in name]
+    log.info(
+        f"sources: {provider}{', else release files' if context.source == 'auto' else ''}"
+        f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}"
+    )
+    for one in planned:
+        fetches = _described([one])
+        size = f"  (fetches {fetches})" if fetches else ""
+        log.info(f"{one.label:28} {one.key[:12]}  {one.state}{size}")
+        for line in (*(() if one.why == _NEW else one.why), *one.commands):
+            log.info(f"    {line}")
+    if new := sum(one.why == _NEW for one in planned):
+        log.info(f"{new} of {len(planned)} were never built for this target")
+    unsized = "; plus downloads of unknown size by git and the engine"
+    all_of_it = _described(planned) or "nothing"
+    log.info(f"to fetch: {all_of_it}{unsized if total(planned)['unknown'] else ''}")
+
+
+# -- runs --------------------------------------------------------------------------------
+
+
+def run(
+    context: Context,
+    items: Sequence[Cached[Any]],
+    force: Collection[str] = (),
+    planned: Sequence[Planned] | None = None,
+) -> None:
+    """Make what the store lacks, in order; then each item has its ``found``.
+
+    A failure stops the build; finished results stay and are not made again.
+
+    Args:
+        planned: the plan of these items, made just now; None: there is none.
+    """
+    made: set[Cached[Any]] = set()
+    renewed: set[Path] = set()
+    missing = None if planned is None else tuple(one.made for one in planned)
+    while True:
+        try:
+            _run(context, items, force, missing or _missing(context, items, force), made)
+            return
+        except DamagedRepository as error:
+            missing = None
+            if error.repository in renewed:
+                raise
+            renewed.add(error.repository)
+            log.warning(f"{error.what}: fetching it again")
+            context.store.drop_repository(error.repository)
+
+
+def _run(
+    context: Context,
+    items: Sequence[Cached[Any]],
+    force: Collection[str],
+    missing: Sequence[bool],
+    made: set[Cached[Any]],
+) -> None:
+    """As ``run``; adds each item to ``made``, and stops at a damaged repository."""
+    for at, item in enumerate(items):
+        again = _forced(item, force) and item not in made
+        kept = item.find(context.store)
+        if kept is not None and not again:
+            # an input of this item may have just been made anew
+            again = not _valid(context, kept, item, items, force) if made else missing[at]
+            # an input of another item is read in full first: a damaged one must not spread
+            again = again or (any(missing[at + 1 :]) and not item.sound(kept))
+            if again:
+                log.warning(
+                    f"{item.label}: missing, damaged or outdated in the store: rebuilding it"
+                )
+        if kept is None or again:
+            with log.step(item.label):
+                kept = context.store.build(
+                    item.stage, item.inputs, item.kind, item.make, again=again
+                )
+            made.add(item)
+        item.found, item.made_now = kept, item in made
+        context.store.remember(context.target_name, item.label, kept)

@@ -1,0 +1,316 @@
+"""What is served, an image or a virtual environment; its parts, its smoke test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkforge.build import image
+from sparkforge.build.cached import Cached, result_of, undamaged
+from sparkforge.build.context import WHEELS, Context, Serving, Tools
+from sparkforge.build.receipt import SBOM
+from sparkforge.build.results import (
+    EnvironmentResult,
+    FilesResult,
+    ImageArchiveResult,
+    ImageResult,
+    OwnWheel,
+    PackResult,
+    PluginResult,
+    Product,
+    SmokeResult,
+    SourceResult,
+    WheelhouseResult,
+    WheelResult,
+    all_intact,
+)
+from sparkforge.build.stages.trees import source_of
+from sparkforge.build.stages.wheels import hashed
+from sparkforge.core.disk import key_of, sha256_file
+from sparkforge.runtime import environment, interpreter, isa
+from sparkforge.runtime.engine import BaseImage, Engine
+from sparkforge.sources.download import Fetches
+from sparkforge.store.store import Artefact, code_of
+
+NOTE = "inputs.json"
+"""A file of the image's share folder: its inputs and those of its parts, by label."""
+_UNCOMPARED = {
+    *("wheels", "wheelhouse", "labels"),  # of the image: its parts, which are there themselves
+    "sources",  # a choice of the build, not of the checkout
+    "host",  # of the machine that compiled a pack
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an image or an environment is made of."""
+
+    wheels: Mapping[str, Cached[WheelResult]]
+    """By the upstream's name."""
+    plugin: Cached[PluginResult] | None
+    """For vLLM, with our kernels."""
+    pack: Cached[PackResult] | None
+    """FlashInfer's modules, compiled ahead of time."""
+    house: Cached[WheelhouseResult]
+    """The other wheels."""
+
+    @property
+    def own(self) -> tuple[Cached[OwnWheel], ...]:
+        """The wheels that the build makes."""
+        others = (self.plugin, self.pack)
+        return (*self.wheels.values(), *(item for item in others if item is not None))
+
+
+# -- virtual environments ----------------------------------------------------------------
+
+
+def environment_item(
+    context: Context,
+    wheels: Sequence[Cached[OwnWheel]],
+    house: Cached[WheelhouseResult],
+    label: str,
+    *,
+    release: bool = False,
+) -> Cached[EnvironmentResult]:
+    """Return the environment with these wheels and those of a wheelhouse.
+
+    Args:
+        release: they are the release's, for the smoke test, which keeps it when it runs again: the
+            byte code of the first start saves half a minute.
+    """
+    stage, kind = "smoke" if release else "image", EnvironmentResult
+    version = context.target.python
+    inputs = {
+        "wheels": {item.label: item.key for item in wheels},
+        "wheelhouse": house.key,
+        "python": version,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path) -> EnvironmentResult:
+        with context.store.unpacked() as unpacked:
+            ingredients = environment.Ingredients(
+                python=interpreter.ensure(context.store, version, offline=context.access.offline),
+                lock=context.lock,
+                wheelhouse=house.path / WHEELS,
+                unpacked=unpacked,
+                target=context.target_name,
+                wheels=hashed(wheels),
+            )
+            environment.install(ingredients, folder)
+        last = context.store.last(context.target_name, label)
+        if last is not None and (before := context.store.find(stage, last["inputs"], kind)):
+            environment.share_byte_code(before.path, folder)
+        return kind()
+
+    def stands(artefact: Artefact[EnvironmentResult]) -> bool:
+        # the interpreter is a link to the system's or the store's, which may be gone
+        python = environment.python_path(artefact.path)
+        return python.exists() and not environment.changed(artefact.path)
+
+    def fetches() -> Fetches:
+        here = interpreter.find(context.store, version) is not None
+        return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
+
+    return Cached(
+        stage,
+        label,
+        inputs,
+        kind,
+        make,
+        needs=(*wheels, house),
+        fetches=fetches,
+        valid=stands,
+        sound=lambda artefact: not environment.damaged(artefact.path),
+        # only the smoke test uses it
+        intermediate=release,
+        kept=release,
+    )
+
+
+# -- images ------------------------------------------------------------------------------
+
+
+def trial_item() -> Cached[FilesResult]:
+    """Return the checkpoint of the preflight with its answers; the same for every target."""
+
+    def make(folder: Path) -> FilesResult:
+        # not needed by a build in which nothing changed
+        from sparkforge.checkpoints import trial
+        from sparkforge.serving.preflight import NAME
+
+        trial.make(folder / NAME)
+        made = (folder / NAME).iterdir()
+        return FilesResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
+
+    inputs = {"code": code_of(__name__)}
+    return Cached("image", "preflight checkpoint", inputs, FilesResult, make, valid=all_intact)
+
+
+def image_inputs(
+    context: Context, parts: Parts, trial: Cached[FilesResult], base: BaseImage
+) -> dict[str, Any]:
+    """Return the inputs of an image."""
+    return {
+        "wheels": {item.label: item.key for item in parts.own},
+        "wheelhouse": parts.house.key,
+        "base": base.digest,
+        "python": context.target.python,
+        "platform": context.platform,
+        "system_packages": list(context.target.system_packages),
+        "build_packages": list(context.target.build_packages),
+        "absent": list(context.target.absent),
+        "needs": image.needs(context),
+        "serve": list(context.target.serve),
+        "profile": context.profile,
+        "preflight": trial.key,
+        "epoch": context.epoch,
+        "release": context.release,
+        "labels": image.labels(context, base),
+        "recipe": image.recipe_digest(context.root),
+        "code": code_of(__name__),
+    }
+
+
+def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs of an image and of its parts, by label, as the image holds them."""
+    trial = trial_item()
+    items = (*parts.own, parts.house, trial)
+    inputs = image_inputs(context, parts, trial, base)
+    return {"image": inputs, **{item.label: item.inputs for item in items}}
+
+
+def comparable(note: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the inputs of a note that two builds of a checkout share."""
+    return {
+        label: {name: value for name, value in inputs.items() if name not in _UNCOMPARED}
+        for label, inputs in note.items()
+    }
+
+
+def image_item(
+    context: Context, tools: Tools, engine: Engine, base: BaseImage, parts: Parts
+) -> Cached[ImageResult | ImageArchiveResult]:
+    """Return the image of these parts: in the engine, or in a file if the build is cold."""
+    trial, note = trial_item(), note_of(context, parts, base)
+    inputs = note["image"]
+
+    def contents() -> image.Contents:
+        from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+        third_party = parts.house.path / WHEELS
+        wheels = {name: item.result for name, item in parts.wheels.items()}
+        plugin, pack = result_of(parts.plugin), result_of(parts.pack)
+        document = sbom.document(context, wheels, plugin, pack, third_party=third_party, base=base)
+        share = {SBOM: document, NOTE: _json(note, 1)}
+        if context.profile:
+            share["profile.json"] = _json(context.profile, 2)
+        for name, sha256 in trial.result.files.items():
+            share[name] = undamaged(trial.path / name, sha256).read_bytes()
+        labels = {
+            **inputs["labels"],
+            image.KEY_LABEL: key_of(inputs),
+            image.SBOM_LABEL: hashlib.sha256(document).hexdigest(),
+        }
+        return image.Contents(hashed(parts.own), third_party, share, labels)
+
+    def make(folder: Path) -> ImageResult | ImageArchiveResult:
+        build = image.archive if tools.cold else image.build
+        return build(engine, tools, context, base, contents(), folder)
+
+    def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
+        made = artefact.result
+        return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
+
+    return Cached(
+        "image",
+        "image",
+        inputs,
+        ImageArchiveResult if tools.cold else ImageResult,
+        make,
+        needs=(*parts.own, parts.house, trial),
+        valid=valid,
+        fetches=lambda: Fetches(unknown=("base image and system packages",)),
+    )
+
+
+def _json(value: object, indent: int) -> bytes:
+    return f"{json.dumps(value, indent=indent, sort_keys=True)}\n".encode()
+
+
+# -- the smoke test ----------------------------------------------------------------------
+
+
+def smoke_item(
+    context: Context,
+    tools: Tools,
+    serving: Serving,
+    product: Cached[Product],
+    unpatched: Cached[EnvironmentResult] | None,
+    wheels: Mapping[str, Cached[WheelResult]],
+    sources: Mapping[str, Cached[SourceResult]],
+) -> Cached[SmokeResult]:
+    """Return the smoke test of an image or an environment.
+
+    Args:
+        unpatched: the release without our series, to compare with; None for an image, whose
+            original files are put back, and where nothing is compared.
+        wheels, sources: of an image, by upstream.
+    """
+    cpu = isa.here()
+    amx = cpu == "amx"
+    inputs = {
+        "product": product.key,
+        "cpu": cpu,  # determines what the release is compared with, or that it refuses
+        "kind": "image" if tools.engine is not None else "environment",
+        "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
+        "serve": list(context.serve),
+        "arguments": list(serving.arguments),
+        "code": code_of(__name__),
+    }
+    # a wheel has files to be put back where its series has patches, and then it needs their source
+    needed = {item for wheel in wheels.values() for item in wheel.needs}
+    sources = {name: item for name, item in sources.items() if item in needed}
+
+    def make(folder: Path) -> SmokeResult:
+        from sparkforge.build import smoke  # not needed by a build in which nothing changed
+        from sparkforge.build.launcher import Launcher
+
+        launcher = Launcher(
+            context,
+            tools.engine,
+            serving,
+            product.artefact,
+            None if unpatched is None else unpatched.artefact,
+            {name: item.result for name, item in wheels.items()},
+            {name: source_of(context.store, name, item.result) for name, item in sources.items()},
+            folder,
+        )
+        report = smoke.exercise(launcher.patched, serving.ready_timeout_s)
+        if serving.arguments:
+            return report
+        # the release's own backend calls operators of its own native files
+        hides = amx and context.older_natives
+        proof = smoke.check_release(
+            launcher.unpatched_without_amx if hides else launcher.unpatched,
+            launcher.unpatched_without_amx if amx and not hides else None,
+            report.answers,
+            serving.ready_timeout_s,
+        )
+        if hides:
+            proof = replace(proof, hidden="amx")
+        return replace(report, release=proof)
+
+    further = () if unpatched is None else (unpatched,)
+    return Cached(
+        "smoke",
+        "smoke with arguments" if serving.arguments else "smoke",
+        inputs,
+        SmokeResult,
+        make,
+        needs=(product, *further, *wheels.values(), *sources.values()),
+    )

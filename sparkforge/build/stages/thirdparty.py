@@ -1,0 +1,130 @@
+"""Folders of a lock's wheels, each with its locked sha256; compilers for GPUs from such wheels."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.results import WheelhouseResult
+from sparkforge.core.disk import sha256_file
+from sparkforge.core.errors import MachineError
+from sparkforge.core.log import log
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import interpreter
+from sparkforge.sources import sizes
+from sparkforge.sources.download import Fetches
+from sparkforge.sources.project import Project
+from sparkforge.store.store import Artefact, code_of
+
+if TYPE_CHECKING:
+    from sparkforge.sources.wheelhouse import Wanted
+
+PYTHON = "3.11"
+"""Python version for choosing a compiler's wheels, which are for any."""
+
+
+def _fill(project: Project, wanted: Wanted, into: Path) -> int:
+    """Put a lock's wheels into a folder; returns their number."""
+    from sparkforge.sources import wheelhouse  # not needed by a build in which nothing changed
+
+    into.mkdir()
+    return wheelhouse.fill(
+        project.store,
+        wanted,
+        project.access.index,
+        interpreter.uv_program(),
+        offline=project.access.offline,
+        into=into,
+        known=sizes.read(project.root / sizes.FILE),
+    )
+
+
+def _fetches(project: Project, wanted: Wanted) -> Fetches:
+    from sparkforge.sources import wheelhouse
+
+    return wheelhouse.to_fetch(project.store, wanted, sizes.read(project.root / sizes.FILE))
+
+
+def wheelhouse_item(
+    context: Context, lock: Path | None = None, label: str = "wheelhouse", stage: str = "wheelhouse"
+) -> Cached[WheelhouseResult]:
+    """Return the folder of a lock's wheels; without a lock: the target's own."""
+    from sparkforge.sources import wheelhouse
+
+    lock = context.lock if lock is None else lock
+    # the image's build installs with the uv that the driver is locked to
+    driver = wheelhouse.read_lock(context.root / "requirements" / "driver.txt")
+    tools = tuple(item for item in driver if item.name == "uv")
+    target = context.target
+    wanted = wheelhouse.Wanted(lock, tools, target.python, context.platform, target.torch_backend)
+    inputs = {
+        "lock": sha256_file(lock),
+        "tools": [item.requirement for item in tools],
+        "python": target.python,
+        "platform": context.platform,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path) -> WheelhouseResult:
+        count = _fill(context, wanted, folder / WHEELS)
+        log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
+        return WheelhouseResult(count)
+
+    def complete(artefact: Artefact[WheelhouseResult]) -> bool:
+        return len(list((artefact.path / WHEELS).glob("*.whl"))) == artefact.result.files
+
+    return Cached(
+        stage,
+        label,
+        inputs,
+        WheelhouseResult,
+        make,
+        valid=complete,
+        sound=lambda artefact: not wheelhouse.damaged(artefact.path / WHEELS, wanted),
+        fetches=lambda: _fetches(context, wanted),
+    )
+
+
+@dataclass(frozen=True)
+class LockedCompiler:
+    """A compiler for this machine's processor and all that it needs, each a wheel of a lock."""
+
+    lock: Path
+    name: str
+    """The lock's name of the compiler, e.g. ``nvidia-cuda-nvcc``."""
+
+    def _wanted(self) -> Wanted | None:
+        """Return the wheels for this machine; None: there are none."""
+        from sparkforge.sources import wheelhouse
+
+        here = MACHINES.get(platform.machine())
+        return None if here is None else wheelhouse.Wanted(self.lock, (), PYTHON, here, None)
+
+    def version(self) -> str:
+        """Return the compiler's version, e.g. ``13.0.88``; PinsError if the lock is malformed."""
+        from sparkforge.sources import wheelhouse
+
+        (found,) = (one for one in wheelhouse.read_lock(self.lock) if one.name == self.name)
+        return found.version
+
+    def fill(self, project: Project, into: Path) -> None:
+        """Put the wheels into a new folder.
+
+        Raises:
+            MachineError: there are none for this machine.
+            FetchError, IntegrityError: as ``wheelhouse.fill``.
+        """
+        wanted = self._wanted()
+        if wanted is None:
+            msg = f"{self.lock.name} has no compiler for {platform.machine()}"
+            raise MachineError(msg, f"build on a machine with {' or '.join(MACHINES)}")
+        _fill(project, wanted, into)
+
+    def fetches(self, project: Project) -> Fetches:
+        """Return the downloads of ``fill``."""
+        wanted = self._wanted()
+        return Fetches() if wanted is None else _fetches(project, wanted)

@@ -1,0 +1,173 @@
+"""What an image's build does beside installing wheels: it compiles Triton's module, and checks.
+
+    image_build.py triton WHEELS WHEELHOUSE OUT
+    image_build.py needs FILE    JSON: a list of {"program", "file", "library" or "module": …,
+                                 "package": …}, and of {"absent": PROGRAM}
+
+The Dockerfile runs this file alone, so it imports no other module of sparkforge. Triton compiles
+one C file with the machine's compiler, at the start of each server whose cache lacks the result.
+Here it is compiled with the image, without a driver; ``seed`` puts it into a server's cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import faulthandler
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+CUDA = "/usr/local/cuda/bin"
+"""Place where FlashInfer looks for nvcc, on the PATH or not."""
+NAME = "triton"
+"""The module's folder in the image's share folder."""
+LIBRARY_VARIABLE = "TRITON_LIBCUDA_PATH"
+"""Names Triton the folder of the driver's library, which it would look for; part of the key. Triton
+only gives it to a compiler."""
+_BACKEND, _SOURCE = "triton/backends/nvidia", "driver.c"
+
+
+def missing(
+    needs: Iterable[Mapping[str, str]],
+    root: Path = Path("/"),
+    load: Callable[[str], object] = importlib.import_module,
+) -> list[str]:
+    """Return a line for each thing that is wrong. Imports come last, since they take seconds."""
+    lines, excluded = [], []
+    for need in sorted(needs, key=lambda need: "module" in need):
+        if "absent" in need:
+            program = shutil.which(need["absent"], path=f"{os.environ['PATH']}:{CUDA}")
+            excluded += [program] if program else []
+            continue
+        (kind,) = need.keys() - {"package"}
+        name, reason = need[kind], ""
+        what = f"{'cannot import' if kind == 'module' else f'lacks the {kind}'} {name}"
+        try:
+            if kind == "library":
+                ctypes.CDLL(name)
+            elif kind == "module":
+                load(name)
+            elif shutil.which(name) if kind == "program" else (root / name.lstrip("/")).is_file():
+                continue
+            else:
+                lines.append(f"the image {what}, of the package {need['package']}")
+        except Exception as error:  # a server would meet the same
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            lines.append(f"the image {what}, of the package {need['package']}: {reason}")
+    if excluded:
+        lines.append(f"the image has {', '.join(excluded)}, which the target excludes")
+    return lines
+
+
+def compile_driver(backend: Path, out: Path) -> Path:
+    """Compile Triton's module; returns its path in ``out``.
+
+    Names of folders are not in the result: the compiler runs in the source's, and strips.
+    """
+    made = out.absolute() / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
+    made.parent.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # names the driver's library as one that the module needs, which has the functions
+        driver = Path(folder, "libcuda.so.1")
+        empty = ("-shared", "-nostdlib", f"-Wl,-soname,{driver.name}", "-xc", os.devnull)
+        subprocess.run(["gcc", *empty, "-o", str(driver)], check=True)
+        options = ("-O3", "-shared", "-fPIC", "-Wno-psabi", "-s", "-Iinclude", f"-I{_headers()}")
+        # Ubuntu's gcc leaves libraries out whose functions are not used
+        library = ("-Wl,--no-as-needed", f"-L{folder}", f"-l:{driver.name}")
+        command = ["gcc", *options, _SOURCE, *library, "-o", str(made)]
+        subprocess.run(command, cwd=backend, check=True)
+    return made
+
+
+def _headers() -> Path:
+    """Return the folder of Python's C headers; Debian's own default scheme names another."""
+    return Path(sysconfig.get_path("include", "posix_prefix"))
+
+
+def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
+    """Compile the module of the image's Triton, if its target has a GPU."""
+    profile = wheels / "share" / "profile.json"
+    if not profile.exists() or json.loads(profile.read_bytes()).get("cuda_arch") is None:
+        return
+    found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
+    if not found:
+        return
+    if shutil.which("gcc") is None:
+        sys.exit("the image lacks the program gcc, of the package gcc")
+    if not (header := _headers() / "Python.h").exists():
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        sys.exit(f"the image lacks the file {header}, of the package {package}")
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(found[0]) as archive:
+        wanted = (f"{_BACKEND}/{_SOURCE}", f"{_BACKEND}/include/")
+        archive.extractall(folder, [one for one in archive.namelist() if one.startswith(wanted)])
+        try:
+            compile_driver(Path(folder, _BACKEND), out)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"Triton's {_SOURCE} does not compile: gcc's exit code is {error.returncode}")
+
+
+# -- at a server's start -------------------------------------------------------------------------
+
+
+def triton_key(backend: Path, libcuda: str) -> str:
+    """Return the name of the module's folder in Triton's cache, as triton.runtime makes it."""
+    digest = hashlib.sha256((backend / _SOURCE).read_bytes())
+    digest.update(
+        ",".join([platform.machine(), platform.system(), *platform.architecture()]).encode()
+    )
+    for name, values in {
+        "language": ["c"],
+        "library_dirs": [str(backend / "lib"), libcuda],
+        "include_dirs": [str(backend / "include")],
+        "libraries": ["libcuda.so.1"],
+    }.items():
+        digest.update(name.encode() + b"".join(value.encode() + b":" for value in values))
+    return base64.b32encode(digest.digest()).decode().rstrip("=")
+
+
+def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
+    """Copy the image's module into a server's cache, unless that has one.
+
+    A failure is no error: Triton then compiles it as it would without the image's.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return {}
+    backend = Path(os.path.realpath(Path(spec.origin).parent / "backends" / "nvidia"))
+    home = variables.get("TRITON_HOME") or variables.get("HOME") or Path.home()
+    cache = Path(variables.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
+    libcuda = variables.get(LIBRARY_VARIABLE) or str(share / NAME)
+    found: dict[str, str] = {}
+    for module in sorted((share / NAME).glob("*.so")):
+        try:
+            path = cache / triton_key(backend, libcuda) / module.name
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                passing = path.with_name(f"sparkforge-{os.getpid()}.tmp")  # another may look
+                passing.write_bytes(module.read_bytes())
+                passing.replace(path)
+                say("Triton's module for the driver: the image's is used")
+            found = {LIBRARY_VARIABLE: libcuda}
+        except OSError as error:
+            say(f"warning: {cache}: {error}; Triton compiles its module, which needs gcc")
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "triton":
+        triton(*map(Path, sys.argv[2:]))
+    else:
+        faulthandler.enable()  # shows where an import ends by a signal
+        sys.exit("\n".join(missing(json.loads(Path(sys.argv[2]).read_text("utf-8")))) or 0)

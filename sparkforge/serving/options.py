@@ -1,0 +1,156 @@
+"""Options of ``vllm serve``: as its parser reads them, those of our plugin, secrets among them.
+
+Users write ``--mxfp4-layers``, ``--decode-kernels`` and ``--moe-backend bf16_dequant``. vLLM knows
+none of them: its plugin vllm_sparkforge does, and reads them in ``--additional-config``. They are
+translated last, so all that is shown or compared has the user's words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sparkforge.serving.errors import SettingError, StartError
+
+CONFIG, KEY = "--additional-config", "sparkforge"
+"""The option with a JSON object for all of vLLM's plugins, and our plugin's key in it."""
+_KEYS = {"--mxfp4-layers": "mxfp4_layers", "--decode-kernels": "decode_kernels"}
+"""Keys of our plugin, by options that vLLM does not have."""
+_MOE, _EXPERTS = "--moe-backend", "bf16_dequant"
+"""An option of vLLM, and our plugin's value of it."""
+SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
+"""Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""
+IN_URL = re.compile(r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@")
+"""User name and password of an address. A password may have a slash, which also ends a port."""
+_IN_JSON = re.compile(
+    rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
+)
+_IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
+_REFUSED = {
+    # each would open another way in, or move the one that the front door uses
+    "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
+    "--host": "SPARKFORGE_BIND is the address on the host",
+    "--port": "SPARKFORGE_PORT is the port on the host",
+    "--uds": "the front door uses that socket",
+    "--grpc": "nothing would check its requests",
+    "--config": "write the options into SPARKFORGE_EXTRA_ARGS",
+    "--root-path": "the paths are the front door's",
+    "--data-parallel-multi-port-external-lb": "use replicas",
+    **dict.fromkeys(
+        ("--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins"),
+        "name the web pages in SPARKFORGE_ORIGINS",
+    ),
+    **dict.fromkeys(("--enable-ssl-refresh", "--ssl-"), "use a proxy for TLS"),
+}
+
+
+def has(words: Sequence[str], option: str) -> bool:
+    """Return whether an option is there, as ``--a-b VALUE``, ``--a-b=VALUE`` or with ``_``."""
+    names = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return option in (name.replace("_", "-") for name in names)
+
+
+def value(words: Sequence[str], option: str) -> str | None:
+    """Return the value that vLLM uses for an option: the last one, in either notation."""
+    result = None
+    for word, following in zip(words, [*words[1:], None], strict=False):
+        name, equals, text = word.partition("=")
+        if word.startswith("--") and name.replace("_", "-") == option:
+            result = text if equals else following
+    return result
+
+
+def positive(words: Sequence[str], option: str, default: int) -> int:
+    """Return an option's value as a number above zero, or the default."""
+    text = value(words, option) or ""
+    return int(text) if text.isdecimal() and int(text) > 0 else default
+
+
+def check(words: Sequence[str]) -> None:
+    """Refuse options that would open the server another way than by the front door."""
+    for word in words:
+        name = word.partition("=")[0]
+        option = _meant(name, _REFUSED) or ("--ssl-" if name.startswith("--ssl") else "")
+        if option:
+            raise StartError(f"the option {name} is not possible here: {_REFUSED[option]}")
+
+
+def _meant(word: str, options: Iterable[str]) -> str:
+    """Return the option that vLLM's parser could take a word for, abbreviated or not, or ""."""
+    plain = word.replace("_", "-")
+    return next((one for one in options if len(plain) > 2 and one.startswith(plain)), "")
+
+
+def for_plugin(words: Sequence[str]) -> list[str]:
+    """Return options of ``vllm serve``, with those of our plugin where it reads them.
+
+    Of two values of an option the last one counts, as in vLLM. The rest of a given
+    ``--additional-config`` is kept. Without an option of ours it is left for vLLM to judge.
+    """
+    kept: list[str] = []
+    ours: dict[str, list[str]] = {}  # the last words of each option that may be ours
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        option = name.replace("_", "-")
+        if option.startswith(f"{CONFIG}."):  # vLLM makes one object of all of these
+            raise SettingError(f"{name} is not possible here", f"use {CONFIG}")
+        if option not in (*_KEYS, _MOE, CONFIG):
+            kept.append(word)
+        else:
+            alone = equals or not rest or rest[0].startswith("-")
+            ours[option] = [word] if alone else [word, rest.pop(0)]
+    found: dict[str, Any] = {}
+    for option, key in _KEYS.items():
+        if option in ours:
+            found[key] = value(ours.pop(option), option)
+            if not found[key]:
+                raise SettingError(f"{option} has no value", f"write {option} VALUE")
+    # vLLM's parser reads the names of backends so
+    if (value(ours.get(_MOE, ()), _MOE) or "").lower().replace("-", "_") == _EXPERTS:
+        del ours[_MOE]
+        found["experts"] = _EXPERTS
+    if found:
+        try:
+            merged = json.loads(value(ours.pop(CONFIG, ()), CONFIG) or "{}")
+            merged[KEY] = {**merged.get(KEY, {}), **found}
+        except (ValueError, TypeError, AttributeError):  # without the value: it may be a secret
+            msg = f"the value of {CONFIG} is no JSON object"
+            raise SettingError(msg, f"write {CONFIG} '{{...}}'") from None
+        config = json.dumps(merged, sort_keys=True, separators=(",", ":"))
+        ours[CONFIG] = [f"{CONFIG}={config}"]
+    return [*kept, *(word for pair in ours.values() for word in pair)]
+
+
+def shown(text: object) -> str:
+    """Return another program's message in one line, without passwords of URLs and tokens."""
+    line = IN_URL.sub("***@", " ".join(str(text).split()))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if len(secret := os.environ.get(name, "").strip()) > 3:
+            line = line.replace(secret, "***")
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:300]
+
+
+def redacted(words: Sequence[str]) -> list[str]:
+    """Return a command for the log, with its secrets replaced.
+
+    Secrets are values of options, of keys in JSON and of options with dots
+    (``--kv-transfer-config.token``) with a secret's name, and user and password of a URL.
+    """
+    found: list[str] = []
+    secret = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if _meant(option, ("--api-key", "--hf-token")) or _IN_DOTTED.match(option):
+            secret = not equals
+            found.append(f"{option}=***" if equals else option)
+        elif secret and not word.startswith("--"):  # --api-key takes several values
+            found.append("***")
+        else:
+            secret = False
+            found.append(IN_URL.sub("***@", _IN_JSON.sub(r'\1"***"', word)))
+    return found

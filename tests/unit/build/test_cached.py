@@ -1,0 +1,203 @@
+"""Results in the store: what is made again, what is read whole before something is made of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkforge.build import cached
+from sparkforge.build.cached import Cached, differences, ordered
+from sparkforge.build.results import FilesResult, WheelResult
+from sparkforge.core import plain
+from sparkforge.core.disk import key_of
+from sparkforge.core.errors import StoreError
+from sparkforge.core.gitsafe import DamagedRepository
+from sparkforge.store.store import Store
+
+
+def context_with(store: Store) -> Any:
+    return SimpleNamespace(store=store, target_name="tiny")
+
+
+@dataclass
+class Bench:
+    """Two items, the second made of the first; what was made and read whole, in order."""
+
+    store: Store
+    done: list[str] = field(default_factory=list)
+    sound: bool = True
+    failure: Exception | None = None
+
+    def run(self, *force: str) -> list[str]:
+        """Run both; returns what was done since."""
+        self.done.clear()
+        items = [self.item("house", "wheelhouse"), self.item("image", "image")]
+        cached.run(context_with(self.store), items, force)
+        return list(self.done)
+
+    def run_smoke(self, *force: str) -> list[str]:
+        """Run the smoke stage: its test, and the release that it compares with."""
+        self.done.clear()
+        items = [self.item("release", "smoke", kept=True), self.item("smoke", "smoke")]
+        cached.run(context_with(self.store), items, force)
+        planned = cached.plan(context_with(self.store), items, force)
+        assert [one.made for one in planned] == [False, bool(force)]
+        return list(self.done)
+
+    def item(self, label: str, stage: str, *, kept: bool = False) -> Cached[FilesResult]:
+        def make(folder: Path) -> FilesResult:
+            self.done.append(f"made {label}")
+            self.sound = True
+            if self.failure is not None and label == "image":
+                failure, self.failure = self.failure, None
+                raise failure
+            return FilesResult({})
+
+        def sound(_: object) -> bool:
+            self.done.append(f"read {label}")
+            return self.sound
+
+        return Cached(stage, label, {"label": label}, FilesResult, make, sound=sound, kept=kept)
+
+
+@pytest.fixture
+def bench(store: Store) -> Bench:
+    made = Bench(store)
+    assert made.run() == ["made house", "made image"]
+    return made
+
+
+def test_nothing_is_read_whole_without_changes(bench: Bench) -> None:
+    bench.sound = False
+    assert bench.run() == []
+
+
+def test_damaged_input_is_made_again(bench: Bench) -> None:
+    assert bench.run("image") == ["read house", "made image"]
+    bench.sound = False
+    assert bench.run("image") == ["read house", "made house", "made image"]
+
+
+def test_force_keeps_what_a_stage_only_compares_with(bench: Bench) -> None:
+    assert bench.run_smoke() == ["made release", "made smoke"]
+    assert bench.run_smoke("smoke") == ["read release", "made smoke"]
+    bench.sound = False
+    assert bench.run_smoke("smoke") == ["read release", "made release", "made smoke"]
+
+
+def test_damaged_repository_is_removed_and_the_build_goes_on(bench: Bench) -> None:
+    repo = bench.store.git_path("demo")
+    repo.mkdir(parents=True)
+    bench.failure = DamagedRepository(repo, "a bad object")
+    assert bench.run("image") == ["read house", "made image", "read house", "made image"]
+    assert not repo.exists()
+
+
+def test_damaged_repository_of_others_stays(bench: Bench, tmp_path: Path) -> None:
+    bench.failure = DamagedRepository(tmp_path, "a bad object")
+    with pytest.raises(StoreError):
+        bench.run("image")
+    assert tmp_path.is_dir()
+
+
+def test_lost_builder_is_made_again_only_for_a_wheel(store: Store) -> None:
+    there = {"builder": True, "wheel": True}
+
+    def item(stage: str, label: str, *needs: Cached[Any]) -> Cached[FilesResult]:
+        return Cached(
+            stage,
+            label,
+            {"label": label},
+            FilesResult,
+            lambda _: FilesResult({}),
+            needs,
+            valid=lambda _: there[label],
+            intermediate=label == "builder",
+        )
+
+    def run(*force: str) -> list[str]:
+        builder = item("builder", "builder")
+        items, context = [builder, item("wheels", "wheel", builder)], context_with(store)
+        planned = [one.label for one in cached.plan(context, items, force) if one.made]
+        cached.run(context, items, force)
+        assert planned == [one.label for one in items if one.made_now]
+        return planned
+
+    assert run() == ["builder", "wheel"]
+    there["builder"] = False
+    assert run() == []
+    assert run("wheels") == ["builder", "wheel"]
+    there["wheel"] = False
+    assert run() == ["builder", "wheel"]
+    alone = item("builder", "builder")
+    cached.run(context_with(store), [alone])
+    assert alone.made_now
+
+
+def test_order_is_by_need_then_by_stage() -> None:
+    def item(stage: str, label: str, *needs: Cached[Any]) -> Cached[Any]:
+        return Cached(stage, label, {}, FilesResult, lambda _: FilesResult({}), needs)
+
+    late, early = item("smoke", "late"), item("sources", "early")
+    goal = item("wheels", "goal", late, early)
+    assert ordered([goal]) == [early, late, goal]
+    parts = [item("wheels", name) for name in ("b", "a", "c")]
+    assert ordered([item("image", "image", *parts)])[:3] == parts
+
+
+def test_changed_inputs_are_named() -> None:
+    old = {"same": 1, "series": {"vllm": "a" * 64}, "gone": 2}
+    new = {"same": 1, "series": {"vllm": "b" * 64}, "new": "x"}
+    assert differences(old, new) == [
+        "gone: 2 → nothing",
+        "new: nothing → x",
+        f"series.vllm: {'a' * 20}…{'a' * 12} → {'b' * 20}…{'b' * 12}",
+    ]
+
+
+# -- records of other versions -----------------------------------------------------------
+
+
+WHEEL = WheelResult("x.whl", "0" * 64, "1", ("a.py",), ("b.py",), (), ("tests/c.py",), ())
+VALUES = plain.as_json(WHEEL)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "more"),
+    [
+        ({}, {}),
+        ({"file": "x.whl", "sha256": "0" * 64}, {}),
+        ({**VALUES, "size": 3}, {}),
+        ({**VALUES, "version": 1}, {}),
+        ({**VALUES, "replaced": "a.py"}, {}),
+        (None, {}),
+        (VALUES, {"inputs": 2}),
+        (VALUES, {"seal": "0" * 64}),
+    ],
+)
+def test_record_of_another_version_is_made_again(
+    store: Store, outputs: Any, more: dict[str, Any]
+) -> None:
+    def run() -> Cached[WheelResult]:
+        item = Cached("wheels", "wheel demo", {"a": 1}, WheelResult, lambda _: WHEEL)
+        cached.run(context_with(store), [item])
+        return item
+
+    first = run()
+    assert (first.made_now, first.result) == (True, WHEEL)
+    assert not run().made_now
+    record = first.path / "artefact.json"
+    values = json.loads(record.read_text()) | {"outputs": outputs} | more
+    sealed = {name: value for name, value in values.items() if name != "seal"}
+    record.write_text(json.dumps({**sealed, "seal": key_of(sealed), **more}))
+    assert first.find(store) is None
+    (planned,) = cached.plan(context_with(store), [first])
+    assert planned.why == ("its result is missing or damaged in the store",)
+    again = run()
+    assert (again.made_now, again.result) == (True, WHEEL)
+    assert not list((store.root / "tmp").iterdir())

@@ -1,0 +1,99 @@
+"""The front door's settings: the API key, and a router's servers. With HAProxy: integration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparkforge.serving import door
+from sparkforge.serving.errors import EX_CONFIG, EX_NOHOST, StartError
+from sparkforge.serving.settings import Variables
+
+TWO = "192.168.100.1:8000,192.168.100.2:8000"
+
+
+def test_a_list_of_servers() -> None:
+    assert door.replicas(" 192.168.100.1:8000, [fd00::2]:80\n") == {
+        "192.168.100.1:8000": "ipv4@192.168.100.1:8000",
+        "fd00::2:80": "ipv6@fd00::2:80",  # HAProxy takes no bracket in a name
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " , ", "192.168.100.1", "http://192.168.100.1:8000", "192.168.100.1:8000/v1"),
+        *("192.168.100.1:0", "192.168.100.1:65536", "fd00::2:8000", "spark 2:8000", "a'b:1"),
+        *("spark..lan:1", "-spark:1", f"{'a' * 64}:1", "spärk:1", "192.168.100:8000", "[::g]:80"),
+        *(f"{TWO} 192.168.100.1:8000", "127.0.0.1:80", "localhost:80", "0.0.0.0:80", "[::1]:80"),
+    ],
+)
+def test_a_wrong_list_is_one_error(text: str) -> None:
+    with pytest.raises(StartError, match="SPARKFORGE_REPLICAS") as error:
+        door.replicas(text)
+    assert error.value.code == EX_CONFIG
+
+
+def test_a_name_without_an_address_is_tried_again() -> None:
+    with pytest.raises(StartError, match=r"no-such-machine\.invalid has no address") as error:
+        door.replicas("no-such-machine.invalid:8000")
+    assert error.value.code == EX_NOHOST
+
+
+def test_the_configuration_names_each_server() -> None:
+    given = {"SPARKFORGE_BIND": "127.0.0.1:8080", "SPARKFORGE_LISTEN": "*:8001"}
+    text = door.configuration(Variables.read(given), "", "router", door.replicas(TWO))
+    assert "bind *:8001 proto h1" in text
+    for name in TWO.split(","):
+        # ready ones, those that want no new requests, and for its metrics
+        assert text.count(f"    server {name} ipv4@{name}\n") == 3
+        assert f"use_backend metrics-of-{name} if {{ path /replicas/{name}/metrics }}" in text
+    assert "of 2 replicas serve: 192.168.100.1:8000 %[srv_is_up(" in text
+
+
+def key(file: Path, bind: str = "127.0.0.1", environment: str = "", opened: bool = False) -> str:
+    return door.key_of(Variables(bind=bind, allow_open=opened), {"VLLM_API_KEY": environment}, file)
+
+
+def test_a_secret_comes_before_the_environment(tmp_path: Path) -> None:
+    secret, none = tmp_path / "key", tmp_path / "none"
+    secret.write_text("from-the-file\n")
+    assert key(secret, environment="from-the-environment") == "from-the-file"
+    assert key(none, environment="from-the-environment") == "from-the-environment"
+    assert key(Path(os.devnull), environment="from-the-environment") == "from-the-environment"
+    assert key(none) == ""
+
+
+@pytest.mark.parametrize("text", ["one two", "\ufeffword", "schlüssel", "ключ", "a\0b", "a\x01b"])
+def test_a_key_that_no_request_can_carry_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "key").write_text(text)
+    (tmp_path / "latin").write_bytes(b"schl\xfcssel")
+    for file, given in (("key", ""), ("latin", ""), ("none", text)):
+        with pytest.raises(StartError, match="one word") as refused:
+            key(tmp_path / file, environment=given)
+        assert text not in str(refused.value)
+
+
+def test_a_key_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="cannot be read by user"):
+        key(tmp_path)  # a folder: root may read any file
+
+
+@pytest.mark.parametrize(
+    ("bind", "local"),
+    [
+        *((one, True) for one in ("127.0.0.1", "127.8.8.8:1", "::1", "[::1]:80", "localhost:1")),
+        *((one, False) for one in ("0.0.0.0", "192.168.1.4:80", "::", "spark", "")),
+    ],
+)
+def test_this_machine_alone_needs_no_key(tmp_path: Path, bind: str, local: bool) -> None:
+    none = tmp_path / "none"
+    if local:
+        assert key(none, bind) == ""
+    else:
+        with pytest.raises(StartError, match="SPARKFORGE_API_KEY_FILE"):
+            key(none, bind)
+    assert key(none, bind, "a-key") == "a-key"
+    assert key(none, bind, opened=True) == ""
