@@ -121,15 +121,6 @@ def test_warm_start_changes_nothing(made: Path, server: Server) -> None:
     assert server.requests == []
 
 
-def test_exit_code_is_passed_on(made: Path, tmp_path: Path) -> None:
-    checkout = tmp_path / "copy"
-    shutil.copytree(made, checkout, symlinks=True)
-    (checkout / "tiny.py").write_text("CODE = 7\n")
-    child = start(checkout)
-    child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 7
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("harm", ["stamp", "python", "lock", "empty"])
 def test_broken_environment_is_recreated(made: Path, tmp_path: Path, harm: str) -> None:
