@@ -99,6 +99,7 @@ class Reader:
         if len(data) != size:  # git ends within a damaged object, which GitPython does not report
             child = self._process.cat_file_all
             said = b"" if child is None else child.stderr.read()
+            gitsafe.check_dubious(said)
             raise self._error(name, said.decode(errors="replace").strip() or "no answer")
         return os.fsdecode(id_), data  # GitPython returns bytes
 
