@@ -188,18 +188,3 @@ def test_interrupted_setup_is_repeated(tmp_path: Path, number: int, code: int) -
     assert "setting up" in told["err"]
     assert not list(checkout.glob(".venv.new-*"))
     assert not alive(child.pid)
-
-
-def test_old_python_is_refused(made: Path) -> None:
-    code = (
-        "import sys, runpy\n"
-        "sys.version_info = (3, 10, 4)\n"
-        "sys.version = '3.10.4 (old)'\n"
-        "sys.argv = [sys.argv[1]]\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, made / "build.py"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 8
-    assert done.stderr == ("error: Python 3.10.4 is too old\n  hint: use Python 3.11 or newer\n")
