@@ -12,8 +12,7 @@ from sparkforge.core.disk import code_digest, intact, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import OLDEST_ENGINE, Engine
+from sparkforge.runtime.engine import OLDEST_ENGINE, Engine, build_image
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import code_of
 
@@ -67,7 +66,7 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         ours = folder / "wheels"
         ours.mkdir()
         (ours / "requirements.txt").write_bytes((context.root / lock).read_bytes())
-        build = buildx.ImageBuild(
+        build_image(
             context.root / "Dockerfile",
             context.root,
             engine.context,
@@ -83,7 +82,6 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
             contexts={"wheels": ours, "wheelhouse": house.path / WHEELS},
             ca_bundle=tools.ca_bundle,
         )
-        buildx.build(build)
         image_id = engine.image_id(name)
         log.info(f"builder {name} ({image_id})")
         return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))

@@ -29,13 +29,13 @@ from sparkforge.build.stages.wheels import (
     series_of,
 )
 from sparkforge.core import git
-from sparkforge.core.errors import BuildError, CommandError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.compiling import Native
 from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import PathRule, rule_of
-from sparkforge.runtime import buildx
+from sparkforge.runtime.engine import build_image
 from sparkforge.series.series import Series
 from sparkforge.store.store import code_of
 
@@ -274,7 +274,8 @@ def _run(context: Context, tools: Tools, builder: str, name: str, work: Path) ->
     engine = engine_of(tools)
     if not engine.has_image(builder):  # it must not be looked up in a public registry
         raise BuildError(f"the engine has no image {builder}", "add --force builder")
-    build = buildx.ImageBuild(
+    log.info(f"compiling {name}")
+    build_image(
         context.root / "Dockerfile",
         context.root,
         engine.context,
@@ -286,11 +287,6 @@ def _run(context: Context, tools: Tools, builder: str, name: str, work: Path) ->
         contexts={"sources": work / "sources"},
         options=("--no-cache-filter=compile",),  # the store keeps what is compiled
     )
-    try:
-        call(*build.command(), stream=True)
-    except CommandError as error:
-        msg = f"{name} does not compile:\n{error}"
-        raise BuildError(msg, "see the compiler's output above") from error
 
 
 def overlaid(
