@@ -14,7 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions
-from sparkforge.check.machinecode import Kernel, Library, Readers, readers
+from sparkforge.check.machinecode import Library, Readers, readers
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
@@ -156,51 +156,46 @@ def run(options: Options) -> int:
     project.store.sweep()
     tools = readers(project)
     contract, found, failed = project.pins.contracts[code.contract], [], set()
-    for path in wheels:
-        log.heading(f"{path.name}: machine code for {capability}")
+    for wheel in wheels:
+        log.heading(f"{wheel.name}: machine code for {capability}")
         with project.store.temporary("proofs") as work:
-            for file, library in libraries(path, target, tools, work):
+            for file, library in libraries(wheel, target, tools, work):
                 problems = list(check(file, library, contract, capability))
                 unused = contract.rules(file).unused or ""
-                found.append(_document(path.name, file, library, unused, problems))
+                kernels = library.kernels
+                document = {
+                    "wheel": wheel.name,
+                    "file": file,
+                    "unused": unused,
+                    "images": library.images,
+                    "ptx": library.ptx,
+                    "kernels": len(kernels),
+                    "mma": dict(sorted(Counter(word for k in kernels for word in k.mma).items())),
+                    "stack": max((k.stack + k.local for k in kernels), default=0),
+                    "ptx_only": list(library.jit),
+                    "problems": [asdict(problem) for problem in problems],
+                }
+                found.append(document)
                 if problems:
-                    failed.add(path.name)
+                    failed.add(wheel.name)
                 verdict = "unused" if unused else "FAILED" if problems else "ok"
                 log.info(f"  {verdict:6}  {file}: {len(library.kernels)} kernels")
                 for one in problems[:_SHOWN]:
                     log.info(f"          {one.rule}: {one.kernel[:60]} {one.text}")
                 if len(problems) > _SHOWN:
                     log.info(f"          and {len(problems) - _SHOWN} more problems")
-    document = {
+    report = {
         "target": options.target,
         "capability": capability,
         "ran_on": "no GPU: disassembled only",
         "ok": not failed,
-        "wheels": [path.name for path in wheels],
+        "wheels": [wheel.name for wheel in wheels],
         "libraries": found,
     }
-    report = project.root / "dist" / "proofs" / f"wheels-{options.target}.json"
-    write_file(report, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
-    log.heading(f"{len(wheels) - len(failed)} of {len(wheels)} wheels keep the contract; {report}")
+    path = project.root / "dist" / "proofs" / f"wheels-{options.target}.json"
+    write_file(path, f"{json.dumps(report, indent=1, sort_keys=True)}\n".encode())
+    log.heading(f"{len(wheels) - len(failed)} of {len(wheels)} wheels keep the contract; {path}")
     if failed:
-        raise CheckError(f"failed: {', '.join(sorted(failed))}", f"see {report}")
-    log.document(document)
+        raise CheckError(f"failed: {', '.join(sorted(failed))}", f"see {path}")
+    log.document(report)
     return 0
-
-
-def _document(
-    wheel: str, file: str, library: Library, unused: str, problems: Sequence[Problem]
-) -> dict[str, object]:
-    kernels: tuple[Kernel, ...] = library.kernels
-    return {
-        "wheel": wheel,
-        "file": file,
-        "unused": unused,
-        "images": library.images,
-        "ptx": library.ptx,
-        "kernels": len(kernels),
-        "mma": dict(sorted(Counter(word for one in kernels for word in one.mma).items())),
-        "stack": max((one.stack + one.local for one in kernels), default=0),
-        "ptx_only": list(library.jit),
-        "problems": [asdict(problem) for problem in problems],
-    }

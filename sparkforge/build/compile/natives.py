@@ -216,7 +216,21 @@ def compile_item(
         with context.store.temporary("compile") as work:
             _fill(context, name, trees, fetched, work / "sources")
             (work / "sources" / "compile.sh").write_text(text)
-            _run(context, tools, image.result.tag, name, work)
+            engine, builder = engine_of(tools), image.result.tag
+            if not engine.has_image(builder):  # it must not be looked up in a public registry
+                raise BuildError(f"the engine has no image {builder}", "add --force builder")
+            build_image(
+                context.root / "Dockerfile",
+                context.root,
+                engine.context,
+                # quoted: a comma in the path would begin another field
+                ("--output", f'type=local,"dest={work / "out"}"'),
+                stage="compiled",
+                platform=context.platform,
+                arguments={"BASE": builder},
+                contexts={"sources": work / "sources"},
+                options=("--no-cache-filter=compile",),  # the store keeps what is compiled
+            )
             compiled = {}
             for native in natives:
                 path = work / "out" / native.file
@@ -267,26 +281,6 @@ def _fill(
         archive = undamaged(item.path / ARCHIVE, item.result.sha256)
         out.mkdir(parents=True)
         call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", out)
-
-
-def _run(context: Context, tools: Tools, builder: str, name: str, work: Path) -> None:
-    """Compile ``sources`` of a folder into its ``out``; BuildError if it does not compile."""
-    engine = engine_of(tools)
-    if not engine.has_image(builder):  # it must not be looked up in a public registry
-        raise BuildError(f"the engine has no image {builder}", "add --force builder")
-    log.info(f"compiling {name}")
-    build_image(
-        context.root / "Dockerfile",
-        context.root,
-        engine.context,
-        # quoted: a comma in the path would begin another field
-        ("--output", f'type=local,"dest={work / "out"}"'),
-        stage="compiled",
-        platform=context.platform,
-        arguments={"BASE": builder},
-        contexts={"sources": work / "sources"},
-        options=("--no-cache-filter=compile",),  # the store keeps what is compiled
-    )
 
 
 def overlaid(

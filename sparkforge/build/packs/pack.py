@@ -47,23 +47,23 @@ class ObjectResult:
     sha256: str
 
 
-def compile_units(
+def libraries(
     store: Store,
     tree: Path,
     host: Host,
     modules: Sequence[Described],
     shared: Mapping[str, object],
     jobs: int | None,
-) -> dict[Unit, Path]:
-    """Return the objects of modules, compiling those that the store lacks.
+) -> dict[str, Path]:
+    """Return the libraries of modules by name, compiling the objects that the store lacks.
 
     Args:
-        tree: as ``recipe.fill`` writes it, with generated files.
+        tree: as ``recipe.fill`` writes it, with generated files; it gets the libraries.
         shared: inputs of all units, for their keys.
         jobs: compilers at once; None: as many as fit in memory.
 
     Raises:
-        BuildError: a compiler refuses a source.
+        BuildError: a compiler or the linker fails, or a library needs newer ones than the image's.
     """
     found: dict[Unit, Path] = {}
     inputs = {
@@ -79,9 +79,9 @@ def compile_units(
         for unit in module.units
     }
     for unit, keys in inputs.items():
-        made = store.find("packs", keys, ObjectResult)
-        if made is not None and intact(made.path / OBJECT, made.result.sha256):
-            found[unit] = made.path / OBJECT
+        kept = store.find("packs", keys, ObjectResult)
+        if kept is not None and intact(kept.path / OBJECT, kept.result.sha256):
+            found[unit] = kept.path / OBJECT
     missing = [unit for unit in inputs if unit not in found]
     of = f"{counted(len(inputs), 'unit')} of {counted(len(modules), 'module')}"
     log.info(f"{of}, {len(missing)} to compile")
@@ -105,32 +105,14 @@ def compile_units(
         for unit, path in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
             found[unit] = path
             log.progress(Path(unit.source).name, len(found), len(inputs), "units")
-    return found
-
-
-def libraries(
-    store: Store,
-    tree: Path,
-    host: Host,
-    modules: Sequence[Described],
-    shared: Mapping[str, object],
-    jobs: int | None,
-) -> dict[str, Path]:
-    """Return the libraries of modules by name, in the tree; arguments and errors as above.
-
-    Raises:
-        BuildError: the linker fails, too, or a library needs newer ones than the image has.
-    """
-    objects = compile_units(store, tree, host, modules, shared, jobs)
-    found = {}
+    made = {module.name: tree / f"{module.name}.so" for module in modules}
     for module in modules:
-        found[module.name] = tree / f"{module.name}.so"
-        parts = [objects[unit] for unit in module.units]
+        parts = [found[unit] for unit in module.units]
         try:
-            recipe.link(tree, host, module, parts, found[module.name])
+            recipe.link(tree, host, module, parts, made[module.name])
         except CommandError as error:
             raise BuildError(f"{module.name} cannot be linked:\n{error}") from error
-    return found
+    return made
 
 
 def write(
@@ -143,11 +125,8 @@ def write(
 ) -> PackResult:
     """Write the wheel with the package that FlashInfer looks for; the same inputs, the same bytes.
 
-    Args:
-        libraries: by the module's name.
-        about: for the manifest: version (FlashInfer's, and ours after a plus, as FlashInfer wants
-            it), architecture (as it names it, e.g. ``sm121f``), platform, commit, and compilers.
-        epoch: date of its members, seconds since 1970.
+    ``about`` is for the manifest: version (FlashInfer's, and ours after a plus, as FlashInfer wants
+    it), architecture (as it names it, e.g. ``sm121f``), platform, commit, and compilers.
     """
     entries, members = [], {}
     for module, units in zip(modules, described, strict=True):
@@ -174,10 +153,6 @@ def packs_item(
     """Return the wheel of these modules for a target.
 
     A machine without the C++ compiler for its host code can plan it, not make it.
-
-    Args:
-        tree: FlashInfer's; None: the target has none.
-        jobs: compilers at once; None: as many as fit in memory.
 
     Raises:
         UsageError: the target has no GPU, or none of FlashInfer.

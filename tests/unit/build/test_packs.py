@@ -161,7 +161,7 @@ def test_refused_source_is_named(store: Store, tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text("int no")
     described = Described("one", (), (Unit("a.cpp", ()),))
     with pytest.raises(BuildError, match=r"a\.cpp: cannot be compiled"):
-        pack.compile_units(store, tmp_path, HOST, [described], {}, 1)
+        pack.libraries(store, tmp_path, HOST, [described], {}, 1)
 
 
 @needs_compiler
