@@ -198,7 +198,7 @@ class Readers:
                 return found["elf"], found["ptx"]
             raise CheckError(f"{path.name}: {error.what}", "check that it is complete") from error
         pieces = _IMAGE.split(usage)
-        if len(pieces) == 1:  # a single cubin
+        if usage and len(pieces) == 1:  # a single cubin
             (arch,) = re.findall(r"\.sm_(\w+)\.cubin$", self.run("-lelf", path), re.MULTILINE)
             found["elf"][arch] += 1
         for form, arch, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
