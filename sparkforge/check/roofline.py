@@ -52,23 +52,13 @@ Marlin does (0.7 % more of gpt-oss's experts).
 
 _STEPS: tuple[tuple[str, Moe, str], ...] = (
     ("release", "marlin-release", ""),
-    ("Marlin pads less", "marlin", ""),
-    *(
-        (layers, "marlin", layers)
-        for layers in (
-            "qkv=mxfp8",
-            "qkv=mxfp8,o=mxfp8",
-            "qkv=mxfp8,o=mxfp8,lm_head=mxfp8",
-            "qkv",
-            "qkv,o",
-            "qkv,o,lm_head=mxfp8",
-            "qkv,o,lm_head",
-        )
-    ),
-    ("experts by CUTLASS: qkv,o,lm_head", "flashinfer_cutlass", "qkv,o,lm_head"),
-    ("experts by Triton: qkv,o,lm_head", "triton", "qkv,o,lm_head"),
+    ("exact", "marlin", ""),
+    ("balanced", "marlin", "qkv=mxfp8,o=mxfp8,lm_head=mxfp8"),
+    ("fast", "marlin", "qkv,o,lm_head"),
+    ("fast, experts by CUTLASS", "flashinfer_cutlass", "qkv,o,lm_head"),
+    ("fast, experts by Triton", "triton", "qkv,o,lm_head"),
 )
-"""Name, MoE backend and --mxfp4-layers of each row."""
+"""Name, MoE backend and --mxfp4-layers of each row: the release, then our profiles."""
 
 
 @dataclass(frozen=True)

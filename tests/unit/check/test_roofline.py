@@ -177,8 +177,8 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["model"], told["bandwidth_gb_s"]) == ("gpt-oss-120b", 273)
     rows = {row["name"]: row for row in told["rows"]}
     assert rows["release"]["gain"] == 1
-    assert rows["qkv,o,lm_head"]["ceiling_tok_s"] >= 95
-    saved = rows["Marlin pads less"]["bytes"]["o"] - rows["--layers o"]["bytes"]["o"]
+    assert rows["fast"]["ceiling_tok_s"] >= 95
+    saved = rows["exact"]["bytes"]["o"] - rows["--layers o"]["bytes"]["o"]
     assert saved == 36 * 2880 * 4096 * (2 - 17 / 32)
 
     assert main(["roofline", "--target", "spark"]) == 0
