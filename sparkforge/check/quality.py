@@ -15,18 +15,30 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+from cyclopts import Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt
+
+from sparkforge.build import publish, serve
 from sparkforge.build.graph import Build
 from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
-from sparkforge.core.errors import ServerError, UsageError
+from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
+from sparkforge.build.setup import last_build
+from sparkforge.check import roofline
+from sparkforge.check.bench import command
+from sparkforge.core.disk import sha256_file, write_file
+from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.runtime import servers
 from sparkforge.runtime.client import COMPLETIONS, Place, post
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
+from sparkforge.serving.options import redacted
+from sparkforge.sources.project import Project, ProjectOptions
 
 DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 MATERIAL = Path(__file__).with_name("quality.json")
@@ -231,3 +243,81 @@ def table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for name, one in {"(noise)": report["noise"], **report["layers"]}.items():
         rows.append((name, *(f"{one[field]:.5f}" for field in fields)))
     return rows
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class QualityOptions:
+    """Options of ``bench quality``."""
+
+    target: str
+    """target to measure"""
+    model: Path | None = None
+    """checkpoint to measure (default: a tiny test model)"""
+    layers: tuple[str, ...] = ()
+    """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
+    max_kl: NonNegativeFloat | None = None
+    """limit of the mean KL divergence of the next token, instead of the measured noise"""
+    prompts: PositiveInt | None = None
+    """number of prompts to continue (default: all 24)"""
+    tokens: PositiveInt = 64
+    """tokens per continuation (default: 64)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
+
+
+def measure_quality(options: QualityOptions) -> int:
+    """Measure the effect of --mxfp4-layers on the model's answers; 15 if it is too large."""
+    for layers in options.layers:
+        roofline.parse_layers(layers)  # checked here, not by a server after the first has run
+    project = Project.open(options.project)
+    build = last_build(project, options.target, options.variant, options.server, options.arguments)
+    context = build.context
+    if options.model is None and context.target.smoke is None:
+        msg = f"target {context.target_name} has no checkpoint"
+        raise UsageError(msg, "give one with --model DIR")
+    model = None if options.model is None else serve.checkpoint(options.model)
+    build.run("image")
+    started = datetime.now(UTC)
+    with context.store.temporary("quality") as work:
+        tiny = publish.tiny_model(context.dist)
+        start = starter(build, model, tiny, work)
+        chosen, prompts = options.layers or DEFAULT_LAYERS, material(options.prompts)
+        report = run(start, chosen, options.tokens, prompts, options.max_kl)
+    document = {
+        "started": started.isoformat(timespec="seconds"),
+        "target": context.target_name,
+        "release": context.release,
+        "pins": sha256_file(context.pins_path),
+        "model": str(model or tiny),
+        "options": redacted((*context.serve, *build.serving.arguments)),
+        **report,
+    }
+    folder = command.new_folder(context.dist / "bench", "quality")
+    file = folder / "quality.json"
+    write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
+    log.document(document)
+    log.table(table(report))
+    log.info(f"result   {file}")
+    return judge_quality(report)
+
+
+def judge_quality(report: Mapping[str, Any]) -> int:
+    """Print the problems of the measurements; returns the exit code."""
+    code = 0
+    if report["beyond"]:
+        remedy = (
+            "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set --max-kl"
+        )
+        code = log.failure(CheckError("\n".join(report["beyond"]), remedy))
+    if report["failed"]:
+        words = "\n".join(f"{name}: {what}" for name, what in report["failed"].items())
+        remedy = "the other results are above; see the servers' output"
+        code = log.failure(ServerError(words, remedy))
+    return code

@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
         "bench compare": ("check.bench.command:compare_results", "compare two results"),
         "bench quality": (
-            "cli.bench:measure_quality",
+            "check.quality:measure_quality",
             "measure the effect of --mxfp4-layers",
         ),
         "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),

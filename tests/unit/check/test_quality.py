@@ -13,7 +13,6 @@ import pytest
 
 from sparkforge.check import quality
 from sparkforge.check.quality import Seen, Text
-from sparkforge.cli import bench
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 
 
@@ -145,12 +144,12 @@ def test_each_choice_is_served_once(
     assert not quality.run(start, layers, 2, ["a"], 9.0)["beyond"]
     assert quality.run(start, layers, 2, ["a"], 0.1)["beyond"]
 
-    assert bench.judge_quality(found) == ServerError.exit_code
+    assert quality.judge_quality(found) == ServerError.exit_code
     said = capsys.readouterr()
     assert "o: the server exited with code 1" in said.err
     assert "lm_head: mean KL" in said.err
-    assert bench.judge_quality({**found, "failed": {}}) == CheckError.exit_code
-    assert bench.judge_quality({"failed": {}, "beyond": []}) == 0
+    assert quality.judge_quality({**found, "failed": {}}) == CheckError.exit_code
+    assert quality.judge_quality({"failed": {}, "beyond": []}) == 0
     with pytest.raises(UsageError):  # one prompt shows no noise
         quality.run(start, ("qkv",), 2, ["a"])
 
