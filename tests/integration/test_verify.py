@@ -78,31 +78,6 @@ def test_damaged_wheel_in_dist_is_named(project: Project, linked: bool) -> None:
     assert f"diffoscope --text - {wheel.name}" in out
 
 
-def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
-    # a stand-in for any step that is not a function of its inputs
-    project.build()
-    sitecustomize = project.root.parent / "site"
-    sitecustomize.mkdir()
-    (sitecustomize / "sitecustomize.py").write_text(
-        "import sys, time\n"
-        "from importlib.abc import MetaPathFinder\n"
-        "class Finder(MetaPathFinder):\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'sparkforge.wheels.overlay':\n"
-        "            from sparkforge.wheels import archive\n"
-        "            add = archive.Writer.add\n"
-        "            def stamped(self, name, data, **more):\n"
-        "                if name == 'demo/mod.py':\n"
-        "                    data += b'# %d\\n' % time.time_ns()\n"
-        "                add(self, name, data, **more)\n"
-        "            archive.Writer.add = stamped\n"
-        "sys.meta_path.insert(0, Finder())\n"
-    )
-    places = project.env()["PYTHONPATH"]
-    _, err = project.run(*VERIFY, code=CheckError.exit_code, PYTHONPATH=f"{sitecustomize}:{places}")
-    assert f"{project.wheel.name}: " in err
-
-
 def test_missing_file_in_dist_is_named(project: Project) -> None:
     project.build()
     (project.wheel.parent / "SHA256SUMS").unlink()

@@ -113,7 +113,7 @@ def of_build(
     if not versus:
         return [patched]
     variables |= UNPATCHED_VARIABLES
-    launch = replace(launch, options=bare[0], arguments=bare[1], variables={**variables, **more})
+    launch = replace(launch, options=bare[0], arguments=bare[1], variables=variables)
     version = context.pins.upstream(next(iter(context.target.wheels))).version
     theirs = {"origin": "release", "release": version}
     if built is not None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 from sparkforge.build import receipt
 from sparkforge.check.doctor import model
 from sparkforge.check.doctor.machine import (
+    CHECKS,
     Finding,
     Machine,
     Want,
@@ -297,3 +299,31 @@ def port(seen: Machine, want: Want) -> Finding:
         return ok(f"{text} is free")
     hint = f"ss -ltnp 'sport = :{text}'; or another: echo SPARKFORGE_PORT=8001 >>.env"
     return warning(f"{text} is in use, perhaps by the server itself", hint)
+
+
+def judge(seen: Machine, want: Want) -> list[Finding]:
+    """Run all checks that concern the target; one that fails is a finding."""
+    needs = {
+        "gpu": want.target.cuda_arch is not None,
+        "pack": bool(want.target.pack),
+        "image": want.target.base is not None,
+        "model": want.model is not None,
+        "pair": model.in_pair(seen),
+    }
+    platforms, findings = want.target.platforms, []
+    for name, (needed, run_it) in CHECKS.items():
+        if not all(needs.get(need, True) for need in needed):
+            continue
+        found: Finding | list[Finding] | None
+        if "platform" in needed and seen.platform not in platforms:
+            text = f"this machine is {seen.platform}; run doctor on {' or '.join(platforms)}"
+            found = unseen(text)
+        else:
+            try:
+                found = run_it(seen, want)
+            except Exception as why:  # a machine may report anything: the other checks still count
+                text = f"the check failed: {type(why).__name__}: {why}"
+                found = unseen(text, "build.py doctor --report   # and attach it to an issue")
+        listed = found if isinstance(found, list) else [found]
+        findings += [replace(each, name=name) for each in listed if each is not None]
+    return findings

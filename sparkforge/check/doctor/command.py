@@ -23,14 +23,10 @@ from cyclopts import Parameter
 from sparkforge import __version__
 from sparkforge.build import receipt
 from sparkforge.build.options import OutputOptions
-from sparkforge.check.doctor import checks, model
+from sparkforge.check.doctor.checks import judge
 from sparkforge.check.doctor.machine import (
-    CHECKS,
     Finding,
     Machine,
-    Need,
-    Want,
-    unseen,
     want_of,
 )
 from sparkforge.core import plain
@@ -43,8 +39,6 @@ from sparkforge.runtime import client, envfile
 from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
 
-MODULES = (checks, model)
-"""Modules whose import registers checks."""
 READINGS = "readings.json"
 _MARKS = {
     "ok": ("32", "✓"),
@@ -101,34 +95,6 @@ def run(options: Options = Options()) -> int:
         return 0
     msg = f"this machine cannot build or serve target {want.name}: {', '.join(stops)}"
     return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
-
-
-def judge(seen: Machine, want: Want) -> list[Finding]:
-    """Run all checks that concern the target; one that fails is a finding."""
-    needs: dict[Need, bool] = {
-        "gpu": want.target.cuda_arch is not None,
-        "pack": bool(want.target.pack),
-        "image": want.target.base is not None,
-        "model": want.model is not None,
-        "pair": model.in_pair(seen),
-    }
-    platforms, findings = want.target.platforms, []
-    for name, (needed, run_it) in CHECKS.items():
-        if not all(needs.get(need, True) for need in needed):
-            continue
-        found: Finding | list[Finding] | None
-        if "platform" in needed and seen.platform not in platforms:
-            text = f"this machine is {seen.platform}; run doctor on {' or '.join(platforms)}"
-            found = unseen(text)
-        else:
-            try:
-                found = run_it(seen, want)
-            except Exception as why:  # a machine may report anything: the other checks still count
-                text = f"the check failed: {type(why).__name__}: {why}"
-                found = unseen(text, "build.py doctor --report   # and attach it to an issue")
-        listed = found if isinstance(found, list) else [found]
-        findings += [replace(each, name=name) for each in listed if each is not None]
-    return findings
 
 
 def _show(findings: list[Finding]) -> None:
