@@ -62,7 +62,9 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
         raise UsageError("--all and --superseded conflict", "give only one")
     store = store_of(options.store)
     log.info(f"cleaning {store.root}; a large store takes minutes")
-    freed = store.clean_superseded() if options.superseded else store.clean(everything=options.all)
+    freed = (
+        store.clean(superseded=True) if options.superseded else store.clean(everything=options.all)
+    )
     log.info(f"freed {human_bytes(freed)}")
     log.document({"freed_bytes": freed})
     return 0
@@ -108,7 +110,10 @@ def variables(compose: str) -> str:
     from sparkforge.serving.settings import Variables
 
     rows = [
-        (f"SPARKFORGE_{name.upper()}", " ".join((field.description or "").split()))
+        (
+            f"SPARKFORGE_{name.upper()}",
+            " ".join((field.description or "").split()).replace("``", "`"),
+        )
         for name, field in Variables.model_fields.items()
         if not field.exclude
     ]

@@ -45,14 +45,17 @@ def told(baked: Any) -> Any:
 import hashlib, importlib.metadata, json, os, platform, shutil, sys
 sys.path.insert(0, "/opt/sparkforge/bin")
 import msgspec, pydantic_core
-from sparkforge.serving import checkpoint, devices
-pack = devices.installed()
+from importlib.util import find_spec
+from pathlib import Path
+from sparkforge.serving import checkpoint
+spec = find_spec("flashinfer_jit_cache")
+pack = spec and json.load(open(Path(spec.origin).parent / "manifest.json"))
 print(json.dumps({{
     "machine": platform.machine(),
     "flashinfer": importlib.metadata.version("flashinfer-python"),
     "msgspec": msgspec.json.decode(b"[1]"),
     "vocabulary": hashlib.sha256(checkpoint.vocabulary()).hexdigest(),
-    "pack": pack and [pack.architecture, *pack.modules],
+    "pack": pack and [pack["architecture"], *(one["name"] for one in pack["modules"])],
     "compilers": [name for name in {COMPILERS} if shutil.which(name)],
     "gpu": [os.environ.get(name) for name in {TOOLKIT}],
     "profile": json.load(open("/{image.SHARE}/profile.json")),

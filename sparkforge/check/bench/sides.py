@@ -21,7 +21,7 @@ from sparkforge.build.launcher import (
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.trees import source_of
-from sparkforge.checkpoints.expanded import expand
+from sparkforge.checkpoints.tiny import expand
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.log import log
