@@ -12,7 +12,7 @@ from sparkforge.build.results import EnvironmentResult, ImageResult, Product, Wh
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core import gitread
 from sparkforge.core.errors import UsageError
-from sparkforge.pins.pathmap import origin_of
+from sparkforge.pins.types import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server

@@ -64,6 +64,11 @@ class Parts:
         others = (self.plugin, self.pack)
         return (*self.wheels.values(), *(item for item in others if item is not None))
 
+    @property
+    def items(self) -> tuple[Cached[Any], ...]:
+        """All of them."""
+        return (*self.own, self.house)
+
 
 # -- virtual environments ----------------------------------------------------------------
 
@@ -79,8 +84,7 @@ def environment_item(
     """Return the environment with these wheels and those of a wheelhouse.
 
     Args:
-        release: they are the release's, for the smoke test, which keeps it when it runs again: the
-            byte code of the first start saves half a minute.
+        release: they are the release's, for the smoke test, which keeps it when it runs again.
     """
     stage, kind = "smoke" if release else "image", EnvironmentResult
     version = context.target.python
@@ -117,11 +121,7 @@ def environment_item(
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
     return Cached(
-        stage,
-        label,
-        inputs,
-        kind,
-        make,
+        *(stage, label, inputs, kind, make),
         needs=(*wheels, house),
         fetches=fetches,
         valid=stands,
@@ -151,21 +151,20 @@ def trial_item() -> Cached[FilesResult]:
     return Cached("image", "preflight checkpoint", inputs, FilesResult, make, valid=all_intact)
 
 
-def image_inputs(
-    context: Context, parts: Parts, trial: Cached[FilesResult], base: BaseImage
-) -> dict[str, Any]:
-    """Return the inputs of an image."""
-    return {
+def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs of an image and of its parts, by label, as the image holds them."""
+    target, trial = context.target, trial_item()
+    inputs = {
         "wheels": {item.label: item.key for item in parts.own},
         "wheelhouse": parts.house.key,
         "base": base.digest,
-        "python": context.target.python,
+        "python": target.python,
         "platform": context.platform,
-        "system_packages": list(context.target.system_packages),
-        "build_packages": list(context.target.build_packages),
-        "absent": list(context.target.absent),
+        "system_packages": list(target.system_packages),
+        "build_packages": list(target.build_packages),
+        "absent": list(target.absent),
         "needs": image.needs(context),
-        "serve": list(context.target.serve),
+        "serve": list(target.serve),
         "profile": context.profile,
         "preflight": trial.key,
         "epoch": context.epoch,
@@ -174,14 +173,7 @@ def image_inputs(
         "recipe": image.recipe_digest(context.root),
         "code": code_of(__name__),
     }
-
-
-def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
-    """Return the inputs of an image and of its parts, by label, as the image holds them."""
-    trial = trial_item()
-    items = (*parts.own, parts.house, trial)
-    inputs = image_inputs(context, parts, trial, base)
-    return {"image": inputs, **{item.label: item.inputs for item in items}}
+    return {"image": inputs, **{item.label: item.inputs for item in (*parts.items, trial)}}
 
 
 def comparable(note: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -232,7 +224,7 @@ def image_item(
         inputs,
         ImageArchiveResult if tools.cold else ImageResult,
         make,
-        needs=(*parts.own, parts.house, trial),
+        needs=(*parts.items, trial),
         valid=valid,
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
     )

@@ -126,7 +126,7 @@ def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
     assert remade()
     code.change("check/bench/benchy.py")
     assert not remade()
-    code.change("checkpoints/tensors.py")
+    code.change("checkpoints/formats.py")
     assert remade()
     visible = {one.name for one in (tmp_path / "dist").iterdir() if one.suffix != ".lock"}
     assert visible == {"tiny-model", ".tiny-model.json"}
