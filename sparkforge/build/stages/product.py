@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from sparkforge.build.results import (
     WheelResult,
     all_intact,
 )
-from sparkforge.build.stages.trees import source_of
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.runtime import environment, interpreter, isa
@@ -125,7 +124,6 @@ def environment_item(
         needs=(*wheels, house),
         fetches=fetches,
         valid=stands,
-        sound=lambda artefact: not environment.damaged(artefact.path),
         # only the smoke test uses it
         intermediate=release,
         kept=release,
@@ -211,8 +209,7 @@ def image_item(
         return image.Contents(hashed(parts.own), third_party, share, labels)
 
     def make(folder: Path) -> ImageResult | ImageArchiveResult:
-        build = image.archive if tools.cold else image.build
-        return build(engine, tools, context, base, contents(), folder)
+        return image.build(engine, tools, context, base, contents(), folder)
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result
@@ -253,11 +250,9 @@ def smoke_item(
             original files are put back, and where nothing is compared.
         wheels, sources: of an image, by upstream.
     """
-    cpu = isa.here()
-    amx = cpu == "amx"
     inputs = {
         "product": product.key,
-        "cpu": cpu,  # determines what the release is compared with, or that it refuses
+        "cpu": isa.here(),
         "kind": "image" if tools.engine is not None else "environment",
         "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
         "serve": list(context.serve),
@@ -270,32 +265,11 @@ def smoke_item(
 
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
-        from sparkforge.build.launcher import Launcher
 
-        launcher = Launcher(
-            context,
-            tools.engine,
-            serving,
-            product.artefact,
-            None if unpatched is None else unpatched.artefact,
-            {name: item.result for name, item in wheels.items()},
-            {name: source_of(context.store, name, item.result) for name, item in sources.items()},
-            folder,
+        release = None if unpatched is None else unpatched.artefact
+        return smoke.run(
+            *(context, tools.engine, serving, product.artefact, release, wheels, sources), folder
         )
-        report = smoke.exercise(launcher.patched, serving.ready_timeout_s)
-        if serving.arguments:
-            return report
-        # the release's own backend calls operators of its own native files
-        hides = amx and context.older_natives
-        proof = smoke.check_release(
-            launcher.unpatched_without_amx if hides else launcher.unpatched,
-            launcher.unpatched_without_amx if amx and not hides else None,
-            report.answers,
-            serving.ready_timeout_s,
-        )
-        if hides:
-            proof = replace(proof, hidden="amx")
-        return replace(report, release=proof)
 
     further = () if unpatched is None else (unpatched,)
     return Cached(
