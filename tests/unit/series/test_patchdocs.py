@@ -73,7 +73,7 @@ def test_what_means_something_to_markdown_is_escaped(
 def test_a_stale_page_is_refused_and_mended(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for name in ("requirements", "kernels", "tests"):
+    for name in ("requirements", "kernels", "tests", "docker-compose.yml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "pins.yaml").write_bytes((ROOT / "pins.yaml").read_bytes())
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
