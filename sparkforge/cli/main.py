@@ -28,8 +28,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("check.doctor.command:run", "check that this machine can build and serve"),
         "build": ("cli.build:build_target", "fetch, patch, build and test (default)"),
         "model": ("", "download a target's model in advance"),
-        "model fetch": ("build.modelfetch:run", "download the model to where Compose looks"),
-        "serve": ("cli.serve:run", "serve the last build on loopback until Ctrl-C"),
+        "model fetch": ("build.composing:fetch", "download the model to where Compose looks"),
+        "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
         "accept": ("check.accept.command:run", "check a running server"),
         "smoke": ("cli.build:smoke", "repeat the smoke test on the last build"),
         "images": ("build.composing:images", "list built images, and the one that Compose uses"),
@@ -43,16 +43,15 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "patches list": ("cli.patches:list_patches", "list all patches in order"),
         "patches check": ("cli.patches:check_series", "check patches, and the trees they give"),
         "patches apply": ("cli.patches:apply_series", "create a git work tree with the patches"),
-        "patches export": ("cli.editing:export_series", "write a work tree's commits as patches"),
-        "patches import": ("cli.editing:import_patches", "import patches (mbox, .patch, diff)"),
-        "patches new": ("cli.editing:new_patch", "commit staged changes with a template"),
-        "patches stats": ("cli.patches:show_stats", "show the size of each patch"),
+        "patches export": ("cli.patches:export_series", "write a work tree's commits as patches"),
+        "patches import": ("cli.patches:import_patches", "import patches (mbox, .patch, diff)"),
+        "patches new": ("cli.patches:new_patch", "commit staged changes with a template"),
         "pins": ("", "check pins.yaml and record the patched trees"),
         "pins check": ("cli.pins:check_pins", "check pins.yaml"),
         "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
         "pins resolve": ("cli.pins:resolve_commits", "look up commits that pins.yaml leaves out"),
         "dev": ("maintain.dev:run", "run a shell, or -- COMMAND, on editable patched trees"),
-        "rebase": ("maintain.rebase.command:run", "move a series to another release"),
+        "rebase": ("maintain.rebase:run", "move a series to another release"),
         "watch": ("maintain.watch:run", "look for newer releases and try the series on them"),
         "docs": ("cli.checkout:docs", "write the pages that the checkout generates"),
         "release": ("release.command:run", "collect a build's files, sign them, push its image"),
@@ -63,10 +62,13 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bench": ("", "measure speed and answers of the last build; compare two results"),
         "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
         "bench compare": ("check.bench.command:compare_results", "compare two results"),
-        "bench quality": ("cli.bench:measure_quality", "measure the effect of --mxfp4-layers"),
+        "bench quality": (
+            "cli.bench:measure_quality",
+            "measure the effect of --mxfp4-layers",
+        ),
         "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),
         "proofs": ("check.proofs.command:run", "check the machine code in a target's wheels"),
-        "report": ("check.report.command:run", "write one HTML page about the last build"),
+        "report": ("check.report:run", "write one HTML page about the last build"),
     },
     "questions": {
         "--version": ("cli.checkout:version", "print the versions of sparkforge and its targets"),
@@ -182,9 +184,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     log.configure(to_stderr=as_json, verbose=False)
     log.answered = False
-    if not words:
-        log.usage(_USAGE)
-        return UsageError.exit_code
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # build.py has held them back
         function, options = parsed(words)

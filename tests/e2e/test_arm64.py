@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkforge.build import image
+from sparkforge.check.verify.exported import exported
 from sparkforge.pins import pins
 from tests.modules import SMALLEST
 from tests.support import ROOT
@@ -71,11 +72,10 @@ def test_every_program_in_the_image_is_for_arm64(baked: Any, small_spark: Small)
     assert found["checked"]["wheels in dist"] == len({"flashinfer", "plugin"}) + has_pack()
     container = docker("create", "--platform", "linux/arm64", baked["tag"])
     try:
-        with (
-            subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export,
-            tarfile.open(fileobj=export.stdout, mode="r|") as archive,
-        ):
-            files = (file for one in archive if one.isfile() and (file := archive.extractfile(one)))
+        with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
+            assert export.stdout is not None
+            pieces = iter(partial(export.stdout.read, 1 << 20), b"")
+            files = (file for *_, file in exported(pieces) if file is not None)
             machines = [head[18:20] for file in files if (head := file.read(20))[:4] == b"\x7fELF"]
     finally:
         docker("rm", container)
