@@ -46,7 +46,8 @@ class Started:
         (folder / "model").mkdir(exist_ok=True)
         (folder / "model" / "config.json").write_text("{}")
         (folder / "profile.json").write_text(json.dumps({"warm_up": "full"}))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("SPARKFORGE_")}
+        ours = ("SPARKFORGE_", "HF_", "HUGGING")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         self.env = {
             **kept,
             "PATH": f"{tools}:{os.environ['PATH']}",
