@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sparkforge import __version__
+from sparkforge.build.cached import result_of
 from sparkforge.build.context import STAGES
 from sparkforge.build.graph import Build
 from sparkforge.build.packs.names import LOCK
@@ -99,11 +100,10 @@ def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
         yield _file(release.file, release.sha256)
         for name in context.layers(wheel):
-            series = graph.series.get(name)
-            if series is not None and series.found is not None:
-                provider = graph.sources[name].result.provider
-                tree = series.result.tree
-                yield _source(name, provider, context.upstream(name), tree)
+            tree = graph.trees[name]
+            if (patched := result_of(tree.series)) is not None:
+                provider = tree.source.result.provider
+                yield _source(name, provider, context.upstream(name), patched.tree)
             for patch in context.series_of(name).patches:
                 yield _named(f"patches/{name}/{patch.name}", patch.sha256)
 

@@ -394,9 +394,7 @@ def test_the_real_compiler_needs_no_other_and_repeats(
 
 
 def test_the_real_compiler_names_source_and_line(real: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        BuildError, match=r"^own/csrc/kernels\.cu:6: identifier \"less"
-    ):
+    with pytest.raises(BuildError, match=r"^own/csrc/kernels\.cu:6: identifier \"less"):
         compiled(tmp_path, real, REAL.replace("add(__", "less(__"), "121a")
     wrong = REAL.replace('"add.cuh"', '"absent.cuh"')
     with pytest.raises(BuildError, match=r"^own/csrc/kernels\.cu:2: cannot open source file"):

@@ -23,17 +23,17 @@ from sparkforge.build.results import (
     PluginResult,
     Product,
     SmokeResult,
-    SourceResult,
     WheelhouseResult,
     WheelResult,
     all_intact,
 )
-from sparkforge.build.stages.trees import source_of
+from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.runtime import environment, interpreter, isa
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
+from sparkforge.sources.sources import Source
 from sparkforge.store.store import Artefact, code_of
 
 NOTE = "inputs.json"
@@ -237,6 +237,12 @@ def _json(value: object, indent: int) -> bytes:
 # -- the smoke test ----------------------------------------------------------------------
 
 
+def sources_of(context: Context, trees: Mapping[str, Tree]) -> dict[str, Source]:
+    """Return the sources of which files are to be put back for the release: those with patches."""
+    patched = {name: tree for name, tree in trees.items() if tree.series is not None}
+    return {name: tree.before(context) for name, tree in patched.items()}
+
+
 def smoke_item(
     context: Context,
     tools: Tools,
@@ -244,14 +250,14 @@ def smoke_item(
     product: Cached[Product],
     unpatched: Cached[EnvironmentResult] | None,
     wheels: Mapping[str, Cached[WheelResult]],
-    sources: Mapping[str, Cached[SourceResult]],
+    trees: Mapping[str, Tree],
 ) -> Cached[SmokeResult]:
     """Return the smoke test of an image or an environment.
 
     Args:
         unpatched: the release without our series, to compare with; None for an image, whose
             original files are put back, and where nothing is compared.
-        wheels, sources: of an image, by upstream.
+        wheels, trees: of an image, by upstream.
     """
     cpu = isa.here()
     amx = cpu == "amx"
@@ -264,9 +270,6 @@ def smoke_item(
         "arguments": list(serving.arguments),
         "code": code_of(__name__),
     }
-    # a wheel has files to be put back where its series has patches, and then it needs their source
-    needed = {item for wheel in wheels.values() for item in wheel.needs}
-    sources = {name: item for name, item in sources.items() if item in needed}
 
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
@@ -279,7 +282,7 @@ def smoke_item(
             product.artefact,
             None if unpatched is None else unpatched.artefact,
             {name: item.result for name, item in wheels.items()},
-            {name: source_of(context.store, name, item.result) for name, item in sources.items()},
+            sources_of(context, trees),
             folder,
         )
         report = smoke.exercise(launcher.patched, serving.ready_timeout_s)
@@ -304,5 +307,5 @@ def smoke_item(
         inputs,
         SmokeResult,
         make,
-        needs=(product, *further, *wheels.values(), *sources.values()),
+        needs=(product, *further, *wheels.values()),
     )

@@ -20,7 +20,7 @@ from sparkforge.build.launcher import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.build.stages.trees import source_of
+from sparkforge.build.stages.product import sources_of
 from sparkforge.check.bench.result import Identity
 from sparkforge.checkpoints.expanded import expand
 from sparkforge.core.disk import sha256_file
@@ -164,7 +164,6 @@ class _Server:
 def _originals(build: Build, work: Path) -> Mapping[str, Path]:
     """Return the original files that turn our image into the release."""
     context, wheels = build.context, build.graph.wheels
-    needed = {item for wheel in wheels.values() for item in wheel.needs}  # of those with patches
     launcher = Launcher(
         context,
         build.tools.engine,
@@ -172,11 +171,7 @@ def _originals(build: Build, work: Path) -> Mapping[str, Path]:
         build.graph.product.artefact,
         None,
         {name: item.result for name, item in wheels.items()},
-        {
-            name: source_of(context.store, name, item.result)
-            for name, item in build.graph.sources.items()
-            if item in needed
-        },
+        sources_of(context, build.graph.trees),
         work,
     )
     folder = work / "originals"

@@ -217,8 +217,10 @@ def built(provider: Provider = "release", **more: Any) -> Build:
     source = SourceResult(provider, "a" * 40, "b" * 40, "here")
     series = SeriesResult("a" * 40, "c" * 40, "d" * 40, {})
     made = ImageResult("x:1", "sha256:1", None, BASE.reference, ())
-    reached(graph.sources["vllm"], source)
-    reached(graph.series["vllm"], series)
+    tree = graph.trees["vllm"]
+    assert tree.series is not None
+    reached(tree.source, source)
+    reached(tree.series, series)
     for name, wheel in SPARK_WHEELS.items():
         reached(graph.wheels[name], wheel)
     reached(graph.product, made)
