@@ -25,12 +25,12 @@ def main() -> None:
     python = ensure_environment(ROOT / ".venv", ROOT / "requirements" / "driver.txt")
     if Path(sys.prefix).resolve() != python.parent.parent.resolve():
         os.execv(python, [str(python), __file__, *sys.argv[1:]])
-    from sparkforge.maintain.companions import filesizes
+    from sparkforge.maintain import companions
     from sparkforge.pins import pins
     from sparkforge.sources import sizes
     from sparkforge.sources.project import store_of
 
-    text = filesizes.text(ROOT, pins.load(ROOT / "pins.yaml"), store_of(store))
+    text = companions.sizes_text(ROOT, pins.load(ROOT / "pins.yaml"), store_of(store))
     (ROOT / sizes.FILE).write_text(text, encoding="utf-8")
 
 

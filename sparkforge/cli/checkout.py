@@ -82,9 +82,9 @@ def docs(options: DocsOptions = DocsOptions()) -> int:
 
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
+    from sparkforge.check import report
     from sparkforge.check.accept import command as accept
     from sparkforge.check.perf import kernelrecord, roofline
-    from sparkforge.check.report import claims
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins
@@ -99,7 +99,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
         folder / "roofline.svg": roofline.svg(case),
-        folder / "status.md": claims.page(folder / "status.md"),
+        folder / "status.md": report.status(folder / "status.md"),
         folder / "variables.md": variables((root / "docker-compose.yml").read_text("utf-8")),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
     }
@@ -110,7 +110,10 @@ def variables(compose: str) -> str:
     from sparkforge.serving.settings import Variables
 
     rows = [
-        (f"SPARKFORGE_{name.upper()}", " ".join((field.description or "").split()))
+        (
+            f"SPARKFORGE_{name.upper()}",
+            " ".join((field.description or "").split()).replace("``", "`"),
+        )
         for name, field in Variables.model_fields.items()
         if not field.exclude
     ]

@@ -1,4 +1,8 @@
-"""``build.py dev``: patched work trees as packages that can be edited, and a command among them."""
+"""``build.py dev``: patched work trees as packages that can be edited, and a command among them.
+
+A wheel holds more than its repository: compiled modules, generated ones, files from elsewhere. So
+each file of the packages is a link: into the work tree, else into the installed release wheel.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,9 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from cyclopts import Parameter
 
@@ -22,7 +25,6 @@ from sparkforge.core import git
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
-from sparkforge.maintain import editable
 from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.runtime import buildx, environment
@@ -58,53 +60,6 @@ class Options:
     tools: ToolOptions = ToolOptions()
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place where a developer's command runs."""
-
-    build: Build
-    folder: Path
-    """Work trees, links, caches."""
-    trees: Mapping[str, WorkTree]
-    plugin: Mapping[str, str]
-    """Links to our plugin of vLLM, in the checkout."""
-
-    def links(self, name: str, site: PurePosixPath) -> Path:
-        """Make the folder of links for one installation of the release wheels."""
-        wanted, context = dict(self.plugin), self.build.context
-        for wheel, plan in context.target.wheels.items():
-            file = context.pins.upstream(wheel).files[plan.files[context.platform]]
-            with archive.opened(release_wheel(context, wheel, file)) as source:
-                members = list(source.members)
-            trees = [self._tree_of(layer) for layer in context.layers(wheel) if layer in self.trees]
-            if trees:
-                wanted |= editable.links(members, trees, site)
-        folder = self.folder / ".links" / name
-        editable.write(folder, wanted)
-        return folder
-
-    def _tree_of(self, upstream: str) -> editable.TreeOf:
-        tree, rules = self.trees[upstream], self.build.context.pins.upstream(upstream).paths
-        listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        names = [name for name in tree.git(*listed).split("\0") if name]
-        base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
-        files = [name for name in names if (tree.folder / name).exists()]
-        return editable.TreeOf(PurePosixPath(tree.folder), rules, set(base), files)
-
-    def become(self, command: Sequence[str | Path], more: Mapping[str, Any]) -> int:
-        """Print where everything is and become a command; with ``more`` print only, as JSON."""
-        trees = {name: str(tree.folder) for name, tree in self.trees.items()}
-        for name, folder in trees.items():
-            log.info(f"{name}: {folder}")
-        log.info("to keep an edit, commit it, then build.py patches export DIR")
-        if more:  # nothing is run, so that an editor can ask
-            log.json({"folder": str(self.folder), "trees": trees, **more})
-            return 0
-        sys.stdout.flush()
-        replace_process(*command)
-        raise AssertionError  # exec does not come back
-
-
 def run(options: Options) -> int:
     """Make or update the work trees of a target, and become a command that imports from them."""
     project = Project.open(options.project)
@@ -123,19 +78,66 @@ def run(options: Options) -> int:
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
         patches = context.series_of(name)
         trees[name] = _tree(series.apply(context.store, patches, source), patches, folder / name)
-    place = Place(build, folder, trees, _plugin(context, folder / ".plugin"))
+    plugin = _plugin(context, folder / ".plugin")
+
+    def links(name: str, site: str) -> Path:
+        """Make the folder of links for one installation of the release wheels."""
+        write(folder / ".links" / name, plugin | _of_wheels(context, trees, PurePosixPath(site)))
+        return folder / ".links" / name
+
+    for name, tree in trees.items():
+        log.info(f"{name}: {tree.folder}")
+    log.info("to keep an edit, commit it, then build.py patches export DIR")
+    more: dict[str, object] = {"folder": str(folder)}
+    more["trees"] = {name: str(tree.folder) for name, tree in trees.items()}
+    command: list[str | Path] = list(options.arguments)
     if engine is not None:
-        return _in_image(place, engine, options.arguments, as_json=options.output.json)
-    return _in_environment(place, options.arguments, as_json=options.output.json)
+        build.run("image")
+        built = publish.image_of(build)
+        assert built is not None  # an engine makes an image
+        tag = _image(build, engine, built.tag)
+        site = engine.image_label(tag, SITE_PACKAGES_LABEL)
+        command = [*_container(context, folder, links("image", site)), tag, *(command or ["bash"])]
+        more["command"] = [str(word) for word in command]
+    else:
+        more["variables"] = variables = _variables(context, folder, links)
+        command = command or [os.environ.get("SHELL", "sh")]
+    if options.output.json:  # nothing is run, so that an editor can ask
+        log.json(more)
+        return 0
+    if engine is None:
+        os.environ.update(variables)
+        os.chdir(folder)
+    sys.stdout.flush()
+    replace_process(*command)
+    raise AssertionError  # exec does not come back
+
+
+def _of_wheels(
+    context: Context, trees: Mapping[str, WorkTree], site: PurePosixPath
+) -> dict[str, str]:
+    wanted: dict[str, str] = {}
+    for wheel, plan in context.target.wheels.items():
+        file = context.pins.upstream(wheel).files[plan.files[context.platform]]
+        with archive.opened(release_wheel(context, wheel, file)) as source:
+            members = list(source.members)
+        parts = []
+        for layer in context.layers(wheel):
+            if layer in trees:
+                tree, rules = trees[layer], context.pins.upstream(layer).paths
+                listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+                names = [name for name in tree.git(*listed).split("\0") if name]
+                base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
+                there = [name for name in names if (tree.folder / name).exists()]
+                parts.append(TreeOf(PurePosixPath(tree.folder), rules, set(base), there))
+        wanted |= links_of(members, parts, site) if parts else {}
+    return wanted
 
 
 def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
     """Return the work tree of a series: made, or moved to it with the developer's commits on top.
 
     Where these do not apply, or changes are not committed, it stays as it is, with a warning.
-
-    Raises:
-        UsageError, SeriesError: something else is in the folder.
     """
     if not folder.exists():
         return worktree.make(patched, own, folder)
@@ -176,70 +178,56 @@ def _plugin(context: Context, folder: Path) -> dict[str, str]:
     package = f"{info.name.partition('-')[0]}/"
     files = [path.relative_to(at).as_posix() for path in (at / package).rglob("*.py")]
     rules = [PathRule(repo=package, wheel=package)]
-    tree = editable.TreeOf(PurePosixPath(at), rules, set(files), files)
-    return {**editable.links(members, [tree], PurePosixPath(folder)), info.name: str(info)}
+    tree = TreeOf(PurePosixPath(at), rules, set(files), files)
+    return {**links_of(members, [tree], PurePosixPath(folder)), info.name: str(info)}
 
 
-def _in_environment(place: Place, words: Sequence[str], *, as_json: bool) -> int:
-    """Run in a virtual environment of the release: compiled files are the same in all builds."""
-    context = place.build.context
+def _variables(context: Context, folder: Path, links: Callable[[str, str], Path]) -> dict[str, str]:
+    """Return the variables of a virtual environment of the release, and of the links before it.
+
+    Compiled files are the same in all builds.
+    """
     release = graph.unpatched_environment(context)
     cached.run(context, cached.ordered([release]))
     venv = environment.python_path(release.path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
-    cache = place.folder / ".cache"
-    variables = {
-        **environment.server_env(cache),
-        "PYTHONPATH": str(place.links("environment", PurePosixPath(site))),
+    return {
+        **environment.server_env(folder / ".cache"),
+        "PYTHONPATH": str(links("environment", str(site))),
         # a work tree has no compiled files: neither the present folder nor pytest's idea of a root
         # may come before the links
         "PYTHONSAFEPATH": "1",
         "PYTEST_ADDOPTS": "--import-mode=append",
         # byte code next to the sources would litter the work trees
-        "PYTHONPYCACHEPREFIX": str(cache / "pycache"),
+        "PYTHONPYCACHEPREFIX": str(folder / ".cache" / "pycache"),
         "VIRTUAL_ENV": str(venv),
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
     }
-    if not as_json:
-        os.environ.update(variables)
-        os.chdir(place.folder)
-    command = words or [os.environ.get("SHELL", "sh")]
-    return place.become(command, {"variables": variables} if as_json else {})
 
 
-def _in_image(place: Place, engine: Engine, words: Sequence[str], *, as_json: bool) -> int:
-    """Run in a container of the target's image with compilers, the work trees where they are."""
-    context = place.build.context
-    place.build.run("image")
-    built = publish.image_of(place.build)
-    assert built is not None  # an engine makes an image
-    tag = _image(place.build, engine, built.tag)
-    links = place.links("image", PurePosixPath(engine.image_label(tag, SITE_PACKAGES_LABEL)))
-    cache = place.folder / ".cache"
+def _container(context: Context, folder: Path, links: Path) -> list[str | Path]:
+    """Return ``docker run`` with the work trees where they are, up to the image's name."""
+    cache = folder / ".cache"
     for name in ("image", "ccache"):
         (cache / name).mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [
         *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
-        *("--volume", f"{place.folder}:{place.folder}"),
+        *("--volume", f"{folder}:{folder}"),
         *("--volume", f"{links}:{_MOUNTED}:ro"),
         *("--volume", f"{cache / 'image'}:/var/cache/sparkforge"),
         *("--env", f"CCACHE_DIR={cache / 'ccache'}"),
-        *("--workdir", place.folder, "--shm-size", "1g"),
+        *("--workdir", folder, "--shm-size", "1g"),
     ]
     if context.pins.plugin is not None:
         at = context.root / context.pins.plugin.folder
         command += ["--volume", f"{at}:{at}:ro"]
     if sys.stdin.isatty() and sys.stdout.isatty():
         command += ["--interactive", "--tty"]
-    if context.target.cuda_arch is not None:
-        command += ["--gpus", "all"]
-    command.append(tag)
-    more = {"command": [str(word) for word in command]} if as_json else {}
-    return place.become([*command, *(words or ["bash"])], more)
+    return command + (["--gpus", "all"] if context.target.cuda_arch is not None else [])
 
 
 def _image(build: Build, engine: Engine, base: str) -> str:
-    """Build the image of the recipe on a target's image; returns its tag."""
+    """Build the image of the recipe, with compilers, on the target's image; returns its tag."""
     context = build.context
     tag = f"sparkforge/{context.target_name}-dev:{context.release}"
     with log.step("image with compilers"), context.store.temporary("dev") as empty:
@@ -254,3 +242,69 @@ def _image(build: Build, engine: Engine, base: str) -> str:
             )
         )
     return tag
+
+
+# -- links -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TreeOf:
+    """One upstream's work tree, as a wheel sees it."""
+
+    at: PurePosixPath
+    """Its folder, as the importing program sees it."""
+    rules: Sequence[PathRule]
+    """Places of its files in the wheel."""
+    base: Collection[str]
+    """Paths of the pinned commit; a wheel's file that is among them is never taken from the wheel,
+    so that a deleted one stays away."""
+    files: Iterable[str]
+    """Paths that are there now."""
+
+
+def links_of(
+    members: Iterable[str], trees: Sequence[TreeOf], site: PurePosixPath
+) -> dict[str, str]:
+    """Return the links of the folder, by path in it, each with its target.
+
+    Args:
+        members: the files of the release wheel.
+        site: the site-packages folder that the wheel is installed in.
+    """
+    rules = [(tree, rule, rule.wheel) for tree in trees for rule in tree.rules if rule.wheel]
+
+    def owner(path: str) -> tuple[TreeOf, PathRule, str] | None:
+        fitting = [one for one in rules if path.startswith(one[2])]
+        return max(fitting, key=lambda one: len(one[2]), default=None)
+
+    found: dict[str, PurePosixPath] = {}
+    for tree, rule, prefix in rules:
+        for file in tree.files:
+            path = prefix + file[len(rule.repo) :]
+            if file.startswith(rule.repo) and owner(path) == (tree, rule, prefix):
+                found[path] = tree.at / file
+    for member in members:
+        if member.endswith("/") or member.partition("/")[0].endswith((".dist-info", ".data")):
+            continue
+        its = owner(member)
+        if its is None or its[1].repo + member[len(its[2]) :] not in its[0].base:
+            found.setdefault(member, site / member)
+    return {path: str(target) for path, target in found.items()}
+
+
+def write(folder: Path, wanted: Mapping[str, str]) -> None:
+    """Make a folder hold exactly these links; those that are right stay: a program may use them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.rglob("*"), reverse=True):  # deeper entries first
+        right = path.is_symlink() and wanted.get(str(path.relative_to(folder))) == str(
+            path.readlink()
+        )
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif not right:
+            path.unlink()
+    for name, target in wanted.items():
+        if not (folder / name).is_symlink():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(target)

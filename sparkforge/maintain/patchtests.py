@@ -1,28 +1,33 @@
-"""The tests of patches: each must pass with its patch, and fail without it."""
+"""The tests of patches: each must pass with its patch, and fail without it.
+
+A series with patches left out is in a temporary checkout with a temporary store. Tests and commands
+find them by SPARKFORGE_CHECKOUT (tests/patches/checkout.py) and SPARKFORGE_STORE.
+"""
 
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sparkforge.core.errors import SeriesError, UsageError
+from sparkforge.core import git
+from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.run import call, failure
-from sparkforge.maintain import reduced
+from sparkforge.pins import edit, pins
+from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.series import series, staging
+from sparkforge.series.series import Series
+from sparkforge.sources import sources
 from sparkforge.sources.project import Project
+from sparkforge.sources.sources import Source
 
+CHECKOUT = "SPARKFORGE_CHECKOUT"
 Verdict = Literal["noticed", "not noticed", "fails in any case", "not run", "broken"]
-MEANINGS: Mapping[Verdict, str] = {
-    "noticed": "passes with the series, fails without the patch",
-    "not noticed": "also passes without the patch: it proves nothing",
-    "fails in any case": "fails even with the whole series",
-    "not run": "was skipped: it proves nothing here",
-    "broken": "failed for a reason inside sparkforge, not because of the patch",
-}
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,11 @@ def judge(whole: Outcome, without: Outcome) -> Verdict:
     """Return the verdict on a test from its two outcomes."""
     if whole.failed:
         return "broken" if whole.ours else "fails in any case"
-    if not whole.passed:
-        return "not run"
-    if without.ours:
+    if whole.passed and without.ours:
         return "broken"
-    if without.failed:
+    if whole.passed and without.failed:
         return "noticed"
-    return "not noticed" if without.passed else "not run"
+    return "not noticed" if whole.passed and without.passed else "not run"
 
 
 def run(
@@ -86,14 +89,10 @@ def run(
     Args:
         cut: they ran before, with the whole series. One whose file cannot be imported now needs
             what a patch adds: that is a failure as any other.
-
-    Raises:
-        UsageError: the tests are already pointed at another checkout.
-        SeriesError: pytest finds no such test, or could not run at all.
     """
-    if reduced.CHECKOUT in os.environ:
-        msg = f"{reduced.CHECKOUT} is set: the tests would use another series than {project.root}"
-        raise UsageError(msg, f"unset {reduced.CHECKOUT}")
+    if CHECKOUT in os.environ:
+        msg = f"{CHECKOUT} is set: the tests would use another series than {project.root}"
+        raise UsageError(msg, f"unset {CHECKOUT}")
     with project.store.temporary("report") as work:
         report = work / "report.xml"
         done = call(
@@ -108,12 +107,12 @@ def run(
     if lost := [test for test, one in found.items() if one is None and not (cut and cases)]:
         msg = f"{', '.join(lost)}: did not run:\n{failure(done).what}"
         raise SeriesError(msg, "check the patch's Test trailer and the test itself")
-    missing = Outcome(failed=1, message="its file cannot be imported")
-    return {test: missing if one is None else one for test, one in found.items()}
+    gone = Outcome(failed=1, message="its file cannot be imported without the patch")
+    return {test: one or gone for test, one in found.items()}
 
 
 def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome | None:
-    """Return the outcome of a test in pytest's report; None: it is not there."""
+    """Return the outcome of a test by its node id; None: it is not among them."""
     place, _, function = test.replace(".py::", "::").replace("/", ".").rpartition("::")
     mine = [
         case
@@ -127,18 +126,8 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome | None:
     skipped = sum(any(child.tag == "skipped" for child in case) for case in mine)
     failed = sum(any(child.tag in ("failure", "error") for child in case) for case in mine)
     ours = any("sparkforge.core.errors." in (one.get("message") or "") for one in bad)
-    message = _gist(bad[0]) if bad else ""
+    message = (bad[0].get("message") or "").partition("\n")[0] if bad else ""
     return Outcome(len(mine) - failed - skipped, failed, skipped, message, ours)
-
-
-def _gist(bad: ET.Element) -> str:
-    """Return the most useful line of a failure."""
-    first = (bad.get("message") or "").partition("\n")[0].strip()
-    if first and not first.endswith(":"):
-        return first
-    # an assertion about a program's output: the last error that the program printed
-    told = re.findall(r"^E\s+((?:\w+\.)*\w*(?:Error|Exception): .+)$", bad.text or "", re.MULTILINE)
-    return str(told[-1]) if told else first or "no message"
 
 
 def dev_python(root: Path) -> Path:
@@ -146,3 +135,93 @@ def dev_python(root: Path) -> Path:
     from build import ensure_environment  # the file next to this package
 
     return ensure_environment(root / ".venv-dev", root / "requirements" / "dev.txt")
+
+
+# -- series with patches left out ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A series without some of its patches."""
+
+    source: Source
+    commit: str
+    """Its result on the source."""
+    dependents: tuple[str, ...] = ()
+    """Later patches that do not merge without those that were left out."""
+
+
+def _source(project: Project, own: Series) -> Source:
+    pinned = project.pins.upstream(own.upstream)
+    return sources.ensure(project.store, own.upstream, pinned, RELEASE_PLAN, project.access)
+
+
+def without(project: Project, whole: Series, name: str) -> Reduced:
+    """Return a series without one of its patches; the later ones are merged (three-way)."""
+    store, source = project.store, _source(project, whole)
+    series.apply(store, whole, source)  # its commits hold the blobs that a merge starts from
+    paths = [entry.path for patch in whole.patches for entry in patch.entries]
+    dependents = []
+    with (
+        series.writing(store, source),
+        store.temporary("ablate") as work,
+        git.sparse_worktree(source.repo, work / "tree", source.commit, paths) as tree,
+    ):
+        for patch in whole.patches:
+            before = git.git(tree, "rev-parse", "HEAD")
+            options = ("--3way", "--committer-date-is-author-date")
+            try:
+                if patch.name != name:
+                    git.git(tree, *series.AM, *options, str(patch.path.resolve()))
+            except CommandError:
+                git.git(tree, "am", "--abort")
+            # the same if nothing of the patch is left
+            if patch.name != name and git.git(tree, "rev-parse", "HEAD") == before:
+                dependents.append(patch.name)
+        return Reduced(source, git.git(tree, "rev-parse", "HEAD"), tuple(dependents))
+
+
+def prefixes(project: Project, whole: Series) -> list[Reduced]:
+    """Return the series without all of its patches, with the first one, and so on."""
+    source = _source(project, whole)
+    last = series.apply(project.store, whole, source).commit
+    commits = git.git(source.repo, "rev-list", "--reverse", f"{source.commit}..{last}").split()
+    return [Reduced(source, commit) for commit in (source.commit, *commits)]
+
+
+@contextmanager
+def checkout(project: Project, reduced: Sequence[Reduced]) -> Iterator[Project]:
+    """Make a checkout that has reduced series instead of the whole ones."""
+    root, store = project.root, project.store
+    staged: list[tuple[Series, Source]] = []
+    with store.temporary("ablate") as work:
+        here = work / "checkout"
+        here.mkdir()
+        for path in root.iterdir():
+            if path.name not in ("pins.yaml", "patches", "dist") and path.name[0] != ".":
+                (here / path.name).symlink_to(path)
+        shutil.copytree(root / "patches", here / "patches")
+        shutil.copyfile(root / "pins.yaml", here / "pins.yaml")
+        # borrows downloads, sources and wheelhouses
+        borrowed = store.borrowed(work / "store")
+        try:
+            for part in reduced:
+                source, folder = part.source, here / "patches" / part.source.upstream
+                files = series.export(source.repo, source.commit, part.commit)
+                tree = git.git(source.repo, "rev-parse", f"{part.commit}^{{tree}}")
+                fresh = staging.stage(borrowed, folder, files, source, tree)
+                staged.append((fresh.series, source))
+                edit.forget(here / "pins.yaml", source.upstream)
+                if fresh.recorded is not None:
+                    provider = source.provider
+                    edit.record(here / "pins.yaml", source.upstream, provider, fresh.recorded)
+            path = here / "pins.yaml"
+            yield replace(project, pins_path=path, pins=pins.load(path), store=borrowed)
+        finally:
+            for fresh_series, source in staged:
+                series.forget(borrowed, fresh_series, source)
+
+
+def variables(project: Project) -> dict[str, str]:
+    """Return the variables by which tests and commands find a checkout."""
+    return {CHECKOUT: str(project.root), "SPARKFORGE_STORE": str(project.store.root)}

@@ -69,16 +69,15 @@ def test_the_build_is_measured_against_the_release(
     wheels = [item(receipt, label)["outputs"] for label in ("wheel vllm", "plugin")]
     assert ours["identity"]["wheels"] == {one["file"]: one["sha256"] for one in wheels}
     for one in (release, ours):
-        assert one["complete"]
-        decode = [each for each in one["samples"] if each["metric"] == "decode"]
-        assert [each["test"][-4:] for each in decode] == ["(c1)", "(c2)"]
-        assert [len(each["values"]) for each in decode] == [2, 2]
+        assert set(one["tests"]) == {"pp512 tg32 (c1)", "pp512 tg32 (c2)"}
+        # an answer that came in one piece has no speed of decode
+        assert all(1 <= len(each["decode"]) <= 2 for each in one["tests"].values())
     changes = document["comparison"]["changes"]
     assert all(one["ratio"] > 0 for one in changes)
     assert {one["name"] for one in changes} == {"pp512 tg32 (c1)", "pp512 tg32 (c2)"}
     # CI's machine is seldom idle; the tolerance is more than any ratio could be
     pair = (str(out / "unpatched"), str(out / "patched"))
-    again = build("bench", "compare", *pair, "--disturbed", "--tolerance", "100")
+    again = build("bench", "compare", *pair, "--tolerance", "100")
     assert [one["ratio"] for one in again["changes"]] == [one["ratio"] for one in changes]
 
 
@@ -123,5 +122,5 @@ def test_a_second_cold_build_gives_the_same_wheel(receipt: Any, build: Build) ->
     # in another folder and another store, which share nothing but the downloads, by another umask
     found = build("verify", "--target", "cpu", "--engine", "none")
     wheels = [item(receipt, label)["outputs"]["sha256"] for label in ("wheel vllm", "plugin")]
-    both = [(f"sha256:{sha256}", f"sha256:{sha256}") for sha256 in wheels]
+    both = [(sha256, sha256) for sha256 in wheels]
     assert [(one["first"], one["second"]) for one in found["results"]] == both

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.maintain.rebase.verdicts import Verdict
+from sparkforge.maintain import drift
+from sparkforge.maintain.findings import Verdict
 from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
 from tests.project import FILES, Project
 from tests.support import Repo
@@ -176,26 +177,6 @@ def moves_in_history(up: Upstream, code: int = 0) -> dict[str, dict[str, Any]]:
     return {move["patch"].removesuffix("-one.patch"): move for move in said["patches"]}
 
 
-def test_history_names_the_commit_that_did_it(upstream: Upstream) -> None:
-    text = lines("far")
-    repo = upstream.project.repo
-    upstream.begin_with({"demo/far.py": text, "demo/mod2.py": lines("mod2")})
-    upstream.series(
-        {
-            "Far one": {"demo/far.py": with_line(text, 3, b"ours = 1")},
-            "Mod one": {"demo/mod2.py": b"ours = 1\n" + lines("mod2")},
-        }
-    )
-    repo("checkout", "--quiet", "main")
-    repo.commit({"demo/far.py": None, "demo/near.py": text}, "Move far near")
-    repo.commit({"demo/mod2.py": None}, "Drop mod2")
-    found = moves_in_history(upstream, STOPPED)
-    assert found["far"]["verdict"] == "target-renamed"
-    assert "Move far near" in found["far"]["causes"][0]
-    assert found["mod"]["verdict"] == "target-deleted"
-    assert "Drop mod2" in found["mod"]["causes"][0]
-
-
 FIX = b"\n".join(b"fixed_line_%d = the_right_answer(%d)" % (i, i) for i in range(4))
 
 
@@ -339,28 +320,18 @@ def test_a_new_file_goes_where_its_folder_went(upstream: Upstream) -> None:
     assert any("demo/pieces/new.py" in line for line in move["detail"])
 
 
-def test_history_names_the_commits_of_a_conflict(upstream: Upstream) -> None:
-    text, repo = lines("t"), upstream.project.repo
-    upstream.begin_with({"demo/t.py": text})
-    upstream.series({"One": {"demo/t.py": with_line(text, 10, b"ours = 1")}})
-    repo("checkout", "--quiet", "main")
-    repo.commit({"demo/t.py": with_line(text, 10, b"theirs = 1")}, "Do it their way")
-    (move,) = moves_in_history(upstream, STOPPED).values()
-    assert "Do it their way" in move["causes"][0]
-
-
 @pytest.mark.parametrize("page", [{"ranges": False}, {"statuses": [500] * 9}])
 def test_requirements_that_cannot_be_read_are_named(
-    upstream: Upstream, page: dict[str, Any]
+    upstream: Upstream, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream.series({"One": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"ours = 1")}})
     upstream.release({}, requires=["helper==2.0"])
     served = upstream.project.server.pages["/files/demo-2.0-py3-none-any.whl"]
     read = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
     assert any("helper: none (wanted ==2.0)" in one["what"] for one in read)
+    monkeypatch.setattr(drift, "_TAIL", 100)
     served.ranges = page.get("ranges", True)
     served.statuses = list(page.get("statuses", []))
     found = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
-    said = "demo-2.0-py3-none-any.whl: cannot read its METADATA"
-    lacking = "files.wheel: the index has no"
-    assert any(said in one["what"] or lacking in one["what"] for one in found)
+    said = "demo-2.0-py3-none-any.whl: cannot read its "
+    assert any(said in one["what"] for one in found)

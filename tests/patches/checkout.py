@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sparkforge.maintain.reduced import CHECKOUT as _VARIABLE
+from sparkforge.maintain.patchtests import CHECKOUT as _VARIABLE
 from sparkforge.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

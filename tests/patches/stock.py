@@ -25,7 +25,7 @@ from sparkforge.build.graph import Build
 from sparkforge.core.errors import SparkforgeError, UsageError
 from sparkforge.core.index import Index, pip_settings, sha256_of
 from sparkforge.core.run import call
-from sparkforge.maintain.rebase.release_spec import version_of
+from sparkforge.maintain.releases import version_of
 from sparkforge.runtime import interpreter
 from sparkforge.runtime.environment import python_path
 from sparkforge.sources.download import fetch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-from sparkforge.maintain import editable
-from sparkforge.maintain.editable import TreeOf
+from sparkforge.maintain import dev
+from sparkforge.maintain.dev import TreeOf
 from sparkforge.pins.pathmap import PathRule
 
 SITE = PurePosixPath("/site")
@@ -42,29 +42,30 @@ def tree(files: tuple[str, ...] = FILES, base: tuple[str, ...] = FILES) -> TreeO
     return TreeOf(PurePosixPath("/trees"), RULES, set(base), files)
 
 
-def test_folders_come_from_where_all_in_them_does() -> None:
-    assert editable.links(MEMBERS, [tree()], SITE) == {
+def test_each_file_comes_from_its_place() -> None:
+    assert dev.links_of(MEMBERS, [tree()], SITE) == {
         "demo/__init__.py": "/trees/demo/__init__.py",
-        "demo/sub": "/trees/demo/sub",
+        "demo/sub/a.py": "/trees/demo/sub/a.py",
+        "demo/sub/b.py": "/trees/demo/sub/b.py",
         "demo/mixed/c.py": "/trees/demo/mixed/c.py",
         "demo/mixed/n.so": "/site/demo/mixed/n.so",
-        "demo/data/csrc": "/trees/csrc",
+        "demo/data/csrc/k.cu": "/trees/csrc/k.cu",
         "demo/data/made.txt": "/site/demo/data/made.txt",
-        "demo/third": "/site/demo/third",
-        "demo.libs": "/site/demo.libs",
+        "demo/third/t.py": "/site/demo/third/t.py",
+        "demo.libs/libx.so": "/site/demo.libs/libx.so",
     }
 
 
 def test_a_file_that_was_deleted_does_not_come_back_from_the_wheel() -> None:
     left = tuple(name for name in FILES if name != "demo/mixed/c.py")
-    assert "demo/mixed/c.py" not in editable.links(MEMBERS, [tree(left)], SITE)
+    assert "demo/mixed/c.py" not in dev.links_of(MEMBERS, [tree(left)], SITE)
 
 
 def test_a_new_file_is_there_and_stands_before_the_wheels() -> None:
     now = (*FILES, "demo/new.py", "demo/third/t.py")
-    links = editable.links(MEMBERS, [tree(now)], SITE)
+    links = dev.links_of(MEMBERS, [tree(now)], SITE)
     assert links["demo/new.py"] == "/trees/demo/new.py"
-    assert links["demo/third"] == "/trees/demo/third"
+    assert links["demo/third/t.py"] == "/trees/demo/third/t.py"
 
 
 def test_the_longest_prefix_of_all_trees_owns_a_file() -> None:
@@ -74,15 +75,15 @@ def test_the_longest_prefix_of_all_trees_owns_a_file() -> None:
         {"pkg/t/t.py"},
         ["pkg/t/t.py"],
     )
-    links = editable.links(MEMBERS, [tree(), inner], SITE)
-    assert links["demo/third"] == "/inner/pkg/t"
+    links = dev.links_of(MEMBERS, [tree(), inner], SITE)
+    assert links["demo/third/t.py"] == "/inner/pkg/t/t.py"
 
 
 def test_links_that_are_right_stay_and_others_go(tmp_path: Path) -> None:
     folder = tmp_path / "links"
-    editable.write(folder, {"a": "/x/a", "d/b": "/x/b", "e/f/g": "/x/g", "s": "/x/s"})
+    dev.write(folder, {"a": "/x/a", "d/b": "/x/b", "e/f/g": "/x/g", "s": "/x/s"})
     kept = os.lstat(folder / "a").st_ino
-    editable.write(folder, {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"})
+    dev.write(folder, {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"})
     assert os.lstat(folder / "a").st_ino == kept
     found = {
         str(path.relative_to(folder)): str(path.readlink())
@@ -97,5 +98,5 @@ def test_a_link_to_a_folder_is_not_walked_into(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "precious.py").write_text("x\n")
     for wanted in ({"pkg": str(tmp_path / "tree")}, {"pkg/precious.py": "/x"}, {}):
-        editable.write(tmp_path / "links", wanted)
+        dev.write(tmp_path / "links", wanted)
     assert (tmp_path / "tree" / "precious.py").read_text() == "x\n"

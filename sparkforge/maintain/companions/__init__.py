@@ -1,1 +1,0 @@
-"""What moves with a release: requirements, locks, other upstreams, and the trial of all of it."""

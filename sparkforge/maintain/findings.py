@@ -1,0 +1,317 @@
+"""What people need to know of a merge: verdict, kinds of conflicts, and what git cannot see.
+
+Git merges text: a patch whose own lines call a function merges silently into a tree in which that
+function has another name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from sparkforge.core import git
+from sparkforge.core.run import call
+from sparkforge.pins.pathmap import PathRule, rule_of
+
+
+class Verdict(StrEnum):
+    """The verdict on a patch; each patch gets exactly one (docs/rebase.md says what they mean)."""
+
+    CLEAN = "clean"
+    CONTEXT_ONLY = "context-only"
+    CHANGED = "changed"
+    UPSTREAMED = "upstreamed"
+    CONFLICT = "conflict"
+    TARGET_RENAMED = "target-renamed"
+    TARGET_DELETED = "target-deleted"
+
+
+@dataclass(frozen=True)
+class PatchResult:
+    """The result of one patch."""
+
+    patch: str
+    verdict: Verdict
+    stops: bool = False
+    """A person must resolve it (or skip it)."""
+    detail: tuple[str, ...] = ()
+    """Findings for people, as lines."""
+    commit: str | None = None
+    """The moved commit; None where there is none (stopped, dropped, skipped)."""
+    vanished: tuple[str, ...] = ()
+    """Names that it uses and the new release lacks."""
+    answer: str = ""
+    """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
+
+    @property
+    def next(self) -> str:
+        """The next step, in one line."""
+        if self.stops:
+            return "merge both sides in the work tree, or --skip REASON"
+        if self.commit is None:
+            return "nothing: it leaves the series"
+        if self.vanished:
+            return f"check what replaced {', '.join(self.vanished)}, then run its test"
+        same = self.verdict in (Verdict.CLEAN, Verdict.CONTEXT_ONLY, Verdict.TARGET_RENAMED)
+        return "run its test" if same else "read the new diff, run its test"
+
+    def row(self) -> tuple[str, str, str]:
+        """Return it as a row of a table."""
+        shown = f"{'! ' if self.stops else ''}{self.verdict}"
+        shown += f" ({self.answer})" if self.answer else ""
+        return self.patch.removesuffix(".patch"), shown, self.next
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as ``--json`` prints it."""
+        return asdict(self) | {"next": self.next}
+
+
+HEAD = ("patch", "verdict", "what next")
+
+
+# -- conflicts -----------------------------------------------------------------------------------
+
+MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |\r?$)", re.MULTILINE)  # ======= may be a heading
+_HUNK = re.compile(
+    rb"^<{7}[^\n]*\n(.*?)^\|{7}[^\n]*\n(.*?)^={7}\r?\n(.*?)^>{7}[^\n]*\n?", re.MULTILINE | re.DOTALL
+)
+_IMPORT = re.compile(rb"(from \S+ import\b|import\s|#\s*include\b|[\w.]+( as \w+)?,$|[()]+$)")
+_TELLING = 20  # characters of a line that is looked for elsewhere …
+_PLACES = 3  # … and that tells nothing in more places
+
+
+@dataclass(frozen=True)
+class Unmerged:
+    """One file in conflict: its blobs by stage (1 base, 2 the new release, 3 the patch)."""
+
+    path: str
+    blobs: dict[int, str]
+
+
+def blob(repo: Path, name: str | None) -> bytes:
+    """Return a blob's content; without a name, nothing."""
+    return git.git_bytes(repo, "cat-file", "blob", name) if name else b""
+
+
+@dataclass(frozen=True)
+class _Hunk:
+    """One conflict in a file: the lines of the new release, of the base and of the patch."""
+
+    new: bytes
+    base: bytes
+    patch: bytes
+
+    @property
+    def kind(self) -> Literal["imports", "both insert", "overlap"]:
+        lines = [line for text in (self.new, self.base, self.patch) for line in _bare(text)]
+        if all(map(_IMPORT.match, lines)):
+            return "imports"
+        return "overlap" if self.base.strip() else "both insert"
+
+
+def _bare(text: bytes) -> list[bytes]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def resolve_provisionally(tree: Path, files: Iterable[Unmerged]) -> None:
+    """Write a guess into files in conflict: both sides, or where they overlap the patch's."""
+
+    def guess(match: re.Match[bytes]) -> bytes:
+        hunk = _Hunk(*match.groups())
+        return hunk.patch if hunk.kind == "overlap" else hunk.new + hunk.patch
+
+    for file in files:
+        path = tree / file.path
+        if path.is_file() and not path.is_symlink():
+            path.write_bytes(_HUNK.sub(guess, path.read_bytes()))
+
+
+def hints(tree: Path, old: str, new: str, files: Sequence[Unmerged]) -> Iterator[str]:
+    """Yield a line for each text file in conflict: its hunks, and upstream's probable change.
+
+    Args:
+        old, new: commits of the two releases.
+    """
+    for file in files:
+        path = tree / file.path
+        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        if found := [_Hunk(*match.groups()) for match in _HUNK.finditer(data)]:
+            kinds = Counter(hunk.kind for hunk in found)
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            # the file as earlier patches of the series left it, on either release
+            before, now = (blob(tree, file.blobs.get(stage)) for stage in (1, 2))
+            hint = _hint(found, before, now) or _elsewhere(tree, old, new, file.path, found, now)
+            yield f"{file.path}: {counts}: {hint or 'upstream changed the same lines'}"
+
+
+def _hint(found: Sequence[_Hunk], before: bytes, now: bytes) -> str | None:
+    if b"\r\n" in now and b"\r\n" not in before:
+        return "its lines now end in CR LF"
+    fresh = {*_bare(now)} - {*_bare(before)}
+    added = [line for hunk in found for line in _bare(hunk.patch) if line not in _bare(hunk.base)]
+    there = sum(line in fresh for line in added)
+    if added and 2 * there >= len(added):
+        return (
+            f"{there} of the {len(added)} lines it adds already exist: upstream may have the same"
+            " fix in another form"
+        )
+    texts = [(b"\n".join(_bare(hunk.base)), b"\n".join(_bare(hunk.new))) for hunk in found]
+    if all(base and base in new for base, new in texts):
+        return "only white space of its context differs"
+    return None
+
+
+def _elsewhere(
+    tree: Path, old: str, new: str, path: str, found: Sequence[_Hunk], now: bytes
+) -> str | None:
+    """Return the other files in which the longest line that the patch stood on is now."""
+    gone = {line for hunk in found for line in _bare(hunk.base)} - {*_bare(now)}
+    line = max(sorted(gone), key=len, default=b"").decode(errors="replace")
+    if len(line) < _TELLING:
+        return None
+    # only in files of its kind in its part of the tree: each file is unpacked
+    top, suffix = path.partition("/")[0] if "/" in path else "", Path(path).suffix
+    where = f":(glob){top}/**/*{suffix}" if top else f":(glob)*{suffix}"
+    places = []
+    for commit in (old, new):
+        code, listing = git.attempt(tree, "grep", "-F", "-n", "-I", "-e", line, commit, "--", where)
+        hits = (hit.split(":", 3) for hit in listing.splitlines() if code == 0)
+        places.append({hit[1]: hit[2] for hit in hits})
+    moved = [f"{name}:{at}" for name, at in places[1].items() if name not in places[0]]
+    if 0 < len(moved) <= _PLACES:
+        return f"its context may have moved: `{line[:60]}` is now at {', '.join(moved)}"
+    return None
+
+
+# -- what merged ---------------------------------------------------------------------------------
+
+_WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
+_LINE = re.compile(rb"^([-+])(?!-- |\+\+ )(.*)$", re.MULTILINE)
+_STRING = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
+_COMMENT = re.compile(rb"(?:#(?!\s*(?:if|define|include|elif|ifdef|ifndef)\b)|//).*$")
+# a name that the line itself defines is not used from elsewhere
+_MADE = re.compile(
+    rb"\b(?:def|class|struct|for|as)\s+(\w+)|^\s*(?:auto\s+|const\s+)?(\w+)\s*(?::[^=]+)?=(?!=)"
+)
+
+
+def of_merged(
+    tree: Path,
+    ruff: str | None,
+    rules: Sequence[PathRule],
+    releases: tuple[str, str],
+    moved: Sequence[tuple[str, str]],
+) -> dict[str, tuple[list[str], list[str]]]:
+    """Return what git cannot see in patches that merged, by their new commits.
+
+    Args:
+        ruff: the program; None: Python files are only compiled.
+        rules: the upstream's ``paths``: tests and docs, which do not ship, keep old names for long.
+        releases: commits of the old and the new release.
+        moved: pairs of a patch's commit on the old release and on the new one.
+
+    Returns:
+        For each: names that it uses and the new release lacks; ``FILE: what is wrong with it``.
+    """
+
+    def ships(path: str) -> bool:
+        rule = rule_of(rules, path)
+        return rule is None or rule.wheel is not None or rule.build
+
+    used = {}
+    for _, new in moved:
+        files = [change.path for change in git.changes(tree, f"{new}^", new) if ships(change.path)]
+        words = ("--literal-pathspecs", "diff-tree", "-p", "--no-renames", f"{new}^", new)
+        used[new] = _names(git.git_bytes(tree, *words, "--", *files)) if files else set()
+    others = [f":(exclude,literal){rule.repo}" for rule in rules if not ships(rule.repo)]
+    lost = _vanished(tree, set().union(*used.values()), others, *releases)
+    broken = _broken(tree, ruff, moved)
+    return {
+        new: (sorted(word.decode() for word in used[new] & lost), broken[new]) for _, new in moved
+    }
+
+
+def _names(diff: bytes) -> set[bytes]:
+    """Return the names that the added code of a diff uses: no comments, strings or prose."""
+    used: set[bytes] = set()
+    made: set[bytes] = set()
+    for line in _LINE.finditer(diff):
+        if line[1] == b"-":
+            continue
+        code = _COMMENT.sub(b"", _STRING.sub(b"''", line[2]))
+        made |= {name for names in _MADE.findall(code) for name in names if name}
+        for match in _WORD.finditer(code):
+            word = match[0]
+            around = code[match.start() - 1 : match.start()] + code[match.end() : match.end() + 1]
+            like_code = b"_" in word or word[1:] != word[1:].lower()
+            if like_code or b"." in around or b"(" in around:
+                used.add(word)
+    return used - made
+
+
+def _vanished(tree: Path, wanted: set[bytes], but: list[str], old: str, new: str) -> set[bytes]:
+    """Return those names that the old release has and the new one lacks."""
+    words = ("diff-tree", "-p", "-U0", "--no-renames", old, new, "--", ".", *but)
+    sides: dict[bytes, set[bytes]] = {b"-": set(), b"+": set()}
+    for line in _LINE.finditer(git.git_bytes(tree, *words)) if wanted else ():
+        sides[line[1]] |= wanted.intersection(_WORD.findall(line[2]))
+    gone = sides[b"-"] - sides[b"+"]  # removed somewhere, and not added elsewhere
+    if not gone:
+        return set()
+    named = [part for word in sorted(gone) for part in ("-e", word.decode())]
+    grep = ("grep", "-h", "-o", "-w", "-F", "-I", *named, new, "--", ".", *but)
+    code, listing = git.attempt(tree, *grep)
+    return gone - ({line.encode() for line in listing.splitlines()} if code == 0 else set())
+
+
+def _broken(tree: Path, ruff: str | None, moved: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return what is wrong with Python files after each patch and was not before it."""
+    found: dict[Path, Counter[str]] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made).resolve()
+        for old, new in moved:
+            for change in git.changes(tree, f"{new}^", new):
+                if change.path.endswith(".py") and change.status != "D":
+                    was = git.blobs_at(tree, old, [change.path]).get(change.path)
+                    before = None if change.old_blob == git.ABSENT else change.old_blob
+                    blobs = {"old": was, "before": before, "after": change.new_blob}
+                    for side, name in blobs.items():
+                        file = folder / new / side / change.path
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        file.write_bytes(blob(tree, name))
+                        found[file] = Counter(_compiled(file.read_bytes()))
+        if ruff is not None and found:
+            how = ("--isolated", "--select=F821,F811", "--output-format=json", "--exit-zero")
+            for one in json.loads(call(ruff, "check", "--no-cache", *how, folder).stdout):
+                if one["code"] in ("F821", "F811"):
+                    # the line that a redefinition names moves with each patch
+                    message = re.sub(r" from line \d+", "", one["message"])
+                    found[Path(one["filename"]).resolve()][message] += 1
+    result: dict[str, list[str]] = {new: [] for _, new in moved}
+    for file, after in found.items():
+        new, side, *parts = file.relative_to(folder).parts
+        if side == "after":
+            path = Path(*parts)
+            fresh = (
+                after - found[folder / new / "before" / path] - found[folder / new / "old" / path]
+            )
+            result[new] += [f"{path}: {what}" for what in fresh]
+    return result
+
+
+def _compiled(data: bytes) -> list[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(data, "file", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        return [f"does not compile: {getattr(error, 'msg', error)}"]
+    return []

@@ -1,0 +1,221 @@
+"""The changes of a finished rebase to the checkout: files, ``git add``, one commit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkforge.build.context import release_name
+from sparkforge.core import git, pages
+from sparkforge.core.disk import write_files
+from sparkforge.core.errors import PinsError, UsageError
+from sparkforge.core.run import call
+from sparkforge.maintain import companions, drift
+from sparkforge.maintain.drift import Note
+from sparkforge.pins import edit, pins, yamlfile
+from sparkforge.pins.pins import Recorded
+from sparkforge.pins.yamlfile import Where
+from sparkforge.series import series, staging
+from sparkforge.series.series import Series
+from sparkforge.sources.project import Project
+
+if TYPE_CHECKING:
+    from sparkforge.maintain.companions import Tried
+    from sparkforge.maintain.job import Job, Part, Plan
+
+
+@dataclass(frozen=True)
+class Landing:
+    """What a rebase writes into the checkout, without its report."""
+
+    files: Mapping[Path, bytes | None]
+    series: Mapping[str, Series]
+    """The moved series, by upstream."""
+
+
+def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], list[Note]]:
+    """Write pins, series, changelog and report, and commit them.
+
+    A checkout that is not under git gets the files alone.
+
+    Returns:
+        The report, the files that changed, and what no longer agrees.
+    """
+    # before the checkout is read: changes of an export in the meantime would be lost
+    with job.project.locked() as project:
+        root, own = project.root, plan.parts[0]
+        landing = planned(job, project, plan)
+        files = dict(landing.files)
+        if tried is not None:
+            if landing.files != tried.landing.files or companions.texts_of(root) != tried.before:
+                msg = f"{root}: changed while the move was tried"
+                raise UsageError(msg, f"build.py rebase {own.upstream} --continue tries it again")
+            files |= {root / name: text.encode() for name, text in tried.requirements.items()}
+        here = project if tried is None else tried.project
+        notes = disagreeing(replace(here, pins=project.pins), plan, landing.series)
+        page = root / f"dist/rebase/{own.upstream}-{own.pinned['version']}-{own.target.version}.md"
+        page.write_text(_report(job, plan, notes, tried), encoding="utf-8")
+        changed = [
+            path
+            for path, data in files.items()
+            if data != (path.read_bytes() if path.is_file() else None)
+        ]
+        write_files({path: files[path] for path in changed})
+        if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):  # the user's own git
+            paths = [str(path.relative_to(root)) for path in changed]
+            call("git", "-C", root, "add", "--all", "--", *paths)
+            message = f"Move {own.upstream} to {own.target.tag}"
+            call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
+        job.remove()
+        return page, changed, notes
+
+
+def planned(job: Job, project: Project, plan: Plan) -> Landing:
+    """Return what a rebase writes; changes nothing."""
+    job.check_clean(plan.companions)
+    job.check_same(plan)
+    root, path = project.root, project.pins_path
+    files: dict[Path, bytes | None] = {}
+    fresh: dict[str, Series] = {}
+    records: dict[str, Recorded | None] = {}
+    for part in plan.parts:
+        tree = job.tree(part.upstream)
+        exported = series.export(tree, part.new.commit, "HEAD")
+        rules = staging.Rules(root, part.target.paths, "fix the message of that patch")
+        aside = job.folder / "landing" / part.upstream
+        wanted = git.git(tree, "rev-parse", "HEAD^{tree}")
+        staged = staging.stage(project.store, aside, exported, part.new, wanted, rules=rules)
+        files |= staged.files(project.series_folder(part.upstream), job.series_of(part.upstream))
+        fresh[part.upstream], records[part.upstream] = staged.series, staged.recorded
+    page = root / "CHANGELOG.md"
+    log = page.read_text(encoding="utf-8") if page.exists() else "# Changelog\n"
+    newest = _SECTION.search(log)
+    # once the last release was made, the counter is raised
+    raised = newest is None or newest["date"] != "unreleased"
+    counter = project.pins.release.counter + raised
+    text = _pins_text(project, plan, counter, records)
+    files[path] = text.encode()
+    after = pins.parse(path, text)
+    targets = sorted(after.targets.values(), key=lambda one: plan.upstream not in one.wheels)
+    files[page] = _changelog(log, plan, release_name(after, targets[0])).encode()
+    return Landing(files | staging.page(root, after, fresh), fresh)
+
+
+def disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:
+    """Return what a checkout does not have as the new releases want it.
+
+    Args:
+        project: with the pins from before the move.
+    """
+    notes: list[Note] = []
+    upstreams = {**project.pins.upstreams, **plan.moved}
+    for part in plan.parts:
+        if part.upstream in plan.moved:
+            # its own pin as it was: the difference shows which wheels are new
+            own = {**upstreams, part.upstream: project.pins.upstreams[part.upstream]}
+            seen = project.pins.model_copy(update={"upstreams": own})
+            notes += part.notes
+            notes += drift.find(replace(project, pins=seen), part.upstream, part.target)
+    versions = {name: pin.version for name, pin in upstreams.items()}
+    return notes + drift.droppable(moved.values(), versions)
+
+
+def _pins_text(
+    project: Project, plan: Plan, counter: int, records: Mapping[str, Recorded | None]
+) -> str:
+    """Return pins.yaml with the new release in it; every other character stays."""
+    path, before = project.pins_path, project.pins.upstreams
+    values: dict[Where, str] = {}
+    if counter != project.pins.release.counter:
+        values["release", "counter"] = str(counter)
+    for name, target in plan.moved.items():
+        here: Where = ("upstreams", name)
+        values |= {(*here, "tag"): target.tag, (*here, "version"): target.version}
+        for key, file in target.files.items():
+            for part, value in (("file", file.file), ("sha256", file.sha256), ("size", file.size)):
+                values[*here, "files", key, part] = str(value)
+        for key, external in target.externals.items():
+            if external != before[name].externals[key]:
+                values[*here, "externals", key, "commit"] = external.commit
+    try:
+        text = yamlfile.replace_scalars(path.read_bytes().decode(), values)
+    except KeyError as error:
+        msg = f"{path.name}: {error.args[0]}: is written on more than one line"
+        raise PinsError(msg, "write it KEY: VALUE on one line") from None
+    for name, target in plan.moved.items():
+        for key, file in target.files.items():
+            if file.natives is None and before[name].files[key].natives is not None:
+                text = edit.without_natives(path, text, name, key)
+        text = edit.with_commit(path, text, name, target.commit)
+    for one in plan.parts:
+        recorded = records[one.upstream]
+        if recorded is not None or before[one.upstream].patched:
+            fresh = {} if recorded is None else {one.new.provider: recorded}
+            text = edit.with_record(path, text, one.upstream, fresh)
+    return text
+
+
+_SECTION = re.compile(r"^## (?:(?P<version>\S+) \((?P<date>[^)\n]*)\)[ \t]*$)?", re.MULTILINE)
+
+
+def _changelog(text: str, plan: Plan, release: str) -> str:
+    """Return the changelog with lines about a rebase at the end of the release's section.
+
+    An unreleased section becomes that of the release; before one with a date there will be a new
+    section. Where the first heading is no release's, the lines go below it.
+    """
+    newest = _SECTION.search(text)
+    if newest and newest["version"] not in (None, release):
+        done = newest["date"] != "unreleased"
+        rest = text[newest.start() if done else newest.end() :]
+        between = "\n\n" if done else ""
+        text = f"{text[: newest.start()]}## {release} (unreleased){between}{rest}"
+    lines = []
+    for part in plan.parts:
+        if part.upstream in plan.moved:
+            results = [
+                result
+                for one in plan.parts
+                if part.upstream in (one.upstream, one.target.source_in)
+                for result in one.results
+            ]
+            kinds = Counter(result.answer or str(result.verdict) for result in results)
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+            change = f"{part.pinned['tag']} → {part.target.tag}"
+            lines.append(f"* {part.upstream} {change}: {len(results)} patches ({counts}).")
+        for result in part.results:
+            if result.commit is None:
+                name, why = result.patch.removesuffix(".patch"), result.detail[-1]
+                lines.append(f"  * {part.upstream}: dropped {name} ({result.verdict}): {why}")
+    sections = [match.start() for match in _SECTION.finditer(text)]
+    end = sections[1] if len(sections) > 1 else len(text)
+    head, tail = text[:end].rstrip("\n"), text[end:]
+    between = "\n" if sections and head.splitlines()[-1].startswith(("*", " ")) else "\n\n"
+    return head + between + "\n".join(lines) + "\n" + (f"\n{tail}" if tail else "")
+
+
+def _report(job: Job, plan: Plan, notes: Iterable[Note], tried: Tried | None) -> str:
+    """Return the page about the rebase."""
+
+    def difference(part: Part) -> pages.Markdown:
+        patched = series.apply(job.project.store, job.series_of(part.upstream), part.old)
+        ranges = (f"{part.old.commit}..{patched.commit}", f"{part.new.commit}..HEAD")
+        # a patch that shrank much still has its pair
+        words = ("range-diff", "--no-color", "--no-dual-color", "--creation-factor=100", *ranges)
+        left = any(result.commit for result in part.results)
+        return pages.Markdown(git.git(job.tree(part.upstream), *words) if left else "nothing left")
+
+    return pages.render(
+        Path(__file__).with_name("report.md.j2"),
+        own=plan.parts[0],
+        parts=plan.parts,
+        moved=[part for part in plan.parts[1:] if part.upstream in plan.moved],
+        notes=notes,
+        tried=tried,
+        difference=difference,
+        found=lambda one: pages.Markdown("<br>".join(map(pages.escape, one.detail))),
+    )
