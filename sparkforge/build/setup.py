@@ -20,7 +20,7 @@ from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import buildx, engine
+from sparkforge.runtime import engine
 from sparkforge.sources.project import Project
 
 _TOOLS, _SERVER = ToolOptions(), ServerOptions()
@@ -130,9 +130,7 @@ def _tools(
     if base is not None and (chosen is not None or compiles):
         resolved = engine.resolve(base, chosen)
     if chosen is not None and resolved is not None:
-        chosen_builder = buildx.choose(chosen, tools.builder)
-        buildx.check(chosen_builder, chosen, resolved.reference, wanted)
-        builder = chosen_builder.name
+        builder = engine.builder_of(chosen, tools.builder, resolved.reference, wanted)
     if elsewhere and target.smoke is not None and until == STAGES[-1]:
         msg = f"this target's smoke test runs on {wanted}; this machine is {machine}"
         raise UsageError(msg, "build the image here (--until image) and test it there")

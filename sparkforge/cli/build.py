@@ -125,7 +125,7 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     if arguments:
         log.document(plain.as_json(built))
         return 0
-    if not publish.stands(build, built) and publish.reads_damage(build):
+    if publish.reads_damage(build, built):
         cached.run(context, todo, {build.graph.house.stage})
         built = written()
     seconds = time.monotonic() - start

@@ -28,8 +28,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("check.doctor.command:run", "check that this machine can build and serve"),
         "build": ("cli.build:build_target", "fetch, patch, build and test (default)"),
         "model": ("", "download a target's model in advance"),
-        "model fetch": ("build.modelfetch:run", "download the model to where Compose looks"),
-        "serve": ("cli.serve:run", "serve the last build on loopback until Ctrl-C"),
+        "model fetch": ("build.composing:fetch", "download the model to where Compose looks"),
+        "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
         "accept": ("check.accept.command:run", "check a running server"),
         "smoke": ("cli.build:smoke", "repeat the smoke test on the last build"),
         "images": ("build.composing:images", "list built images, and the one that Compose uses"),
@@ -43,10 +43,9 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "patches list": ("cli.patches:list_patches", "list all patches in order"),
         "patches check": ("cli.patches:check_series", "check patches, and the trees they give"),
         "patches apply": ("cli.patches:apply_series", "create a git work tree with the patches"),
-        "patches export": ("cli.editing:export_series", "write a work tree's commits as patches"),
-        "patches import": ("cli.editing:import_patches", "import patches (mbox, .patch, diff)"),
-        "patches new": ("cli.editing:new_patch", "commit staged changes with a template"),
-        "patches stats": ("cli.patches:show_stats", "show the size of each patch"),
+        "patches export": ("cli.patches:export_series", "write a work tree's commits as patches"),
+        "patches import": ("cli.patches:import_patches", "import patches (mbox, .patch, diff)"),
+        "patches new": ("cli.patches:new_patch", "commit staged changes with a template"),
         "pins": ("", "check pins.yaml and record the patched trees"),
         "pins check": ("cli.pins:check_pins", "check pins.yaml"),
         "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
@@ -185,9 +184,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     log.configure(to_stderr=as_json, verbose=False)
     log.answered = False
-    if not words:
-        log.usage(_USAGE)
-        return UsageError.exit_code
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # build.py has held them back
         function, options = parsed(words)

@@ -65,7 +65,7 @@ Count = Annotated[int, BeforeValidator(_number), Field(gt=0, strict=True)]
 Truth = Annotated[bool, BeforeValidator(_truth), Field(strict=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9_]+$")]
-_LAYER = "[a-z0-9_]+(=[a-z0-9_]+)?"
+_LAYER = "((qkv|o|lm_head)(=mxfp[48])?|moe(=mxfp4)?)"
 LayerList = Annotated[str, StringConstraints(pattern=f"^{_LAYER}(,{_LAYER})*$")]
 
 

@@ -17,7 +17,6 @@ import requests
 
 from sparkforge.build import composing
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
-from sparkforge.runtime import envfile
 from sparkforge.runtime.servers import free_port
 from tests.hub import Hub
 from tests.support import ROOT, wait_for
@@ -65,7 +64,7 @@ class Spark:
 
     def env(self, **variables: str) -> None:
         """Write variables into .env."""
-        envfile.put(self.checkout / ".env", variables)
+        composing.put(self.checkout / ".env", variables)
 
     def state(self) -> Any:
         """Return what `docker compose ps` says of the one container."""

@@ -180,9 +180,9 @@ def test_an_image_of_this_checkout_matches(baked: Baked, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "connect", baked.engine)
     paths = ProjectOptions(pins=baked.project.root / "pins.yaml", store=baked.project.store)
     opened = Opened.open(paths)
-    assert command._image("tiny:1", None, opened) == 0
+    assert command._image("tiny:1", opened, published=False) == 0
     baked.files[f"{SITE}/demo/mod.py"] = b"evil"
-    assert command._image("tiny:1", None, opened) == CheckError.exit_code
+    assert command._image("tiny:1", opened, published=False) == CheckError.exit_code
 
 
 def test_changed_patches_and_pins_are_named(baked: Baked) -> None:

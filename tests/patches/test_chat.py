@@ -22,7 +22,7 @@ import pytest
 import requests
 
 from sparkforge.build.context import profile_of
-from sparkforge.build.serve import chat_model, in_environment
+from sparkforge.build.launcher import chat_model, in_environment
 from sparkforge.check.accept import subject as accept
 from sparkforge.check.bench import benchy
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
@@ -423,7 +423,7 @@ def test_accept_finds_every_promise_kept(
     profile = profile_of(loaded, "cpu")
     place = client.Place(f"{url}/v1", "the-key")
     answering = profile.model_copy(update={"answers": True})
-    real = accept.Subject(place, client.model_of(place), answering)
+    real = accept.Subject(place, client.served_model(place), answering)
     assert accept.judge("chat", real)["state"] == "fail"
 
 

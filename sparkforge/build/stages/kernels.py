@@ -23,7 +23,7 @@ from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins.compiling import Plugin
 from sparkforge.store.store import code_of
-from sparkforge.wheels import fresh
+from sparkforge.wheels import archive
 
 CUBINS = "decode/cubins"
 """The folder of the package with the machine code and its manifest."""
@@ -135,11 +135,11 @@ def plugin_item(
             *(f"License-File: {file}" for file in licenses),
             f"Requires-Python: {described.python}",
         )
-        wheel = fresh.Fresh(
+        wheel = archive.Fresh(
             *(described.name, described.version, "py3-none-any", metadata),
             *(members, described.entry_points, licenses),
         )
-        path = fresh.write(wheel, context.epoch, folder)
+        path = archive.write_fresh(wheel, context.epoch, folder)
         held = {f"{inside}/{file}": sha256 for file, sha256 in code.items()}
         return PluginResult(path.name, sha256_file(path), described.version, held)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.runtime import environment, interpreter, isa
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
-from sparkforge.sources.sources import Source
 from sparkforge.store.store import Artefact, code_of
 
 NOTE = "inputs.json"
@@ -125,7 +124,6 @@ def environment_item(
         needs=(*wheels, house),
         fetches=fetches,
         valid=stands,
-        sound=lambda artefact: not environment.damaged(artefact.path),
         # only the smoke test uses it
         intermediate=release,
         kept=release,
@@ -211,8 +209,7 @@ def image_item(
         return image.Contents(hashed(parts.own), third_party, share, labels)
 
     def make(folder: Path) -> ImageResult | ImageArchiveResult:
-        build = image.archive if tools.cold else image.build
-        return build(engine, tools, context, base, contents(), folder)
+        return image.build(engine, tools, context, base, contents(), folder)
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result
@@ -237,12 +234,6 @@ def _json(value: object, indent: int) -> bytes:
 # -- the smoke test ----------------------------------------------------------------------
 
 
-def sources_of(context: Context, trees: Mapping[str, Tree]) -> dict[str, Source]:
-    """Return the sources of which files are to be put back for the release: those with patches."""
-    patched = {name: tree for name, tree in trees.items() if tree.series is not None}
-    return {name: tree.before(context) for name, tree in patched.items()}
-
-
 def smoke_item(
     context: Context,
     tools: Tools,
@@ -259,11 +250,9 @@ def smoke_item(
             original files are put back, and where nothing is compared.
         wheels, trees: of an image, by upstream.
     """
-    cpu = isa.here()
-    amx = cpu == "amx"
     inputs = {
         "product": product.key,
-        "cpu": cpu,  # determines what the release is compared with, or that it refuses
+        "cpu": isa.here(),
         "kind": "image" if tools.engine is not None else "environment",
         "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
         "serve": list(context.serve),
@@ -273,32 +262,11 @@ def smoke_item(
 
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
-        from sparkforge.build.launcher import Launcher
 
-        launcher = Launcher(
-            context,
-            tools.engine,
-            serving,
-            product.artefact,
-            None if unpatched is None else unpatched.artefact,
-            {name: item.result for name, item in wheels.items()},
-            sources_of(context, trees),
-            folder,
+        release = None if unpatched is None else unpatched.artefact
+        return smoke.run(
+            *(context, tools.engine, serving, product.artefact, release, wheels, trees), folder
         )
-        report = smoke.exercise(launcher.patched, serving.ready_timeout_s)
-        if serving.arguments:
-            return report
-        # the release's own backend calls operators of its own native files
-        hides = amx and context.older_natives
-        proof = smoke.check_release(
-            launcher.unpatched_without_amx if hides else launcher.unpatched,
-            launcher.unpatched_without_amx if amx and not hides else None,
-            report.answers,
-            serving.ready_timeout_s,
-        )
-        if hides:
-            proof = replace(proof, hidden="amx")
-        return replace(report, release=proof)
 
     further = () if unpatched is None else (unpatched,)
     return Cached(

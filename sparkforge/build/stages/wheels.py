@@ -75,7 +75,7 @@ def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
 
     Of an older release, it has the pinned source in place of its Python files.
     """
-    from sparkforge.wheels import intake, natives, overlay
+    from sparkforge.wheels import intake, overlay
 
     wheel = sources.fetch_release_file(context.store, file, context.access)
     intake.take(context.store, wheel, file.sha256)
@@ -106,7 +106,7 @@ def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
             add_requires=older.requires,
         )
         layer = overlay.Layer(Patched(source, source.commit, source.tree), upstream.paths)
-        made = natives.renew(request, layer, folder)
+        made = overlay.renew(request, layer, folder)
         log.info(f"{made.path.name}: native files of {wheel.name}")
         return OwnWheel(made.path.name, sha256_file(made.path), made.version)
 

@@ -22,6 +22,7 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from sparkforge import __version__
+from sparkforge.build import composing
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions
 from sparkforge.check.accept.subject import (
@@ -41,7 +42,7 @@ from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import client, envfile
+from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said
 from sparkforge.serving.profile import Watch
 from sparkforge.sources.project import PinsFile, checkout
@@ -278,7 +279,7 @@ class Options:
 def run(options: Options = Options()) -> int:
     """Check a running server; ServerError if it breaks a promise or does not answer."""
     here = checkout(options.pins)
-    variables = envfile.seen(here.root / ".env")
+    variables = composing.seen(here.root / ".env")
     named = (variables.get("COMPOSE_PROFILES") or "").replace(" ", "").split(",")
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     target = options.target or next((one for one in named if one in here.pins.targets), likely)

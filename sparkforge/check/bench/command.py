@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import serve
+from sparkforge.build import composing, serve
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -31,7 +31,7 @@ from sparkforge.core import plain
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
-from sparkforge.runtime import client, envfile
+from sparkforge.runtime import client
 from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -95,7 +95,7 @@ def run(options: RunOptions) -> int:
         raise UsageError(msg, "omit them")
     project = Project.open(options.project)
     text = benchy.text_for(project.root, TABLES[name])
-    variables, place = envfile.seen(project.root / ".env"), None
+    variables, place = composing.seen(project.root / ".env"), None
     if options.url is not None:
         place = client.place_of(variables, options.url)
     chosen = project.pins.target(options.target)

@@ -8,26 +8,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build import cached, image, serve
+from sparkforge.build import cached
 from sparkforge.build.graph import Build, unpatched_environment
 from sparkforge.build.launcher import (
     CHAT_OPTIONS,
     SMOKE_VARIABLES,
     UNPATCHED_VARIABLES,
-    Launcher,
+    chat_model,
     of_release,
+    originals,
+    runs_python,
     start_server,
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult
-from sparkforge.build.stages.product import sources_of
-from sparkforge.checkpoints.expanded import expand
+from sparkforge.checkpoints.tiny import expand
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime.client import Place
-from sparkforge.runtime.environment import python_path
 from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
 from sparkforge.serving.profile import Profile
 
@@ -117,40 +117,19 @@ def of_build(
     version = context.pins.upstream(next(iter(context.target.wheels))).version
     theirs = {"origin": "release", "release": version}
     if built is not None:
-        restored = _originals(build, work)
+        (work / "originals").mkdir()
+        graph, folder = build.graph, work / "originals"
+        restored = originals(build.context, graph.wheels, graph.trees, folder)
         return [side("unpatched", product, launch, restored, **theirs), patched]
     item = unpatched_environment(context)
     cached.run(context, cached.ordered([item]))
     return [side("unpatched", item.artefact, launch, **theirs), patched]
 
 
-def _originals(build: Build, work: Path) -> Mapping[str, Path]:
-    """Return the original files that turn our image into the release."""
-    wheels, folder = build.graph.wheels, work / "originals"
-    launcher = Launcher(
-        build.context,
-        build.tools.engine,
-        build.serving,
-        build.graph.product.artefact,
-        None,
-        {name: item.result for name, item in wheels.items()},
-        sources_of(build.context, build.graph.trees),
-        work,
-    )
-    folder.mkdir()
-    return launcher.originals(folder)
-
-
 def standing_in(build: Build, *, wide: bool = False) -> Path:
     """Return the tiny checkpoint for chats, in MXFP4, or with ``wide`` in BF16."""
-    folder, product = build.context.dist, build.graph.product
-    if isinstance(product.result, ImageResult):
-        engine, image_id = build.tools.engine, product.result.image_id
-        assert engine is not None  # it built the image
-        ours = f"/{image.PROGRAMS}"
-        model = serve.chat_model(folder, lambda code: engine.run_python(image_id, code, ours))
-    else:
-        model = serve.chat_model(folder, serve.in_environment(python_path(product.path)))
+    folder = build.context.dist
+    model = chat_model(folder, runs_python(build.tools.engine, build.graph.product.artefact))
     if not wide:
         return model
     return made(folder / "tiny-chat-model-bf16", lambda new: expand(model, new))

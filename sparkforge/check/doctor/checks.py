@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 from sparkforge.build import receipt
 from sparkforge.check.doctor import model
 from sparkforge.check.doctor.machine import (
+    CHECKS,
     Finding,
     Machine,
     Want,
@@ -302,7 +303,7 @@ def port(seen: Machine, want: Want) -> Finding:
 
 def judge(seen: Machine, want: Want) -> list[Finding]:
     """Run all checks that concern the target; one that fails is a finding."""
-    needs: dict[Need, bool] = {
+    needs = {
         "gpu": want.target.cuda_arch is not None,
         "pack": bool(want.target.pack),
         "image": want.target.base is not None,

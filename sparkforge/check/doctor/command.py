@@ -21,7 +21,7 @@ from typing import Any
 from cyclopts import Parameter
 
 from sparkforge import __version__
-from sparkforge.build import receipt
+from sparkforge.build import composing, receipt
 from sparkforge.build.options import OutputOptions
 from sparkforge.check.doctor.checks import judge
 from sparkforge.check.doctor.machine import (
@@ -35,7 +35,7 @@ from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import client, envfile
+from sparkforge.runtime import client
 from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
 
@@ -134,7 +134,7 @@ _CONTAINER = (
 
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
     """Collect, mask, and write the archive; return the names of its files."""
-    mask = mask_of(envfile.seen(seen.root / ".env"))
+    mask = mask_of(composing.seen(seen.root / ".env"))
     readings = {name: plain.as_json(value) for name, value in sorted(seen.taken.items())}
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from sparkforge.build import composing
 from sparkforge.build.context import profile_of
 from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import envfile
 from sparkforge.serving.options import SECRET_NAME
 from sparkforge.serving.profile import Profile
 
@@ -140,7 +140,7 @@ def variables(root: Path) -> dict[str, str]:
     """Return the variables that the checks need, none of them a secret."""
     return {
         name: value
-        for name, value in envfile.seen(root / ".env").items()
+        for name, value in composing.seen(root / ".env").items()
         if re.match("SPARKFORGE_|NCCL_|GLOO_|HF_|DOCKER_HOST$", name)
         and not re.search(SECRET_NAME, name, re.IGNORECASE)
     }

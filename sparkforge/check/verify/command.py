@@ -19,27 +19,17 @@ from sparkforge.build.graph import Build
 from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import ImageArchiveResult
 from sparkforge.build.stages.wheels import wheel_path
-from sparkforge.check.verify import signing
 from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
-from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import registry
+from sparkforge.release import signing
+from sparkforge.release.command import inputs
+from sparkforge.runtime import engine
 from sparkforge.sources.project import Project, ProjectOptions
 
-# files of the checkout that a build reads, beside the plugin's folder
-_INPUTS = (
-    "pins.yaml",
-    "patches",
-    "requirements",
-    "scripts",
-    "sparkforge",
-    "Dockerfile",
-    ".dockerignore",
-)
 _SHOWN = 20
 _DIFFOSCOPE_LINES = 80
 
@@ -71,17 +61,17 @@ def run(options: Options = Options()) -> int:
         raise UsageError("give an image, or --target NAME without --key", "build.py verify --help")
     if options.image is None:
         return _build_again(options, str(options.target), Project.open(options.project))
-    published = registry.reference(options.image)
-    if signed and published is None:
+    published = engine.is_published(options.image)
+    if signed and not published:
         files = signing.check_folder(Path(options.image), options.trust)
         log.info(f"signed: {len(files)} files of {options.image}")
         log.document({"signed": files})
         return 0
     if signed:
         signing.check_image(options.image, options.trust)
-    elif published is not None:
+    elif published:
         log.warning("the signature is not checked: give --key, or --identity and --issuer")
-    return _image(options.image, published, Project.open(options.project))
+    return _image(options.image, Project.open(options.project), published=published)
 
 
 # -- a target ----------------------------------------------------------------------------
@@ -138,11 +128,6 @@ def _shortened(lines: Sequence[str]) -> str:
     return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
 
 
-def inputs(of: Pins) -> tuple[str, ...]:
-    """Return the files and folders of a checkout that a build reads."""
-    return (*_INPUTS, *(() if of.plugin is None else (of.plugin.folder.rstrip("/"),)))
-
-
 @contextmanager
 def _cold(build: Build) -> Iterator[Build]:
     """Yield the same build in another folder, with a store of downloads only."""
@@ -164,10 +149,9 @@ def _cold(build: Build) -> Iterator[Build]:
 # -- an image ----------------------------------------------------------------------------
 
 
-def _image(named: str, published: registry.Reference | None, project: Project) -> int:
+def _image(named: str, project: Project, *, published: bool) -> int:
     """Print an image's contents, and compare it with this checkout."""
     from sparkforge.check.verify import imagecheck
-    from sparkforge.runtime import engine
 
     promised = None
     if Path(named).is_file():
@@ -177,8 +161,8 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
             raise UsageError(msg, "give the receipt.json of an image build, or the image")
         named, promised = built.image.image_id, built.image.digest
     holder = engine.connect()
-    if published is not None and not holder.has_image(named):
-        registry.pull(published)
+    if published and not holder.has_image(named):
+        engine.pull(named)
     found = imagecheck.find(holder, named)
     platforms = project.pins.target(found.target).platforms
     image_platform = next((one for one in platforms if one == found.platform), None)

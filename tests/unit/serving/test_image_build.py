@@ -21,7 +21,7 @@ from sparkforge.build import image
 from sparkforge.build.context import Tools
 from sparkforge.core.errors import BuildError, CommandError
 from sparkforge.pins import pins
-from sparkforge.runtime import buildx
+from sparkforge.runtime import engine as engines
 from sparkforge.runtime.engine import BaseImage
 from sparkforge.serving import image_build
 from tests.results import context_of
@@ -176,7 +176,7 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
         assert {"SERVE_FROM=plain", "serve-gpu"} <= set(command)
         raise CommandError(f"docker ended\n    #9 0.412 {line}\n    #9 ERROR: x\n    0.412 {line}")
 
-    monkeypatch.setattr(buildx, "call", call)
+    monkeypatch.setattr(engines, "call", call)
     engine: Any = type("Engine", (), {"containerd_store": False})
     with pytest.raises(BuildError) as caught:
         contents = image.Contents({}, tmp_path, {}, {})
