@@ -16,9 +16,7 @@ from sparkforge.build.results import (
     ExternalResult,
     FilesResult,
     Product,
-    SeriesResult,
     SmokeResult,
-    SourceResult,
     WheelhouseResult,
     WheelResult,
 )
@@ -40,9 +38,8 @@ from sparkforge.runtime.engine import BaseImage
 class Graph(Parts):
     """The results of a target; those of ``Parts`` are what its product is made of."""
 
-    sources: Mapping[str, Cached[SourceResult]]
-    series: Mapping[str, Cached[SeriesResult]]
-    """``sources``, ``series``: by upstream; a series where it has patches."""
+    trees: Mapping[str, Tree]
+    """By upstream."""
     kernels: Cached[FilesResult] | None
     """Of the plugin; None where pins.yaml has none."""
     externals: Mapping[str, Cached[ExternalResult]]
@@ -121,7 +118,6 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
         chosen = modules.pinned(context.pack, f"targets.{context.target_name}.pack")
         pack = packs_item(context, trees.get(modules.UPSTREAM), chosen, tools.jobs)
     parts = Parts(wheels, plugin, pack, house)
-    sources = {name: tree.source for name, tree in trees.items()}
     product: Cached[Product]
     unpatched = None
     if tools.engine is not None and tools.base is not None:
@@ -132,11 +128,8 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
         unpatched = None if serving.arguments else unpatched_environment(context, house)
     smoke = None
     if context.target.smoke is not None:
-        smoke = smoke_item(context, tools, serving, product, unpatched, wheels, sources)
-    patched = {name: tree.series for name, tree in trees.items() if tree.series is not None}
-    return Graph(
-        *(wheels, plugin, pack, house), sources, patched, kernels, externals, product, smoke
-    )
+        smoke = smoke_item(context, tools, serving, product, unpatched, wheels, trees)
+    return Graph(wheels, plugin, pack, house, trees, kernels, externals, product, smoke)
 
 
 def _builder(context: Context, tools: Tools) -> Cached[BuilderResult] | None:

@@ -91,7 +91,7 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     start = time.monotonic()
     tested = project.pins.target(options.target).smoke is not None and options.until == STAGES[-1]
     if not tested and (arguments or options.server != ServerOptions()):
-        msg = "--port, --ready-timeout and arguments are for the smoke test, which is not run"
+        msg = "--port and --ready-timeout are for the smoke test, which this build does not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
         return _dry_run(project, options)
