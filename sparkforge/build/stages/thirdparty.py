@@ -14,7 +14,7 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import MachineError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
@@ -36,7 +36,7 @@ def _fill(project: Project, wanted: Wanted, into: Path) -> int:
         project.store,
         wanted,
         project.access.index,
-        interpreter.uv_program(),
+        environment.uv_program(),
         offline=project.access.offline,
         into=into,
         known=sizes.read(project.root / sizes.FILE),

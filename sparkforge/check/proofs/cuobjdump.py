@@ -10,7 +10,7 @@ from pathlib import Path
 from sparkforge.check.proofs.machinecode import Kernel, read
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.run import call
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store, code_of
 
@@ -69,7 +69,7 @@ def readers(store: Store, root: Path, platform: str, access: Access) -> Readers:
         wheels, programs = folder / "wheels", folder / "bin"
         wheels.mkdir()
         programs.mkdir()
-        uv, offline = interpreter.uv_program(), access.offline
+        uv, offline = environment.uv_program(), access.offline
         wheelhouse.fill(store, wanted, access.index, uv, offline=offline, into=wheels)
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
