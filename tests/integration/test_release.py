@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import CheckError, MachineError, UsageError
+from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.release.command import SIGNED
 from tests.project import Project
 
@@ -120,6 +120,7 @@ def test_a_build_of_other_inputs_is_not_released(committed: Project) -> None:
 
 def test_a_damaged_or_missing_build_is_not_released(committed: Project) -> None:
     dist = committed.root / "dist" / "tiny"
+    assert "no image" in refused(committed, "--key", KEY, "--push", "127.0.0.1:9/xy")
     (dist / "sbom.cdx.json").write_text("{}")
     assert "sbom.cdx.json: " in refused(committed)
     (dist / "receipt.json").write_text('{"items": 3}')
@@ -139,17 +140,3 @@ def test_a_damaged_or_missing_build_is_not_released(committed: Project) -> None:
 )
 def test_conflicting_options(committed: Project, words: tuple[str, ...]) -> None:
     committed.run(*words, code=UsageError.exit_code)
-
-
-def test_an_image_is_needed_to_push(committed: Project) -> None:
-    assert "no image" in refused(committed, "--key", KEY, "--push", "127.0.0.1:9/xy")
-
-
-def test_a_missing_cosign_is_an_error(committed: Project, tmp_path: Path) -> None:
-    folder = tmp_path / "few"
-    folder.mkdir()
-    for place in os.environ["PATH"].split(":"):
-        if (Path(place) / "git").exists():
-            (folder / "git").symlink_to(Path(place) / "git")
-            break
-    committed.run(*RELEASE, "--key", KEY, code=MachineError.exit_code, PATH=str(folder))
