@@ -35,7 +35,7 @@ from sparkforge.maintain.patchtests import Result
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.pins.types import Platform
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources import sizes, wheelhouse
 from sparkforge.sources.project import ROOT, Project
 from sparkforge.sources.wheelhouse import Locked, Wanted
@@ -239,7 +239,7 @@ def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None
     names = [Path(name).name for name in made]
     if not names:
         return
-    env = {"UV": str(interpreter.uv_program()), "PYTHONPATH": str(ROOT)}
+    env = {"UV": str(environment.uv_program()), "PYTHONPATH": str(ROOT)}
     try:
         call("bash", "scripts/lock.sh", *names, cwd=here, env=env, stream=True)
     except CommandError as error:
@@ -355,5 +355,5 @@ def _fetch_missing(store: Store, missing: list[Locked], wanted: Wanted) -> None:
         part.write_text("".join(lines), encoding="utf-8")
         wheels.mkdir()
         these = replace(wanted, lock=part, tools=())
-        uv = interpreter.uv_program()
+        uv = environment.uv_program()
         wheelhouse.fill(store, these, Index(), uv, offline=False, into=wheels)

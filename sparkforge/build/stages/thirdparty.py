@@ -14,7 +14,6 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import MachineError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import interpreter
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
