@@ -16,11 +16,15 @@ import hashlib
 import json
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from sparkforge.check.verify.exported import exported  # noqa: E402
+
 RECORD = Path(__file__).with_suffix(".txt")
 TARGETS = ("cpu", "spark", "rtx")
 _ENVIRONMENT = "opt/sparkforge/"
@@ -48,11 +52,9 @@ def environment(image: str) -> str:
         ["docker", "create", image], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()
     try:
-        with (
-            subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export,
-            tarfile.open(fileobj=export.stdout, mode="r|") as archive,
-        ):
-            lines = sorted(_lines(archive))
+        with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
+            assert export.stdout is not None
+            lines = sorted(_lines(iter(partial(export.stdout.read, 1 << 20), b"")))
         if export.returncode:
             raise subprocess.CalledProcessError(export.returncode, "docker export")
     finally:
@@ -60,11 +62,10 @@ def environment(image: str) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _lines(archive: tarfile.TarFile) -> Iterator[str]:
+def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
     """Yield a line for each member of the environment."""
-    for member in archive:
+    for _, member, file in exported(pieces):
         if member.name.startswith(_ENVIRONMENT) and not member.name.startswith(_OURS):
-            file = archive.extractfile(member) if member.isfile() else None
             content = hashlib.sha256(file.read()).hexdigest() if file else member.linkname
             yield f"{member.name} {member.mode:o} {content}\n"
 

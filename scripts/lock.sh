@@ -3,6 +3,8 @@
 #   scripts/lock.sh                          all of them; what still fits stays as it is locked
 #   scripts/lock.sh spark-linux-arm64.txt …  these only
 #   scripts/lock.sh --upgrade …              the newest versions that fit
+# No version is taken in its first week, in which most malicious ones are found and removed, and no
+# yanked one. An index that gives no upload times needs UV_EXCLUDE_NEWER= (empty): all are taken then.
 # Needs .venv (any build.py command makes it), or another uv in UV. Packages come from the index and
 # the folders that pip is configured for, where no variable of uv names others.
 set -euo pipefail
@@ -17,6 +19,8 @@ for name, value in uv_variables().items():
 while IFS='=' read -r name value; do
   [[ -z $name ]] || export "$name=$value"
 done <<<"$found"
+: "${UV_EXCLUDE_NEWER=7 days}"
+if [[ -n $UV_EXCLUDE_NEWER ]]; then export UV_EXCLUDE_NEWER; else unset UV_EXCLUDE_NEWER; fi
 header='# Hash-locked; made by scripts/lock.sh. Do not edit.'
 
 upgrade=()

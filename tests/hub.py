@@ -1,7 +1,7 @@
 """A model hub on loopback, with the real hub's routes: enough of it for whoever downloads a model.
 
     /api/models/ID/revision/REV     {"sha": COMMIT, …}
-    /api/models/ID/tree/REV         list of files, in pages, with the next one in the header Link
+    /api/models/ID/tree/REV         list of files
     /ID/resolve/REV/FILE            HEAD and GET, with ETag, X-Repo-Commit, X-Linked-Size,
                                     X-Linked-ETag and ranges
 
@@ -16,13 +16,12 @@ import json
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 COMMIT = "b5c939de8f754692c1647ca79fbf85e8c1e70f8a"
 LARGE = (".safetensors", ".bin")  # the hub keeps these by their sha256, others by git's name
@@ -38,14 +37,11 @@ def entry(path: str, body: bytes) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One request that came."""
 
     method: str
     path: str
-    range: str | None
-    token: str | None
 
 
 @dataclass
@@ -65,14 +61,9 @@ class Hub:
     """End the connection after so many bytes of a file, while ``cuts`` last."""
     cuts: int = 0
     piece: int = 1 << 20
-    """Bytes between two pauses of ``pause_s``."""
-    pause_s: float = 0.0
+    """Bytes that are sent at once, while ``held`` lasts."""
     token: str = ""
     """Requests must carry it; "": none."""
-    gated: bool = False
-    """Say "gated" in place of "unauthorized"."""
-    page: int = 1000
-    """Files of one page of the list."""
     body: Callable[[str, bytes], bytes] = lambda path, data: data
     """Changes what is sent of a file."""
     requests: list[Request] = field(default_factory=list)
@@ -132,7 +123,7 @@ class Hub:
         url = urlsplit(handler.path)
         path = unquote(url.path)
         auth = handler.headers.get("Authorization")
-        self.requests.append(Request(handler.command, path, handler.headers.get("Range"), auth))
+        self.requests.append(Request(handler.command, path))
         if self.statuses.get(path):
             status = self.statuses[path].pop(0)
             if status:
@@ -141,14 +132,13 @@ class Hub:
                 handler.close_connection = True
             return
         if self.token and auth != f"Bearer {self.token}":
-            kind = {"X-Error-Code": "GatedRepo"} if self.gated else {}
-            self._send(handler, 403 if auth else 401, b"{}", kind)
+            self._send(handler, 403 if auth else 401, b"{}")
             return
         model = re.escape(self.model)
         if match := re.fullmatch(rf"/api/models/{model}(?:/revision/(.+))?", path):
             self._revision(handler, match[1] or "main")
         elif match := re.fullmatch(rf"/api/models/{model}/tree/([^/]+)/?", path):
-            self._tree(handler, match[1], url.query)
+            self._tree(handler, match[1])
         elif match := re.fullmatch(rf"/{model}/resolve/([^/]+)/(.+)", path):
             self._file(handler, match[1], match[2])
         else:
@@ -167,19 +157,13 @@ class Hub:
             found = {"id": self.model, "sha": commit, "siblings": siblings, "private": False}
             self._send(handler, 200, json.dumps(found).encode())
 
-    def _tree(self, handler: BaseHTTPRequestHandler, revision: str, query: str) -> None:
+    def _tree(self, handler: BaseHTTPRequestHandler, revision: str) -> None:
         if not self._commit(handler, revision):
             return
         folders = {path.rpartition("/")[0] for path in self.files} - {""}
         found = [{"type": "directory", "oid": "0" * 40, "size": 0, "path": one} for one in folders]
         found += [entry(path, body) for path, body in self.files.items()]
-        start = int(parse_qs(query).get("cursor", ["0"])[0])
-        headers = {}
-        if start + self.page < len(found):
-            following = f"{self.url}{urlsplit(handler.path).path}?recursive=true&cursor="
-            headers["Link"] = f'<{following}{start + self.page}>; rel="next"'
-        sent = json.dumps(found[start : start + self.page]).encode()
-        self._send(handler, 200, sent, headers)
+        self._send(handler, 200, json.dumps(found).encode())
 
     def _file(self, handler: BaseHTTPRequestHandler, revision: str, path: str) -> None:
         commit = self._commit(handler, revision)
@@ -233,7 +217,6 @@ class Hub:
             self.held.wait()
             handler.wfile.write(body[start : start + self.piece])
             handler.wfile.flush()
-            time.sleep(self.pause_s)
 
 
 def main(arguments: list[str]) -> None:

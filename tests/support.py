@@ -9,7 +9,6 @@ import base64
 import csv
 import gzip
 import hashlib
-import importlib.util
 import io
 import os
 import shutil
@@ -25,7 +24,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCH = 1_700_000_000
@@ -456,13 +454,3 @@ def make_sdist(folder: Path, name: str, version: str, files: Mapping[str, bytes]
     top = f"{name}-{version}"
     members = [tar_member(f"{top}/{key}", data) for key, data in files.items()]
     return make_tar(folder / f"{top}.tar.gz", members)
-
-
-def load_script(name: str) -> Any:
-    """Import a file of scripts/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any, Generic
@@ -23,15 +23,14 @@ from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Artefact, Store, T, T_co
 
-CACHED, BUILD, FORCED = "in the store", "to make", "to make again"
-"""States of a plan; the last one: asked for with --force."""
+CACHED = "in the store"
 _NEW = ("never built for this target",)
 _PARALLEL = 4  # results that are looked up at once
 
 
 @dataclass(eq=False)
 class Cached(Generic[T_co]):
-    """A function without arguments whose result the store keeps; ``run`` calls it where needed.
+    """A function whose result the store keeps; ``run`` calls it where needed.
 
     ``make`` reads the results of ``needs`` from these objects themselves.
     """
@@ -65,7 +64,7 @@ class Cached(Generic[T_co]):
     made_now: bool = field(default=False, init=False)
     """Whether a run of this process made it."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """sha256 of the inputs: the key of the result in the store."""
         return key_of(self.inputs)
@@ -97,42 +96,57 @@ def result_of(item: Cached[T] | None) -> T | None:
 
 
 def undamaged(path: Path, sha256: str) -> Path:
-    """Return a file of a result, read for this and found as it was made.
-
-    Raises:
-        StoreError: it is gone, or damaged.
-    """
+    """Return a file of a result, read for this; StoreError if it is not as it was made."""
     if not intact(path, sha256):
         raise StoreError(f"{path}: missing or damaged in the store", "run the build again")
     return path
 
 
 def ordered(goals: Iterable[Cached[Any]]) -> list[Cached[Any]]:
-    """Return goals and all that they need, each after its needs.
+    """Return goals and all that they need: by stage, and each after its needs.
 
-    Of those that could come next, one of the earliest stage does: the sources of all upstreams
-    come first, and nothing large is fetched before the series apply.
+    No item needs one of a later stage. So the sources of all upstreams come first, and nothing
+    large is fetched before the series apply.
     """
-    found: dict[Cached[Any], int] = {}
+    found: dict[Cached[Any], None] = {}
 
     def visit(item: Cached[Any]) -> None:
         for need in item.needs:
             visit(need)
-        found.setdefault(item, len(found))
+        found.setdefault(item)
 
     for goal in goals:
         visit(goal)
-    sorter = TopologicalSorter({item: item.needs for item in found})
-    sorter.prepare()
-    ready: list[Cached[Any]] = []
-    result: list[Cached[Any]] = []
-    while sorter.is_active():
-        ready += sorter.get_ready()
-        item = min(ready, key=lambda item: (STAGES.index(item.stage), found[item]))
-        ready.remove(item)
-        result.append(item)
-        sorter.done(item)
-    return result
+    return sorted(found, key=lambda item: STAGES.index(item.stage))
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """What the store has of some items of a target, of which ``force`` is made again."""
+
+    context: Context
+    items: Sequence[Cached[Any]]
+    force: Collection[str]
+
+    def forced(self, item: Cached[Any]) -> bool:
+        return item.stage in self.force and not item.kept
+
+    def missing(self) -> tuple[bool, ...]:
+        """Return for each item whether the store has no result that is used as it is."""
+
+        def missing(item: Cached[Any], _: Event) -> bool:
+            return not self._stands(item)
+
+        # at once: it hashes wheels, and asks git and the engine
+        return tuple(in_parallel(missing, self.items, _PARALLEL))
+
+    def _stands(self, item: Cached[Any]) -> bool:
+        found = None if self.forced(item) else item.find(self.context.store)
+        return found is not None and self.valid(item, found)
+
+    def valid(self, item: Cached[Any], found: Artefact[Any]) -> bool:
+        users = [other for other in self.items if item.intermediate and item in other.needs]
+        return bool(users and all(map(self._stands, users))) or item.valid(found)
 
 
 # -- plans -------------------------------------------------------------------------------
@@ -146,9 +160,10 @@ class Planned:
     label: str
     key: str
     state: str
-    why: tuple[str, ...]
+    """``in the store``, ``to make`` or ``to make again`` (asked for with --force)."""
+    why: tuple[str, ...] = ()
     """Inputs that differ from the newest build of this target; empty if it is cached."""
-    download: int
+    download: int = 0
     """Bytes that it has to fetch at most, as far as sizes are known; of a file that several
     results need, the first has them."""
     commands: tuple[str, ...] = ()
@@ -169,11 +184,13 @@ def plan(
     Args:
         force: stages that run again although the store has their result.
     """
+    lookup = _Lookup(context, items, force)
     counted: set[str] = set()  # sha256 of files: two results may need one, which is fetched once
     planned = []
-    for item, missing in zip(items, _missing(context, items, force), strict=True):
+    for item, missing in zip(items, lookup.missing(), strict=True):
+        names = (item.stage, item.label, item.key)
         if not missing:
-            planned.append(Planned(item.stage, item.label, item.key, CACHED, (), 0))
+            planned.append(Planned(*names, CACHED))
             continue
         fetches = item.fetches()
         absent = {
@@ -183,61 +200,16 @@ def plan(
         } | dict(fetches.known)
         size = sum(size for sha256, size in absent.items() if sha256 not in counted)
         counted.update(absent)
-        forced = _forced(item, force)
-        planned.append(
-            Planned(
-                item.stage,
-                item.label,
-                item.key,
-                FORCED if forced else BUILD,
-                _why(context, item, forced=forced),
-                size,
-                item.commands,
-                fetches.unknown,
-            )
-        )
+        forced = lookup.forced(item)
+        why = _why(context, item, forced=forced)
+        state = "to make again" if forced else "to make"
+        planned.append(Planned(*names, state, why, size, item.commands, fetches.unknown))
     return planned
 
 
 def makes(items: Sequence[Cached[Any]], planned: Sequence[Planned], kind: type[Any]) -> bool:
     """Return whether by the plan of these items a build makes a result of a type."""
     return any(one.made and item.kind is kind for item, one in zip(items, planned, strict=True))
-
-
-def _forced(item: Cached[Any], force: Collection[str]) -> bool:
-    return item.stage in force and not item.kept
-
-
-def _missing(
-    context: Context, items: Sequence[Cached[Any]], force: Collection[str]
-) -> tuple[bool, ...]:
-    """Return for each item whether the store has no result that is used as it is."""
-
-    def missing(item: Cached[Any], _: Event) -> bool:
-        return not _stands(context, item, items, force)
-
-    # at once: it hashes wheels, and asks git and the engine
-    return tuple(in_parallel(missing, items, _PARALLEL))
-
-
-def _stands(
-    context: Context, item: Cached[Any], items: Sequence[Cached[Any]], force: Collection[str]
-) -> bool:
-    artefact = None if _forced(item, force) else item.find(context.store)
-    return artefact is not None and _valid(context, artefact, item, items, force)
-
-
-def _valid(
-    context: Context,
-    artefact: Artefact[Any],
-    item: Cached[Any],
-    items: Sequence[Cached[Any]],
-    force: Collection[str],
-) -> bool:
-    users = [other for other in items if item.intermediate and item in other.needs]
-    if users and all(_stands(context, user, items, force) for user in users):
-        return True
-    return item.valid(artefact)
 
 
 def _why(context: Context, item: Cached[Any], *, forced: bool) -> tuple[str, ...]:
@@ -274,31 +246,25 @@ def total(planned: Sequence[Planned]) -> dict[str, Any]:
     return {"known": sum(one.download for one in planned), "unknown": unknown}
 
 
-def _described(planned: Sequence[Planned]) -> str:
-    fetches = total(planned)
-    size = [human_bytes(fetches["known"])] if fetches["known"] else []
-    return ", ".join([*size, *fetches["unknown"]])
-
-
 def show(context: Context, planned: Sequence[Planned]) -> None:
     """Print a plan as a table, with the reasons below each line that would be made."""
-    provider = "release files" if context.source == "release" else "git"
+
+    def described(some: Sequence[Planned]) -> str:
+        fetches = total(some)
+        size = [human_bytes(fetches["known"])] if fetches["known"] else []
+        return ", ".join([*size, *fetches["unknown"]])
+
     mirrored = [name for name in context.access.mirrors if "/" not in name]
-    log.info(
-        f"sources: {provider}{', else release files' if context.source == 'auto' else ''}"
-        f"{', with --mirror git: ' + ', '.join(mirrored) if mirrored else ''}"
-    )
+    mirrors = f", with --mirror git: {', '.join(mirrored)}" if mirrored else ""
+    log.info(f"sources: {context.source}{mirrors}")
     for one in planned:
-        fetches = _described([one])
-        size = f"  (fetches {fetches})" if fetches else ""
-        log.info(f"{one.label:28} {one.key[:12]}  {one.state}{size}")
+        fetches = f"  (fetches {text})" if (text := described([one])) else ""
+        log.info(f"{one.label:28} {one.key[:12]}  {one.state}{fetches}")
         for line in (*(() if one.why == _NEW else one.why), *one.commands):
             log.info(f"    {line}")
     if new := sum(one.why == _NEW for one in planned):
         log.info(f"{new} of {len(planned)} were never built for this target")
-    unsized = "; plus downloads of unknown size by git and the engine"
-    all_of_it = _described(planned) or "nothing"
-    log.info(f"to fetch: {all_of_it}{unsized if total(planned)['unknown'] else ''}")
+    log.info(f"to fetch: {described(planned) or 'nothing'}")
 
 
 # -- runs --------------------------------------------------------------------------------
@@ -317,13 +283,13 @@ def run(
     Args:
         planned: the plan of these items, made just now; None: there is none.
     """
+    lookup = _Lookup(context, items, force)
     made: set[Cached[Any]] = set()
     renewed: set[Path] = set()
     missing = None if planned is None else tuple(one.made for one in planned)
     while True:
         try:
-            _run(context, items, force, missing or _missing(context, items, force), made)
-            return
+            return _run(lookup, lookup.missing() if missing is None else missing, made)
         except DamagedRepository as error:
             missing = None
             if error.repository in renewed:
@@ -333,31 +299,24 @@ def run(
             context.store.drop_repository(error.repository)
 
 
-def _run(
-    context: Context,
-    items: Sequence[Cached[Any]],
-    force: Collection[str],
-    missing: Sequence[bool],
-    made: set[Cached[Any]],
-) -> None:
+def _run(lookup: _Lookup, missing: Sequence[bool], made: set[Cached[Any]]) -> None:
     """As ``run``; adds each item to ``made``, and stops at a damaged repository."""
-    for at, item in enumerate(items):
-        again = _forced(item, force) and item not in made
-        kept = item.find(context.store)
-        if kept is not None and not again:
+    store, target = lookup.context.store, lookup.context.target_name
+    for at, item in enumerate(lookup.items):
+        again = lookup.forced(item) and item not in made
+        found = item.find(store)
+        if found is not None and not again:
             # an input of this item may have just been made anew
-            again = not _valid(context, kept, item, items, force) if made else missing[at]
+            again = not lookup.valid(item, found) if made else missing[at]
             # an input of another item is read in full first: a damaged one must not spread
-            again = again or (any(missing[at + 1 :]) and not item.sound(kept))
+            again = again or (any(missing[at + 1 :]) and not item.sound(found))
             if again:
                 log.warning(
                     f"{item.label}: missing, damaged or outdated in the store: rebuilding it"
                 )
-        if kept is None or again:
+        if found is None or again:
             with log.step(item.label):
-                kept = context.store.build(
-                    item.stage, item.inputs, item.kind, item.make, again=again
-                )
+                found = store.build(item.stage, item.inputs, item.kind, item.make, again=again)
             made.add(item)
-        item.found, item.made_now = kept, item in made
-        context.store.remember(context.target_name, item.label, kept)
+        item.found, item.made_now = found, item in made
+        store.remember(target, item.label, found)

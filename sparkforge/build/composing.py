@@ -1,4 +1,4 @@
-"""The images and the volume that docker-compose.yml uses.
+"""The images, the variables and the volume that docker-compose.yml uses.
 
 Every image keeps its own tag, so ``rollback`` can choose an older one. Only ``images --prune``
 removes images, and never one that Compose uses or ``rollback`` would choose next.
@@ -6,49 +6,77 @@ removes images, and never one that Compose uses or ``rollback`` would choose nex
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import platform
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from cyclopts import Parameter
 
 from sparkforge.build import image
 from sparkforge.build.options import OutputOptions, platform_of
-from sparkforge.core.errors import BuildError, UsageError
+from sparkforge.core.disk import write_file
+from sparkforge.core.errors import (
+    BuildError,
+    FetchError,
+    IntegrityError,
+    MachineError,
+    StoreError,
+    UsageError,
+)
 from sparkforge.core.log import human_bytes, log
+from sparkforge.core.run import call
 from sparkforge.pins import pins
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import envfile, registry
-from sparkforge.runtime.engine import Engine, connect
+from sparkforge.runtime.engine import Engine, connect, is_published
+from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST
 from sparkforge.sources.project import PinsFile, checkout
-
-if TYPE_CHECKING:
-    from docker.models.images import Image as DockerImage
 
 MODELS_VOLUME = "sparkforge-models"
 """Of the models; docker-compose.yml names it. It is none of the Compose project's own, so that
 ``docker compose down --volumes`` keeps it."""
 
 
-@dataclass(frozen=True)
-class BuiltImage:
-    """A name of an image of a target in the engine; a published image has several."""
+# -- .env --------------------------------------------------------------------------------------
 
-    target: str
-    image: str
-    """The name, which no other image ever gets."""
-    image_id: str
-    release: str
-    key: str
-    made: str
-    """Time when it was built or loaded."""
-    size: int
-    """Bytes of all its layers, including shared ones."""
-    used: bool
-    """Compose uses it."""
+
+def read(path: Path) -> dict[str, str]:
+    """Return the variables of a .env as Compose reads them; {} if it is missing."""
+    if not path.is_file():
+        return {}
+    from dotenv import dotenv_values  # not needed by a build in which nothing changed
+
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return {name: value or "" for name, value in dotenv_values(stream=io.StringIO(text)).items()}
+
+
+def seen(path: Path) -> dict[str, str]:
+    """Return Compose's variables: the environment, and others of .env."""
+    return {**read(path), **os.environ}
+
+
+def put(path: Path, ours: Mapping[str, str]) -> None:
+    """Set variables in a .env, atomically.
+
+    All other lines stay unchanged. An empty value removes the line of its variable.
+    """
+    path = path.resolve()  # the target of a link
+    before = path.read_text(errors="surrogateescape") if path.exists() else None
+    names = re.compile(rf"\s*(?:export\s+)?(?:{'|'.join(ours)})\s*=")
+    lines = [line for line in (before or "").splitlines() if not names.match(line)]
+    for name, value in ours.items():
+        # `$`, `#` and quotes are special in Compose
+        plain = re.fullmatch(r"[\w@%+=:,./-]*", value)
+        written = value if plain else "'" + value.replace("'", "\\'") + "'"
+        lines += [f"{name}={written}"] if value else []
+    after = "\n".join(lines) + "\n"
+    if after != before:
+        write_file(path, after.encode(errors="surrogateescape"))
 
 
 def variable(target: str) -> str:
@@ -61,23 +89,6 @@ def in_use(variables: Mapping[str, str], target: str) -> str:
     return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
 
 
-def familiar(name: str) -> str:
-    """Return an image's name as the engine writes it: without the default registry."""
-    return name.removeprefix("docker.io/")
-
-
-def _names(docker_image: DockerImage, repository: str) -> list[str]:
-    """Return an image's names: those that a build gave it, and by digest those of registries.
-
-    An image that is based on ours has our labels, and other names.
-    """
-    digests: list[str] = docker_image.attrs.get("RepoDigests") or []
-    return [
-        *(name for name in docker_image.tags if name.startswith(f"{repository}:")),
-        *(name for name in digests if registry.reference(name) or not docker_image.tags),
-    ]
-
-
 def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> None:
     """Create the volume of the models if Compose needs it here."""
     served_here = MACHINES.get(platform.machine()) == image_platform
@@ -85,28 +96,49 @@ def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> Non
         engine.client.volumes.create(MODELS_VOLUME)
 
 
+# -- images ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """A name of an image of a target in the engine; a published image has several."""
+
+    target: str
+    image: str
+    """The name, which no other image ever gets."""
+    image_id: str
+    made: str
+    """Time when it was built or loaded."""
+    size: int
+    """Bytes of all its layers, including shared ones."""
+    used: bool
+    """Compose uses it."""
+
+
 def on_engine(
     engine: Engine, targets: Sequence[str], variables: Mapping[str, str]
 ) -> list[BuiltImage]:
     """Return the images of targets, by target, the newest first."""
     found = []
-    for docker_image in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
-        labels, attrs = docker_image.labels, docker_image.attrs
-        target = labels[image.TARGET_LABEL]
+    for held in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
+        attrs, target = held.attrs, held.labels[image.TARGET_LABEL]
         if target not in targets:
             continue
+        # those that a build gave it, and by digest those of registries; an image that is based on
+        # ours has our labels, and other names
+        digests: list[str] = attrs.get("RepoDigests") or []
+        names = [name for name in held.tags if name.startswith(f"{image.repository(target)}:")]
+        names += [name for name in digests if is_published(name) or not held.tags]
         found += [
             BuiltImage(
                 target,
                 name,
-                str(docker_image.id),
-                labels.get("org.opencontainers.image.version", ""),
-                labels.get(image.KEY_LABEL, ""),
+                str(held.id),
                 str(attrs.get("Metadata", {}).get("LastTagTime", "")),
                 int(attrs.get("Size", 0)),
-                familiar(in_use(variables, target)) in (name, docker_image.id),
+                in_use(variables, target) in (name, held.id),
             )
-            for name in _names(docker_image, image.repository(target))
+            for name in names
         ]
     newest = sorted(found, key=lambda built: built.made, reverse=True)
     return sorted(newest, key=lambda built: built.target)
@@ -127,6 +159,60 @@ class ImagesOptions:
     output: OutputOptions = OutputOptions()
 
 
+def images(options: ImagesOptions = ImagesOptions()) -> int:
+    """List the built images and the one that Compose uses, or remove old images."""
+    if options.dry_run and not options.prune:
+        raise UsageError("--dry-run needs --prune", "add --prune, or omit it")
+    here = checkout(options.pins)
+    targets = [options.target] if options.target else sorted(here.pins.targets)
+    for target in targets:
+        here.pins.target(target)
+    variables = seen(here.root / ".env")
+    engine = connect()
+    built = on_engine(engine, targets, variables)
+    if options.prune:
+        return _prune(engine, built, dry_run=options.dry_run)
+    used = {one.target for one in built if one.used}
+    named = {target: in_use(variables, target) for target in targets}
+    missing = {target: name for target, name in named.items() if name and target not in used}
+    log.document({"images": [asdict(one) for one in built], "missing": missing})
+    rows: list[tuple[str, ...]] = [
+        ("*" if one.used else "", one.image, one.made[:16].replace("T", " "), human_bytes(one.size))
+        for one in built
+    ]
+    log.table(rows or [("", f"no image of {', '.join(targets)}", "", "")])
+    log.info("*: used by Compose; to switch: build.py rollback --target NAME [IMAGE]")
+    for target, name in missing.items():
+        log.warning(f"{variable(target)} is {name}, which the engine does not have")
+    return 0
+
+
+def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int:
+    """Remove or print images older than the one before the one that Compose uses.
+
+    If Compose uses no image of a target, its newest counts as used. Images of containers stay.
+    """
+    from docker.errors import APIError
+
+    removed, stay = [], {}
+    for _, group in itertools.groupby(built, key=lambda one: one.target):
+        names = list(group)
+        ids = list(dict.fromkeys(one.image_id for one in names))
+        used = next((ids.index(one.image_id) for one in names if one.used), 0)
+        for old in (one.image for one in names if ids.index(one.image_id) > used + 1):
+            try:
+                if not dry_run:
+                    engine.client.images.remove(old)
+            except APIError as error:
+                stay[old] = str(error.explanation or error)
+                log.warning(f"{old} stays: {stay[old]}")
+            else:
+                removed.append(old)
+                log.info(f"{'would remove' if dry_run else 'removed'} {old}")
+    log.document({"removed": removed, "stay": stay, "dry_run": dry_run})
+    return 0
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RollbackOptions:
@@ -140,117 +226,138 @@ class RollbackOptions:
     output: OutputOptions = OutputOptions()
 
 
-def images(options: ImagesOptions = ImagesOptions()) -> int:
-    """List the built images and the one that Compose uses, or remove old images."""
-    if options.dry_run and not options.prune:
-        raise UsageError("--dry-run needs --prune", "add --prune, or omit it")
-    here = checkout(options.pins)
-    targets = [options.target] if options.target else sorted(here.pins.targets)
-    for target in targets:
-        here.pins.target(target)
-    variables = envfile.seen(here.root / ".env")
-    engine = connect()
-    built = on_engine(engine, targets, variables)
-    if options.prune:
-        return _prune(engine, built, dry_run=options.dry_run)
-    missing = {
-        target: name
-        for target in targets
-        if (name := in_use(variables, target))
-        and not any(image.used for image in built if image.target == target)
-    }
-    log.document({"images": [asdict(image) for image in built], "missing": missing})
-    if built:
-        log.table([_row(image) for image in built])
-        log.info(
-            "*: used by Compose; to switch: build.py rollback --target NAME [IMAGE];"
-            " remove old ones: build.py images --prune"
-        )
-    else:
-        log.info(f"the engine has no image of {', '.join(targets)}")
-    for target, name in missing.items():
-        log.warning(f"{variable(target)} is {name}, which the engine does not have")
-    return 0
-
-
-def _row(image: BuiltImage) -> tuple[str, ...]:
-    made = image.made[:16].replace("T", " ")
-    used = "*" if image.used else ""
-    return used, image.image, made, human_bytes(image.size), f"key {image.key[:12]}"
-
-
-def old_images(built: Sequence[BuiltImage]) -> list[BuiltImage]:
-    """Return the images to remove: older than the one before the one that Compose uses.
-
-    If Compose uses no image of a target, the target's newest image counts as used.
-
-    Args:
-        built: as ``on_engine`` gives them.
-    """
-    old: list[BuiltImage] = []
-    for _, group in itertools.groupby(built, key=lambda image: image.target):
-        names = list(group)
-        ids = list(dict.fromkeys(image.image_id for image in names))
-        used = next((ids.index(image.image_id) for image in names if image.used), 0)
-        old += [image for image in names if ids.index(image.image_id) > used + 1]
-    return old
-
-
-def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int:
-    """Remove old images, or print them; images of containers stay, with a warning."""
-    removed, stay = [], {}
-    for old in old_images(built):
-        if dry_run:
-            log.info(f"would remove {old.image}, {human_bytes(old.size)}, less what others share")
-        elif why := engine.remove(old.image):
-            stay[old.image] = why
-            log.warning(f"{old.image} stays: {why}")
-            continue
-        else:
-            log.info(f"removed {old.image}")
-        removed.append(old.image)
-    if not removed:
-        log.info("nothing to remove")
-    log.document({"removed": removed, "stay": stay, "dry_run": dry_run})
-    return 0
-
-
 def rollback(options: RollbackOptions) -> int:
     """Switch Compose to the previous image, or to the named one; BuildError if there is none."""
-    place = checkout(options.pins)
-    target = options.target
-    pinned = place.pins.target(target)
-    env_file = place.root / ".env"
-    variables, engine = envfile.seen(env_file), connect()
+    here, target, wanted = checkout(options.pins), options.target, options.image
+    pinned = here.pins.target(target)
+    env_file = here.root / ".env"
+    variables, engine = seen(env_file), connect()
     built = on_engine(engine, [target], variables)
-    chosen = _chosen(built, target, options.image, in_use(variables, target))
-    here = envfile.read(env_file)
-    before = here.get(variable(target), "")
-    served = {} if "COMPOSE_PROFILES" in here else {"COMPOSE_PROFILES": target}
-    envfile.put(env_file, {**served, variable(target): chosen.image})
+    if wanted is not None:
+        fitting = [one for one in built if wanted in (one.image, one.image.partition(":")[2])]
+    else:
+        at = next((at for at, one in enumerate(built) if one.used), len(built))
+        # not another name of the same image
+        fitting = [one for one in built[at:] if one.image_id != built[at].image_id]
+    if not fitting:
+        what = wanted or f"before {in_use(variables, target) or 'the one that Compose uses'}"
+        hint = f"choose one of python3 build.py images --target {target}"
+        raise BuildError(f"the engine has no image {what} of target {target}", hint)
+    name, own = fitting[0].image, read(env_file)
+    before = own.get(variable(target), "")
+    served = {} if "COMPOSE_PROFILES" in own else {"COMPOSE_PROFILES": target}
+    put(env_file, {**served, variable(target): name})
     keep_models(engine, pinned, platform_of(pinned))  # the image may come from another machine
-    log.document({"target": target, "image": chosen.image, "before": before})
-    log.info(f"Compose uses {chosen.image}{f', not {before} any more' if before else ''}")
-    if (outside := os.environ.get(variable(target))) and outside != chosen.image:
+    log.document({"target": target, "image": name, "before": before})
+    log.info(f"Compose uses {name}{f', not {before} any more' if before else ''}")
+    if os.environ.get(variable(target), name) != name:
         log.warning(f"{variable(target)} in the environment overrides .env: unset it")
     log.info("next     docker compose up -d   # a running server keeps its image until then")
     return 0
 
 
-def _chosen(built: Sequence[BuiltImage], target: str, wanted: str | None, used: str) -> BuiltImage:
-    """Return the named image, else the one before the one that Compose uses."""
-    hint = f"choose one of python3 build.py images --target {target}"
-    if wanted is not None:
-        for image in built:
-            names = (image.image, image.image.partition(":")[2], image.image_id)
-            if familiar(wanted) in names:
-                return image
-        raise BuildError(f"the engine has no image {wanted} of target {target}", hint)
-    at = next((at for at, image in enumerate(built) if image.used), None)
-    if at is None:
-        what = f"{used}, which Compose uses, is gone" if used else "Compose uses no image yet"
-        raise BuildError(f"no previous image of {target} is known: {what}", hint)
-    for image in built[at + 1 :]:
-        if image.image_id != built[at].image_id:  # not another name of the same image
-            return image
-    raise BuildError(f"{built[at].image} is the oldest image of target {target}", hint)
+# -- the model ---------------------------------------------------------------------------------
+
+_CACHE = "/var/cache/sparkforge/huggingface"
+_PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
+_PASSED = (
+    *(name for proxy in _PROXIES for name in (proxy, proxy.lower())),
+    *("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_TOKEN"),
+)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
+    """Options of ``model fetch``."""
+
+    target: str
+    """target whose model to download"""
+    dry_run: bool = False
+    """print the model and the folder, and exit"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
+
+
+def fetch(options: FetchOptions) -> int:
+    """Download a target's model before its first start, or say what would be downloaded.
+
+    The image downloads, as its first start would (``serving/checkpoint.py``): to the same volume or
+    folder, as the same user, with the same checks. So nothing here knows the hub.
+    """
+    here = checkout(options.pins)
+    variables = seen(here.root / ".env")
+    target = here.pins.target(options.target)
+    if target.model is None:
+        msg = f"target {options.target} serves no model from the hub"
+        raise UsageError(msg, "give the folder of a checkpoint: build.py serve --model DIR")
+    model = here.pins.models[target.model]
+    place = variables.get("SPARKFORGE_HF_CACHE") or MODELS_VOLUME
+    if place.startswith(("/", "~", ".")):  # a folder; else a volume
+        folder = (here.root / Path(place).expanduser()).resolve()
+        place = str(folder)
+        if not folder.is_dir():
+            msg = f"SPARKFORGE_HF_CACHE is {place}, which does not exist"
+            hint = f"mkdir -p {shlex.quote(place)}; see docs/serving.md for its permissions"
+            raise UsageError(msg, hint)
+    engine = connect()
+    name = in_use(variables, options.target)
+    if not name or not engine.has_image(name):
+        built = on_engine(engine, [options.target], variables)
+        if not built:
+            msg = f"no image of target {options.target} on this machine; it would download"
+            raise BuildError(msg, f"build it: python3 build.py --target {options.target}")
+        name = built[0].image
+    container = f"sparkforge-model-fetch-{os.getpid()}"
+    kind = "bind" if place.startswith("/") else "volume"
+    given = {one: variables[one] for one in _PASSED if variables.get(one)}
+    command = [
+        *("docker", "run", "--rm", "--pull=never", f"--name={container}", "--read-only"),
+        *("--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+        f"--mount=type={kind},source={place},target={_CACHE}",
+        *(f"--env={one}" for one in given),  # values are secrets
+        *("--env=HF_HUB_DISABLE_PROGRESS_BARS=1", "--env=HF_HUB_DISABLE_TELEMETRY=1"),
+        *("--env=HF_HUB_VERBOSITY=error", "--env=HF_TOKEN_PATH=/dev/null"),
+        *("--entrypoint=/usr/bin/tini", name, "--", "/opt/sparkforge/venv/bin/python", "-I"),
+        *(_PROGRAM, f"{_CACHE}/hub", model.repository, model.revision),
+    ]
+    log.info(f"{model.repository} at {model.revision} to {place}, with {name}")
+    if options.dry_run:
+        log.info(f"command  {shlex.join(command)}")
+    else:
+        _download(container, command, given)
+    log.document(
+        {
+            "target": options.target,
+            "model": model.repository,
+            "revision": model.revision,
+            "place": place,
+            "image": name,
+            "complete": not options.dry_run,
+        }
+    )
+    return 0
+
+
+def _download(container: str, command: Sequence[str], given: Mapping[str, str]) -> None:
+    """Run the program, and turn its exit code and its last line into an error."""
+    lines = ["no output"]
+
+    def show(line: str) -> None:
+        lines.append(line.removeprefix("entrypoint: ").removeprefix("error: "))
+        log.info(lines[-1])
+
+    try:
+        code = call(*command, env=given, check=False, stream=show).returncode
+    except BaseException:
+        call("docker", "rm", "--force", container, check=False)  # docker run may end before it
+        raise
+    kinds = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
+    kinds |= {EX_NOHOST: FetchError, EX_CONFIG: FetchError}
+    if code in kinds:
+        raise kinds[code](lines[-1], "the next run continues from here")
+    if code:
+        msg = f"the download failed with exit code {code}: {lines[-1]}"
+        raise MachineError(msg, "an image of an older checkout cannot download: build it again")
+    log.info("complete; the first start of the server downloads nothing")

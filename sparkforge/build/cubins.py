@@ -21,6 +21,7 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.core.run import call, in_parallel
+from sparkforge.pins.compiling import Plugin
 
 MANIFEST = "manifest.json"
 FLAGS = (
@@ -64,21 +65,6 @@ class Kernel:
     """Registers that are kept in memory: bytes stored and loaded by a thread."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """The input of a compile."""
-
-    tree: Path
-    source: str
-    """The file below ``tree``; all files of its folder are sources."""
-    architectures: tuple[str, ...]
-    """E.g. ``121a``."""
-    spills: tuple[str, ...]
-    """Kernels that may keep registers in memory."""
-    version: str
-    """Of the compiler."""
-
-
 def unpack(wheels: Path, folder: Path) -> None:
     """Write the compiler's library and headers from its wheels into a folder."""
     for wheel in sorted(wheels.glob("*.whl")):
@@ -86,34 +72,48 @@ def unpack(wheels: Path, folder: Path) -> None:
             archive.extractall(folder, [n for n in archive.namelist() if _MEMBER.fullmatch(n)])
 
 
-def build(request: Request, toolchain: Path, out: Path) -> dict[str, str]:
-    """Compile for every architecture, and write machine code and manifest into ``out``.
+def build(pin: Plugin, tree: Path, version: str, toolchain: Path, out: Path) -> dict[str, str]:
+    """Compile for every architecture; machine code and manifest go into ``out``.
 
     Args:
+        tree: folder that the source is in; all files of the source's folder are sources.
+        version: of the compiler.
         toolchain: as ``unpack`` writes it.
 
     Returns:
         sha256 by file name.
-
-    Raises:
-        BuildError: the compiler refuses a source, or a kernel keeps values of a thread in memory.
-        CommandError: the compiler cannot run, or does not end.
     """
 
     def compiled(arch: str, _: Event) -> tuple[Kernel, ...]:
-        return _usage(_compile(request, toolchain, arch, out / f"sm_{arch}.cubin"))
+        return _usage(_compile(pin.source, tree, toolchain, arch, out / f"sm_{arch}.cubin"))
 
-    every = request.architectures
+    every = pin.architectures
     at_once = min(len(every), width(None, _GIB_PER_JOB))
-    log.info(f"{request.source}: {len(every)} architectures, {at_once} at once")
+    log.info(f"{pin.source}: {len(every)} architectures, {at_once} at once")
     found = dict(zip(every, in_parallel(compiled, every, at_once), strict=True))
-    _check(found, request)
-    manifest = _manifest(request, found, out)
+    _check(found, pin)
+    sources = sorted(path for path in (tree / pin.source).parent.rglob("*") if path.is_file())
+    manifest = {
+        "schema": 1,
+        "sources": {path.relative_to(tree).as_posix(): sha256_file(path) for path in sources},
+        "compiler": version,
+        "flags": FLAGS,
+        "cubins": [
+            {
+                "architecture": arch,
+                "file": (cubin := out / f"sm_{arch}.cubin").name,
+                "sha256": sha256_file(cubin),
+                "size": cubin.stat().st_size,
+                "kernels": [asdict(kernel) for kernel in kernels],
+            }
+            for arch, kernels in found.items()
+        ],
+    }
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return {path.name: sha256_file(path) for path in sorted(out.iterdir())}
 
 
-def _compile(request: Request, toolchain: Path, arch: str, out: Path) -> str:
+def _compile(source: str, tree: Path, toolchain: Path, arch: str, out: Path) -> str:
     """Return the compiler's output."""
     root = toolchain / _TOOLCHAIN
     (library,) = root.glob("lib/libnvrtc.so.*")
@@ -122,13 +122,13 @@ def _compile(request: Request, toolchain: Path, arch: str, out: Path) -> str:
         "-IS",
         _PROGRAM,
         library,
-        request.source,
+        source,
         out,
         *FLAGS,
         f"--gpu-architecture=sm_{arch}",
-        f"--include-path={request.source.rpartition('/')[0]}",
+        f"--include-path={source.rpartition('/')[0]}",
         f"--include-path={root / 'include'}",
-        cwd=request.tree,
+        cwd=tree,
         env={"LD_LIBRARY_PATH": str(library.parent)},  # it loads a second one
         check=False,
         timeout=_LIMIT_S,
@@ -144,7 +144,7 @@ def _compile(request: Request, toolchain: Path, arch: str, out: Path) -> str:
         raise BuildError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
     lines = (text or done.stderr.decode(errors="replace")).strip().splitlines()[-_SHOWN_LINES:]
     said = "".join(f"\n    {line}" for line in lines)
-    raise BuildError(f"{request.source}: sm_{arch} cannot be compiled:{said}")
+    raise BuildError(f"{source}: sm_{arch} cannot be compiled:{said}")
 
 
 def _usage(text: str) -> tuple[Kernel, ...]:
@@ -159,16 +159,16 @@ def _usage(text: str) -> tuple[Kernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: kernel.name))
 
 
-def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
+def _check(found: Mapping[str, Sequence[Kernel]], pin: Plugin) -> None:
     """Refuse kernels with undeclared spills, and architectures that lack a kernel."""
     names = {arch: {kernel.name for kernel in kernels} for arch, kernels in found.items()}
     every = set().union(*names.values())
     if not every:
-        msg = f"{request.source}: no kernel is in it"
+        msg = f"{pin.source}: no kernel is in it"
         raise BuildError(msg, 'declare kernels as extern "C" __global__')
     for arch, here in names.items():
         if missing := sorted(every - here):
-            msg = f"{request.source}: sm_{arch} has no {missing[0]}, which others have"
+            msg = f"{pin.source}: sm_{arch} has no {missing[0]}, which others have"
             raise BuildError(msg, "compile every kernel for every architecture")
     spilling = [
         (kernel.name, f"\n  sm_{arch} {kernel.name}: {kernel.spills} B, {kernel.local} B of stack")
@@ -176,36 +176,9 @@ def _check(found: Mapping[str, Sequence[Kernel]], request: Request) -> None:
         for kernel in kernels
         if kernel.local or kernel.spills
     ]
-    if lines := [line for name, line in spilling if name not in request.spills]:
-        msg = f"{request.source}: kernels keep registers in memory (spills):{''.join(lines)}"
+    if lines := [line for name, line in spilling if name not in pin.spills]:
+        msg = f"{pin.source}: kernels keep registers in memory (spills):{''.join(lines)}"
         raise BuildError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")
-    if needless := sorted(set(request.spills) - {name for name, _ in spilling}):
-        msg = f"{request.source}: {needless[0]} does not spill, but plugin.spills lists it"
+    if needless := sorted(set(pin.spills) - {name for name, _ in spilling}):
+        msg = f"{pin.source}: {needless[0]} does not spill, but plugin.spills lists it"
         raise BuildError(msg, "remove it there, in pins.yaml")
-
-
-def _manifest(
-    request: Request, found: Mapping[str, Sequence[Kernel]], out: Path
-) -> dict[str, object]:
-    """Return the origin of the machine code, and the resources of each kernel."""
-    sources = sorted((request.tree / request.source).parent.rglob("*"))
-    return {
-        "schema": 1,
-        "sources": {
-            path.relative_to(request.tree).as_posix(): sha256_file(path)
-            for path in sources
-            if path.is_file()
-        },
-        "compiler": request.version,
-        "flags": FLAGS,
-        "cubins": [
-            {
-                "architecture": arch,
-                "file": (cubin := out / f"sm_{arch}.cubin").name,
-                "sha256": sha256_file(cubin),
-                "size": cubin.stat().st_size,
-                "kernels": [asdict(kernel) for kernel in kernels],
-            }
-            for arch, kernels in found.items()
-        ],
-    }

@@ -86,15 +86,7 @@ class Build:
 
 
 def graph_of(context: Context, tools: Tools | None = None, serving: Serving | None = None) -> Graph:
-    """Return the results of a build's target.
-
-    Raises:
-        SeriesError: a series is malformed.
-        BuildError: wheels are compiled, and the series changes what can't be.
-        MachineError: wheels are compiled, and the target has no base image.
-        UsageError: the target gets a pack, and has no GPU.
-        PinsError: there is no module of a pack's name, or files of the plugin are missing.
-    """
+    """Return the results of a build's target."""
     tools, serving = tools or Tools(), serving or Serving()
     trees: dict[str, Tree] = {}
     externals: dict[str, Cached[ExternalResult]] = {}

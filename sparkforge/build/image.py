@@ -6,7 +6,7 @@ import json
 import platform
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,7 @@ from sparkforge.core.disk import code_digest
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import BaseImage, Engine
+from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
 
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
@@ -46,17 +45,25 @@ RECIPE = (
 """The files of the checkout that go into the image."""
 
 
+@dataclass(frozen=True)
+class Contents:
+    """The contents of an image."""
+
+    wheels: Mapping[Path, str]
+    """Our wheels, each with its recorded sha256."""
+    wheelhouse: Path
+    share: Mapping[str, bytes]
+    """Files for the image's share folder, by their paths in it."""
+    labels: Mapping[str, str]
+
+
 def repository(target: str) -> str:
     """Return the repository of a target's images: their name before the colon."""
     return f"sparkforge/{target}"
 
 
 def recipe_digest(root: Path) -> str:
-    """Return one digest of the Dockerfile and the scripts that it copies.
-
-    Raises:
-        BuildError: one of them is missing.
-    """
+    """Return one digest of the files of ``RECIPE``; BuildError if one is missing."""
     try:
         return code_digest(*(root / name for name in RECIPE))
     except FileNotFoundError as error:
@@ -78,15 +85,15 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
         result[PACK_LABEL] = PACK_JOINT.join(context.pack)
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
         upstream = context.pins.upstream(name)
+        # the recorded trees, not the tree of this build: both kinds of source give the same image,
+        # and each build was compared with the record of its kind
         facts = {
             "repository": upstream.git,
             "tag": upstream.tag,
             "commit": upstream.commit_or_unknown,
             "series": context.series_of(name).sha256,
+            **{f"tree.{kind}": record.tree for kind, record in upstream.patched.items()},
         }
-        # the recorded trees, not the tree of this build: both kinds of source give the same image,
-        # and each build was compared with the record of its kind
-        facts |= {f"tree.{kind}": record.tree for kind, record in upstream.patched.items()}
         result |= {f"org.sparkforge.{name}.{key}": value for key, value in facts.items()}
     return result
 
@@ -97,38 +104,6 @@ def needs(context: Context) -> list[dict[str, str]]:
     return [*({"absent": name} for name in context.target.absent), *there]
 
 
-def _output(engine: Engine, name: str, archive: Path) -> tuple[str, ...]:
-    """Return the options that name the place and the compression of the image.
-
-    Into a file: only that exporter sets every file's date, and so gives the same layers twice.
-    gzip would take 147 s for the 3.4 GB of the cpu target, zstd takes 69 s (measured, 2 cores),
-    and dating the files about as long again. Only engines with containerd's store can.
-    """
-    if engine.containerd_store:
-        how = f"type=oci,dest={archive},name={name},rewrite-timestamp=true"
-        return "--output", f"{how},compression=zstd,compression-level=1,force-compression=true"
-    return "--load", "--tag", name
-
-
-def requirements(wheels: Mapping[Path, str]) -> Iterator[str]:
-    """Yield a requirement for each wheel that no other file of its name meets."""
-    for path, sha256 in wheels.items():
-        name, version = path.name.split("-")[:2]
-        yield f"{name}=={version} --hash=sha256:{sha256}"
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The contents of an image."""
-
-    wheels: Mapping[Path, str]
-    """Our wheels, each with its recorded sha256."""
-    wheelhouse: Path
-    share: Mapping[str, bytes]
-    """Files for the image's share folder, by their paths in it."""
-    labels: Mapping[str, str]
-
-
 def build(
     engine: Engine,
     tools: Tools,
@@ -136,100 +111,89 @@ def build(
     base: BaseImage,
     contents: Contents,
     folder: Path,
-) -> ImageResult:
-    """Build an image and load it into the engine.
+) -> ImageResult | ImageArchiveResult:
+    """Build an image and load it into the engine; a cold one, without cache, stays in a file.
 
     Its tag begins with the release and ends with the image's id: no other image ever gets it.
 
     Raises:
         BuildError: the build failed.
     """
-    from sparkforge.build import sbom
-
     # a name until the id is known, with the key, so that builds at the same time do not collide
-    key = contents.labels.get(KEY_LABEL, "alone")[:12]
     name = repository(context.target_name)
-    passing = f"{name}:building-{key}"
-    digest = _build(engine, tools, context, base, contents, folder, passing)
-    if engine.containerd_store:
-        engine.load(folder / ARCHIVE)
-        (folder / ARCHIVE).unlink()
+    passing = f"{name}:building-{contents.labels.get(KEY_LABEL, 'alone')[:12]}"
+    archive, stored = folder / ARCHIVE, engine.containerd_store
+    output: tuple[str, ...] = ("--load", "--tag", passing)
+    if stored:
+        # into a file: only that exporter sets every file's date, and so gives the same layers
+        # twice. gzip would take 147 s for the 3.4 GB of the cpu target, zstd takes 69 s (measured,
+        # 2 cores), and dating the files about as long again
+        how = f"type=oci,dest={archive},name={passing},rewrite-timestamp=true"
+        output = ("--output", f"{how},compression=zstd,compression-level=1,force-compression=true")
+    digest = _build(tools, context, base, contents, folder, output)
+    if tools.cold:
+        return ImageArchiveResult(digest, ARCHIVE)
+    from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+    if stored:
+        docker("load", "--input", archive, remedy="see the docker output above", error=BuildError)
+        archive.unlink()
     image = engine.client.images.get(passing)
     image_id = str(image.id)
     tag = f"{name}:{context.release}-{image_id.removeprefix('sha256:')[:12]}"
     image.tag(*tag.split(":"))
     engine.client.images.remove(passing)  # the name; the image has another now
     log.info(f"image {tag}")
-    system = tuple(sbom.system(engine, image_id))
-    return ImageResult(tag, image_id, digest, base.reference, system)
-
-
-def archive(
-    engine: Engine,
-    tools: Tools,
-    context: Context,
-    base: BaseImage,
-    contents: Contents,
-    folder: Path,
-) -> ImageArchiveResult:
-    """Build an image without the engine's cache, into a file of a folder.
-
-    Raises:
-        BuildError: the build failed.
-    """
-    name = f"{repository(context.target_name)}:cold"
-    return ImageArchiveResult(_build(engine, tools, context, base, contents, folder, name), ARCHIVE)
+    return ImageResult(tag, image_id, digest, base.reference, tuple(sbom.system(engine, image_id)))
 
 
 def _build(
-    engine: Engine,
     tools: Tools,
     context: Context,
     base: BaseImage,
     contents: Contents,
     folder: Path,
-    name: str,
+    output: tuple[str, ...],
 ) -> str | None:
     """Run the build; returns the digest of the manifest, where the engine's store has one."""
-    wheels, target = contents.wheels, context.target
-    ours = folder / "wheels"
+    target, ours = context.target, folder / "wheels"
     ours.mkdir()
-    for wheel in wheels:
-        (ours / wheel.name).hardlink_to(wheel)
     (ours / "requirements.txt").write_bytes(context.lock.read_bytes())
-    (ours / "ours.txt").write_text("".join(f"{line}\n" for line in requirements(wheels)))
-    (ours / "share").mkdir()
+    lines = []
+    for wheel, sha256 in contents.wheels.items():
+        (ours / wheel.name).hardlink_to(wheel)
+        package, version = wheel.name.split("-")[:2]
+        lines.append(f"{package}=={version} --hash=sha256:{sha256}\n")
+    (ours / "ours.txt").write_text("".join(lines))
     for path, data in contents.share.items():
-        (ours / "share" / path).parent.mkdir(exist_ok=True)
+        (ours / "share" / path).parent.mkdir(parents=True, exist_ok=True)
         (ours / "share" / path).write_bytes(data)
     (ours / "needs.json").write_text(json.dumps(needs(context)))
     if MACHINES.get(platform.machine()) != context.platform:
         (ours / "emulated").touch()
     metadata = folder / "build.json"
     try:
-        buildx.build(
-            buildx.ImageBuild(
-                context.root / "Dockerfile",
-                context.root,
-                tools.builder,
-                _output(engine, name, folder / ARCHIVE),
-                stage="serve" if target.cuda_arch is None else "serve-gpu",
-                platform=context.platform,
-                arguments={
-                    "BASE": base.reference,
-                    "PYTHON_VERSION": target.python,
-                    "SOURCE_DATE_EPOCH": str(context.epoch),
-                    "RELEASE": context.release,
-                    "SERVE_FROM": "plain" if target.absent else "base",
-                    "SYSTEM_PACKAGES": " ".join(target.system_packages),
-                    "BUILD_PACKAGES": " ".join(target.build_packages),
-                    "SERVE_ARGS": shlex.join(target.serve),
-                },
-                labels=dict(sorted(contents.labels.items())),
-                contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
-                options=(f"--metadata-file={metadata}", *(["--no-cache"] if tools.cold else [])),
-                ca_bundle=tools.ca_bundle,
-            )
+        build_image(
+            context.root / "Dockerfile",
+            context.root,
+            tools.builder,
+            output,
+            stage="serve" if target.cuda_arch is None else "serve-gpu",
+            platform=context.platform,
+            arguments={
+                "BASE": base.reference,
+                "PYTHON_VERSION": target.python,
+                "SOURCE_DATE_EPOCH": str(context.epoch),
+                "RELEASE": context.release,
+                "SERVE_FROM": "plain" if target.absent else "base",
+                "SYSTEM_PACKAGES": " ".join(target.system_packages),
+                "BUILD_PACKAGES": " ".join(target.build_packages),
+                "SERVE_ARGS": shlex.join(target.serve),
+            },
+            labels=dict(sorted(contents.labels.items())),
+            contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
+            options=(f"--metadata-file={metadata}", *(["--no-cache"] if tools.cold else [])),
+            ca_bundle=tools.ca_bundle,
         )
     except BuildError as error:
         where = f"targets.{context.target_name}"
@@ -238,9 +202,8 @@ def _build(
             raise BuildError("\n".join(has), remedy) from None
         if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
             remedy = (
-                f"add the package to system_packages of {where} (for a program of the build:"
-                " build_packages), or use a base that has it (for a wheel: lock it); see needs"
-                " there"
+                f"add the package to system_packages of {where} (of the build: build_packages), or"
+                " use a base that has it, or lock the wheel; see needs there"
             )
             raise BuildError("\n".join(lacks), remedy) from None
         raise

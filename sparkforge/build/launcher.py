@@ -1,25 +1,28 @@
-"""Starts a build, and the unpatched release, as servers of the tiny checkpoint."""
+"""Starts a build, and the unpatched release, as servers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from sparkforge.build.context import Context, Serving
-from sparkforge.build.results import EnvironmentResult, ImageResult, Product, WheelResult
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+from sparkforge.build import image
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import Context
+from sparkforge.build.publish import made
+from sparkforge.build.results import ImageResult, Product, SourceResult, WheelResult
+from sparkforge.build.stages.trees import source_of
 from sparkforge.core import gitread
 from sparkforge.core.errors import UsageError
-from sparkforge.pins.pathmap import origin_of
+from sparkforge.core.run import call
+from sparkforge.pins.types import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import Server
 from sparkforge.serving.errors import SettingError
 from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Profile
-from sparkforge.sources.sources import Source
 from sparkforge.store.store import Artefact
 
 # The tiny model needs little: one GiB of cache is the smallest that vLLM takes. torch.compile is
@@ -33,12 +36,14 @@ CHAT_OPTIONS = tuple(
         reasoning_parser="openai_gptoss", tool_call_parser="openai", exclude_tools_when_none=True
     ).options()
 )
-
-
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
 _OURS = {"--mxfp4-layers": None, "--decode-kernels": None, "--moe-backend": "bf16_dequant"}
 """Options of ``vllm serve`` that only the plugin has; None: with any value."""
+_READ_VOCABULARY = (
+    "import sys; from sparkforge.serving import checkpoint;"
+    " sys.stdout.buffer.write(checkpoint.vocabulary())"
+)
 
 
 def of_release(options: Sequence[str]) -> list[str]:
@@ -57,19 +62,9 @@ def of_release(options: Sequence[str]) -> list[str]:
     return kept
 
 
-def mask_files(work: Path) -> dict[str, Path]:
-    """Return the files that hide instruction sets in an image, by path below site-packages.
-
-    The server there ignores PYTHONPATH (``python -I``), so a line in a .pth file imports it.
-    """
-    line = work / "mask.pth"
-    line.write_text("import sparkforge_isa_mask\n")
-    return {"sparkforge_isa_mask.py": isa.MASK, "sparkforge_isa_mask.pth": line}
-
-
 def from_environment(
     folder: Path, launch: servers.Launch, work: Path, cache: Path, cwd: Path | None = None
-) -> AbstractContextManager[servers.ProcessServer]:
+) -> AbstractContextManager[servers.Server]:
     """Start a server of a virtual environment.
 
     Args:
@@ -108,107 +103,81 @@ def start_server(
         cache: folder for the caches of vLLM and torch, outside of an image.
         restored: files to mount over the image's own, by their path below site-packages.
     """
-    image = product.result
-    if not isinstance(image, ImageResult):
+    if not isinstance(product.result, ImageResult):
         return from_environment(product.path, launch, work, cache)
     assert engine is not None  # it built the image
-    return servers.from_image(engine, image.image_id, launch, restored or {})
+    return servers.from_image(engine, product.result.image_id, launch, work, restored or {})
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """Starts servers of a build, with the tiny checkpoint, in a work folder."""
+def mask_files(work: Path) -> dict[str, Path]:
+    """Return the files that hide instruction sets in an image, by path below site-packages.
 
-    context: Context
-    engine: Engine | None
-    serving: Serving
-    product: Artefact[Product]
-    """The image or the environment."""
-    release: Artefact[EnvironmentResult] | None
-    """The unpatched release's environment; None where the product is an image."""
-    wheels: Mapping[str, WheelResult]
-    sources: Mapping[str, Source]
-    """Before the patches, of the upstreams that have any."""
-    work: Path
+    The server there ignores PYTHONPATH (``python -I``), so a line in a .pth file imports it.
+    """
+    line = work / "mask.pth"
+    line.write_text("import sparkforge_isa_mask\n")
+    return {"sparkforge_isa_mask.py": isa.MASK, "sparkforge_isa_mask.pth": line}
 
-    @contextmanager
-    def patched(self) -> Iterator[Server]:
-        """Serve the build with the target's own arguments; keeps its log on a failure."""
-        options = self.context.serve
-        with (
-            self._server(self.product, options, "patched", {}) as server,
-            servers.kept_log(server, self.context.server_log),
-        ):
-            yield server
 
-    def unpatched(self) -> AbstractContextManager[Server]:
-        """Serve the release without our patches; our option is not among its arguments."""
-        options = of_release(self.context.serve)
-        return self._server(self.release, options, "unpatched", UNPATCHED_VARIABLES)
+def originals(
+    context: Context,
+    wheels: Mapping[str, Cached[WheelResult]],
+    sources: Mapping[str, Cached[SourceResult]],
+    work: Path,
+) -> dict[str, Path]:
+    """Write the files that our series replaces as they were, by their path in the wheel.
 
-    def unpatched_without_amx(self) -> AbstractContextManager[Server]:
-        """The same, with AMX hidden from the server's processes."""
-        options = of_release(self.context.serve)
-        hidden = {**UNPATCHED_VARIABLES, **isa.without_amx()}
-        return self._server(self.release, options, "unpatched-without-amx", hidden)
+    Mounted over an image's own, they make the unpatched release of it.
 
-    def _server(
-        self,
-        product: Artefact[Product] | None,
-        options: Sequence[str],
-        name: str,
-        variables: Mapping[str, str],
-    ) -> AbstractContextManager[Server]:
-        """Start a server.
+    Args:
+        sources: before the patches, of the upstreams that have any.
+    """
+    restored = {}
+    for name, wheel in wheels.items():
+        rules = {
+            rule: layer
+            for layer in context.layers(name)
+            for rule in context.pins.upstream(layer).paths
+        }
+        for member in wheel.result.replaced:
+            origin = origin_of(rules, member)
+            assert origin is not None  # it was replaced by a file that has this place
+            layer = rules[origin[0]]
+            source = source_of(context.store, layer, sources[layer].result)
+            with gitread.reading(source.repo) as reader:
+                content = reader.content(source.commit, origin[1])
+            assert content is not None
+            restored[member] = work / member.replace("/", "%")
+            restored[member].write_bytes(content)
+    return restored
 
-        Args:
-            product: None: the image with the release's files put back.
-        """
-        model = self.work / "model"
-        if not model.exists():
-            make_tiny_gpt_oss(model)
-        work = self.work / name
-        work.mkdir()
-        further = (*SMOKE_ARGUMENTS, *self.serving.arguments)
-        restored = self.originals(work) if product is None else {}
-        if isa.VARIABLE in variables and isinstance(self.product.result, ImageResult):
-            restored |= mask_files(work)
-        product = product or self.product
-        variables = {**SMOKE_VARIABLES, **variables}
-        if not isinstance(product.result, ImageResult):  # all that it keeps of an earlier server
-            known = self.context.store.cache_path("serve")
-            variables[environment.VLLM_CACHE] = str(
-                environment.vllm_cache(known, product.path.name)
-            )
-        launch = servers.Launch(model, options, further, variables, self.serving.port)
-        cache = self.work / "cache"
-        return start_server(self.engine, product, launch, work, cache, restored)
 
-    def originals(self, work: Path) -> dict[str, Path]:
-        """Write the files that our series replaces as they were, by their path in the wheel.
+def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
+    """Return the tiny checkpoint that speaks Harmony below a folder, as ``made`` does.
 
-        Mounted over an image's own, they make the unpatched release of it.
-        """
-        restored = {}
-        for name, wheel in self.wheels.items():
-            rules = {
-                rule: layer
-                for layer in self.context.layers(name)
-                for rule in self.context.pins.upstream(layer).paths
-            }
-            with ExitStack() as stack:
-                readers = {
-                    layer: stack.enter_context(gitread.reading(self.sources[layer].repo))
-                    for layer in set(rules.values()) & set(self.sources)
-                }
-                for member in wheel.replaced:
-                    origin = origin_of(rules, member)
-                    # it was replaced by a file that has this place
-                    assert origin is not None
-                    layer = rules[origin[0]]
-                    content = readers[layer].content(self.sources[layer].commit, origin[1])
-                    assert content is not None
-                    file = work / member.replace("/", "%")
-                    file.write_bytes(content)
-                    restored[member] = file
-        return restored
+    Args:
+        run: as ``runs_python`` returns it: the target's packages have the vocabulary.
+    """
+    from sparkforge.checkpoints.chat import make_chat_gpt_oss
+
+    def make(model: Path) -> None:
+        lines = run(_READ_VOCABULARY).splitlines()
+        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+
+    return made(folder / "tiny-chat-model", make, "sparkforge.checkpoints.chat")
+
+
+def runs_python(engine: Engine | None, product: Artefact[Product]) -> Callable[[str], bytes]:
+    """Return a function that runs code with a build's packages and ours; it returns stdout."""
+    built = product.result
+    if not isinstance(built, ImageResult):
+        return in_environment(environment.python_path(product.path))
+    assert engine is not None  # it built the image
+    ours = f"/{image.PROGRAMS}"
+    return lambda code: engine.run(built.image_id, "python", "-P", "-c", code, path=ours)
+
+
+def in_environment(python: Path) -> Callable[[str], bytes]:
+    """Return a function that runs code in an environment, with this checkout's package."""
+    ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return lambda code: call(python, "-P", "-c", code, env=ours).stdout

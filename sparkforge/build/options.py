@@ -78,11 +78,7 @@ class ServerOptions:
 
 
 def source_plan(source: SourceName, access: Access, default: SourcePlan) -> SourcePlan:
-    """Return the plan for sources: --source, else the default.
-
-    Raises:
-        UsageError: --source and --mirror contradict each other.
-    """
+    """Return the plan for sources: --source, else the default."""
     mirrored = [name for name in access.mirrors if "/" not in name]
     if source == "release" and mirrored:
         msg = f"--source release uses no git repository, but --mirror gives one for {mirrored[0]}"
@@ -106,12 +102,7 @@ def host_platform() -> Platform:
 
 
 def chosen_series(upstream: str | None, root: Path, all_pins: Pins) -> list[series.Series]:
-    """Return the series of the upstream that is named, else all, in the order of pins.yaml.
-
-    Raises:
-        UsageError: there is no such upstream.
-        SeriesError: a series is malformed, or belongs to no upstream.
-    """
+    """Return the series of the upstream that is named, else all, in the order of pins.yaml."""
     names = [upstream] if upstream else list(all_pins.upstreams)
     unknown = {path.parent.name for path in (root / "patches").glob("*/series")}
     unknown -= set(all_pins.upstreams)

@@ -11,25 +11,26 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkforge.build import composing, receipt
 from sparkforge.build.cached import Cached, result_of
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.graph import Build
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import plain
-from sparkforge.core.disk import disk_errors, intact, read_json, sha256_file, write_file
+from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import envfile
 from sparkforge.runtime.engine import Engine
 from sparkforge.store.store import code_of
+
+if TYPE_CHECKING:
+    from sparkforge.build.graph import Build
 
 
 def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
@@ -40,41 +41,25 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
     Returns:
         The folder, and the receipt with the published files.
     """
-    context = build.context
-    folder = context.dist
+    folder = build.context.dist
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if (image := image_of(build)) is not None:
-        for_compose(
-            context, build.tools.engine, image
-        )  # also after a rollback: a build means the newest
-    elif context.target.smoke is not None:
+        # also after a rollback: a build means the newest
+        for_compose(build.context, build.tools.engine, image)
+    elif build.context.target.smoke is not None:
         tiny_model(folder)
-    if (before := _standing(build, built)) is not None:
-        built = replace(built, files=before.files)
-        if before.run.options != built.run.options:
-            _write_receipt(folder, built)
-        return folder, built
-    wheels = _wheels(build)
+    before = _standing(build, built)
+    if before is not None and before.run.options == built.run.options:
+        return folder, replace(built, files=before.files)
     from filelock import FileLock  # not needed by a build in which nothing changed
 
     with disk_errors(folder), FileLock(folder / ".lock"):
-        # without wheels the run has nothing to say about files
-        files = _publish_files(folder, build, wheels) if wheels else {}
+        files = _files(folder, build) if before is None else before.files
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         built = replace(built, files=files)
-        _write_receipt(folder, built)
+        _write(folder / receipt.NAME, _json(plain.as_json(built)))
     return folder, built
-
-
-def _write_receipt(folder: Path, built: Receipt) -> None:
-    text = json.dumps(plain.as_json(built), indent=2, sort_keys=True) + "\n"
-    _write(folder / receipt.NAME, text.encode())
-
-
-def stands(build: Build, built: Receipt) -> bool:
-    """Return whether dist/<target>/ has the result of these items, undamaged."""
-    return _standing(build, built) is not None
 
 
 def _standing(build: Build, built: Receipt) -> Receipt | None:
@@ -89,10 +74,12 @@ def _standing(build: Build, built: Receipt) -> Receipt | None:
     return before if sound or not wheels else None
 
 
-def reads_damage(build: Build) -> bool:
-    """Return whether the third-party wheels, of which an SBOM has the hashes, are damaged."""
+def reads_damage(build: Build, built: Receipt) -> bool:
+    """Return whether publishing would read third-party wheels for an SBOM that are damaged."""
     house = build.graph.house
-    return house.found is not None and not house.made_now and not house.sound(house.found)
+    if house.found is None or house.made_now or _standing(build, built) is not None:
+        return False
+    return not house.sound(house.found)
 
 
 def _wheels(build: Build) -> dict[Path, str]:
@@ -106,9 +93,12 @@ def image_of(build: Build) -> ImageResult | None:
     return result if isinstance(result, ImageResult) else None
 
 
-def _publish_files(folder: Path, build: Build, wheels: Mapping[Path, str]) -> dict[str, str]:
+def _files(folder: Path, build: Build) -> dict[str, str]:
     """Publish wheels, SBOM and provenance; returns the sha256 of each file by its name."""
-    from sparkforge.build import provenance, sbom  # not needed by a build in which nothing changed
+    wheels = _wheels(build)
+    if not wheels:
+        return {}  # the run has nothing to say about files
+    from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
     for old in folder.glob("*.whl"):
         old.unlink()
@@ -125,7 +115,7 @@ def _publish_files(folder: Path, build: Build, wheels: Mapping[Path, str]) -> di
         result_of(graph.pack),
         third_party=third_party,
         base=build.tools.base if image is not None else None,
-        system=[sbom.SystemPackage(*line.split(" ")) for line in image.system] if image else (),
+        system=image.system if image is not None else (),
     )
     files[SBOM] = _write(folder / SBOM, document)
     subjects = dict(files)
@@ -133,11 +123,14 @@ def _publish_files(folder: Path, build: Build, wheels: Mapping[Path, str]) -> di
         name = f"{image.tag}@{context.platform}"
         subjects[name] = (image.digest or image.image_id).removeprefix("sha256:")
     others = third_party.glob("*.whl") if third_party is not None else ()
-    statement = provenance.statement(build, subjects, others)
-    text = json.dumps(statement, indent=1, sort_keys=True) + "\n"
-    files[PROVENANCE] = _write(folder / PROVENANCE, text.encode())
+    statement = sbom.statement(build, subjects, others)
+    files[PROVENANCE] = _write(folder / PROVENANCE, _json(statement))
     _write(folder / SUMS, receipt.sums(files))
     return files
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _write(path: Path, data: bytes) -> str:
@@ -155,9 +148,6 @@ def link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-# -- checkpoints -------------------------------------------------------------------------
-
-
 def tiny_model(folder: Path) -> Path:
     """Return the tiny checkpoint below a folder, as ``made`` does."""
 
@@ -170,98 +160,70 @@ def tiny_model(folder: Path) -> Path:
 
 
 def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
-    """Return a checkpoint's folder; one process at a time.
-
-    It is made where it is missing, or damaged, or was made by other code.
+    """Return a checkpoint's folder; made where it is missing, or of other code.
 
     Args:
         module: whose code makes it; "": that of ``make``.
     """
-    note, code = model.with_name(f".{model.name}.json"), code_of(module or make.__module__)
-    if not _is_made(model, note, code):
+    note, code = model.with_name(f".{model.name}.code"), code_of(module or make.__module__)
+
+    def stands() -> bool:
+        return model.is_dir() and note.is_file() and note.read_text() == code
+
+    if not stands():
         from filelock import FileLock
 
         with disk_errors(model.parent):
             model.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(model.with_name(f".{model.name}.lock")):
-                if not _is_made(model, note, code):
+                if not stands():
                     shutil.rmtree(model, ignore_errors=True)
                     make(model)
-                    files = {file.name: sha256_file(file) for file in sorted(model.iterdir())}
-                    write_file(note, json.dumps({"code": code, "files": files}, indent=1).encode())
+                    write_file(note, code.encode())
     return model
 
 
-def _is_made(model: Path, note: Path, code: str) -> bool:
-    of = read_json(note) or {}
-    files = of.get("files")
-    return (
-        model.is_dir()
-        and of.get("code") == code
-        and isinstance(files, dict)
-        and all(intact(model / name, sha256) for name, sha256 in files.items())
-    )
-
-
-# -- Compose and the end of a build ------------------------------------------------------
-
-
 def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> None:
-    """Have `docker compose up` serve an image: by .env, and the volume of the models.
-
-    Lines that the user added to .env under other names stay as they are.
-    """
-    tag = image.tag
+    """Have `docker compose up` serve an image: by .env, and the volume of the models."""
     env_file = context.root / ".env"
     name = composing.variable(context.target_name)
-    if (before := envfile.read(env_file).get(name, tag)) != tag:
-        log.info(
-            f"Compose now uses {tag} instead of {before}; to switch back:"
-            f" build.py rollback --target {context.target_name}"
-        )
-    envfile.put(
+    before = composing.read(env_file).get(name, image.tag)
+    composing.put(
         env_file,
         {
             "COMPOSE_PROFILES": context.target_name,
-            name: tag,
+            name: image.tag,
             "SPARKFORGE_MODEL_DIR": str(tiny_model(context.dist)) if context.target.smoke else "",
         },
     )
+    if before != image.tag:
+        back = f"build.py rollback --target {context.target_name}"
+        log.info(f"Compose now uses {image.tag} instead of {before}; to switch back: {back}")
     if engine is not None:
         composing.keep_models(engine, context.target, context.platform)
 
 
 def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: float) -> None:
     """Print the results, the time of each stage, and the next command."""
-    made = sum(item.made_now for item in items)
-    log.heading(f"done in {seconds:.1f} s: {made} built, {len(items) - made} cached")
+    made = [item for item in items if item.made_now]
+    log.heading(f"done in {seconds:.1f} s: {len(made)} built, {len(items) - len(made)} cached")
     for wheel in _wheels(build):
         log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
     if (image := image_of(build)) is not None:
         log.info(f"image    {image.tag}")
     if (report := result_of(build.graph.smoke)) is not None:
-        log.info(
-            f"smoke    ready in {report.ready_s} s, {report.tokens} tokens in"
-            f" {report.completion_s} s, stopped in {report.stop_s} s"
-        )
-        if report.release is not None:
-            hidden = " with AMX hidden" if report.release.hidden else ""
-            same = "gives the same answers, and " if report.release.done == "compared" else ""
-            log.info(f"release  unpatched, it {same}rejects the same checkpoint{hidden}")
+        took = f"{report.tokens} tokens in {report.completion_s} s"
+        log.info(f"smoke    ready in {report.ready_s} s, {took}, stopped in {report.stop_s} s")
+        if report.release:
+            log.info("release  unpatched, it rejects the same checkpoint")
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
     if made:
-        log.info(f"time     {', '.join(times(items))}")
+        times: dict[str, float] = {}
+        for item in made:
+            times[item.stage] = times.get(item.stage, 0.0) + item.artefact.seconds
+        log.info("time     " + ", ".join(f"{stage} {took:.1f} s" for stage, took in times.items()))
     served = build.graph.product.found is not None
     log.info(f"next     {next_step(build.context, served=served)}")
-
-
-def times(items: Iterable[Cached[Any]]) -> list[str]:
-    """Return the time of each stage that built something, in order."""
-    seconds: dict[str, float] = {}
-    for item in items:
-        if item.made_now:
-            seconds[item.stage] = seconds.get(item.stage, 0.0) + item.artefact.seconds
-    return [f"{stage} {took:.1f} s" for stage, took in seconds.items()]
 
 
 def next_step(context: Context, *, served: bool) -> str:
@@ -270,13 +232,12 @@ def next_step(context: Context, *, served: bool) -> str:
     Args:
         served: whether there is an image or environment to serve.
     """
-    name = context.target_name
+    name, model = context.target_name, context.target.model
     here = MACHINES.get(platform.machine()) == context.platform
     where = "" if here else f"on a machine of {context.platform}: "
     if not served:
         return f"{where}python3 build.py --target {name}"
     if context.target.smoke is not None:
         return f"{where}python3 build.py serve --target {name}"
-    model = context.pins.models[context.target.model].repository if context.target.model else ""
-    fetches = f"   # the first start downloads {model}" if model else ""
-    return f"{where}docker compose up -d{fetches}; run `docker compose ps` until it is healthy"
+    first = f"   # downloads {context.pins.models[model].repository} first" if model else ""
+    return f"{where}docker compose up -d{first}; run `docker compose ps` until it is healthy"

@@ -32,24 +32,21 @@ SUFFIX = ".sigstore.json"
 
 @dataclass(frozen=True)
 class Made:
-    """A result of the build."""
+    """A result of the build; ``outputs``: its fields."""
 
     stage: str
     label: str
     key: str
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
-    """Its fields."""
 
 
 @dataclass(frozen=True)
 class Time:
-    """Action of the run for a result."""
+    """``made`` or ``in the store``, and the time that making it took, in whatever run."""
 
     state: str
-    """``made`` or ``in the store``."""
     seconds: float
-    """Time that making it took, in this run or an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,7 @@ class Receipt:
 
     @property
     def image(self) -> ImageResult | None:
-        """The image; None where none was built.
-
-        Raises:
-            UsageError: another version wrote the receipt.
-        """
+        """The image; None where none was built."""
         for item in self.items:
             if item.stage == "image" and "image_id" in item.outputs:
                 image = plain.load(ImageResult, item.outputs, exact=False)
@@ -108,11 +101,7 @@ def sums(files: Mapping[str, str]) -> bytes:
 
 
 def problems(folder: Path, built: Receipt | None = None) -> list[str]:
-    """Compare a folder's files with its receipt and SHA256SUMS; one line for each problem.
-
-    Args:
-        built: its receipt; None reads it.
-    """
+    """Compare a folder's files with its receipt and SHA256SUMS; one line for each problem."""
     built = built or load(folder / NAME)
     if built is None:
         return [f"{NAME}: missing or invalid"]
@@ -133,7 +122,7 @@ def of(
         items: all that the run has reached, in order.
         seconds: that the run took.
     """
-    made = tuple(
+    made = (
         Made(one.stage, one.label, one.key, one.inputs, plain.as_json(one.result)) for one in items
     )
     times = {
@@ -141,12 +130,7 @@ def of(
         for one in items
     }
     machine, python = platform.machine(), platform.python_version()
-    return Receipt(
-        schema=SCHEMA,
-        sparkforge=__version__,
-        target=context.target_name,
-        platform=context.platform,
-        pins_sha256=sha256_file(context.pins_path),
-        items=made,
-        run=Run(machine, python, round(seconds, 2), times, options),
-    )
+    run = Run(machine, python, round(seconds, 2), times, options)
+    pins = sha256_file(context.pins_path)
+    names = (context.target_name, context.platform)
+    return Receipt(SCHEMA, __version__, *names, pins, tuple(made), run)

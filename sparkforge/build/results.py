@@ -161,29 +161,6 @@ Product = ImageResult | ImageArchiveResult | EnvironmentResult
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A server's first token after one of ``smoke.PROMPTS``, and its natural log-probability."""
-
-    token: int
-    logprob: float
-
-
-@dataclass(frozen=True)
-class ReleaseProof:
-    """Result of the unpatched release with the same checkpoint."""
-
-    done: Literal["refused", "compared"]
-    """``refused``: it cannot serve it on this machine. ``compared``: it can, on a backend of its
-    own, and answers ``smoke.PROMPTS`` as the patched server does."""
-    refusal: str
-    """Its words; where it was compared, those with ``hidden`` hidden from that one process."""
-    hidden: str = ""
-    """The instruction set that was hidden for the refusal, or ""."""
-    difference: float = 0.0
-    """Of log-probabilities, the largest; 0 where it refused."""
-
-
-@dataclass(frozen=True)
 class SmokeResult:
     """Result of the smoke test; times in seconds."""
 
@@ -192,11 +169,7 @@ class SmokeResult:
     completion_s: float
     """One completion of ``tokens`` tokens, not streamed."""
     tokens: int
-    text: str
-    """The model's text, escaped (a random model gives random bytes)."""
     stop_s: float
     """From SIGTERM to the end of the process."""
-    answers: tuple[Answer, ...]
-    """To ``smoke.PROMPTS``."""
-    release: ReleaseProof | None = None
-    """None if the unpatched release was not tried."""
+    release: str = ""
+    """The line with which the unpatched release refused the checkpoint; "": it was not tried."""

@@ -1,4 +1,4 @@
-"""The SBOM of a build, in CycloneDX 1.6 JSON.
+"""The SBOM of a build, in CycloneDX 1.6 JSON, and its provenance.
 
 Each of our wheels carries its pedigree: the release wheel and the upstream commit that it descends
 from, and every patch in full. The same inputs give the same bytes on every machine: the time is
@@ -8,24 +8,15 @@ the release's, the serial number is made from the content, and lists are sorted.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from email.parser import BytesHeaderParser
+from email.parser import BytesHeaderParser, HeaderParser
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 from zipfile import BadZipFile, ZipFile
 
-from cyclonedx.model import (
-    AttachedText,
-    ExternalReference,
-    ExternalReferenceType,
-    HashAlgorithm,
-    HashType,
-    Property,
-    XsUri,
-)
+from cyclonedx.model import AttachedText, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import (
     Commit,
@@ -37,7 +28,6 @@ from cyclonedx.model.component import (
     Pedigree,
 )
 from cyclonedx.model.license import LicenseExpression
-from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -45,16 +35,22 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from sparkforge import __version__
 from sparkforge.build.context import Context
 from sparkforge.build.packs.names import UPSTREAM
-from sparkforge.build.results import CompiledWheelResult, PackResult, PluginResult, WheelResult
+from sparkforge.build.results import (
+    CompiledWheelResult,
+    EnvironmentResult,
+    PackResult,
+    PluginResult,
+    WheelResult,
+)
+from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
-from sparkforge.pins.pins import Upstream
-from sparkforge.pins.types import UNKNOWN
-from sparkforge.series import patchfile
+from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
+    from sparkforge.build.graph import Build
     from sparkforge.runtime.engine import BaseImage, Engine
 
 FILE = "sparkforge:file"
@@ -64,47 +60,28 @@ PLUGIN, PACK = "own-plugin", "own-pack"
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
 
 
-@dataclass(frozen=True)
-class SystemPackage:
-    """One package of the image's distribution, as its own database names it."""
-
-    distribution: str
-    name: str
-    version: str
-    architecture: str
-
-
 def system(engine: Engine, image_id: str) -> list[str]:
-    """Return the distribution's packages in an image, each as its fields in one line."""
-    status = engine.read_file(image_id, "/var/lib/dpkg/status").decode(errors="replace")
-    release = engine.read_file(image_id, "/usr/lib/os-release").decode(errors="replace")
-    return [
-        f"{package.distribution} {package.name} {package.version} {package.architecture}"
-        for package in dpkg_packages(status, release)
-    ]
+    """Return the distribution's packages in an image, as ``dpkg_packages`` does."""
+    files = ("/usr/lib/os-release", "/var/lib/dpkg/status")
+    release, status = (engine.run(image_id, "cat", one).decode(errors="replace") for one in files)
+    return dpkg_packages(status, release)
 
 
-def dpkg_packages(status: str, os_release: str) -> list[SystemPackage]:
-    """Return the packages that ``/var/lib/dpkg/status`` lists as installed.
+def dpkg_packages(status: str, os_release: str) -> list[str]:
+    """Return the installed packages, each as ``DISTRIBUTION NAME VERSION ARCHITECTURE``.
 
     Args:
+        status: text of ``/var/lib/dpkg/status``.
         os_release: text of ``/etc/os-release``, which names the distribution.
     """
     lines = (line.partition("=") for line in os_release.splitlines())
     distribution = {key: value.strip("\"'") for key, _, value in lines}.get("ID", "linux")
-    result = []
-    for paragraph in status.split("\n\n"):
-        fields = dict(
-            line.split(": ", 1)
-            for line in paragraph.splitlines()
-            if ": " in line and not line.startswith(" ")
-        )
-        if fields.get("Status", "").endswith(" installed"):
-            name, version, architecture = (
-                fields[key] for key in ("Package", "Version", "Architecture")
-            )
-            result.append(SystemPackage(distribution, name, version, architecture))
-    return sorted(result, key=lambda package: (package.name, package.architecture))
+    packages = (HeaderParser().parsestr(paragraph) for paragraph in status.split("\n\n"))
+    return sorted(
+        f"{distribution} {one['Package']} {one['Version']} {one['Architecture']}"
+        for one in packages
+        if str(one["Status"]).endswith(" installed")
+    )
 
 
 def document(
@@ -115,7 +92,7 @@ def document(
     *,
     third_party: Path | None = None,
     base: BaseImage | None = None,
-    system: Sequence[SystemPackage] = (),
+    system: Sequence[str] = (),
 ) -> bytes:
     """Return the SBOM of a build, as the bytes of its file.
 
@@ -124,7 +101,7 @@ def document(
         pack: FlashInfer's modules; None: there are none.
         third_party: folder of the other verified wheels, or None where none were fetched.
         base: of the image; None describes no image.
-        system: the distribution's packages in the image, where they are known.
+        system: the distribution's packages in the image, as ``system`` lists them.
 
     Raises:
         BuildError: a third-party wheel can't be read.
@@ -136,55 +113,50 @@ def document(
     if pack is not None:
         code = {f"module:{name}": f"compiled {sha}" for name, sha in pack.modules.items()}
         part = _wheel(pack.file, pack.sha256, PACK, code)
-        source, patches = context.pins.upstream(UPSTREAM), context.series_of(UPSTREAM)
-        part.pedigree = _pedigree("pack", source, patches)
+        part.pedigree = _pedigree(
+            PACK, context.pins.upstream(UPSTREAM), context.series_of(UPSTREAM)
+        )
         parts.append(part)
     if third_party is not None:
         wanted = {item.name for item in read_lock(context.lock)}  # other tools stay out
-        parts += [
-            _third_party(path)
-            for path in sorted(third_party.glob("*.whl"))
-            if canonicalize_name(parse_wheel_filename(path.name)[0]) in wanted
-        ]
+        for path in sorted(third_party.glob("*.whl")):
+            package = canonicalize_name(parse_wheel_filename(path.name)[0])
+            if package in wanted:
+                part = _wheel(path.name, sha256_file(path), f"wheel-{package}")
+                part.licenses = _licenses(path)
+                parts.append(part)
     if base is not None:
-        parts.append(_base(context, base.digest))
-    parts += [_system(package) for package in system]
+        purl = PackageURL("oci", None, "base-image", base.digest)
+        sha256 = base.digest.removeprefix("sha256:")
+        parts.append(_part("base-image", base.digest, "base", purl=purl, sha256=sha256))
+    for line in system:
+        distribution, name, version, machine = line.split(" ")
+        purl = PackageURL("deb", distribution, name, version, {"arch": machine})
+        parts.append(_part(name, version, f"deb-{name}-{machine}", purl=purl))
     name = f"sparkforge-{context.target_name}"
     root = _part(name, context.release, name, {"platform": context.platform})
     root.type = ComponentType.APPLICATION if base is None else ComponentType.CONTAINER
-    root.description = context.target.summary
-    tool = _part("sparkforge", __version__, "tool-sparkforge")
-    tool.type = ComponentType.APPLICATION
-    metadata = BomMetaData(
-        component=root,
-        timestamp=datetime.fromtimestamp(context.epoch, UTC),
-        tools=ToolRepository(components=[tool]),
-    )
+    released = datetime.fromtimestamp(context.epoch, UTC)
+    metadata = BomMetaData(component=root, timestamp=released)
     bom = Bom(components=parts, metadata=metadata, serial_number=uuid.UUID(int=0))
     bom.register_dependency(root, parts)
-    for part in parts:
-        bom.register_dependency(part, part.components)
     bom.serial_number = uuid.uuid5(_NAMESPACE, JsonV1Dot6(bom).output_as_string(indent=1))
     return (JsonV1Dot6(bom).output_as_string(indent=1) + "\n").encode()
 
 
 def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     """Return a wheel of ours, which descends from the release wheel and the patched source."""
-    upstream = context.pins.upstream(name)
-    plan = context.target.wheels[name]
+    upstream, plan = context.pins.upstream(name), context.target.wheels[name]
     release = upstream.files[plan.files[context.platform]]
     facts = {} if release.natives is None else {"natives": release.natives.release}
     if isinstance(wheel, CompiledWheelResult):
         facts["wheel"] = "compiled"
-        for file, native in wheel.natives.items():
-            facts[f"native:{file}"] = f"{native.origin} {native.sha256}"
     own = _wheel(wheel.file, wheel.sha256, f"own-{name}", facts)
     ancestor = _wheel(release.file, release.sha256, f"release-{name}")
     own.pedigree = _pedigree(name, upstream, context.series_of(name), ancestor)
     for carried in plan.carries:  # packages that are part of this wheel
         source = context.pins.upstream(carried)
-        part = _part(carried, source.version, f"own-{name}-{carried}")
-        part.purl = _source_purl(source)
+        part = _part(carried, source.version, f"own-{name}-{carried}", purl=_source(source))
         part.pedigree = _pedigree(f"{name}-{carried}", source, context.series_of(carried))
         own.components.add(part)
     return own
@@ -200,112 +172,174 @@ def _pedigree(
     }
     facts |= {f"patched-tree:{kind}": record.tree for kind, record in upstream.patched.items()}
     facts["series"] = f"sha256:{patches.sha256}"
-    if not upstream.commit:
-        facts["commit"] = UNKNOWN
-    source = _part(_repository(upstream)[1], upstream.tag, f"source-{reference}", facts)
-    source.purl = _source_purl(upstream)
-    source.external_references = [
-        ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(upstream.git))
-    ]
-    url = f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}"
+    facts["commit"] = upstream.commit_or_unknown
+    purl = _source(upstream)
+    source = _part(purl.name, upstream.tag, f"source-{reference}", facts, purl=purl)
+    url = XsUri(f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}")
+    kinds = {True: PatchClassification.BACKPORT, False: PatchClassification.UNOFFICIAL}
     return Pedigree(
         ancestors=[*ancestors, source],
-        commits=[Commit(uid=upstream.commit, url=XsUri(url))] if upstream.commit else [],
-        patches=[_patch(patch) for patch in patches.patches],
-        notes=f"{len(patches.patches)} patch(es) on {upstream.tag}",
+        commits=[Commit(uid=upstream.commit, url=url)] if upstream.commit else [],
+        patches=[
+            Patch(
+                type=kinds[one.trailers.get("Upstream-Status", "").startswith("Backport")],
+                diff=Diff(text=AttachedText(content=one.path.read_text(encoding="utf-8"))),
+            )
+            for one in patches.patches
+        ],
     )
 
 
-def _patch(patch: patchfile.Patch) -> Patch:
-    backport = patch.trailers.get("Upstream-Status", "").startswith("Backport")
-    kind = PatchClassification.BACKPORT if backport else PatchClassification.UNOFFICIAL
-    text = AttachedText(content=patch.path.read_text(encoding="utf-8"), content_type="text/x-diff")
-    return Patch(type=kind, diff=Diff(text=text))
-
-
-def _repository(upstream: Upstream) -> tuple[str, str]:
-    """Return owner and name of an upstream's repository."""
+def _source(upstream: Upstream) -> PackageURL:
     owner, _, name = urlsplit(upstream.git).path.strip("/").removesuffix(".git").rpartition("/")
-    return owner, name
-
-
-def _source_purl(upstream: Upstream) -> PackageURL:
-    owner, name = _repository(upstream)
-    subpath = upstream.subdirectory or None
+    commit, subpath = upstream.commit or upstream.tag, upstream.subdirectory or None
     if urlsplit(upstream.git).hostname == "github.com":
-        return PackageURL("github", owner, name, upstream.commit or upstream.tag, None, subpath)
-    where = {"vcs_url": f"git+{upstream.git}@{upstream.commit or upstream.tag}"}
+        return PackageURL("github", owner, name, commit, None, subpath)
+    where = {"vcs_url": f"git+{upstream.git}@{commit}"}
     return PackageURL("generic", owner or None, name, upstream.version, where, subpath)
 
 
 def _wheel(
-    file: str, sha256: str, reference: str = "", facts: Mapping[str, str] | None = None
+    file: str, sha256: str, reference: str, facts: Mapping[str, str] | None = None
 ) -> Component:
     name, version, _, _ = parse_wheel_filename(file)
-    part = _part(name, str(version), reference or f"wheel-{name}", {"file": file, **(facts or {})})
-    part.purl = PackageURL("pypi", None, name, str(version))
-    part.hashes = [_sha256(sha256)]
-    return part
+    purl = PackageURL("pypi", None, name, str(version))
+    facts = {"file": file, **(facts or {})}
+    return _part(name, str(version), reference, facts, purl=purl, sha256=sha256)
 
 
 def _part(
-    name: str, version: str, reference: str, facts: Mapping[str, str] | None = None
+    name: str,
+    version: str,
+    reference: str,
+    facts: Mapping[str, str] | None = None,
+    *,
+    purl: PackageURL | None = None,
+    sha256: str | None = None,
 ) -> Component:
     """Return a component with properties of ours."""
-    properties = [
-        Property(name=f"sparkforge:{key}", value=value) for key, value in (facts or {}).items()
-    ]
     return Component(
         type=ComponentType.LIBRARY,
         name=name,
         version=version,
         bom_ref=reference,
-        properties=properties,
+        purl=purl,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else [],
+        properties=[Property(name=f"sparkforge:{k}", value=v) for k, v in (facts or {}).items()],
     )
 
 
-def _third_party(path: Path) -> Component:
-    wheel = _wheel(path.name, sha256_file(path))
-    if expression := _license(path):
-        wheel.licenses = [LicenseExpression(expression)]
-    return wheel
-
-
-def _license(wheel: Path) -> str | None:
+def _licenses(wheel: Path) -> list[LicenseExpression]:
     """Return the SPDX expression that a wheel states; older free text is not guessed at."""
     try:
         with ZipFile(wheel) as archive:
-            member = next(
-                name
-                for name in archive.namelist()
-                if name.count("/") == 1 and name.endswith(".dist-info/METADATA")
-            )
+            names = (one for one in archive.namelist() if one.count("/") == 1)
+            member = next(one for one in names if one.endswith(".dist-info/METADATA"))
             stated = BytesHeaderParser().parsebytes(archive.read(member))["License-Expression"]
     except (BadZipFile, StopIteration):
         msg = f"{wheel.name}: not a readable wheel"
         raise BuildError(msg, "run build.py clean, then build again") from None
-    return None if stated is None else str(stated).strip()
+    return [] if stated is None else [LicenseExpression(str(stated).strip())]
 
 
-def _base(context: Context, digest: str) -> Component:
-    pinned = context.pins.images.get(context.target.base or "")
-    known = pinned is not None and digest in (pinned.index, *pinned.platforms.values())
-    repository = pinned.repository if pinned is not None and known else None
-    name = repository.rpartition("/")[2] if repository else "base-image"
-    where = {"repository_url": repository} if repository else None
-    part = _part(repository or name, digest, "base")
-    part.type = ComponentType.CONTAINER
-    part.purl = PackageURL("oci", None, name, digest, where)
-    part.hashes = [_sha256(digest.removeprefix("sha256:"))]
-    return part
+# -- provenance --------------------------------------------------------------------------------
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+# names, not places: nothing is fetched from there
+BUILD_TYPE = "https://sparkforge.example/build/v1"
+BUILDER = "https://sparkforge.example/build.py"
 
 
-def _system(package: SystemPackage) -> Component:
-    part = _part(package.name, package.version, f"deb-{package.name}-{package.architecture}")
-    where = {"arch": package.architecture}
-    part.purl = PackageURL("deb", package.distribution, package.name, package.version, where)
-    return part
+def statement(
+    build: Build, subjects: Mapping[str, str], third_party: Iterable[Path] = ()
+) -> dict[str, Any]:
+    """Return the provenance, a SLSA v1 predicate in an in-toto statement, as JSON values.
+
+    It holds no time of day: data of the run is in the receipt, under ``run``.
+
+    Args:
+        subjects: sha256 of each thing that was made, by its name.
+        third_party: the other verified wheels that went in.
+    """
+    context, product = build.context, build.graph.product.found
+    external: dict[str, Any] = {
+        "target": context.target_name,
+        "platform": context.platform,
+        "pins": {"sha256": sha256_file(context.pins_path)},
+        **({"wheels": context.wheels} if context.wheels == "compile" else {}),
+        **({"pack": list(context.pack)} if context.pack else {}),
+    }
+    dependencies = [
+        *checkout_commit(context.root),
+        *_upstreams(build),
+        *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
+    ]
+    if product is not None:
+        virtual = isinstance(product.result, EnvironmentResult)
+        external["bakes"] = "environment" if virtual else "image"
+        if (base := build.tools.base) is not None:
+            external["base"] = base.reference
+            dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
+    return {
+        "_type": STATEMENT,
+        "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": external,
+                "resolvedDependencies": dependencies,
+            },
+            "runDetails": {"builder": {"id": BUILDER, "version": {"sparkforge": __version__}}},
+        },
+    }
 
 
-def _sha256(value: str) -> HashType:
-    return HashType(alg=HashAlgorithm.SHA_256, content=value)
+def checkout_commit(root: Path) -> list[dict[str, Any]]:
+    """Return the commit of this checkout, and whether files differ from it; [] outside git."""
+    commit = git.head(root)
+    if not commit:
+        return []  # an unpacked archive: pins, series and recipe are named by their hashes
+    clean = not git.git(root, "status", "--porcelain", "--untracked-files=normal")
+    digest = {"gitCommit": commit}
+    return [{"name": "sparkforge", "digest": digest, "annotations": {"clean": clean}}]
+
+
+def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
+    """Yield the release wheels, the sources and the patches of our wheels."""
+    graph, context = build.graph, build.context
+    for wheel, plan in context.target.wheels.items():
+        if graph.wheels[wheel].found is None:
+            continue  # the build ended behind the plugin's
+        release = context.pins.upstream(wheel).files[plan.files[context.platform]]
+        yield _file(release.file, release.sha256)
+        for name in context.layers(wheel):
+            series = graph.series.get(name)
+            if series is not None and series.found is not None:
+                provider, tree = graph.sources[name].result.provider, series.result.tree
+                yield _source_read(name, provider, context.upstream(name), tree)
+            for patch in context.series_of(name).patches:
+                yield _named(f"patches/{name}/{patch.name}", patch.sha256)
+
+
+def _source_read(name: str, provider: Provider, upstream: Upstream, tree: str) -> dict[str, Any]:
+    """Return the source that was read: the commit, or the release file instead of it."""
+    uri = f"git+{upstream.git}@refs/tags/{upstream.tag}"
+    notes = {"patchedTree": tree}
+    if provider == "git" or upstream.source_file is None:
+        digest = {"gitCommit": upstream.commit}
+        return {"name": name, "uri": uri, "digest": digest, "annotations": notes}
+    file = upstream.files[upstream.source_file]
+    notes |= {"standsFor": uri, "commit": upstream.commit_or_unknown}
+    return {**_file(file.file, file.sha256), "annotations": notes}
+
+
+def _file(name: str, sha256: str) -> dict[str, Any]:
+    """Return a file of the package index, without the address that this machine used."""
+    uri = f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}"
+    return {**_named(name, sha256), "uri": uri}
+
+
+def _named(name: str, sha256: str) -> dict[str, Any]:
+    return {"name": name, "digest": {"sha256": sha256}}

@@ -19,8 +19,8 @@ from sparkforge.build.options import (
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins import pins
-from sparkforge.pins.types import MACHINES, Platform
-from sparkforge.runtime import buildx, engine
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import engine
 from sparkforge.sources.project import Project
 
 _TOOLS, _SERVER = ToolOptions(), ServerOptions()
@@ -43,10 +43,6 @@ def build_of(
     Args:
         arguments: of ``vllm serve``, after the target's own.
         plan_only: nothing will be made, so neither an engine nor the right machine is needed.
-
-    Raises:
-        UsageError: another machine is needed, or options contradict each other.
-        MachineError: an engine was requested, or is needed, and is not available.
     """
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
@@ -94,21 +90,35 @@ def _tools(
     builds = STAGES.index(until) >= STAGES.index("image")
     compiles = variant.wheels == "compile"
     if not (builds or compiles):
-        return Tools()
+        return Tools(jobs=tools.jobs)
     target = all_pins.target(name)
-    wanted = platform_of(target)
-    elsewhere = MACHINES.get(platform.machine()) != wanted
+    wanted, machine = platform_of(target), platform.machine()
+    elsewhere = MACHINES.get(machine) != wanted
     if elsewhere and compiles and (builds or not plan_only):
-        msg = f"target {name} is for {wanted}; this machine is {platform.machine()}"
+        msg = f"target {name} is for {wanted}; this machine is {machine}"
         remedy = "compile there; here use --wheels overlay, or --dry-run --until wheelhouse"
         raise UsageError(msg, remedy)
-    reference = _pinned_base(all_pins, target, wanted)
+    pinned = None if target.base is None else all_pins.images[target.base]
+    reference = None if pinned is None else f"{pinned.repository}@{pinned.digest(wanted)}"
     base = variant.base or reference
     chosen, builder = None, "default"
     if not (elsewhere and compiles):
-        chosen, why = _engine_for(variant, reference, compiles=compiles, plan_only=plan_only)
-        if elsewhere and builds and chosen is None:
-            raise _foreign(name, wanted, why, base)
+        chosen, why = engine.choose(variant.engine, variant.base, reference)
+        if compiles and chosen is None and not plan_only:
+            msg = f"compiling wheels needs a container, but this would use {why}"
+            remedy = (
+                f"start Docker Engine {engine.OLDEST_ENGINE} or newer, and give a base (--base"
+                " IMAGE) if none is pinned; or use --wheels overlay, which needs neither"
+            )
+            raise MachineError(msg, remedy)
+        if elsewhere and builds and chosen is None:  # an environment is this machine's own
+            msg = f"{name} is for {wanted}, and this machine ({machine}) would build {why}"
+            given = "" if base is not None else ", with --base IMAGE"
+            remedy = (
+                f"build on {wanted}; or an image here, with a container engine{given}; or stop"
+                f" earlier: build.py --target {name} --until wheelhouse"
+            )
+            raise UsageError(msg, remedy)
         log.info(f"builds {why}" if builds else f"compiles with {why}")
     if chosen is None and not plan_only and (tools.builder or tools.ca_bundle):
         msg = "--builder and --ca-bundle need a container engine"
@@ -120,53 +130,11 @@ def _tools(
     if base is not None and (chosen is not None or compiles):
         resolved = engine.resolve(base, chosen)
     if chosen is not None and resolved is not None:
-        chosen_builder = buildx.choose(chosen, tools.builder)
-        buildx.check(chosen_builder, chosen, resolved.reference, wanted)
-        builder = chosen_builder.name
+        builder = engine.builder_of(chosen, tools.builder, resolved.reference, wanted)
     if elsewhere and target.smoke is not None and until == STAGES[-1]:
-        msg = f"this target's smoke test runs on {wanted}; this machine is {platform.machine()}"
+        msg = f"this target's smoke test runs on {wanted}; this machine is {machine}"
         raise UsageError(msg, "build the image here (--until image) and test it there")
     return Tools(chosen, resolved, builder, tools.ca_bundle, tools.jobs)
-
-
-def _pinned_base(all_pins: pins.Pins, target: pins.Target, wanted: Platform) -> str | None:
-    """Return the target's base for a platform with its digest, or None where it pins none."""
-    if target.base is None:
-        return None
-    pinned = all_pins.images[target.base]
-    return f"{pinned.repository}@{pinned.digest(wanted)}"
-
-
-def _foreign(name: str, wanted: str, why: str, base: str | None) -> UsageError:
-    """Return the error of a build without an engine that needs programs of another platform.
-
-    A virtual environment is this machine's own.
-
-    Args:
-        why: there is no engine, in the words of ``engine.choose``.
-    """
-    msg = f"{name} is for {wanted}, and this machine ({platform.machine()}) would build {why}"
-    given = "" if base is not None else ", with --base IMAGE"
-    remedy = (
-        f"build on {wanted}; or an image here, with a container engine{given}; or stop earlier:"
-        f" build.py --target {name} --until wheelhouse"
-    )
-    return UsageError(msg, remedy)
-
-
-def _engine_for(
-    variant: VariantOptions, reference: str | None, *, compiles: bool, plan_only: bool
-) -> tuple[engine.Engine | None, str]:
-    """Choose the engine, if one is used; a compile that is more than a plan needs an engine."""
-    chosen, why = engine.choose(variant.engine, variant.base, reference)
-    if compiles and chosen is None and not plan_only:
-        msg = f"compiling wheels needs a container, but this would use {why}"
-        remedy = (
-            f"start Docker Engine {engine.OLDEST_ENGINE} or newer, and give a base (--base IMAGE)"
-            " if none is pinned; or use --wheels overlay, which needs neither"
-        )
-        raise MachineError(msg, remedy)
-    return chosen, why
 
 
 def last_build(
@@ -176,11 +144,7 @@ def last_build(
     server: ServerOptions,
     arguments: tuple[str, ...],
 ) -> Build:
-    """Return a target's last build up to its image, for a command that serves it.
-
-    Raises:
-        UsageError, MachineError: as ``build_of``.
-    """
+    """Return a target's last build up to its image, for a command that serves it."""
     variant = last_variant(project, name, variant)
     return build_of(project, name, variant, "image", server=server, arguments=arguments)
 
@@ -189,15 +153,15 @@ def last_variant(project: Project, name: str, variant: VariantOptions) -> Varian
     """Complete a variant with the options of a target's last build."""
     written = receipt.load(project.root / "dist" / name / receipt.NAME)
     last = VariantOptions() if written is None else written.run.options
-    if variant.engine == "auto" and variant.base is None:
-        variant = replace(variant, engine=last.engine, base=last.base)
-    if variant.wheels is None:
-        variant = replace(variant, wheels=last.wheels)
-    if variant.pack is None:
-        variant = replace(variant, pack=last.pack)
-    if variant.source is None and not project.access.mirrors:
-        variant = replace(variant, source=last.source)
-    return variant
+    engine_too = variant.engine == "auto" and variant.base is None
+    return replace(
+        variant,
+        engine=last.engine if engine_too else variant.engine,
+        base=last.base if engine_too else variant.base,
+        wheels=variant.wheels or last.wheels,
+        pack=variant.pack or last.pack,
+        source=variant.source or (None if project.access.mirrors else last.source),
+    )
 
 
 def options_of(build: Build, engine: str) -> VariantOptions:

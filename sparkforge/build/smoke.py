@@ -1,41 +1,97 @@
-"""The smoke test: the build serves, and the unpatched release refuses or answers the same.
+"""The smoke test: the build serves, and the unpatched release refuses the same checkpoint.
 
 Virtual environments and images get the same checks, as a ``Server``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import requests
-
-from sparkforge.build.results import Answer, ReleaseProof, SmokeResult
-from sparkforge.core import plain
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import Context, Serving
+from sparkforge.build.launcher import (
+    SMOKE_ARGUMENTS,
+    SMOKE_VARIABLES,
+    UNPATCHED_VARIABLES,
+    mask_files,
+    of_release,
+    originals,
+    start_server,
+)
+from sparkforge.build.results import (
+    EnvironmentResult,
+    ImageResult,
+    Product,
+    SmokeResult,
+    SourceResult,
+    WheelResult,
+)
+from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.errors import ServerError
-from sparkforge.core.log import counted, log
-from sparkforge.runtime.servers import MODEL_NAME, Server, complete, tail, wait_ready
+from sparkforge.core.log import log
+from sparkforge.runtime import isa
+from sparkforge.runtime.client import COMPLETIONS, Place, Reply, events, look, post
+from sparkforge.runtime.engine import Engine
+from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, kept_log, tail, wait_ready
+from sparkforge.store.store import Artefact
 
 READY_TIMEOUT_S = 300.0
-_REQUEST_TIMEOUT_S = 120.0
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24
-_DIED = "died unexpectedly (exit code: "  # SIGILL
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
-# Token ids; the first is the first forward of a server. After each of them the tiny model's next
-# token leads by 1.5 logits or more in float32, so rounding decides nothing.
-PROMPTS: tuple[tuple[int, ...], ...] = (
-    (5,),
-    (33,),
-    tuple(b"hammer"),
-    tuple(b"every byte counts"),
-    tuple(_PROMPT.encode()),
-)
-TOLERANCE = 0.1
-"""Between log-probabilities of one token from two servers that compute in BF16. Measured: with AVX2
-those of ``PROMPTS`` are within 0.0043 of the float32 reference; in that reference, weights that are
-moved at random by up to 2**-8 of themselves (BF16's step) move them by at most 0.04 in 12 draws."""
+
+
+def run(
+    context: Context,
+    engine: Engine | None,
+    serving: Serving,
+    product: Artefact[Product],
+    unpatched: Artefact[EnvironmentResult] | None,
+    wheels: Mapping[str, Cached[WheelResult]],
+    sources: Mapping[str, Cached[SourceResult]],
+    work: Path,
+) -> SmokeResult:
+    """Test a build; with arguments of the user's, without the unpatched release.
+
+    Args:
+        unpatched: the environment of the release; None: the image with its files put back.
+        wheels, sources: of the build, by upstream.
+        work: an empty folder.
+    """
+    make_tiny_gpt_oss(work / "model")
+    cache = context.store.cache_path("serve")
+
+    def start(
+        of: Artefact[Product],
+        options: Sequence[str],
+        variables: Mapping[str, str],
+        files: Mapping[str, Path],
+    ) -> AbstractContextManager[Server]:
+        arguments = (*SMOKE_ARGUMENTS, *serving.arguments)
+        variables = {**SMOKE_VARIABLES, **variables}
+        launch = Launch(work / "model", options, arguments, variables, serving.port)
+        return start_server(engine, of, launch, work, cache, files)
+
+    @contextmanager
+    def patched() -> Iterator[Server]:
+        with start(product, context.serve, {}, {}) as server, kept_log(server, context.server_log):
+            yield server
+
+    report = exercise(patched, serving.ready_timeout_s)
+    if serving.arguments:
+        return report
+    files: dict[str, Path] = {}
+    if isinstance(product.result, ImageResult):
+        files = {**originals(context, wheels, sources, work), **mask_files(work)}
+    # with AMX the release has a backend of its own
+    hidden = {**UNPATCHED_VARIABLES, **isa.without_amx()}
+    with start(unpatched or product, of_release(context.serve), hidden, files) as server:
+        return replace(report, release=refusal(server, serving.ready_timeout_s))
 
 
 def exercise(
@@ -49,179 +105,93 @@ def exercise(
     with start() as server:
         ready = wait_ready(server, timeout_s)
         log.info(f"ready after {ready:.1f} s")
-        answers = tuple(_answer(server, prompt) for prompt in PROMPTS)
-        names = [entry["id"] for entry in _models(server)["data"]]
-        first, seconds = _complete(server)
-        again, _ = _complete(server)
-        streamed, streamed_usage = _stream(server)
-        choice, usage = first["choices"][0], first["usage"]
-        tokens = choice["token_ids"]
-        # the tiny model's tokens are bytes, so counts are known without its tokenizer
-        counts = (len(_PROMPT.encode()), _TOKENS, len(_PROMPT.encode()) + _TOKENS)
-        for found, wanted, what in (
-            (names, [MODEL_NAME], "models"),
-            (again["choices"][0]["token_ids"], tokens, "a second completion at temperature 0"),
-            (streamed, tokens, "the streamed completion"),
-            (len(tokens), _TOKENS, "number of tokens"),
-            (_counts(usage), counts, "usage"),
-            (_counts(streamed_usage or {}), counts, "usage of the streamed completion"),
-            (_status(server, model="no-such-model"), requests.codes.not_found, "a wrong model"),
-            (_status(server, max_tokens=-1), requests.codes.bad_request, "a bad request"),
-        ):
-            _expect(found == wanted, f"{what}: {found} instead of {wanted}", server)
-        log.info(f"completions: {_TOKENS} tokens in {seconds:.2f} s, the same streamed and again")
+        try:
+            tokens, seconds = _check(server)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise _wrong(server, f"no answer as OpenAI's: {error!r}") from error
         stopped = server.stop()
-        _expect(not stopped.stragglers, "the server left processes running", server)
-        _expect(stopped.exit_code == 0, f"exit code {stopped.exit_code} after SIGTERM", server)
+        if stopped.stragglers:
+            raise _wrong(server, "the server left processes running")
+        if stopped.exit_code != 0:
+            raise _wrong(server, f"exit code {stopped.exit_code} after SIGTERM")
         log.info(f"stopped cleanly in {stopped.seconds:.1f} s")
-    return SmokeResult(
-        ready_s=round(ready, 2),
-        completion_s=round(seconds, 3),
-        tokens=usage["completion_tokens"],
-        text=ascii(choice["text"]),
-        stop_s=round(stopped.seconds, 2),
-        answers=answers,
-    )
+    took = round(stopped.seconds, 2)
+    return SmokeResult(round(ready, 2), round(seconds, 3), tokens, took)
 
 
-def check_release(
-    start: Callable[[], AbstractContextManager[Server]],
-    start_hidden: Callable[[], AbstractContextManager[Server]] | None,
-    answers: Sequence[Answer],
-    timeout_s: float = READY_TIMEOUT_S,
-) -> ReleaseProof:
-    """Start the unpatched release on the same checkpoint: it refuses, or answers the same.
-
-    Args:
-        start_hidden: starts it without the instruction set that it has a backend of its own for;
-            None on a machine without that set, where it has to refuse.
-        answers: of the patched server to ``PROMPTS``.
-
-    Raises:
-        ServerError: it serves where it has no backend (then the patch is needless), it answers
-            something else, or it fails in another way.
-    """
-    with start() as server:
-        # an image has no compiler, and without one the release does not ask for AMX's tiles
-        if refusal := _refusal(server, timeout_s, *(() if start_hidden is None else (_DIED,))):
-            log.info(f"the unpatched release fails as expected: {refusal}")
-            return ReleaseProof("refused", refusal)
-        if start_hidden is None:
-            msg = "the unpatched release serves this checkpoint: the patch is not needed here"
-            raise ServerError(msg, "see the patch's Drop-when")
-        difference = _compare(server, answers)
-    log.info(
-        f"the unpatched release serves the checkpoint on its own backend: {len(answers)} prompts,"
-        f" the same first tokens, log-probabilities within {difference:.3f}"
-    )
-    with start_hidden() as server:
-        if (refusal := _refusal(server, timeout_s)) is None:
-            msg = "the unpatched release also serves this checkpoint with AMX hidden"
-            raise ServerError(msg, "see the patch's Drop-when")
-    log.info(f"with AMX hidden from that process it fails: {refusal}")
-    return ReleaseProof("compared", refusal, hidden="amx", difference=round(difference, 4))
-
-
-def _refusal(server: Server, timeout_s: float, *others: str) -> str | None:
-    """Return the words with which a server refuses the checkpoint; None: it is ready."""
-    try:
-        wait_ready(server, timeout_s)
-    except ServerError as error:
-        if server.exited() is None:
-            raise
-        output = server.output()
-        if known := next((words for words in (STOCK_ERROR, *others) if words in output), None):
-            return known
-        msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{tail(server)}"
-        raise ServerError(msg, "see the patch's Drop-when") from error
-    return None
-
-
-def _compare(server: Server, answers: Sequence[Answer]) -> float:
-    """Return the largest difference of log-probabilities from ``answers``."""
-    largest = 0.0
-    # The longest first: on a CPU with AMX the release dies where the first forward has one token.
-    asked = sorted(zip(PROMPTS, answers, strict=True), key=lambda pair: -len(pair[0]))
-    for prompt, ours in asked:
-        theirs = _answer(server, prompt)
-        difference = abs(theirs.logprob - ours.logprob)
-        _expect(
-            theirs.token == ours.token and difference <= TOLERANCE,
-            f"the release answers {list(prompt)} with {theirs}, the patched server with {ours}",
-            server,
-        )
-        largest = max(largest, difference)
-    return largest
-
-
-def _body(**more: Any) -> dict[str, Any]:
-    return {
+def _check(server: Server) -> tuple[int, float]:
+    """Check a server's answers; returns the tokens of a completion, and its seconds."""
+    place = Place(f"{server.url}/v1")
+    body = {
         "model": MODEL_NAME,
         "prompt": _PROMPT,
         "max_tokens": _TOKENS,
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
-        **more,
     }
 
+    def ask(**more: Any) -> Reply:
+        return post(place, COMPLETIONS, {**body, **more})
 
-def _counts(usage: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(usage.get(f"{kind}_tokens") for kind in ("prompt", "completion", "total"))
+    ask(prompt=[5], max_tokens=1).json()  # the first forward of a server has one token
+    start = time.monotonic()
+    first = ask().json()
+    seconds = time.monotonic() - start
+    ids = first["choices"][0]["token_ids"]
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    found = list(events(place, COMPLETIONS, {**body, **more}))
+    pieces = [event for event in found if event is not None]
+    streamed = [
+        token
+        for event in pieces
+        for choice in event["choices"]
+        for token in choice["token_ids"] or ()
+    ]
+    # the tiny model's tokens are bytes, so counts are known without its tokenizer
+    length = len(_PROMPT.encode())
+    counts = {
+        "prompt_tokens": length,
+        "completion_tokens": _TOKENS,
+        "total_tokens": length + _TOKENS,
+    }
+    usages = [event["usage"] for event in pieces if event.get("usage")]
+    models = look(place, "/v1/models", timeout_s=120).json()["data"]
+    for what, seen, wanted in (
+        ("models", [one["id"] for one in models], [MODEL_NAME]),
+        ("a second completion at temperature 0", ask().json()["choices"][0]["token_ids"], ids),
+        ("the streamed completion", streamed, ids),
+        ("the end of the stream", found[-1], None),
+        ("number of tokens", len(ids), _TOKENS),
+        ("usage", {name: first["usage"].get(name) for name in counts}, counts),
+        ("usage of the stream", {name: usages[-1].get(name) for name in counts}, counts),
+        ("status for a wrong model", ask(model="no-such-model").status, 404),
+        ("status for a bad request", ask(max_tokens=-1).status, 400),
+    ):
+        if seen != wanted:
+            raise _wrong(server, f"{what}: {seen} instead of {wanted}")
+    log.info(f"completions: {_TOKENS} tokens in {seconds:.2f} s, the same streamed and again")
+    return len(ids), seconds
 
 
-def _models(server: Server) -> Any:
+def refusal(server: Server, timeout_s: float = READY_TIMEOUT_S) -> str:
+    """Return the words with which the unpatched release refuses the checkpoint.
+
+    Raises:
+        ServerError: it serves (then the patch is needless), or fails in another way.
+    """
     try:
-        reply = requests.get(f"{server.url}/v1/models", timeout=_REQUEST_TIMEOUT_S)
-        reply.raise_for_status()
-        return reply.json()
-    except requests.RequestException as error:
-        raise ServerError(f"/v1/models: {error}\n{tail(server)}") from error
+        wait_ready(server, timeout_s)
+    except ServerError as error:
+        if server.exited() is not None and STOCK_ERROR in server.output():
+            log.info(f"the unpatched release fails as expected: {STOCK_ERROR}")
+            return STOCK_ERROR
+        msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{error.what}"
+        raise ServerError(msg, "see the patch's Drop-when") from error
+    msg = "the unpatched release serves this checkpoint: the patch is not needed here"
+    raise ServerError(msg, "see the patch's Drop-when")
 
 
-def _post(server: Server, **more: Any) -> requests.Response:
-    body = _body(**more)
-    reply = complete(server, body, _REQUEST_TIMEOUT_S)
-    tokens = counted(len(body["prompt"]), "token")
-    _expect(reply.ok, f"a prompt of {tokens}: {reply.status_code} {reply.text[:300]}", server)
-    return reply
-
-
-def _complete(server: Server) -> tuple[Any, float]:
-    reply = _post(server)
-    return reply.json(), reply.elapsed.total_seconds()
-
-
-def _answer(server: Server, prompt: Sequence[int]) -> Answer:
-    choice = _post(server, prompt=list(prompt), max_tokens=1, logprobs=1).json()["choices"][0]
-    (token,), (logprob,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-    return Answer(token, logprob)
-
-
-def _stream(server: Server) -> tuple[list[int], Any]:
-    """Return the token ids and the usage of a streamed completion."""
-    ids: list[int] = []
-    usage, done = None, False
-    body = _body(stream=True, stream_options={"include_usage": True})
-    with complete(server, body, _REQUEST_TIMEOUT_S, stream=True) as reply:
-        _expect(reply.ok, f"streaming: {reply.status_code}", server)
-        for line in reply.iter_lines():
-            if line == b"data: [DONE]":
-                done = True
-            elif line.startswith(b"data: "):
-                event = plain.json_of(line.removeprefix(b"data: "))
-                usage = event.get("usage") or usage
-                ids += [token for choice in event["choices"] for token in choice["token_ids"] or ()]
-    _expect(done, "the stream ended without [DONE]", server)
-    return ids, usage
-
-
-def _status(server: Server, **wrong: Any) -> int:
-    """Return the status of the answer to a wrong request."""
-    return complete(server, _body(**wrong), _REQUEST_TIMEOUT_S).status_code
-
-
-def _expect(truth: bool, otherwise: str, server: Server) -> None:
-    if not truth:
-        msg = f"{otherwise}; end of the server log:\n{tail(server, 8)}"
-        raise ServerError(msg, "run it again: build.py smoke --target NAME")
+def _wrong(server: Server, what: str) -> ServerError:
+    msg = f"{what}; end of the server log:\n{tail(server)}"
+    return ServerError(msg, "run it again: build.py smoke --target NAME")

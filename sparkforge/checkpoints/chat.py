@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints.harmony import SPECIAL_TOKENS, VOCAB_SIZE, tokenizer
-from sparkforge.checkpoints.tensors import to_bf16
-from sparkforge.checkpoints.tiny import MX_BLOCK, json_files, write_checkpoint
+from sparkforge.checkpoints.formats import byte_bpe, byte_characters, to_bf16, write_checkpoint
+from sparkforge.checkpoints.tiny import MX_BLOCK, Shape, json_files
 
 REASONING = "The words of this thought are built in (by hand.)"
 """The text on the channel ``analysis``: first in each answer, except after a tool's result."""
@@ -38,45 +37,59 @@ TOOL_ANSWER = "Sunny all day \U0001f9be"
 """The final message after a tool's result; the last character is three tokens."""
 
 
-HIDDEN_SIZE = 96
-INTERMEDIATE_SIZE = 64
-NUM_EXPERTS = 8
+HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS = 96, 64, 8
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
+SHAPE = Shape(2, HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS, 2, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
 # the real model's
 ROPE_THETA, YARN_FACTOR, ORIGINAL_CONTEXT, WINDOW = 150_000.0, 32, 4096, 128
 
 
-Words = tuple[bytes | str, ...]
-_REASONING: Words = (
-    b"The",
-    b" words",
-    b" of",
-    b" this",
-    b" thought",
-    b" are",
-    b" built",
-    b" in",
-    b" (",
-    b"by",
-    b" hand",
-    b".)",
+VOCAB_SIZE = 201_088
+SPECIAL_TOKENS = {
+    "<|startoftext|>": 199_998,
+    "<|endoftext|>": 199_999,
+    "<|return|>": 200_002,
+    "<|constrain|>": 200_003,
+    "<|channel|>": 200_005,
+    "<|start|>": 200_006,
+    "<|end|>": 200_007,
+    "<|message|>": 200_008,
+    "<|call|>": 200_012,
+    "<|endofprompt|>": 200_018,
+}
+"""Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
+# o200k_base's split of text.
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_SPLIT = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
 )
-_ANSWER: Words = (b"Hello", b" from", b" the", b" forge", b",", b" small", b" and", b" hot", b"!")
-_TOOL_ANSWER: Words = (b"Sunny", b" all", b" day", b" \xf0\x9f", b"\xa6", b"\xbe")
-_CALL: Words = (
-    b"comment",
-    b"ary",
-    b" to",
-    b"=",
-    b"functions",
-    b".weather",
-    b" ",
-    "<|constrain|>",
-    b"json",
-    "<|message|>",
-)
-_ARGUMENTS: Words = (b"city", b'":"', b"Paris", b'"}', "<|call|>")  # both begin with {"
-_JSON_ANSWER: Words = (b"temperature", b'":', b"21", b"}", "<|return|>")
+
+Word = bytes | str
+"""A token: bytes of the vocabulary, or the name of a special one."""
+Words = tuple[Word, ...]
+Weights = npt.NDArray[np.float32]
+
+
+def _split(text: str) -> Words:
+    words = text.split("~")
+    return tuple(word if word.startswith("<|") else word.encode() for word in words)
+
+
+_REASONING = _split("The~ words~ of~ this~ thought~ are~ built~ in~ (~by~ hand~.)")
+_ANSWER = _split("Hello~ from~ the~ forge~,~ small~ and~ hot~!")
+_TOOL_ANSWER: Words = (*_split("Sunny~ all~ day"), b" \xf0\x9f", b"\xa6", b"\xbe")
+_CALL = _split("comment~ary~ to~=~functions~.weather~ ~<|constrain|>~json~<|message|>")
+_ARGUMENTS = _split('city~":"~Paris~"}~<|call|>')  # both begin with {"
+_JSON_ANSWER = _split('temperature~":~21~}~<|return|>')
 
 # Bits of context.
 _BEFORE = (b"analysis", b"final", b"json", "<|start|>", b"namespace")  # the word before
@@ -89,15 +102,14 @@ _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON = "has tools", "has a result", "wants JSON"
 _CONSTANT = 16.0
 _UNIT = _CONSTANT / math.sqrt(HIDDEN_SIZE)  # 1 / a bit's value after a norm of weight 1
 _GATE = 16.0  # a bit's value before the experts: half of it is beyond the limit of swiglu
-_LIMIT = 7.0
 
 
 @dataclass(frozen=True)
 class Rule:
     """A rule: after ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
 
-    word: bytes | str
-    then: bytes | str
+    word: Word
+    then: Word
     given: Words = ()
     without: Words = ()
 
@@ -133,49 +145,38 @@ def rules() -> list[Rule]:
     ]
 
 
-def _words() -> list[bytes | str]:
-    """Return each word that has a place in the residual stream, once, in a fixed order."""
-    script = [word for rule in rules() for word in (rule.word, rule.then)]
-    return list(dict.fromkeys((*script, b"namespace", b" functions", b" JSON")))
+# places in the residual stream; the constant is at 0
+_SCRIPT = [word for rule in rules() for word in (rule.word, rule.then)]
+_EVERY = dict.fromkeys((*_SCRIPT, b"namespace", b" functions", b" JSON"))
+_WORDS: dict[Word, int] = {word: place for place, word in enumerate(_EVERY, start=1)}
+_NAMES: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
+_BITS: dict[Word, int] = {name: place for place, name in enumerate(_NAMES, 1 + len(_WORDS))}
+assert len(_WORDS) + len(_BITS) < HIDDEN_SIZE
 
 
 def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
     """Write the checkpoint to the new folder `dest`: the same bytes on every machine.
 
-    Args:
-        dest: Folder to create; it appears complete or not at all.
-        tokens: o200k_base: the bytes of each token, by rank.
+    Returns its size in bytes: 93 MB, of them 77 in embedding and lm_head.
 
-    Returns:
-        The size of all files in bytes: 93 MB, of them 77 in embedding and lm_head.
+    Args:
+        tokens: o200k_base: the bytes of each token, by rank (`serving.checkpoint.tokens`).
 
     Raises:
         FileExistsError: `dest` exists.
         ValueError: `tokens` lacks a word of the script, so it is another vocabulary.
-        OSError: The folder cannot be written.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    if missing := [word for word in _words() if isinstance(word, bytes) and word not in ranks]:
+    if missing := [word for word in _WORDS if isinstance(word, bytes) and word not in ranks]:
         raise ValueError(f"not o200k_base: it has no token {missing[0]!r}")
     return write_checkpoint(dest, _tensors(ranks), _files(ranks))
 
 
-def _places() -> tuple[dict[bytes | str, int], dict[bytes | str, int]]:
-    """Return the places of words and bits in the residual stream; the constant is at 0."""
-    words = {word: place for place, word in enumerate(_words(), start=1)}
-    names: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
-    bits = {name: place for place, name in enumerate(names, start=1 + len(words))}
-    assert len(words) + len(bits) < HIDDEN_SIZE
-    return words, bits
-
-
 def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
     """Return all tensors by their names in the checkpoint; BF16 as uint16 bits."""
-    words, bits = _places()
-    embedding = np.zeros((VOCAB_SIZE, HIDDEN_SIZE), np.float32)
+    embedding, head = _zeros(VOCAB_SIZE, HIDDEN_SIZE), _zeros(VOCAB_SIZE, HIDDEN_SIZE)
     embedding[:, 0] = _CONSTANT
-    head = np.zeros((VOCAB_SIZE, HIDDEN_SIZE), np.float32)
-    for word, place in words.items():
+    for word, place in _WORDS.items():
         token = SPECIAL_TOKENS[word] if isinstance(word, str) else ranks[word]
         embedding[token, place] = 1.0
         head[token, place] = 8.0  # with the experts' 28: a logit of 68, where all others have 2
@@ -190,11 +191,8 @@ def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
         Rule(b" functions", _DECLARES, given=(b"namespace",)),
         Rule(b"functions", _RESULT, given=("<|start|>",)),
     ]
-    attentions = (_looking_back(words, bits), _looking_for(words, bits))
-    experts = (
-        _experts(recognised, words, bits, bits, 1.0),
-        _experts(rules(), words, bits, words, 4.0),
-    )
+    attentions = (_looking_back(), _looking_for())
+    experts = (_experts(recognised, _BITS, 1.0), _experts(rules(), _WORDS, 4.0))
     for layer in range(2):
         base = f"model.layers.{layer}"
         into = np.full(HIDDEN_SIZE, _UNIT, np.float32)
@@ -207,26 +205,21 @@ def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
     return tensors
 
 
-def _attention() -> dict[str, npt.NDArray[np.float32]]:
+def _zeros(*shape: int) -> Weights:
+    return np.zeros(shape, np.float32)
+
+
+def _attention() -> dict[str, Weights]:
     """Return the weights of an attention without effect."""
-    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
-    shapes = {
-        "q_proj.weight": (queries, HIDDEN_SIZE),
-        "q_proj.bias": (queries,),
-        "k_proj.weight": (keys, HIDDEN_SIZE),
-        "k_proj.bias": (keys,),
-        "v_proj.weight": (keys, HIDDEN_SIZE),
-        "v_proj.bias": (keys,),
-        "o_proj.weight": (HIDDEN_SIZE, queries),
-        "o_proj.bias": (HIDDEN_SIZE,),
-        "sinks": (NUM_HEADS,),
-    }
-    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    sizes = {"q_proj": NUM_HEADS * HEAD_DIM, "k_proj": NUM_KV_HEADS * HEAD_DIM}
+    made = {"sinks": _zeros(NUM_HEADS)}
+    for name, size in {**sizes, "v_proj": sizes["k_proj"]}.items():
+        made |= {f"{name}.weight": _zeros(size, HIDDEN_SIZE), f"{name}.bias": _zeros(size)}
+    out = {"o_proj.weight": _zeros(HIDDEN_SIZE, sizes["q_proj"])}
+    return made | out | {"o_proj.bias": _zeros(HIDDEN_SIZE)}
 
 
-def _looking_back(
-    words: dict[bytes | str, int], bits: dict[bytes | str, int]
-) -> dict[str, npt.NDArray[np.float32]]:
+def _looking_back() -> dict[str, Weights]:
     """Return an attention: head 0 reads the word before, head 1 the word four back.
 
     Keys are the same everywhere, and queries are turned by one or four tokens: so the product is
@@ -245,14 +238,12 @@ def _looking_back(
             made["q_proj.bias"][head * HEAD_DIM + half + pair] = strength * math.sin(angle)
     read = {name: (0, name) for name in _BEFORE} | {_THOUGHT: (1, _REASONING[-1])}
     for place, (bit, (head, word)) in enumerate(read.items()):
-        made["v_proj.weight"][place, words[word]] = 1.0
-        made["o_proj.weight"][bits[bit], head * HEAD_DIM + place] = 1.0
+        made["v_proj.weight"][place, _WORDS[word]] = 1.0
+        made["o_proj.weight"][_BITS[bit], head * HEAD_DIM + place] = 1.0
     return made
 
 
-def _looking_for(
-    words: dict[bytes | str, int], bits: dict[bytes | str, int]
-) -> dict[str, npt.NDArray[np.float32]]:
+def _looking_for() -> dict[str, Weights]:
     """Return an attention: heads 0 to 2 find a declaration of tools, a result, the word " JSON".
 
     The wanted token has an exponent of about 40, the sink 20, all else 0: neither 131,072 other
@@ -260,9 +251,9 @@ def _looking_for(
     """
     made = _attention()
     wanted = {
-        _HAS_TOOLS: (bits[_DECLARES], 7.0),
-        _HAS_RESULT: (bits[_RESULT], 7.0),
-        _WANTS_JSON: (words[b" JSON"], 1.0),
+        _HAS_TOOLS: (_BITS[_DECLARES], 7.0),
+        _HAS_RESULT: (_BITS[_RESULT], 7.0),
+        _WANTS_JSON: (_WORDS[b" JSON"], 1.0),
     }
     for head, (bit, (seen, size)) in enumerate(wanted.items()):
         pair = HEAD_DIM // 2 - 1 - head % 2  # heads that share keys have a pair each
@@ -270,49 +261,45 @@ def _looking_for(
         made["q_proj.bias"][head * HEAD_DIM + pair] = 16.0
         made["k_proj.weight"][kept + pair, seen] = 8.0 / size
         made["v_proj.weight"][kept + head, seen] = 1.0 / size
-        made["o_proj.weight"][bits[bit], head * HEAD_DIM + head] = 1.0
+        made["o_proj.weight"][_BITS[bit], head * HEAD_DIM + head] = 1.0
         made["sinks"][head] = 20.0
     return made
 
 
 def _experts(
-    script: list[Rule],
-    words: dict[bytes | str, int],
-    bits: dict[bytes | str, int],
-    targets: dict[bytes | str, int],
-    strength: float,
+    script: list[Rule], targets: dict[Word, int], strength: float
 ) -> dict[str, npt.NDArray[Any]]:
     """Return experts: each neuron is a rule, and adds 7 times `strength` at the rule's target.
 
     The rules of a word are in one expert, which gets all weight of the router.
     """
-    weights = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE), np.float32)
-    bias = np.zeros((NUM_EXPERTS, 2 * INTERMEDIATE_SIZE), np.float32)
+    weights = _zeros(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE)
+    bias = _zeros(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE)
     bias[:, 0::2] = -_GATE  # gates and ups alternate; a neuron without a rule stays shut
-    down = np.zeros((NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE), np.float32)
-    router = np.zeros((NUM_EXPERTS, HIDDEN_SIZE), np.float32)
+    down = _zeros(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE)
+    router = _zeros(NUM_EXPERTS, HIDDEN_SIZE)
     used = [0] * NUM_EXPERTS
     for rule in script:
-        expert = words[rule.word] % NUM_EXPERTS
-        router[expert, words[rule.word]] = 1.0
+        expert = _WORDS[rule.word] % NUM_EXPERTS
+        router[expert, _WORDS[rule.word]] = 1.0
         neuron = used[expert]
         used[expert] += 1
         row = weights[expert, 2 * neuron]
-        row[[words[rule.word], *(bits[bit] for bit in rule.given)]] = 1.0
-        row[[bits[bit] for bit in rule.without]] = -1.0
+        row[[_WORDS[rule.word], *(_BITS[bit] for bit in rule.given)]] = 1.0
+        row[[_BITS[bit] for bit in rule.without]] = -1.0
         bias[expert, 2 * neuron] = -_GATE * (len(rule.given) + 0.5)
         down[expert, targets[rule.then], neuron] = strength
     return {
         "router.weight": to_bf16(router),
-        "router.bias": to_bf16(np.zeros(NUM_EXPERTS, np.float32)),
+        "router.bias": to_bf16(_zeros(NUM_EXPERTS)),
         **_packed("experts.gate_up_proj", weights),
         "experts.gate_up_proj_bias": to_bf16(bias),
         **_packed("experts.down_proj", down),
-        "experts.down_proj_bias": to_bf16(np.zeros((NUM_EXPERTS, HIDDEN_SIZE), np.float32)),
+        "experts.down_proj_bias": to_bf16(_zeros(NUM_EXPERTS, HIDDEN_SIZE)),
     }
 
 
-def _packed(name: str, weights: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.uint8]]:
+def _packed(name: str, weights: Weights) -> dict[str, npt.NDArray[np.uint8]]:
     """Return MXFP4 blocks and scales [experts, rows, ...] of weights that are exact in it."""
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     codes = np.searchsorted(values, np.abs(weights)).astype(np.uint8)
@@ -328,26 +315,17 @@ def _packed(name: str, weights: npt.NDArray[np.float32]) -> dict[str, npt.NDArra
 
 def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
     """Return the small files of the checkpoint by name."""
-    files = json_files()
+    files = json_files(SHAPE)
     ends = [SPECIAL_TOKENS[token] for token in ("<|return|>", "<|endoftext|>", "<|call|>")]
     start, pad = SPECIAL_TOKENS["<|startoftext|>"], SPECIAL_TOKENS["<|endoftext|>"]
     context = ORIGINAL_CONTEXT * YARN_FACTOR
     files["config.json"] |= {
         "eos_token_id": ends[0],
         "pad_token_id": pad,
-        "head_dim": HEAD_DIM,
-        "hidden_size": HIDDEN_SIZE,
         "initial_context_length": ORIGINAL_CONTEXT,
-        "intermediate_size": INTERMEDIATE_SIZE,
-        "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
         "max_position_embeddings": context,
-        "num_attention_heads": NUM_HEADS,
-        "num_key_value_heads": NUM_KV_HEADS,
-        "num_local_experts": NUM_EXPERTS,
         "rope_theta": ROPE_THETA,
         "sliding_window": WINDOW,
-        "swiglu_limit": _LIMIT,
         "vocab_size": VOCAB_SIZE,
     }
     files["config.json"]["rope_scaling"] |= {
@@ -355,11 +333,31 @@ def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
         "factor": float(YARN_FACTOR),
         "original_max_position_embeddings": ORIGINAL_CONTEXT,
     }
-    files["generation_config.json"] |= {
-        "bos_token_id": start,
-        "eos_token_id": ends,
-        "pad_token_id": pad,
-    }
+    files["generation_config.json"] |= {"bos_token_id": start, "eos_token_id": ends}
+    files["generation_config.json"] |= {"pad_token_id": pad}
     files["tokenizer_config.json"] |= {"model_max_length": context}
-    files["tokenizer.json"] = tokenizer(ranks)
+    files["tokenizer.json"] = _tokenizer(ranks)
     return files
+
+
+def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
+    """Return tokenizer.json: a byte-level BPE with the vocabulary's merges.
+
+    A token's rank is also the place of its merges: all pairs of tokens that make it. Earlier merges
+    decide which of them occurs.
+    """
+    characters = byte_characters()
+    written = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    vocabulary = {written[token]: rank for token, rank in ranks.items()}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
+        merges += [f"{written[a]} {written[b]}" for *_, a, b in sorted(known)]
+    names = {number: name for name, number in SPECIAL_TOKENS.items()}
+    special = {
+        number: names.get(number, f"<|reserved_{number}|>")
+        for number in range(len(ranks), VOCAB_SIZE)
+    }
+    split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
+    return byte_bpe(special, vocabulary, merges, split)

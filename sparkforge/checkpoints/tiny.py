@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints.tensors import Random, write_safetensors
-from sparkforge.checkpoints.tokenizer import byte_bpe, byte_characters
+from sparkforge.checkpoints import gptoss
+from sparkforge.checkpoints.formats import (
+    Random,
+    byte_bpe,
+    byte_characters,
+    to_bf16,
+    write_checkpoint,
+)
 
 SLIDING_WINDOW = 32
 ORIGINAL_CONTEXT = 64
@@ -51,108 +54,68 @@ TINY = Shape()
 MX_BLOCK = 32
 """Elements under one E8M0 scale."""
 
+_ENDS = ("<|endoftext|>", "<|return|>", "<|call|>")
 _SPECIAL_TOKENS = (
-    "<|startoftext|>",
-    "<|endoftext|>",
-    "<|return|>",
-    "<|call|>",
-    "<|start|>",
-    "<|channel|>",
-    "<|message|>",
-    "<|end|>",
+    *("<|startoftext|>", *_ENDS),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
 )
 VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
 
 
 @dataclass(frozen=True)
 class TinyCheckpoint:
-    """A checkpoint on disk, and the sizes that tests compare a server with."""
+    """A checkpoint on disk, and the sizes that tests compare a server with.
+
+    Attributes:
+        num_experts: in each of `num_layers` layers.
+        packed_expert_bytes: blocks and scales of all experts, biases left out.
+        bf16_expert_bytes: the same weights in BF16.
+    """
 
     path: Path
-    """Folder with config.json, model.safetensors and the tokenizer."""
     num_layers: int
-    """Transformer layers; each has experts."""
     num_experts: int
-    """Experts in each layer."""
     packed_expert_bytes: int
-    """Blocks and scales of all experts, biases left out."""
     bf16_expert_bytes: int
-    """The same weights in BF16."""
 
 
 def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> TinyCheckpoint:
     """Write a tiny random gpt-oss checkpoint to the new folder `dest`.
 
-    The same seed gives the same bytes on every machine. The folder appears complete or not at
-    all: it is written beside `dest` and renamed.
-
-    Args:
-        dest: Folder to create; its parents are created as needed.
-        seed: Any integer from 0 to 2**32 - 1.
-
-    Returns:
-        The checkpoint, with its sizes in bytes.
-
-    Raises:
-        FileExistsError: `dest` exists.
-        ValueError: `seed` is out of range.
-        OSError: The folder cannot be written.
+    The same seed (0 to 2**32 - 1) gives the same bytes on every machine. The folder appears
+    complete or not at all. FileExistsError: it exists.
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
     tensors = _make_tensors(seed, shape)
     write_checkpoint(dest, tensors, json_files(shape))
-
-    packed = sum(
-        tensor.nbytes for name, tensor in tensors.items() if name.endswith(("_blocks", "_scales"))
-    )
+    packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
     weights = shape.layers * shape.experts * 3 * shape.hidden * shape.inter
-    return TinyCheckpoint(
-        path=dest,
-        num_layers=shape.layers,
-        num_experts=shape.experts,
-        packed_expert_bytes=packed,
-        bf16_expert_bytes=2 * weights,
-    )
+    return TinyCheckpoint(dest, shape.layers, shape.experts, packed, 2 * weights)
 
 
-def write_checkpoint(
-    dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
-) -> int:
-    """Write a checkpoint to the new folder `dest`, which appears complete or not at all.
+def expand(source: Path, dest: Path) -> None:
+    """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server.
 
-    Args:
-        tensors: By name; uint16 stands for BF16.
-        files: Contents of the small files, by name, as JSON values.
-
-    Returns:
-        The size of all files in bytes.
-
-    Raises:
-        FileExistsError: `dest` exists.
-        OSError: The folder cannot be written.
+    MXFP4's values are exact in BF16, except for scales beyond its exponents. Experts are stored as
+    in the model's BF16 format: inputs before outputs. FileExistsError: `dest` exists.
     """
-    if dest.exists():
-        raise FileExistsError(f"{dest} exists; give a new folder")
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
-    try:
-        # mkdtemp creates a private folder, but a server in a container runs as another user.
-        staging.chmod(0o755)
-        write_safetensors(staging / "model.safetensors", tensors)
-        for name, content in files.items():
-            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (staging / name).write_text(text, encoding="utf-8")
-        for file in staging.iterdir():
-            file.chmod(0o644)  # a server runs as another user, regardless of our umask
-            with file.open("rb") as written:  # a power failure must not leave an empty one
-                os.fsync(written.fileno())
-        total = sum(file.stat().st_size for file in staging.iterdir())
-        staging.rename(dest)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    return total
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    found = gptoss.load(source).tensors
+    for name, tensor in found.items():
+        plain, packed, _ = name.partition("_blocks")
+        if packed:
+            weights = gptoss.dequantize(tensor, found[f"{plain}_scales"])
+            tensors[plain] = to_bf16(np.swapaxes(weights, 1, 2).astype(np.float32))
+        elif not name.endswith("_scales"):
+            tensors[name] = to_bf16(tensor)
+    files = {
+        path.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(source.glob("*.json"))
+        if not path.name.endswith(".index.json")
+    }
+    files["config.json"].pop("quantization_config", None)
+    write_checkpoint(dest, tensors, files)
 
 
 def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
@@ -213,15 +176,15 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
 def json_files(shape: Shape = TINY) -> dict[str, Any]:
     """Return the small files of the checkpoint by name."""
     special_ids = {token: 256 + i for i, token in enumerate(_SPECIAL_TOKENS)}
-    eos = [special_ids["<|return|>"], special_ids["<|endoftext|>"], special_ids["<|call|>"]]
+    start, pad, end, call = (special_ids[token] for token in _SPECIAL_TOKENS[:4])
     config = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
         "torch_dtype": "bfloat16",
         "attention_bias": True,
         "attention_dropout": 0.0,
-        "eos_token_id": special_ids["<|return|>"],
-        "pad_token_id": special_ids["<|endoftext|>"],
+        "eos_token_id": end,
+        "pad_token_id": pad,
         "experts_per_token": shape.experts_per_token,
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
@@ -241,10 +204,8 @@ def json_files(shape: Shape = TINY) -> dict[str, Any]:
         "output_router_logits": False,
         "quantization_config": {
             "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
+                *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
+                *("model.embed_tokens", "lm_head"),
             ],
             "quant_method": "mxfp4",
         },
@@ -265,32 +226,29 @@ def json_files(shape: Shape = TINY) -> dict[str, Any]:
         "vocab_size": VOCAB_SIZE,
     }
     vocabulary = {char: byte for byte, char in enumerate(byte_characters())}
-    tokenizer = byte_bpe(
-        {token_id: token for token, token_id in special_ids.items()}, vocabulary, []
+    special = {token_id: token for token, token_id in special_ids.items()}
+    template = (
+        "{% for message in messages %}"
+        "<|start|>{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
     )
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|startoftext|>",
-        "eos_token": "<|return|>",
-        "pad_token": "<|endoftext|>",
-        "model_max_length": MAX_CONTEXT,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": (
-            "{% for message in messages %}"
-            "<|start|>{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>"
-            "{% endfor %}"
-            "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-        ),
-    }
-    generation_config = {
-        "bos_token_id": special_ids["<|startoftext|>"],
-        "do_sample": True,
-        "eos_token_id": eos,
-        "pad_token_id": special_ids["<|endoftext|>"],
-    }
     return {
         "config.json": config,
-        "generation_config.json": generation_config,
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": tokenizer_config,
+        "generation_config.json": {
+            "bos_token_id": start,
+            "do_sample": True,
+            "eos_token_id": [end, pad, call],
+            "pad_token_id": pad,
+        },
+        "tokenizer.json": byte_bpe(special, vocabulary, []),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<|startoftext|>",
+            "eos_token": "<|return|>",
+            "pad_token": "<|endoftext|>",
+            "model_max_length": MAX_CONTEXT,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": template,
+        },
     }

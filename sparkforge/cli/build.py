@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -27,7 +26,7 @@ from sparkforge.build.setup import build_of, last_variant, options_of
 from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.types import MACHINES, Platform
+from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import interpreter
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -80,26 +79,27 @@ class SmokeOptions:
 
 def build_target(options: BuildOptions) -> int:
     """Build a target as the options say."""
-    return _build_in(Project.open(options.project), options)
+    return _build(Project.open(options.project), options)
 
 
-def _build_in(project: Project, options: BuildOptions) -> int:
-    """Make the items that the store lacks, publish under dist/, print the receipt."""
+def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] = ()) -> int:
+    """Make what the store lacks, publish under dist/, print the receipt.
+
+    Args:
+        arguments: of ``vllm serve`` for the smoke test; with any, dist/ stays as it is.
+    """
     start = time.monotonic()
     tested = project.pins.target(options.target).smoke is not None and options.until == STAGES[-1]
-    if options.server != ServerOptions() and not tested:
-        msg = "--port and --ready-timeout are for the smoke test, which this build does not run"
+    if not tested and (arguments or options.server != ServerOptions()):
+        msg = "--port, --ready-timeout and arguments are for the smoke test, which is not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
-        return _dry_run(options, project)
+        return _dry_run(project, options)
     build = build_of(
-        project,
-        options.target,
-        options.variant,
-        options.until,
-        options.force,
+        *(project, options.target, options.variant, options.until, options.force),
         tools=options.tools,
         server=options.server,
+        arguments=arguments,
     )
     context, todo = build.context, build.graph.until(options.until)
     planned = build.plan(options.until)
@@ -107,11 +107,14 @@ def _build_in(project: Project, options: BuildOptions) -> int:
         f"{context.target_name} on {context.platform}: {sum(one.made for one in planned)}"
         f" of {len(planned)} items to build"
     )
+    # before anything else is fetched
     if cached.makes(todo, planned, EnvironmentResult):
-        # before anything else is fetched
-        interpreter.ensure(context.store, context.target.python, offline=options.project.offline)
+        interpreter.ensure(context.store, context.target.python, offline=context.access.offline)
     if cached.makes(todo, planned, PackResult):
-        _check_host_compiler(context.platform)  # the same
+        try:
+            toolchain.host(context.platform)
+        except MachineError as error:
+            raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
     build.run(options.until, planned)
 
     def written() -> receipt.Receipt:
@@ -119,10 +122,12 @@ def _build_in(project: Project, options: BuildOptions) -> int:
         return receipt.of(context, todo, seconds, options_of(build, options.variant.engine))
 
     built = written()
-    if not publish.stands(build, built) and publish.reads_damage(build):
+    if arguments:
+        log.document(plain.as_json(built))
+        return 0
+    if publish.reads_damage(build, built):
         cached.run(context, todo, {build.graph.house.stage})
         built = written()
-    mention_fallback(build)
     seconds = time.monotonic() - start
     folder, built = publish.publish(build, built)
     log.document(plain.as_json(built))
@@ -130,48 +135,35 @@ def _build_in(project: Project, options: BuildOptions) -> int:
     return 0
 
 
-def _check_host_compiler(wanted: Platform) -> None:
-    try:
-        toolchain.host(wanted)
-    except MachineError as error:
-        raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
+def _is_here(project: Project, name: str) -> bool:
+    return MACHINES.get(platform.machine()) == platform_of(project.pins.target(name))
 
 
-def _dry_run(options: BuildOptions, project: Project) -> int:
+def _dry_run(project: Project, options: BuildOptions) -> int:
     """Show the plan; if this machine cannot make all of it, the possible part and the reason."""
-    until, note = options.until, ""
+    until, force, note = options.until, options.force, ""
 
-    def chosen(until: str, force: Sequence[str]) -> Build:
-        return build_of(
-            project,
-            options.target,
-            options.variant,
-            until,
-            force,
-            tools=options.tools,
-            plan_only=True,
-        )
+    def chosen() -> Build:
+        given = (project, options.target, options.variant, until, force)
+        return build_of(*given, tools=options.tools, plan_only=True)
 
     try:
-        build = chosen(until, options.force)
+        build = chosen()
     except (UsageError, MachineError) as error:
-        target = project.pins.target(options.target)
-        here = MACHINES.get(platform.machine()) == platform_of(target)
-        if here or STAGES.index(until) <= STAGES.index(PLANNED):
+        stages = STAGES[: STAGES.index(PLANNED) + 1]
+        if _is_here(project, options.target) or until in stages:
             raise
         until, note = PLANNED, f"later stages cannot run here: {error.what}; {error.remedy}"
-        force = [stage for stage in options.force if STAGES.index(stage) <= STAGES.index(until)]
-        build = chosen(until, force)
+        force = tuple(stage for stage in force if stage in stages)
+        build = chosen()
     context, planned = build.context, build.plan(until)
-    if options.output.json:
-        document = {
-            "plan": [asdict(one) for one in planned],
-            "fetches": cached.total(planned),
-            "until": until,
-            "source": context.source,
-        }
-        log.json({**document, "note": note} if note else document)
-        return 0
+    document = {
+        "plan": [asdict(one) for one in planned],
+        "fetches": cached.total(planned),
+        "until": until,
+        "source": context.source,
+    }
+    log.document({**document, "note": note} if note else document)
     log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
     cached.show(context, planned)
     free = disk.free(context.store.root)
@@ -181,81 +173,31 @@ def _dry_run(options: BuildOptions, project: Project) -> int:
     return 0
 
 
-def mention_fallback(build: Build) -> None:
-    """Name the sources that an earlier build took from release files instead of commits."""
-    names = [
-        name
-        for name, item in build.graph.sources.items()
-        if item.found is not None
-        and not item.made_now
-        and item.result.provider == "release" != item.inputs["provider"]
-    ]
-    if names:
-        log.info(
-            f"sources of {', '.join(names)}: release files, because git was unreachable when they"
-            " were fetched; retry with --force sources"
-        )
-
-
 def explain(options: ExplainOptions) -> int:
     """Print for each item whether it would be built again, and which input changed."""
     project = Project.open(options.project)
     variant = last_variant(project, options.target, options.variant)
-    target = project.pins.target(options.target)
-    here = MACHINES.get(platform.machine()) == platform_of(target)
+    here = _is_here(project, options.target)
     until = STAGES[-1] if here else PLANNED
     build = build_of(project, options.target, variant, until, plan_only=True)
-    context, planned = build.context, build.plan(until)
+    planned = build.plan(until)
+    source = build.context.source
+    log.document({"explain": [asdict(one) for one in planned], "source": source})
     if not here:
-        log.info(f"up to the {until}: the later stages run on {context.platform}")
-    if options.output.json:
-        log.json(
-            {
-                "explain": [asdict(one) for one in planned],
-                "source": context.source,
-            }
-        )
-    else:
-        cached.show(context, planned)
+        log.info(f"up to the {until}: the later stages run on {build.context.platform}")
+    cached.show(build.context, planned)
     return 0
 
 
 def smoke(options: SmokeOptions) -> int:
     """Run the smoke test again; builds the product first if it is missing."""
     project = Project.open(options.project)
-    variant = last_variant(project, options.target, options.variant)
-    if options.arguments:
-        return _smoke_with_arguments(options, project, variant)
-    return _build_in(
-        project,
-        BuildOptions(
-            target=options.target,
-            force=("smoke",),
-            project=options.project,
-            output=options.output,
-            variant=variant,
-            tools=ToolOptions(),
-            server=options.server,
-        ),
-    )
-
-
-def _smoke_with_arguments(options: SmokeOptions, project: Project, variant: VariantOptions) -> int:
-    """Run the smoke test with the user's arguments of ``vllm serve``; dist/ stays as it is."""
-    start = time.monotonic()
-    build = build_of(
-        project,
-        options.target,
-        variant,
-        STAGES[-1],
-        ["smoke"],
+    again = BuildOptions(
+        target=options.target,
+        force=("smoke",),
+        project=options.project,
+        output=options.output,
+        variant=last_variant(project, options.target, options.variant),
         server=options.server,
-        arguments=options.arguments,
     )
-    if build.context.target.smoke is None:
-        msg = f"target {options.target} has no smoke test"
-        raise UsageError(msg, "use build.py serve --target NAME -- …")
-    todo = build.run(STAGES[-1])
-    built = receipt.of(build.context, todo, time.monotonic() - start, variant)
-    log.document(plain.as_json(built))
-    return 0
+    return _build(project, again, options.arguments)

@@ -62,7 +62,9 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
         raise UsageError("--all and --superseded conflict", "give only one")
     store = store_of(options.store)
     log.info(f"cleaning {store.root}; a large store takes minutes")
-    freed = store.clean_superseded() if options.superseded else store.clean(everything=options.all)
+    freed = (
+        store.clean(superseded=True) if options.superseded else store.clean(everything=options.all)
+    )
     log.info(f"freed {human_bytes(freed)}")
     log.document({"freed_bytes": freed})
     return 0
@@ -80,9 +82,9 @@ def docs(options: DocsOptions = DocsOptions()) -> int:
 
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
+    from sparkforge.check import report
     from sparkforge.check.accept import command as accept
     from sparkforge.check.perf import kernelrecord, roofline
-    from sparkforge.check.report import claims
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins
@@ -97,7 +99,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
         folder / "roofline.svg": roofline.svg(case),
-        folder / "status.md": claims.page(folder / "status.md"),
+        folder / "status.md": report.status(folder / "status.md"),
         folder / "variables.md": variables((root / "docker-compose.yml").read_text("utf-8")),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
     }
@@ -108,7 +110,10 @@ def variables(compose: str) -> str:
     from sparkforge.serving.settings import Variables
 
     rows = [
-        (f"SPARKFORGE_{name.upper()}", " ".join((field.description or "").split()))
+        (
+            f"SPARKFORGE_{name.upper()}",
+            " ".join((field.description or "").split()).replace("``", "`"),
+        )
         for name, field in Variables.model_fields.items()
         if not field.exclude
     ]

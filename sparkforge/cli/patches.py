@@ -1,32 +1,31 @@
-"""patches: list, check, apply, stats."""
+"""patches: list, check, apply, export, import, new."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions, SourceName, chosen_series, source_plan
-from sparkforge.core.errors import SeriesError, UsageError
+from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
-from sparkforge.core.run import in_parallel
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.series import lint, series, worktree
-from sparkforge.series.series import Patched, Series
+from sparkforge.series import exporting, importing, lint, series, worktree
+from sparkforge.series.patchfile import NATIVE
+from sparkforge.series.series import Series
 from sparkforge.sources import sources
 from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
 from sparkforge.sources.sources import Source
 
-_PARALLEL = 4  # series that are applied at once
+_CHERRY_PICK = "make a new work tree (build.py patches apply) and cherry-pick your commits onto it"
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class SeriesOptions:
-    """Options of ``patches list`` and ``patches stats``."""
+class ListOptions:
+    """Options of ``patches list``."""
 
     upstream: str | None = field(default=None, kw_only=False)
     """only this upstream's series"""
@@ -60,72 +59,112 @@ class ApplyOptions:
     output: OutputOptions = OutputOptions()
 
 
-def list_patches(options: SeriesOptions = SeriesOptions()) -> int:
+@Parameter(name="*", group="trailers")
+@dataclass(frozen=True, kw_only=True)
+class TrailerOptions:
+    """Values of trailers of a patch's message."""
+
+    upstream_status: str | None = None
+    drop_when: str | None = None
+    risk: str | None = None
+    test: str | None = None
+    native: str | None = None
+
+    def given(self) -> dict[str, str]:
+        """Return the values that are given, by the name of the trailer."""
+        values = asdict(self)
+        keys = {key: values[key.lower().replace("-", "_")] for key in (*lint.TRAILERS, NATIVE)}
+        return {key: value for key, value in keys.items() if value is not None}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of ``patches export``."""
+
+    folder: Path = field(default=Path(), kw_only=False)
+    """work tree (default: the current folder)"""
+    check: bool = False
+    """fail if it would change a file; write nothing"""
+    drop: tuple[str, ...] = ()
+    """patch whose commit was removed on purpose; may be repeated"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Options of ``patches import``."""
+
+    upstream: str = field(kw_only=False)
+    file: tuple[Path, ...] = field(kw_only=False)
+    subject: str | None = None
+    """subject to use instead of the patch's own"""
+    why: str | None = None
+    """text to put before the patch's message"""
+    trailers: TrailerOptions = TrailerOptions()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class NewOptions:
+    """Options of ``patches new``."""
+
+    folder: Path = field(kw_only=False)
+    """work tree from `patches apply`"""
+    subject: str = field(kw_only=False)
+    """one line that says what the patch does"""
+    trailers: TrailerOptions = TrailerOptions()
+    output: OutputOptions = OutputOptions()
+
+
+def list_patches(options: ListOptions = ListOptions()) -> int:
     """Print every patch in order."""
     here = checkout(options.pins)
-    chosen = chosen_series(options.upstream, here.root, here.pins)
-    if options.output.json:
-        log.json(
-            {
-                own.upstream: [
-                    {
-                        "file": patch.name,
-                        "subject": patch.subject,
-                        "author": patch.author,
-                        "sha256": patch.sha256,
-                        "trailers": dict(patch.trailers),
-                        "files": [entry.path for entry in patch.entries],
-                    }
-                    for patch in own.patches
-                ]
-                for own in chosen
-            }
-        )
-        return 0
-    for own in chosen:
+    document: dict[str, list[dict[str, Any]]] = {}
+    for own in chosen_series(options.upstream, here.root, here.pins):
         log.heading(f"{own.upstream}: {counted(len(own.patches), 'patch', 'patches')}")
         for patch in own.patches:
-            risk = patch.trailers.get("Risk", "?")
-            status = patch.trailers.get("Upstream-Status", "?")
-            log.info(f"{patch.name}  [{risk}, {status}]")
+            kind = (patch.trailers.get(key, "?") for key in ("Risk", "Upstream-Status"))
+            log.info(f"{patch.name}  [{', '.join(kind)}]")
             log.info(f"    {patch.subject}")
+        document[own.upstream] = [
+            {
+                "file": patch.name,
+                "subject": patch.subject,
+                "author": patch.author,
+                "sha256": patch.sha256,
+                "trailers": dict(patch.trailers),
+                "files": [entry.path for entry in patch.entries],
+            }
+            for patch in own.patches
+        ]
+    log.document(document)
     return 0
 
 
 def check_series(options: CheckOptions = CheckOptions()) -> int:
     """Lint every series, and apply it to its source."""
     project = Project.open(options.project)
-    store, loaded = project.store, project.pins
     plan = source_plan(options.source, project.access, RELEASE_PLAN)
     report: dict[str, Any] = {}
     problems: list[str] = []
-    todo: list[tuple[Series, Source]] = []
-    for own in chosen_series(options.upstream, project.root, loaded):
-        upstream = loaded.upstreams[own.upstream]
+    for own in chosen_series(options.upstream, project.root, project.pins):
+        name, upstream = own.upstream, project.pins.upstreams[own.upstream]
         problems += lint.lint(own, project.root, upstream.paths)
-        series.check_emptied(own, upstream)
-        report[own.upstream] = {"patches": len(own.patches)}
-        if own.patches:
-            source = sources.ensure(store, own.upstream, upstream, plan, project.access)
-            todo.append((own, source))
-
-    def applied(job: tuple[Series, Source], stopping: Event) -> Patched:
-        return series.apply(store, *job, again=True)
-
-    # each in a repository of its own
-    for (own, source), patched in zip(todo, in_parallel(applied, todo, _PARALLEL), strict=True):
-        recorded = loaded.upstreams[own.upstream].patched.get(source.provider)
-        series.check_record(own.upstream, source, patched.commit, patched.tree, recorded)
-        report[own.upstream] |= {"tree": patched.tree, "recorded": recorded is not None}
-        note = (
-            "as recorded"
-            if recorded
-            else f"not recorded: build.py {series.RECORD[source.provider]}"
-        )
-        log.info(
-            f"{own.upstream}: {counted(len(own.patches), 'patch applies', 'patches apply')}"
-            f" exactly, tree {patched.tree[:12]}, {note}"
-        )
+        report[name] = {"patches": len(own.patches)}
+        if own.patches or upstream.patched:
+            source = sources.ensure(project.store, name, upstream, plan, project.access)
+            patched = series.apply_recorded(project.store, own, source, upstream, again=True)
+            recorded = source.provider in upstream.patched
+            report[name] |= {"tree": patched.tree, "recorded": recorded}
+            how = f"not recorded: build.py {series.RECORD[source.provider]}"
+            applies = counted(len(own.patches), "patch applies", "patches apply")
+            note = "as recorded" if recorded else how
+            log.info(f"{name}: {applies} exactly, tree {patched.tree[:12]}, {note}")
     if problems:
         raise SeriesError("\n".join(problems))
     log.document(report)
@@ -135,31 +174,85 @@ def check_series(options: CheckOptions = CheckOptions()) -> int:
 def apply_series(options: ApplyOptions) -> int:
     """Make a work tree: a clone with one commit for each patch."""
     project = Project.open(options.project)
-    store, upstream = project.store, project.pins.upstream(options.upstream)
     if options.folder.exists():
         raise UsageError(f"{options.folder}: already exists", "give a folder that does not exist")
-    source = sources.ensure(store, options.upstream, upstream, RELEASE_PLAN, project.access)
-    patches = series.read(project.root / "patches" / options.upstream)
-    patched = series.apply_recorded(store, patches, source, upstream)
+    source, patches = _source(project, options.upstream)
+    upstream = project.pins.upstream(options.upstream)
+    patched = series.apply_recorded(project.store, patches, source, upstream)
     worktree.make(patched, patches, options.folder)
-    log.info(
-        f"{options.folder}: {options.upstream} with"
-        f" {counted(len(patches.patches), 'patch', 'patches')}, commit {patched.commit}"
-    )
+    number = counted(len(patches.patches), "patch", "patches")
+    log.info(f"{options.folder}: {options.upstream} with {number}, commit {patched.commit}")
     log.document(
         {"folder": str(options.folder.resolve()), "commit": patched.commit, "tree": patched.tree}
     )
     return 0
 
 
-def show_stats(options: SeriesOptions = SeriesOptions()) -> int:
-    """Print how many files and lines each patch changes."""
-    from sparkforge.series import docs
+def _source(project: Project, upstream: str) -> tuple[Source, Series]:
+    """Return an upstream's source from its release file, and its series."""
+    pinned = project.pins.upstream(upstream)
+    source = sources.ensure(project.store, upstream, pinned, RELEASE_PLAN, project.access)
+    return source, series.read(project.series_folder(upstream))
 
-    here = checkout(options.pins)
-    chosen = chosen_series(options.upstream, here.root, here.pins)
-    if options.output.json:
-        log.json(docs.stats_json(chosen))
-    else:
-        log.table([docs.STATS_HEAD, *docs.stats_rows(chosen)])
+
+def export_series(options: ExportOptions = ExportOptions()) -> int:
+    """Write a work tree's commits back as the series of its upstream."""
+    tree = worktree.read(options.folder)
+    commits, left = worktree.settled(tree)
+    if left:
+        log.warning(f"{tree.folder}: {len(left)} files are not committed: {', '.join(left[:5])}")
+    with Project.open(options.project).locked() as project:
+        source, now = _source(project, tree.upstream)
+        if source.commit != tree.base:
+            msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
+            raise SeriesError(msg, _CHERRY_PICK)
+        chain = exporting.Chain(source, commits, tree.objects)
+        # changes to the series since then must not be undone: only a no-op may pass
+        behind = now.sha256 not in tree.series
+        drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
+        try:
+            fresh, report, written = exporting.export(
+                project, now, chain, drop=drop, check=options.check or behind
+            )
+        except PinsError as error:
+            if options.check or not behind:
+                raise
+            msg = f"patches/{tree.upstream}: changed since {tree.folder} was created from it"
+            raise SeriesError(msg, _CHERRY_PICK) from error
+        worktree.exported(tree, fresh.sha256)
+    log.document(exporting.document(fresh, report, written))
+    return 0
+
+
+def import_patches(options: ImportOptions) -> int:
+    """Take patches from outside into a series."""
+    for file in options.file:
+        if not file.is_file():
+            raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
+    words = importing.Words(options.trailers.given(), options.subject, options.why)
+    with Project.open(options.project).locked() as project:
+        source, now = _source(project, options.upstream)
+        patched = series.apply(project.store, now, source)
+        chain = importing.chain(project.store, now, patched, options.file, words)
+        fix = "add what the files lack: --why TEXT, --subject TEXT, or the option of a trailer"
+        result = exporting.export(project, now, chain, drop=(), check=False, fix=fix)
+    log.document(exporting.document(*result))
+    return 0
+
+
+def new_patch(options: NewOptions) -> int:
+    """Commit the staged changes of a work tree, under a message to be filled in."""
+    if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
+        msg = f"{options.subject!r}: empty subject"
+        raise UsageError(msg, "say in one line what the patch does; the file is named after it")
+    tree = worktree.read(options.folder)
+    trailers = options.trailers.given()
+    commit = worktree.commit_template(
+        tree, lambda subject, body: importing.template(options.subject, trailers, body)
+    )
+    log.info(
+        f"{tree.folder}: commit {commit[:12]}; now write its message: git commit --amend,"
+        " then build.py patches export"
+    )
+    log.document({"folder": str(tree.folder), "commit": commit})
     return 0

@@ -64,15 +64,12 @@ def check_pins(options: CheckOptions = CheckOptions()) -> int:
         "files": sum(len(u.files) for u in loaded.upstreams.values()),
     }
     unknown = [name for name, upstream in loaded.upstreams.items() if upstream.commit is None]
-    if options.output.json:
-        log.json({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
-    else:
-        log.info(
-            f"{here.pins_path.name}: {counts['upstreams']} upstreams, {counts['files']} release"
-            f" files, {counts['targets']} targets; no problems"
-        )
-        for name in unknown:
-            log.info(f"{name}: commit: unknown (build.py pins resolve)")
+    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
+    log.info(f"{here.pins_path.name}: {numbers}; no problems")
+    for name in unknown:
+        log.info(f"{name}: commit: unknown (build.py pins resolve)")
+    document = {"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown}
+    log.document(document)
     return 0
 
 
@@ -113,13 +110,10 @@ def resolve_commits(options: ResolveOptions = ResolveOptions()) -> int:
                 text = path.read_bytes().decode()
                 fresh = edit.with_commit(path, text, name, resolved.commit)
                 write_files({path: fresh.encode()})
-        found[name] = {
-            "commit": resolved.commit,
-            "files": resolved.files,
-            "written": upstream.commit is None,
-        }
+        written = upstream.commit is None
+        found[name] = {"commit": resolved.commit, "files": resolved.files, "written": written}
         agree = f", {resolved.files} files match the release" if resolved.files else ""
-        wrote = "written" if upstream.commit is None else "as pinned"
+        wrote = "written" if written else "as pinned"
         log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")
     if not chosen:
         log.info("every upstream has its commit; give an upstream to check it")

@@ -24,7 +24,7 @@ from sparkforge.core.errors import SparkforgeError, StoreError
 _REDRAW_EVERY_S = 0.1
 _PROGRESS_EVERY_S = 15.0  # without a terminal, where each report is a new line
 _WIDTH = 78
-# users and passwords of addresses (as in serving/access.py), PINs of pkcs11: URIs (RFC 7512)
+# users and passwords of addresses (as in serving/options.py), PINs of pkcs11: URIs (RFC 7512)
 _SECRET = re.compile(
     r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@"
     r"|(?<=\bpin-value=)[^&\s]+"

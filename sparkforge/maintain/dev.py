@@ -25,10 +25,10 @@ from sparkforge.core import git
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
-from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.runtime import buildx, environment
-from sparkforge.runtime.engine import Engine
+from sparkforge.pins.types import PathRule
+from sparkforge.runtime import environment
+from sparkforge.runtime.engine import Engine, build_image
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.series import series, worktree
 from sparkforge.series.series import Patched, Series
@@ -231,15 +231,13 @@ def _image(build: Build, engine: Engine, base: str) -> str:
     context = build.context
     tag = f"sparkforge/{context.target_name}-dev:{context.release}"
     with log.step("image with compilers"), context.store.temporary("dev") as empty:
-        buildx.build(
-            buildx.ImageBuild(
-                context.root / RECIPE,
-                empty,
-                engine.context,  # the base is an image that only this engine holds
-                engine.kept_as(tag),
-                arguments={"IMAGE": base, "PYTHON_VERSION": context.target.python},
-                ca_bundle=build.tools.ca_bundle,
-            )
+        build_image(
+            context.root / RECIPE,
+            empty,
+            engine.context,  # the base is an image that only this engine holds
+            engine.kept_as(tag),
+            arguments={"IMAGE": base, "PYTHON_VERSION": context.target.python},
+            ca_bundle=build.tools.ca_bundle,
         )
     return tag
 

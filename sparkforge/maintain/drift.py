@@ -23,7 +23,7 @@ from sparkforge.core.errors import FetchError, UsageError
 from sparkforge.maintain import releases
 from sparkforge.pins.pins import ReleaseFile, Target, Upstream
 from sparkforge.pins.types import Platform
-from sparkforge.series import dropwhen
+from sparkforge.series import lint
 from sparkforge.series.series import Series
 from sparkforge.sources import download, wheelhouse
 from sparkforge.sources.project import Project
@@ -71,7 +71,7 @@ def droppable(every: Iterable[Series], versions: Mapping[str, str]) -> list[Note
     for own in every:
         for patch in own.patches:
             text = patch.trailers["Drop-when"]
-            condition = dropwhen.parse(text)
+            condition = lint.drop_when(text)
             if condition is not None and condition.holds(versions):
                 name = patch.name.removesuffix(".patch")
                 hint = f"drop its commit, then build.py patches export DIR --drop {patch.name}"

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from sparkforge.core import git
 from sparkforge.core.run import call
-from sparkforge.pins.pathmap import PathRule, rule_of
+from sparkforge.pins.types import PathRule, rule_of
 
 
 class Verdict(StrEnum):

@@ -19,7 +19,7 @@ from sparkforge.maintain.drift import Note
 from sparkforge.pins import edit, pins, yamlfile
 from sparkforge.pins.pins import Recorded
 from sparkforge.pins.yamlfile import Where
-from sparkforge.series import series, staging
+from sparkforge.series import exporting, series
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 
@@ -79,10 +79,10 @@ def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Se
     for part in plan.parts:
         tree = job.tree(part.upstream)
         exported = series.export(tree, part.new.commit, "HEAD")
-        rules = staging.Rules(root, part.target.paths, "fix the message of that patch")
+        rules = exporting.Rules(root, part.target.paths, "fix the message of that patch")
         aside = job.folder / "landing" / part.upstream
         wanted = git.git(tree, "rev-parse", "HEAD^{tree}")
-        staged = staging.stage(project.store, aside, exported, part.new, wanted, rules=rules)
+        staged = exporting.stage(project.store, aside, exported, part.new, wanted, rules=rules)
         files |= staged.files(project.series_folder(part.upstream), job.series_of(part.upstream))
         fresh[part.upstream], records[part.upstream] = staged.series, staged.recorded
     page = root / "CHANGELOG.md"
@@ -96,7 +96,7 @@ def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Se
     after = pins.parse(path, text)
     targets = sorted(after.targets.values(), key=lambda one: plan.upstream not in one.wheels)
     files[page] = _changelog(log, plan, release_name(after, targets[0])).encode()
-    return files | staging.page(root, after, fresh), fresh
+    return files | exporting.page(root, after, fresh), fresh
 
 
 def disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:

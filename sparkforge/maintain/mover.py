@@ -18,7 +18,7 @@ from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.maintain import findings
 from sparkforge.maintain.findings import MARKER, PatchResult, Unmerged, Verdict
 from sparkforge.maintain.releases import Release
-from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.types import PathRule
 from sparkforge.series import series
 from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import Series
@@ -274,7 +274,7 @@ class Mover:
     def _stop(self, patch: Patch, unmerged: Sequence[Unmerged]) -> Stop:
         files = tuple(file.path for file in unmerged)
         paths = {entry.path for entry in patch.entries}
-        fresh = {entry.path for entry in patch.entries if entry.old_blob == git.ABSENT}
+        fresh = {entry.path for entry in patch.entries if entry.added}
         gone = sorted(paths - git.blobs_at(self.folder, "HEAD", paths).keys() - fresh)
         # git's own words about everything but two versions of a text
         lines = [line for line in self.output.splitlines() if line.startswith("CONFLICT (")]

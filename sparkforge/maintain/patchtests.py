@@ -20,7 +20,7 @@ from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.run import call, failure
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.series import series, staging
+from sparkforge.series import exporting, series
 from sparkforge.series.series import Series
 from sparkforge.sources import sources
 from sparkforge.sources.project import Project
@@ -209,7 +209,7 @@ def checkout(project: Project, reduced: Sequence[Reduced]) -> Iterator[Project]:
                 source, folder = part.source, here / "patches" / part.source.upstream
                 files = series.export(source.repo, source.commit, part.commit)
                 tree = git.git(source.repo, "rev-parse", f"{part.commit}^{{tree}}")
-                fresh = staging.stage(borrowed, folder, files, source, tree)
+                fresh = exporting.stage(borrowed, folder, files, source, tree)
                 staged.append((fresh.series, source))
                 edit.forget(here / "pins.yaml", source.upstream)
                 if fresh.recorded is not None:

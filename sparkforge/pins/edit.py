@@ -12,39 +12,45 @@ from sparkforge.core.disk import write_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import Provider, Recorded
+from sparkforge.pins.yamlfile import Where
 
 
 def with_commit(path: Path, text: str, upstream: str, commit: str | None) -> str:
     """Return the text of pins.yaml with an upstream's commit; None leaves the key out."""
-    here = ("upstreams", upstream)
+    here: Where = ("upstreams", upstream)
     if commit is not None and pins.parse(path, text).upstream(upstream).commit is not None:
         return yamlfile.replace_scalars(text, {(*here, "commit"): commit})  # keeps its comment
-    block = [] if commit is None else [f"commit: {commit}"]
-    found = yamlfile.replace_block(text, here, "commit", block, behind="tag")
-    if found is None:
-        msg = f"{path.name}: upstreams.{upstream}: is written on one line"
-        raise PinsError(msg, "write one key per line, so that the commit has its own line")
-    return found
+    return _block(path, text, here, "commit", [f"commit: {commit}"] if commit else [], "tag")
 
 
 def without_natives(path: Path, text: str, upstream: str, file: str) -> str:
     """Return the text of pins.yaml with a release file that has native files of its own release."""
-    found = yamlfile.replace_block(
-        text, ("upstreams", upstream, "files", file), "natives", [], behind="size"
-    )
-    if found is None:
-        msg = f"{path.name}: upstreams.{upstream}.files.{file}: is written on one line"
-        raise PinsError(msg, "write one key per line")
-    return found
+    return _block(path, text, ("upstreams", upstream, "files", file), "natives", [], "size")
+
+
+def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
+    """Return the text of pins.yaml with other records of a series; {} leaves the key out."""
+    lines = [
+        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
+        for kind, value in sorted(recorded.items())
+    ]
+    block = ["patched:", *lines] if lines else []
+    # right after the source file, from which the tree was made
+    return _block(path, text, ("upstreams", upstream), "patched", block, "source_file")
+
+
+def _block(path: Path, text: str, mapping: Where, key: str, block: list[str], behind: str) -> str:
+    try:
+        return yamlfile.replace_block(text, mapping, key, block, behind)
+    except KeyError:
+        msg = f"{path.name}: {yamlfile.dotted(mapping)}: is written on one line"
+        raise PinsError(msg, "write one key per line") from None
 
 
 def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) -> None:
-    """Record the result of a series in pins.yaml.
-
-    The file is read anew: it may have changed since.
-    """
-    present = dict(pins.load(path).upstream(upstream).patched) | {provider: recorded}
-    _rewrite(path, upstream, present)
+    """Record the result of a series in pins.yaml, which is read anew."""
+    present = dict(pins.load(path).upstream(upstream).patched)
+    _rewrite(path, upstream, present | {provider: recorded})
 
 
 def forget(path: Path, upstream: str) -> None:
@@ -55,28 +61,6 @@ def forget(path: Path, upstream: str) -> None:
 
 def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> None:
     # read_text() would change the line ends
-    text_now = with_record(path, path.read_bytes().decode(), upstream, recorded)
-    pins.parse(path, text_now)
-    write_file(path, text_now.encode())
-
-
-def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
-    """Return the text of pins.yaml with other records of a series."""
-    # right after the source file, from which the tree was made
-    text_now = yamlfile.replace_block(
-        text, ("upstreams", upstream), "patched", _block(recorded), behind="source_file"
-    )
-    if text_now is None:
-        msg = f"{path.name}: upstreams.{upstream}: is written on one line"
-        raise PinsError(msg, "write one key per line, so that the record has its own lines")
-    return text_now
-
-
-def _block(recorded: Mapping[Provider, Recorded]) -> list[str]:
-    """Return the lines of ``patched``; none where nothing is recorded."""
-    if not recorded:
-        return []
-    return ["patched:"] + [
-        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
-        for kind, value in sorted(recorded.items())
-    ]
+    text = with_record(path, path.read_bytes().decode(), upstream, recorded)
+    pins.parse(path, text)
+    write_file(path, text.encode())

@@ -1,12 +1,13 @@
-"""The types of pins.yaml's values.
+"""The types of pins.yaml's values, and the rules for a repository's files in a wheel.
 
-Each accepts plain values of its users (git, CMake, apt, uv, container engines, the file system),
-and nothing that they would read as an option, another place or another command.
+Each type accepts plain values of its users (git, CMake, apt, uv, container engines, the file
+system), and nothing that they would read as an option, another place or another command.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,7 +18,6 @@ from pydantic import (
     Field,
     StringConstraints,
 )
-from pydantic_core import PydanticCustomError
 
 from sparkforge.core import plain
 
@@ -27,14 +27,15 @@ REMEDIES: dict[str, str] = {}
 """Hints for a wrong value, by the pattern that it does not match."""
 
 
-def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
-    """Return the constraint of a text by a regular expression.
+class Model(BaseModel):
+    """Base of all parts: frozen, and unknown keys are errors."""
 
-    Args:
-        remedy: what a value should be, for the message.
-        longest: characters at most.
-    """
-    REMEDIES[pattern] = remedy
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
+    """Return the constraint of a text by a regular expression, and remember what to give."""
+    REMEDIES[pattern] = f"give {remedy}"
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
@@ -42,11 +43,6 @@ def number(value: Any) -> Any:
     """Turn a plain decimal number into an int; 010, 0x10, 1e3 and yes stay text and are refused."""
     plain = isinstance(value, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", value)
     return int(value) if plain else value
-
-
-def _truth(value: Any) -> Any:
-    """Turn true and false into a bool; yes, on and 1 stay text and are refused."""
-    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def padded(commit: str) -> bool:
@@ -57,7 +53,7 @@ def padded(commit: str) -> bool:
 
 def _whole(commit: str) -> str:
     if padded(commit):
-        raise PydanticCustomError("padded", "an abbreviated SHA padded with zeros")
+        raise ValueError("is an abbreviated SHA padded with zeros; omit a commit that is unknown")
     return commit
 
 
@@ -75,28 +71,13 @@ def _file(path: str) -> str:
     return _place(path)
 
 
-Truth = Annotated[bool, BeforeValidator(_truth), Field(strict=True)]
 Count = Annotated[int, BeforeValidator(number), Field(gt=0, strict=True)]
-Commit = Annotated[
-    str,
-    shaped(r"^[0-9a-f]{40}$", "give the full 40-digit commit SHA (git rev-parse REF^{commit})"),
-    AfterValidator(_whole),
-]
-Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "give the full 64-digit sha256 (sha256sum FILE)")]
-Digest = Annotated[
-    str,
-    shaped(r"^sha256:[0-9a-f]{64}$", "give the image digest, sha256: and 64 hex digits, not a tag"),
-]
-Name = Annotated[
-    str, shaped(r"^[a-z0-9][a-z0-9._-]*$", "it must match ^[a-z0-9][a-z0-9._-]*$", 100)
-]
-Tag = Annotated[
-    str,
-    shaped(
-        r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$",
-        "give a release tag such as v0.33.0; branches and 'latest' move",
-    ),
-]
+Bytes = Annotated[int, BeforeValidator(number), Field(ge=0, strict=True)]
+Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$", "the full 40-digit SHA"), AfterValidator(_whole)]
+Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "the full 64-digit sha256 (sha256sum FILE)")]
+Digest = Annotated[str, shaped(r"^sha256:[0-9a-f]{64}$", "sha256: and 64 digits, not a tag")]
+Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", "a-z, 0-9, dots and - or _", 100)]
+Tag = Annotated[str, shaped(r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$", "a release tag: v0.33.0")]
 Platform = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, Platform] = {
     "x86_64": "linux/amd64",
@@ -108,89 +89,72 @@ Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""
 FilePath = Annotated[str, AfterValidator(_file)]
 """A file below that folder."""
-AbsolutePath = Annotated[
-    str,
-    shaped(
-        r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$",
-        "give an absolute path of a file in the image, without parts that start with a dot",
-    ),
-]
-Module = Annotated[
-    str,
-    shaped(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", "give a Python module's name"),
-]
-FileName = Annotated[
-    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "give a file name without folders")
-]
-ReleaseFileName = Annotated[
-    str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$", "give a .whl or .tar.gz file")
-]
-GitUrl = Annotated[
-    str,
-    shaped(
-        r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?"
-        r"(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+\.git$",
-        "give https://HOST/PATH.git, without user, password, query or fragment",
-    ),
-]
-Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$", "give a variable name in capitals")]
-CMakeTarget = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "give a CMake target's name")]
-CMakeWord = Annotated[
-    str,
-    shaped(
-        r"^-D[A-Za-z0-9_]+(:[A-Z]+)?=([^{}]|\{device\})*$",
-        "write -DNAME=VALUE; {device} is the only placeholder",
-    ),
-]
+_ABSOLUTE = r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$"
+AbsolutePath = Annotated[str, shaped(_ABSOLUTE, "an absolute path without dot parts")]
+_MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+Module = Annotated[str, shaped(_MODULE, "a Python module's name")]
+FileName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "a file name without folders")]
+_RELEASE_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$"
+ReleaseFileName = Annotated[str, shaped(_RELEASE_FILE, "a .whl or .tar.gz file")]
+_HOST = r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?"
+_GIT = rf"{_HOST}(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+\.git$"
+GitUrl = Annotated[str, shaped(_GIT, "https://HOST/PATH.git, without user, query and fragment")]
+Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$", "a variable name in capitals")]
+CMakeTarget = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a CMake target's name")]
+_CMAKE = r"^-D[A-Za-z0-9_]+(:[A-Z]+)?=([^{}]|\{device\})*$"
+CMakeWord = Annotated[str, shaped(_CMAKE, "-DNAME=VALUE; {device} is the only placeholder")]
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-ImageRepository = Annotated[
-    str,
-    shaped(
-        rf"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{{1,5}})?/)?{_PART}(/{_PART})*$",
-        "give [REGISTRY/]NAME in lower case, without tag and digest",
-    ),
-]
-ImageTag = Annotated[
-    str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "give a tag: letters, digits, _ . -", 128)
-]
-ModelRepository = Annotated[
-    str,
-    shaped(
-        r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*$", "give ORGANISATION/MODEL"
-    ),
-]
-DebPackage = Annotated[
-    str,
-    shaped(
-        # with a hyphen at the end apt would remove the package
-        r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$",
-        "give a Debian package, NAME or NAME=VERSION",
-    ),
-]
-TorchBackend = Annotated[
-    str,
-    shaped(
-        r"^(cpu|xpu|cu[0-9]{2,3}|rocm[0-9]+(\.[0-9]+)*)$",
-        "use uv's name of one PyTorch build: cpu, cu130, rocm6.4, xpu",
-    ),
-]
-CudaArch = Annotated[
-    str, shaped(r"^[1-9][0-9]?\.[0-9]$", 'give a compute capability in quotes: "12.1"')
-]
-GpuCode = Annotated[
-    str, shaped(r"^[1-9][0-9]{1,2}[af]?$", "give an architecture as compilers name it: 121a")
-]
-LayerList = Annotated[
-    str,
-    shaped(
-        r"^[a-z0-9_]+(=[a-z0-9_]+)?(,[a-z0-9_]+(=[a-z0-9_]+)?)*$",
-        "list layers as in qkv,o,lm_head=mxfp8 (docs/kernels.md)",
-    ),
-]
-Backend = Annotated[str, shaped(r"^[A-Z0-9_]+$", "give a backend name in capitals")]
+_REGISTRY = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?/)?"
+_IMAGE = rf"^{_REGISTRY}{_PART}(/{_PART})*$"
+ImageRepository = Annotated[str, shaped(_IMAGE, "[REGISTRY/]NAME in lower case, without tag")]
+ImageTag = Annotated[str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "a plain tag", 128)]
+_MODEL = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+ModelRepository = Annotated[str, shaped(_MODEL, "ORGANISATION/MODEL")]
+# with a hyphen at the end apt would remove the package
+_DEB = r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$"
+DebPackage = Annotated[str, shaped(_DEB, "a Debian package, NAME or NAME=VERSION")]
+_TORCH = r"^(cpu|xpu|cu[0-9]{2,3}|rocm[0-9]+(\.[0-9]+)*)$"
+TorchBackend = Annotated[str, shaped(_TORCH, "uv's name of one PyTorch build: cpu, cu130, xpu")]
+CudaArch = Annotated[str, shaped(r"^[1-9][0-9]?\.[0-9]$", 'a compute capability in quotes: "12.1"')]
+GpuCode = Annotated[str, shaped(r"^[1-9][0-9]{1,2}[af]?$", "an architecture as in sm_: 121a")]
+Python = Annotated[str, shaped(r"^3\.[0-9]+$", "3.MINOR, for example 3.12")]
+LocalVersion = Annotated[str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "a-z, 0-9, dots: cpu.spark")]
 
 
-class Model(BaseModel):
-    """Base of all parts: frozen, and unknown keys are errors."""
+class PathRule(Model):
+    """The folder of the release wheel for files of the repository."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    repo: Place
+    """Prefix in the repository, with its trailing slash; with ``build`` also a file."""
+    wheel: Place | None
+    """Prefix in the wheel; null: files that no wheel contains or needs (tests, docs)."""
+    build: bool = False
+    """Build rules: a change of them affects a compile only, never an overlay."""
+
+
+def below(path: str, places: tuple[str, ...]) -> bool:
+    """Return whether a path is one of some files, or lies in one of some folders (``NAME/``)."""
+    return any(path == p or (p.endswith("/") and path.startswith(p)) for p in places)
+
+
+def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
+    """Return the longest rule that matches a path of the repository, or None."""
+    fitting = [rule for rule in rules if below(path, (rule.repo,))]
+    return max(fitting, key=lambda rule: len(rule.repo), default=None)
+
+
+def member_of(rules: Iterable[PathRule], path: str) -> str | None:
+    """Return the path in a wheel of a file of the repository; None: not in a wheel, or no rule."""
+    rule = rule_of(rules, path)
+    if rule is None or rule.wheel is None:
+        return None
+    return rule.wheel + path[len(rule.repo) :]
+
+
+def origin_of(rules: Iterable[PathRule], member: str) -> tuple[PathRule, str] | None:
+    """Return the origin of a wheel's member: the longest rule and the path; None: no rule."""
+    fitting = [(rule.wheel, rule) for rule in rules if rule.wheel and member.startswith(rule.wheel)]
+    if not fitting:
+        return None
+    prefix, rule = max(fitting, key=lambda pair: len(pair[0]))
+    return rule, rule.repo + member[len(prefix) :]

@@ -1,4 +1,4 @@
-"""A YAML file as plain values with the line of each, and the edit of one block in its text.
+"""A YAML file as plain values with the place of each, so that errors and edits find it.
 
 Plain scalars stay the text that was written (only null is None): 3.10 keeps its zero, a SHA of
 digits its length, ``no`` its letters. The model decides which values are numbers.
@@ -6,7 +6,7 @@ digits its length, ``no`` its letters. The model decides which values are number
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,10 @@ import yaml
 
 from sparkforge.core import plain
 
-_DEEPEST = 32  # pins.yaml needs 8; libyaml's composer recurses, until the stack is full
+_DEEPEST = 32  # pins.yaml needs 8
 _WIDEST = 60  # characters of a key that are shown
-_ONE_LINE = "contains a control character: write plain text on one line"
+_CONTROL = "contains a control character: write plain text on one line"
+_NULLS = ("", "~", "null", "Null", "NULL")
 Where = tuple[str | int, ...]
 
 
@@ -28,19 +29,40 @@ class NotYamlError(Exception):
         self.line = line
 
 
+@dataclass(frozen=True)
+class Span:
+    """A value's place: lines and columns from 0; ``last`` is the line of its last character.
+
+    ``kind``: scalar, flow (a collection in brackets) or block.
+    """
+
+    line: int
+    column: int
+    last: int
+    end_column: int
+    kind: str
+
+
 @dataclass
 class Document:
-    """The values, the line of each by its path, and problems of the form."""
+    """The values, the place of each by its path, and problems of the form: line and text."""
 
     data: Any = None
-    lines: dict[Where, int] = field(default_factory=lambda: {(): 1})
+    keys: dict[Where, int] = field(default_factory=lambda: {(): 1})
+    """Lines for messages, from 1: of a mapping's value its key's."""
+    spans: dict[Where, Span] = field(default_factory=dict)
     problems: list[tuple[int, str]] = field(default_factory=list)
 
     def line(self, where: Where) -> int:
         """Return the line of a value, or of the nearest one around it if it is missing."""
-        while where not in self.lines:
+        while where not in self.keys:
             where = where[:-1]
-        return self.lines[where]
+        return self.keys[where]
+
+    def check(self, where: Where, line: int, *, wrong: bool, what: str) -> None:
+        """Note a problem of the form."""
+        if wrong:
+            self.problems.append((line, f"{dotted(where)}: {what}"))
 
 
 def dotted(where: Where) -> str:
@@ -55,25 +77,18 @@ def dotted(where: Where) -> str:
 def read(text: str) -> Document:
     """Parse a text; NotYamlError if it is no YAML, more than one document, or nested too deeply."""
     document = Document()
-    root = _compose(text)
-    if root is not None:
-        document.data = _value(root, (), document, set())
-    return document
-
-
-def _compose(text: str) -> yaml.Node | None:
     # the C parser is five times as fast; a build of PyYAML without libyaml lacks it
     loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    documents = 0
     try:
-        depth = 0
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                assert event.start_mark is not None
-                line = event.start_mark.line + 1
-                raise NotYamlError(line, f"values are nested more than {_DEEPEST} deep")
-        node: yaml.Node | None = yaml.compose(text, Loader=loader)
+        events = iter(yaml.parse(text, Loader=loader))
+        for event in events:
+            documents += isinstance(event, yaml.DocumentStartEvent)
+            if documents > 1:
+                raise NotYamlError(_line(event), "a second document: keep one")
+            if isinstance(event, yaml.NodeEvent):
+                document.keys[()] = _line(event)
+                document.data = _value(event, events, (), document)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise NotYamlError(line, str(error.problem)) from None
@@ -82,117 +97,89 @@ def _compose(text: str) -> yaml.Node | None:
         raise NotYamlError(line, str(error.reason)) from None
     except yaml.YAMLError as error:
         raise NotYamlError(1, str(error).splitlines()[0]) from None
-    return node
+    return document
 
 
-def _value(node: yaml.Node, where: Where, document: Document, seen: set[int]) -> Any:
-    line = node.start_mark.line + 1
-    document.lines[where] = line
-    if id(node) in seen:
-        # each value has one place, and no file contains itself
-        document.problems.append((line, f"{dotted(where)}: an alias (*): write out the value"))
-        return None
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            # a list or mapping as a key: "?", which the model refuses
-            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
-            at = (*where, key)
-            line = key_node.start_mark.line + 1
-            if not plain.printable(key):
-                document.problems.append((line, f"{dotted(at)}: {_ONE_LINE}"))
-            if key in result:
-                document.problems.append((line, f"{dotted(at)}: occurs twice: keep one"))
-            result[key] = _value(value_node, at, document, seen)
-            document.lines[at] = line  # messages name the key's line
-        return result
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, (*where, i), document, seen) for i, item in enumerate(node.value)]
-    if not plain.printable(node.value):
-        document.problems.append((line, f"{dotted(where)}: {_ONE_LINE}"))
-    return None if node.tag == "tag:yaml.org,2002:null" else node.value
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
 
-# -- editing ------------------------------------------------------------------------
-
-
-def replace_block(
-    text: str, mapping: Sequence[str], key: str, block: Sequence[str], behind: str
-) -> str | None:
-    """Return the text with new lines for one key of a mapping; all others stay.
-
-    Args:
-        mapping: path of the mapping, which must be written one key a line.
-        block: the new lines, indented from the mapping's own column, without line ends.
-        behind: if the mapping lacks ``key``, new lines follow this one.
-
-    Returns:
-        None where the mapping is not written one key a line.
-    """
-    node = _compose(text)
-    for name in mapping:
-        node = dict(_pairs(node))[name][1]
-    if not isinstance(node, yaml.MappingNode) or node.flow_style:
-        return None
-    pairs = dict(_pairs(node))
-    lines = text.splitlines(keepends=True)
-    if key in pairs:
-        first, last = pairs[key][0].start_mark.line, _last_line(pairs[key][1])
-    elif behind in pairs:
-        first = _last_line(pairs[behind][1]) + 1
-        last = first - 1
+def _value(event: Any, events: Iterator[Any], where: Where, document: Document) -> Any:
+    """Read one value, and note its place and its problems."""
+    line, end, kind, inside = _line(event), event, "scalar", where
+    if len(where) > _DEEPEST:
+        raise NotYamlError(line, f"values are nested more than {_DEEPEST} deep")
+    data: Any = None
+    if isinstance(event, yaml.AliasEvent):  # each value has one place, and no file contains itself
+        document.check(where, line, wrong=True, what="an alias (*): write out the value")
+    elif isinstance(event, yaml.ScalarEvent):
+        document.check(where, line, wrong=not plain.printable(event.value), what=_CONTROL)
+        data = None if event.implicit[0] and event.value in _NULLS else event.value
     else:
-        first = node.start_mark.line
-        last = first - 1
-    end = "\r\n" if lines[0].endswith("\r\n") else "\n"
-    if first > 0 and not lines[first - 1].endswith("\n"):
-        lines[first - 1] += end
-    indent = " " * node.start_mark.column
-    lines[first : last + 1] = [f"{indent}{line}{end}" for line in block]
-    return "".join(lines)
+        kind = "flow" if event.flow_style else "block"
+        mapping = isinstance(event, yaml.MappingStartEvent)
+        values: dict[str | int, Any] = {}
+        while not isinstance(end := next(events), yaml.CollectionEndEvent):
+            if mapping and not isinstance(end, yaml.ScalarEvent):
+                raise NotYamlError(_line(end), "a key that is no text")
+            key = str(end.value) if mapping else len(values)
+            inside = (*where, key)
+            document.keys[inside] = line = _line(end)
+            document.check(inside, line, wrong=not plain.printable(str(key)), what=_CONTROL)
+            document.check(inside, line, wrong=key in values, what="occurs twice: keep one")
+            values[key] = _value(next(events) if mapping else end, events, inside, document)
+        data = values if mapping else list(values.values())
+    start, mark = event.start_mark, end.end_mark
+    place = (start.line, start.column, mark.line, mark.column, kind)
+    if kind == "block" and inside in document.spans:  # its own end mark is further down
+        behind = document.spans[inside]
+        place = (start.line, start.column, behind.last, behind.end_column, kind)
+    document.spans[where] = Span(*place)
+    return data
 
 
 def replace_scalars(text: str, values: Mapping[Where, str]) -> str:
-    """Return the text with some plain values replaced; all else, comments too, stays.
-
-    Args:
-        values: by path; each must be there, and be a scalar on one line.
+    """Return the text with some plain values on one line replaced; all else, comments too, stays.
 
     Raises:
-        KeyError: a path leads to no scalar.
+        KeyError: a path leads to no scalar on one line.
     """
-    root = _compose(text)
+    spans = read(text).spans
+    lines = text.splitlines(keepends=True)
     places = []
     for where, value in values.items():
-        node = root
-        for part in where:
-            if isinstance(part, int) and isinstance(node, yaml.SequenceNode):
-                node = node.value[part]
-            elif isinstance(node, yaml.MappingNode):
-                node = dict(_pairs(node))[str(part)][1]
-            else:
-                raise KeyError(dotted(where))
-        if not isinstance(node, yaml.ScalarNode) or node.start_mark.line != node.end_mark.line:
+        span = spans.get(where)
+        if span is None or span.kind != "scalar" or span.line != span.last:
             raise KeyError(dotted(where))
-        places.append((node.start_mark.line, node.start_mark.column, node.end_mark.column, value))
-    lines = text.splitlines(keepends=True)
+        places.append((span.line, span.column, span.end_column, value))
     for line, start, end, value in sorted(places, reverse=True):  # from the end: columns stay
         lines[line] = lines[line][:start] + value + lines[line][end:]
     return "".join(lines)
 
 
-def _pairs(node: yaml.Node | None) -> Iterator[tuple[str, tuple[yaml.Node, yaml.Node]]]:
-    assert isinstance(node, yaml.MappingNode)
-    for key_node, value_node in node.value:
-        yield str(key_node.value), (key_node, value_node)
+def replace_block(text: str, mapping: Where, key: str, block: list[str], behind: str) -> str:
+    """Return the text with new lines for one key of a mapping; all others stay.
 
+    Args:
+        mapping: its path; it must be written one key a line.
+        block: the new lines, indented from the mapping's own column, without line ends.
+        behind: if the mapping lacks ``key``, new lines follow this one, else they come first.
 
-def _last_line(node: yaml.Node) -> int:
-    """Return a value's last line; a block's own end mark is further down."""
-    if not isinstance(node, yaml.CollectionNode) or node.flow_style:
-        return int(node.end_mark.line)
-    children = [
-        child for item in node.value for child in (item if isinstance(item, tuple) else (item,))
-    ]
-    return max(_last_line(child) for child in children)
+    Raises:
+        KeyError: there is no such mapping, or it is not written one key a line.
+    """
+    document = read(text)
+    own = document.spans[mapping]
+    if own.kind != "block":
+        raise KeyError(dotted(mapping))
+    present, before = document.spans.get((*mapping, key)), document.spans.get((*mapping, behind))
+    if present is not None:
+        first, end = document.line((*mapping, key)) - 1, present.last + 1
+    else:
+        first = end = own.line if before is None else before.last + 1
+    lines = text.splitlines(keepends=True)
+    newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
+    if first > 0 and not lines[first - 1].endswith("\n"):
+        lines[first - 1] += newline
+    lines[first:end] = [f"{' ' * own.column}{line}{newline}" for line in block]
+    return "".join(lines)

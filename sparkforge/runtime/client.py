@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sparkforge.core.errors import ServerError, UsageError
+from sparkforge.core.plain import json_of
 
 if TYPE_CHECKING:
     import requests
@@ -23,18 +24,12 @@ LOOPBACK = "127.0.0.1"
 CONNECT_S = 5.0
 SILENCE_S = 600.0
 """Longest time without a byte: a long prompt, or a kernel that is compiled."""
-_SHOWN = 300  # characters of a server's text in a message
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Address of a server.
-
-    Attributes:
-        url: with ``/v1`` at its end.
-        key: API key, or "".
-    """
+    """A server: its URL, with ``/v1`` at the end, and the API key, or ""."""
 
     url: str
     key: str = ""
@@ -72,24 +67,13 @@ class Reply:
     def json(self) -> Any:
         """Return the body of an answer with status 200."""
         if self.status != 200:
-            raise ValueError(f"status {self.status}: {self.text[:_SHOWN]}")
-        try:
-            return json.loads(self.text)
-        except RecursionError as error:
-            raise ValueError(f"not JSON: {error}") from None
+            raise ValueError(f"status {self.status}: {self.text[:300]}")
+        return json_of(self.text)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Said:
-    """A chat's answer, streamed or not.
-
-    Attributes:
-        finish: ``finish_reason``.
-        prompt_tokens, tokens: counted by the server; 0: unknown.
-        reasoning_last: reasoning came after content.
-        complete: the stream ended with ``[DONE]``.
-        moments: seconds from the request to each piece of a stream.
-    """
+    """A chat's answer, streamed or not; the server counted the tokens (0: unknown)."""
 
     reasoning: str = ""
     content: str = ""
@@ -98,8 +82,11 @@ class Said:
     prompt_tokens: int = 0
     tokens: int = 0
     reasoning_last: bool = False
+    """Reasoning came after content."""
     complete: bool = True
-    moments: tuple[float, ...] = ()
+    """The stream ended with ``[DONE]``."""
+    moments: list[float] = field(default_factory=list)
+    """Seconds from the request to each piece of a stream."""
 
     @property
     def empty(self) -> bool:
@@ -108,17 +95,14 @@ class Said:
 
 
 def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
-    """Return the server of Compose's variables, with the key in SPARKFORGE_API_KEY_FILE.
-
-    Args:
-        url: of another server, with or without ``/v1``; None: Compose's address and port.
+    """Return Compose's server, or that of a URL, with the key in SPARKFORGE_API_KEY_FILE.
 
     Raises:
-        UsageError: it is no address of HTTP.
+        UsageError: it is no URL of HTTP.
     """
     if url is None:
-        bind = (variables.get("SPARKFORGE_BIND") or LOOPBACK).strip("[]")
-        host = {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}.get(bind, bind)
+        host = (variables.get("SPARKFORGE_BIND") or LOOPBACK).strip("[]")
+        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
         host = f"[{host}]" if ":" in host else host
         url = f"http://{host}:{variables.get('SPARKFORGE_PORT') or 8000}"
     try:
@@ -134,81 +118,74 @@ def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
 
 
 def api_key(variables: Mapping[str, str]) -> str:
-    """Return the key in the file that Compose mounts; "": none, or unreadable."""
+    """Return the key in the file that Compose mounts; "": none, or none that a header can carry."""
     named = variables.get("SPARKFORGE_API_KEY_FILE")
     try:
         key = Path(named).expanduser().read_text(encoding="utf-8").strip() if named else ""
     except (OSError, UnicodeDecodeError, RuntimeError):
         return ""  # the server then answers 401
-    return key if is_key(key) else ""
-
-
-def is_key(text: str) -> bool:
-    """Return whether a header can carry a key; the error about another would show it."""
-    return len(text.split()) == 1 and text.isascii() and text.isprintable()
-
-
-def model_of(place: Place) -> Model:
-    """Return the model that a server serves.
-
-    Raises:
-        ConnectionError: nothing answers there.
-        OSError: the answer breaks off.
-        ValueError: it is an error, or no list of models.
-    """
-    import requests
-
-    try:
-        found = look(place, "/v1/models", CONNECT_S).json()
-    except requests.ConnectionError as error:
-        raise ConnectionError(str(error)) from None
-    try:
-        first = found["data"][0]
-        return Model(str(first["id"]), int(first.get("max_model_len") or 4096))
-    except (TypeError, LookupError, AttributeError, OverflowError):
-        raise ValueError("the answer of /v1/models names no model") from None
+    return key if len(key.split()) == 1 and key.isascii() and key.isprintable() else ""
 
 
 def served_model(place: Place) -> Model:
-    """Return the model of a server that must run.
-
-    Raises:
-        ServerError: it does not answer, or refuses the key.
-    """
+    """Return the model of a server; ServerError if it does not answer, or refuses the key."""
     try:
-        return model_of(place)
-    except ConnectionError:
-        msg = f"nothing answers at {place.url}"
-        hint = "start it (docker compose up -d), wait until it is healthy, or give --url"
-        raise ServerError(msg, hint) from None
-    except (OSError, ValueError) as error:
-        msg = f"{place.url}/models: {error}"
-        hint = "the API key is in the file that SPARKFORGE_API_KEY_FILE (bench: --api-key-file)"
-        raise ServerError(msg, f"{hint} names; the URL has no path") from None
+        first = look(place, "/v1/models", CONNECT_S).json()["data"][0]
+        return Model(str(first["id"]), int(first.get("max_model_len") or 4096))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        hint = (
+            "start it (docker compose up -d), wait until it is healthy, or give --url; the API key"
+            " is in the file that SPARKFORGE_API_KEY_FILE (bench: --api-key-file) names"
+        )
+        raise ServerError(f"{place.url}/models names no model: {error}", hint) from None
 
 
 def look(place: Place, path: str, timeout_s: float) -> Reply:
-    """Return the answer to a GET, such as of ``/metrics``, whatever its status.
-
-    Args:
-        path: below the URL without ``/v1``.
-    """
-    with session(place) as opened:
-        answer = opened.get(f"{place.root}{path}", timeout=(CONNECT_S, timeout_s))
+    """Return the answer to a GET, whatever its status; ``path`` is below the URL without /v1."""
+    with _session(place) as session:
+        answer = session.get(f"{place.root}{path}", timeout=(CONNECT_S, timeout_s))
         return Reply(answer.status_code, answer.content.decode(errors="replace"))
 
 
-def post(place: Place, path: str, body: Json | bytes, timeout_s: float = SILENCE_S) -> Reply:
-    """Send a request; return the answer, whatever its status.
-
-    Args:
-        body: a document; bytes are sent as they are, as JSON.
-    """
+def post(place: Place, path: str, body: Json | bytes) -> Reply:
+    """Send a document, or bytes as they are, as JSON; return the answer, whatever its status."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    with session(place) as opened:
-        answer = opened.post(f"{place.url}{path}", data=data, headers=headers, timeout=timeout_s)
+    with _session(place) as session:
+        answer = session.post(f"{place.url}{path}", data=data, timeout=SILENCE_S)
         return Reply(answer.status_code, answer.content.decode(errors="replace"))
+
+
+def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, None]:
+    """Send a request that streams, and yield its events; None: ``[DONE]``. Closing it hangs up."""
+    url, limits = f"{place.url}{path}", (CONNECT_S, SILENCE_S)
+    with (
+        _session(place) as session,
+        session.post(url, json=body, stream=True, timeout=limits) as answer,
+    ):
+        if answer.status_code != 200:
+            Reply(answer.status_code, answer.content.decode(errors="replace")).json()
+        for line in answer.iter_lines():
+            name, _, data = line.decode(errors="replace").partition(":")
+            if name == "data" and data.strip() == "[DONE]":
+                yield None
+                return
+            if name == "data":
+                event = json_of(data)
+                if event.get("error"):
+                    raise ValueError(f"an error in the stream: {data.strip()[:300]}")
+                yield event
+
+
+def _session(place: Place) -> requests.Session:
+    """Return a session with the key, and without the machine's proxy."""
+    import requests  # 0.5 s, for which most commands have no use
+
+    session = requests.Session()
+    session.trust_env = False  # a proxy has no way to this machine's own server
+    session.headers["Content-Type"] = "application/json"
+    if place.key:
+        session.headers["Authorization"] = f"Bearer {place.key}"
+    return session
 
 
 def chat(place: Place, body: Json) -> Said:
@@ -218,7 +195,7 @@ def chat(place: Place, body: Json) -> Said:
         choices = [{**choice, "delta": choice["message"]} for choice in found["choices"][:1]]
         return _said([{**found, "choices": choices}, None])
     except (TypeError, LookupError, AttributeError):
-        raise ValueError(f"no answer of a chat: {json.dumps(found)[:_SHOWN]}") from None
+        raise ValueError(f"no answer of a chat: {json.dumps(found)[:300]}") from None
 
 
 def streamed(place: Place, body: Json) -> Said:
@@ -232,25 +209,23 @@ def streamed(place: Place, body: Json) -> Said:
 
 def _said(found: Iterable[Json | None]) -> Said:
     """Put the events of an answer together."""
-    began = time.monotonic()
-    reasoning, content, finish = "", "", ""
+    began, said = time.monotonic(), Said(complete=False)
     calls: dict[int, list[str]] = {}
-    moments: list[float] = []
-    usage: Json = {}
-    complete = reasoning_last = False
     for event in found:
         if event is None:
-            complete = True
+            said.complete = True
             break
-        usage = event.get("usage") or usage
+        if usage := event.get("usage"):
+            said.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            said.tokens = int(usage.get("completion_tokens") or 0)
         for choice in event.get("choices") or []:
-            finish = choice.get("finish_reason") or finish
+            said.finish = choice.get("finish_reason") or said.finish
             delta = choice["delta"]
             # two names for it: vLLM's releases changed from one to the other
             thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
             text, called = delta.get("content") or "", delta.get("tool_calls") or []
-            reasoning_last |= bool(thought and content)
-            reasoning, content = reasoning + thought, content + text
+            said.reasoning_last |= bool(thought and said.content)
+            said.reasoning, said.content = said.reasoning + thought, said.content + text
             for at, call in enumerate(called):
                 kept = calls.setdefault(call.get("index") or at, ["", "", ""])
                 function = call["function"]
@@ -258,54 +233,6 @@ def _said(found: Iterable[Json | None]) -> Said:
                 kept[1] += function.get("name") or ""
                 kept[2] += function.get("arguments") or ""
             if thought or text or called:
-                moments.append(time.monotonic() - began)
-    return Said(
-        reasoning,
-        content,
-        tuple(Call(*parts) for parts in calls.values()),
-        finish,
-        int(usage.get("prompt_tokens") or 0),
-        int(usage.get("completion_tokens") or 0),
-        reasoning_last,
-        complete,
-        tuple(moments),
-    )
-
-
-def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, None]:
-    """Send a request that streams, and yield its events; None: ``[DONE]``.
-
-    Closing the generator hangs up, like a client that leaves.
-    """
-    with (
-        session(place) as opened,
-        opened.post(
-            f"{place.url}{path}", json=body, stream=True, timeout=(CONNECT_S, SILENCE_S)
-        ) as answer,
-    ):
-        if answer.status_code != 200:
-            raise ValueError(
-                f"status {answer.status_code}: {answer.content.decode(errors='replace')[:_SHOWN]}"
-            )
-        for line in answer.iter_lines():
-            name, _, data = line.decode(errors="replace").partition(":")
-            if name != "data":
-                continue
-            if data.strip() == "[DONE]":
-                yield None
-                return
-            event = json.loads(data)
-            if event.get("error"):
-                raise ValueError(f"an error in the stream: {data.strip()[:_SHOWN]}")
-            yield event
-
-
-def session(place: Place) -> requests.Session:
-    """Return a session with the key, and without the machine's proxy."""
-    import requests  # 0.5 s, for which most commands have no use
-
-    opened = requests.Session()
-    opened.trust_env = False  # a proxy has no way to this machine's own server
-    if place.key:
-        opened.headers["Authorization"] = f"Bearer {place.key}"
-    return opened
+                said.moments.append(time.monotonic() - began)
+    said.calls = tuple(Call(*parts) for parts in calls.values())
+    return said

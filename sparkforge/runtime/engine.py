@@ -1,17 +1,17 @@
-"""The container engine: docker-py for containers and images, the CLI's buildx for builds.
+"""The container engine: docker-py for containers and images, the docker CLI for all else.
 
-An engine that is missing, too old or refuses, and an image that it lacks, are an MachineError.
+An engine that is missing, too old or refuses, and an image that it lacks, are a MachineError. The
+CLI builds with buildx, and pushes and pulls with the user's credentials.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkforge.core.errors import BuildError, CommandError, MachineError, UsageError
 from sparkforge.core.run import call, have
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 OLDEST_ENGINE = 25
-"""docker-compose.yml's health check has a ``start_interval``, which older engines do not know. (To
-build, with named build contexts and ``RUN --mount=type=bind,from=``, 23 would do.)"""
+"""docker-compose.yml's health check has a ``start_interval``, which older engines do not know."""
 _INSTALL = (
     f"install Docker Engine {OLDEST_ENGINE} or newer with buildx, or build without one:"
     " --engine none"
 )
+# the first part is a registry by docker's rules: it has a dot, a port, or is localhost
+_NAME = re.compile(r"(localhost|[\w-]*[.:][\w.:-]*)(/[a-z0-9][a-z0-9._-]*)+")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,8 @@ class Engine:
             return str(self.client.images.get(reference).id)
         except APIError:  # missing, or not a valid name of an image
             msg = f"--base {reference}: no such image in the engine"
-            remedy = (
-                "build or load it first (scripts/make-base.sh NAME builds one without a"
-                " registry), or give NAME@sha256:…"
-            )
+            remedy = "give NAME@sha256:…, or build one first: scripts/make-base.sh NAME"
             raise MachineError(msg, remedy) from None
-
-    def platform_of(self, image: str) -> str:
-        """Return the platform of an image in the engine, e.g. ``linux/arm64``."""
-        attrs = self.client.images.get(image).attrs
-        return f"{attrs['Os']}/{attrs['Architecture']}"
 
     def has_image(self, image: str) -> bool:
         """Return whether the engine has an image, by its name or id."""
@@ -78,57 +72,19 @@ class Engine:
             return False
         return True
 
-    def load(self, archive: Path) -> None:
-        """Load an image from its archive; BuildError if the engine refuses it."""
-        try:
-            call("docker", "load", "--input", archive, stream=True)
-        except CommandError as error:
-            msg = f"docker load failed:\n{error}"
-            raise BuildError(msg, "see the docker output above") from error
-
-    def remove(self, image: str) -> str:
-        """Remove an image by name; returns the reason if it stays (a container uses it), or ""."""
-        from docker.errors import APIError, NotFound
-
-        try:
-            self.client.images.remove(image)
-        except NotFound:
-            return ""  # another process was faster
-        except APIError as error:
-            return str(error.explanation or error)
-        return ""
-
-    def read_file(self, image: str, path: str) -> bytes:
-        """Return a file of an image, without running anything of it."""
-        from docker.errors import NotFound
-
-        container = self.client.containers.create(image)
-        try:
-            pieces, _ = container.get_archive(path)
-            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
-                file = archive.extractfile(archive.next() or path)
-                return b"" if file is None else file.read()
-        except NotFound:
-            raise MachineError(f"image {image}: has no file {path}") from None
-        finally:
-            container.remove(v=True)
-
-    def run_python(self, image: str, code: str, folder: str) -> bytes:
-        """Return the output of Python code in an image, without network and with its packages.
+    def run(self, image: str, *words: str, path: str = "") -> bytes:
+        """Return the output of a program in an image, without network.
 
         Args:
-            folder: in the image, with further packages.
+            path: folder in the image with further Python packages.
         """
-        # by the CLI, which is attached: docker-py reads the engine's log, and of some megabytes in
-        # one piece that gave lines cut in two
-        command = (
-            *("docker", "run", "--rm", "--network", "none", "--entrypoint", "python"),
-            *("--env", f"PYTHONPATH={folder}", image, "-P", "-c", code),
-        )
+        # by the CLI: docker-py reads the engine's log, where megabytes in one line were cut
+        options = ("--rm", "--network", "none", "--entrypoint", words[0])
         try:
-            return call(*command).stdout
+            command = ("run", *options, "--env", f"PYTHONPATH={path}", image, *words[1:])
+            return call("docker", *command).stdout
         except CommandError as error:
-            msg = f"Python in image {image} failed:\n{error}"
+            msg = f"{words[0]} in image {image} failed:\n{error}"
             raise MachineError(msg, "see its output above") from None
 
     def kept_as(self, name: str) -> tuple[str, ...]:
@@ -146,85 +102,15 @@ class Engine:
         return value
 
 
-def resolve(reference: str, engine: Engine | None) -> BaseImage:
-    """Return a base image with the digest in its reference, or the id that the engine has for it.
-
-    Raises:
-        MachineError: the digest is malformed, or nothing has an image of that name.
-    """
-    _, at, digest = reference.partition("@")
-    if at and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        msg = f"--base {reference}: {digest!r} is not a digest"
-        raise MachineError(msg, "give NAME@sha256: and 64 hex digits")
-    if not at and engine is None:
-        msg = f"--base {reference}: cannot be resolved without a container engine"
-        raise MachineError(msg, "give NAME@sha256:…, or start an engine")
-    return BaseImage(reference, digest if engine is None or at else engine.image_id(reference))
-
-
-def connect() -> Engine:
-    """Connect to the engine that the docker CLI would use."""
-    if not have("docker"):
-        raise MachineError("no container engine: the docker program is not on the PATH", _INSTALL)
-    import docker
-    from docker.errors import DockerException
-
-    context, host = _context()
+def docker(*words: str | Path, remedy: str, error: type[BuildError | MachineError]) -> None:
+    """Run the docker CLI and show its output; raises an error of the given class if it fails."""
     try:
-        client = docker.DockerClient(host, timeout=600) if host else docker.from_env(timeout=600)
-        version = str(client.version()["Version"])
-        status = client.info().get("DriverStatus") or []
-    except DockerException as error:
-        where = host or os.environ.get("DOCKER_HOST", "its default socket")
-        msg = f"no container engine answers at {where}: {_reason(error)}"
-        raise MachineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
-    check_version(version)
-    try:
-        call("docker", "buildx", "version")
-    except CommandError:
-        msg = f"engine {version} answers, but the docker CLI has no buildx plugin"
-        remedy = "install the package docker-buildx (or docker-buildx-plugin)"
-        raise MachineError(msg, remedy) from None
-    store = any("io.containerd.snapshotter" in str(value) for value in status)
-    return Engine(client, version, store, context)
+        call("docker", *words, stream=True)
+    except CommandError as failed:
+        raise error(f"docker {words[0]} failed:\n{failed}", remedy) from failed
 
 
-# an OSError in the text of other errors
-_SYSTEM = re.compile(r"\w+Error\(\d+, '([^']+)'\)|\[Errno -?\d+\] ([^'\")]+)")
-
-
-def _reason(error: Exception) -> str:
-    """Return why an engine cannot be reached: the operating system's error, or the whole text."""
-    found = _SYSTEM.search(str(error))
-    return (found[1] or found[2]) if found else str(error).splitlines()[0][:200]
-
-
-def _context() -> tuple[str, str | None]:
-    """Return the name and address of the engine that the docker CLI would use.
-
-    docker-py supports the default variables (DOCKER_HOST …) but no ``docker context``. Without this
-    the CLI would build in one engine, and docker-py search another.
-    """
-    if os.environ.get("DOCKER_HOST"):
-        return "default", None
-    try:
-        name = call("docker", "context", "show").stdout.decode().strip()
-        if name == "default":
-            return name, None
-        form = "{{.Endpoints.docker.Host}}"
-        host = call("docker", "context", "inspect", "--format", form, name).stdout.decode().strip()
-    except CommandError as error:
-        msg = f"docker cannot show its context:\n{error}"
-        raise MachineError(msg, "select one: docker context use default") from None
-    return name, host
-
-
-def check_version(version: str) -> None:
-    """Raise MachineError for an engine that is too old."""
-    match = re.match(r"(\d+)\.", version)
-    if match is None or int(match[1]) < OLDEST_ENGINE:
-        msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"
-        raise MachineError(msg, _INSTALL)
+# -- the engine that is used -------------------------------------------------------------------
 
 
 def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine | None, str]:
@@ -256,8 +142,174 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
     return engine, f"an image, with engine {engine.version} on base {base or image_base}"
 
 
-def container_state(container: Any) -> dict[str, Any]:
-    """Return a container's fresh state, as the engine reports it."""
-    container.reload()
-    state: dict[str, Any] = container.attrs["State"]
-    return state
+def connect() -> Engine:
+    """Connect to the engine that the docker CLI would use."""
+    if not have("docker"):
+        raise MachineError("no container engine: the docker program is not on the PATH", _INSTALL)
+    from docker import DockerClient, from_env
+    from docker.errors import DockerException
+
+    # docker-py supports the default variables (DOCKER_HOST …) but no `docker context`
+    context, host = "default", None
+    try:
+        if not os.environ.get("DOCKER_HOST"):
+            context = call("docker", "context", "show").stdout.decode().strip()
+        if context != "default":
+            form = ("--format", "{{.Endpoints.docker.Host}}")
+            host = call("docker", "context", "inspect", *form, context).stdout.decode().strip()
+        client = DockerClient(host, timeout=600) if host else from_env(timeout=600)
+        version = str(client.version()["Version"])
+        status = client.info().get("DriverStatus") or []
+        check_version(version)
+        call("docker", "buildx", "version")
+    except (DockerException, CommandError) as error:
+        where = host or os.environ.get("DOCKER_HOST", "its default socket")
+        msg = f"no container engine answers at {where}: {str(error).splitlines()[0][:200]}"
+        raise MachineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
+    store = any("io.containerd.snapshotter" in str(value) for value in status)
+    return Engine(client, version, store, context)
+
+
+def check_version(version: str) -> None:
+    """Raise MachineError for an engine that is too old."""
+    match = re.match(r"(\d+)\.", version)
+    if match is None or int(match[1]) < OLDEST_ENGINE:
+        msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"
+        raise MachineError(msg, _INSTALL)
+
+
+def resolve(reference: str, engine: Engine | None) -> BaseImage:
+    """Return a base image with the digest in its reference, or the id that the engine has for it.
+
+    Raises:
+        MachineError: the digest is malformed, or nothing has an image of that name.
+    """
+    _, at, digest = reference.partition("@")
+    if (at and not _DIGEST.fullmatch(digest)) or (not at and engine is None):
+        msg = f"--base {reference}: not an image with a digest"
+        raise MachineError(msg, "give NAME@sha256: and 64 hex digits, or start an engine")
+    return BaseImage(reference, digest if engine is None or at else engine.image_id(reference))
+
+
+# -- builds ------------------------------------------------------------------------------------
+
+
+def build_image(
+    dockerfile: Path,
+    context: Path,
+    builder: str,
+    output: tuple[str, ...],
+    *,
+    stage: str | None = None,
+    platform: str | None = None,
+    arguments: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    contexts: Mapping[str, Path] | None = None,
+    options: tuple[str, ...] = (),
+    ca_bundle: Path | None = None,
+) -> None:
+    """Build an image with ``docker buildx build``, and show its output; BuildError if that fails.
+
+    Args:
+        context: the folder that ``COPY`` without ``--from`` reads.
+        output: options for the image's name and destination.
+        stage: of the Dockerfile; None builds the last one.
+        platform: e.g. ``linux/arm64``; None builds for the engine's own.
+        contexts: further folders, by their names in the Dockerfile.
+        ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
+    """
+    command: list[str | Path] = ["buildx", "build", "--builder", builder]
+    # the provenance is our own (build/sbom.py); buildx's has the time of the build in it
+    command += ["--progress=plain", "--provenance=false", *output, *options, "--file", dockerfile]
+    command += [] if stage is None else ["--target", stage]
+    command += [] if platform is None else ["--platform", platform]
+    pairs = {"build-context": contexts, "build-arg": arguments, "label": labels}
+    for option, values in pairs.items():
+        for name, value in (values or {}).items():
+            command += [f"--{option}", f"{name}={value}"]
+    if ca_bundle is not None:
+        command += ["--secret", f"id=ca,src={ca_bundle}"]
+    docker(*command, context, remedy="see the docker output above", error=BuildError)
+
+
+def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> str:
+    """Return the named builder of buildx, else the engine's own.
+
+    Without a name, buildx uses the user's last builder of any project: one in a container sees no
+    local base image, and one of another engine stores the image there.
+
+    Raises:
+        MachineError: the builder cannot be used, or sees no local base, or does not run programs
+            of the platform; or the base is for another platform.
+    """
+    name = wish or engine.context
+    try:
+        text = call("docker", "buildx", "inspect", "--bootstrap", name).stdout.decode()
+    except CommandError as error:
+        msg = f"--builder {name}: buildx cannot use it:\n{error}"
+        raise MachineError(msg, "see docker buildx ls") from None
+    own = re.search(r"(?m)^Driver:\s*docker$", text) is not None  # the BuildKit in an engine
+    # an asterisk marks a platform that the user set
+    platforms = re.findall(r"linux/\w+", " ".join(re.findall(r"(?m)^Platforms:.*$", text)))
+    local = "@" not in base
+    if own and name != engine.context:
+        msg = f"--builder {name}: is the default builder of another engine than {engine.context}"
+        raise MachineError(msg, f"omit --builder, or choose that engine: DOCKER_CONTEXT={name}")
+    if local and not own:
+        msg = f"--builder {name} reads from registries only, but --base {base} is local"
+        raise MachineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
+    if local and engine.client.images.get(base).attrs["Architecture"] != platform.split("/")[1]:
+        msg = f"--base {base}: is not for {platform}, as the target is"
+        raise MachineError(msg, "use another base (scripts/make-base.sh --arch builds one)")
+    if platform not in platforms:
+        remedy = (
+            "apt-get install qemu-user-static binfmt-support on the engine's machine, or build on a"
+            " machine of that kind; --until wheelhouse needs neither"
+        )
+        raise MachineError(f"builder {name} cannot run programs for {platform}", remedy)
+    return name
+
+
+# -- registries --------------------------------------------------------------------------------
+
+
+def repository(text: str) -> str:
+    """Return REGISTRY/NAME after checking it; UsageError if it has another form.
+
+    The error does not quote it: it may have a password.
+    """
+    if not _NAME.fullmatch(text) or ":" in text.rpartition("/")[2]:
+        msg = "the name of an image in a registry is not REGISTRY/NAME"
+        raise UsageError(msg, "for example registry.example.org/team/sparkforge")
+    return text
+
+
+def is_published(text: str) -> bool:
+    """Return whether a name is REGISTRY/NAME@sha256:…, and not that of an image of the engine."""
+    name, _, digest = text.partition("@")
+    return bool(_DIGEST.fullmatch(digest) and _NAME.fullmatch(name))
+
+
+def push(image: str, to: str, tag: str) -> None:
+    """Push an image of the engine, and check that the registry has it by its digest.
+
+    Args:
+        to: REGISTRY/NAME@sha256:….
+    """
+    name = f"{to.partition('@')[0]}:{tag}"
+    call("docker", "image", "tag", image, name)
+    try:
+        _registry("push", name)
+    finally:
+        call("docker", "image", "rm", name, check=False)  # the name; the image has its own
+    _registry("buildx", "imagetools", "inspect", to)
+
+
+def pull(image: str) -> None:
+    """Pull an image by its digest; MachineError if docker fails or the bytes differ."""
+    _registry("pull", image)
+
+
+def _registry(*words: str) -> None:
+    remedy = "check name and network; docker login REGISTRY; then run this again: it continues"
+    docker(*words, remedy=remedy, error=MachineError)

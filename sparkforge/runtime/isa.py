@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,33 +12,24 @@ own MXFP4 experts are for amx."""
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
 MASK = Path(__file__).parent / "isamask" / "sitecustomize.py"
 VARIABLE = "SPARKFORGE_CPU_ISA"
-
 # the kernel's names in /proc/cpuinfo
-_FLAG: Mapping[InstructionSet, str] = {
-    "amx": "amx_tile",
-    "avx512_bf16": "avx512_bf16",
-    "avx512": "avx512f",
-    "avx2": "avx2",
-}
-_CPUINFO = Path("/proc/cpuinfo")
-# their names in oneDNN and ATen, which read their own variables
-_ONEDNN: Mapping[InstructionSet, str] = {
-    "avx512_bf16": "AVX512_CORE_BF16",
-    "avx512": "AVX512_CORE",
-    "avx2": "AVX2",
-}
+_FLAGS = dict(
+    zip(INSTRUCTION_SETS, ("amx_tile", "avx512_bf16", "avx512f", "avx2"), strict=True),
+)
+# their names in oneDNN, which reads a variable of its own
+_ONEDNN = {"avx512_bf16": "AVX512_CORE_BF16", "avx512": "AVX512_CORE", "avx2": "AVX2"}
 
 
 def best(cpuinfo: str) -> InstructionSet | None:
     """Return the best set of an x86-64 CPU, from the text of /proc/cpuinfo, or None."""
     lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
     flags = next(lines, "").partition(":")[2].split()
-    return next((name for name in INSTRUCTION_SETS if _FLAG[name] in flags), None)
+    return next((name for name in INSTRUCTION_SETS if _FLAGS[name] in flags), None)
 
 
 def here() -> InstructionSet | None:
     """Return the best set of this machine; None if vLLM does not support its CPU."""
-    return best(_CPUINFO.read_text(encoding="utf-8")) if _CPUINFO.exists() else None
+    return best(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
 
 
 def hiding(highest: InstructionSet) -> dict[str, str]:

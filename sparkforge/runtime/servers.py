@@ -5,8 +5,11 @@ A virtual environment and an image give the same ``Server``, so the same checks 
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import shlex
+import signal
 import socket
 import subprocess
 import time
@@ -14,21 +17,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 import requests
 
 from sparkforge.core.errors import MachineError, ServerError
 from sparkforge.core.log import log
-from sparkforge.core.run import background, group_alive, stop
-from sparkforge.runtime import containers, serverlog
-from sparkforge.runtime.engine import Engine, container_state
+from sparkforge.core.run import background, call, group_alive, stop
+from sparkforge.runtime.engine import Engine
 
 LOOPBACK = "127.0.0.1"
 MODEL_NAME = "tiny-gpt-oss"
 SITE_PACKAGES_LABEL = "org.sparkforge.site-packages"
-_STOP_GRACE_S = 30.0
-_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_000  # of the ports that are tried
 
 
@@ -58,112 +57,64 @@ class Launch:
     name: str = MODEL_NAME
 
 
-class Server(Protocol):
-    """A started server, which may still be loading."""
-
-    @property
-    def url(self) -> str:
-        """Its address, without a slash at the end."""
-
-    def exited(self) -> int | None:
-        """Return the exit code if it has ended, else None."""
-
-    def output(self) -> str:
-        """Return its complete output."""
-
-    def stop(self) -> Stopped:
-        """Stop it; returns its end."""
-
-
 def free_port(wanted: int) -> int:
-    """Return ``wanted`` if it is free on loopback, or a free port for 0.
+    """Return ``wanted`` if it is free on loopback, or a free port for 0; MachineError if not.
 
-    A server needs seconds until it listens. So the free port is none that the kernel may give to
-    an outgoing connection meanwhile, if the kernel leaves any.
-
-    Raises:
-        MachineError: the port is in use.
+    A server needs seconds until it listens. So the free port is below those that the kernel gives
+    to outgoing connections (from 32768).
     """
-    if wanted == 0:
-        first = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
-        for _ in range(100 if first > _LOWEST else 0):
-            port = _LOWEST + secrets.randbelow(first - _LOWEST)
-            with suppress(OSError):
-                return _bound(port)
-    try:
-        return _bound(wanted)
-    except OSError as error:
-        msg = f"port {wanted} on {LOOPBACK} is in use: {error.strerror}"
-        remedy = "choose another with --port N, or stop the program that uses it"
-        raise MachineError(msg, remedy) from None
-
-
-def _bound(port: int) -> int:
-    """Bind a port on loopback, any for 0, and return it; OSError where it is in use."""
-    with socket.socket() as probe:
-        # as servers do, so that a port in TIME_WAIT counts as free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((LOOPBACK, port))
-        bound: int = probe.getsockname()[1]
-    return bound
+    for port in [wanted] if wanted else (_LOWEST + secrets.randbelow(20_000) for _ in range(100)):
+        with suppress(OSError), socket.socket() as probe:
+            # as servers do, so that a port in TIME_WAIT counts as free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOOPBACK, port))
+            return port
+    remedy = "choose another with --port N, or stop the program that uses it"
+    raise MachineError(f"port {wanted} on {LOOPBACK} is in use", remedy)
 
 
 @dataclass(frozen=True)
-class ProcessServer:
-    """A server that is a child of this process; its output goes to a file."""
+class Server:
+    """A started server, which may still be loading: a child of this process.
+
+    Of a container it is ``docker run``, which passes signals on and ends with its exit code.
+    """
 
     url: str
+    """Its address, without a slash at the end."""
     child: subprocess.Popen[bytes]
     output_path: Path
-    grace_s: float = _STOP_GRACE_S
+    grace_s: float = 30.0
 
     def exited(self) -> int | None:
+        """Return the exit code if it has ended, else None."""
         return self.child.poll()
 
     def output(self) -> str:
+        """Return its complete output."""
         return self.output_path.read_text(errors="replace")
 
     def stop(self) -> Stopped:
-        start = time.monotonic()
+        """Stop it; returns its end."""
+        start, late = time.monotonic(), False
         self.child.terminate()
         try:
-            code = self.child.wait(self.grace_s)
+            self.child.wait(self.grace_s)
         except subprocess.TimeoutExpired:
             stop(self.child, 0)
-            return Stopped(self.child.returncode, time.monotonic() - start, stragglers=True)
+            late = True
         took = time.monotonic() - start
-        return Stopped(code, took, stragglers=group_alive(self.child.pid))
+        return Stopped(self.child.returncode, took, late or group_alive(self.child.pid))
 
 
 @contextmanager
 def from_command(
     command: Sequence[str], port: int, variables: Mapping[str, str], work: Path, cwd: Path
-) -> Iterator[ProcessServer]:
-    """Run a server's command for the length of the block."""
+) -> Iterator[Server]:
+    """Run a server's command for the length of the block; its output goes to ``server.log``."""
     output = work / "server.log"
     with background(*command, output=output, env=variables, cwd=cwd) as child:
-        yield ProcessServer(f"http://{LOOPBACK}:{port}", child, output)
-
-
-@dataclass(frozen=True)
-class _ImageServer:
-    url: str
-    container: Any
-
-    def exited(self) -> int | None:
-        state = container_state(self.container)
-        return int(state["ExitCode"]) if state["Status"] in ("exited", "dead") else None
-
-    def output(self) -> str:
-        text: bytes = self.container.logs()
-        return text.decode(errors="replace")
-
-    def stop(self) -> Stopped:
-        start = time.monotonic()
-        self.container.stop(timeout=int(_STOP_GRACE_S))
-        took = time.monotonic() - start
-        # all processes of a container end with its first one
-        return Stopped(int(container_state(self.container)["ExitCode"]), took, stragglers=False)
+        yield Server(f"http://{LOOPBACK}:{port}", child, output)
 
 
 def instead(options: Sequence[str]) -> dict[str, str]:
@@ -173,50 +124,49 @@ def instead(options: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def from_image(
-    engine: Engine, image: str, launch: Launch, restored: Mapping[str, Path]
+    engine: Engine, image: str, launch: Launch, work: Path, restored: Mapping[str, Path]
 ) -> Iterator[Server]:
     """Serve from an image for the length of the block, as Compose would: read-only, no rights.
 
     Args:
+        work: folder for the server's output, ``server.log``.
         restored: files of this machine mounted over the image's own, by their path below
             site-packages (the unpatched release, made of the patched image).
     """
-    from docker.types import DeviceRequest  # not needed without an engine
-
-    containers.sweep(engine)
     port = free_port(launch.port)
     packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
-    volumes = {str(launch.model.resolve()): {"bind": "/model", "mode": "ro"}}
-    for member, file in restored.items():
-        volumes[str(file.resolve())] = {"bind": packages + member, "mode": "ro"}
+    mounts = {launch.model: "/model", **{file: packages + at for at, file in restored.items()}}
     # callers wait for vLLM's /health, and expect no other requests
     variables = {
         "SPARKFORGE_CHECKS": "warm-up=off",
         "SPARKFORGE_BIND": LOOPBACK,
         **launch.variables,
         "SPARKFORGE_MODEL_NAME": MODEL_NAME,
+        **(instead(launch.options) if restored else {}),  # the image's own need the patches
     }
-    if restored:  # the image's own options need the patches
-        variables |= instead(launch.options)
-    container = engine.client.containers.create(
-        image,
-        command=["/model", *launch.arguments],
-        volumes=volumes,
-        environment=variables,
-        ports={"8000/tcp": (LOOPBACK, port)},
-        read_only=True,
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
-        tmpfs={"/tmp": ""},
-        shm_size="1g",
-        device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if launch.gpus else [],
-        labels={containers.LABEL: containers.mark()},
-    )
+    name = f"sparkforge-server-{os.getpid()}-{port}"
+    command = [
+        *(
+            "docker",
+            "run",
+            "--rm",
+            "--pull=never",
+            f"--name={name}",
+            "--read-only",
+            "--cap-drop=ALL",
+        ),
+        *("--security-opt=no-new-privileges", "--tmpfs=/tmp", "--shm-size=1g"),
+        f"--publish={LOOPBACK}:{port}:8000",
+        *(["--gpus=all"] if launch.gpus else []),
+        *(f"--env={one}={value}" for one, value in variables.items()),
+        *(f"--mount=type=bind,src={f.resolve()},dst={at},readonly" for f, at in mounts.items()),
+        *(image, "/model", *launch.arguments),
+    ]
     try:
-        container.start()
-        yield _ImageServer(f"http://{LOOPBACK}:{port}", container)
+        with from_command(command, port, {}, work, work) as server:
+            yield server
     finally:
-        container.remove(force=True, v=True)
+        call("docker", "rm", "--force", "--volumes", name, check=False)
 
 
 def wait_ready(
@@ -231,43 +181,19 @@ def wait_ready(
     Raises:
         ServerError: the server ended, or was not ready in time; its first exception is shown.
     """
-    limit = f" (at most {timeout_s:.0f} s)" if timeout_s < float("inf") else ""
-    tell = tell or (lambda waited: log.progress(f"loading{limit}", waited, None, "s"))
+    tell = tell or (lambda waited: log.progress("loading", waited, None, "s"))
     start = time.monotonic()
     while (waited := time.monotonic() - start) < timeout_s:
-        code = server.exited()
-        if code is not None:
-            msg = f"the server {serverlog.ending(code)} before it was ready:\n{tail(server)}"
+        if (code := server.exited()) is not None:
+            msg = f"the server {ending(code)} before it was ready:\n{tail(server)}"
             raise ServerError(msg, "fix the cause in its first exception, or report it")
-        try:
+        with suppress(requests.RequestException):  # not listening yet
             if requests.get(f"{server.url}/health", timeout=2).status_code == requests.codes.ok:
                 return waited
-        except requests.RequestException:
-            pass  # not listening yet
         tell(waited)
         time.sleep(0.25)
     msg = f"the server was not ready within {timeout_s:.0f} s:\n{tail(server)}"
     raise ServerError(msg, "allow more time with --ready-timeout SECONDS")
-
-
-def complete(
-    server: Server, body: Mapping[str, Any], timeout_s: float, *, stream: bool = False
-) -> requests.Response:
-    """Send a request to ``/v1/completions``; returns the answer, whatever its status.
-
-    Raises:
-        ServerError: no answer in time; the server's first exception is shown.
-    """
-    url = f"{server.url}/v1/completions"
-    try:
-        return requests.post(url, json=body, timeout=timeout_s, stream=stream)
-    except requests.RequestException as error:
-        raise ServerError(f"POST /v1/completions: {error}\n{tail(server)}") from error
-
-
-def tail(server: Server, lines: int = serverlog.LINES) -> str:
-    """Return a server's first exception with its place, else its last lines, indented."""
-    return serverlog.explain(server.output(), lines)
 
 
 @contextmanager
@@ -280,8 +206,67 @@ def kept_log(server: Server, path: Path) -> Iterator[None]:
     try:
         yield
     except ServerError as error:
-        if not isinstance(server, ProcessServer) or path != server.output_path:
+        if path != server.output_path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(server.output())
         remedy = f"{error.remedy}; the server's log: {path}".removeprefix("; ")
         raise ServerError(error.what, remedy) from error
+
+
+# -- why a server did not start ----------------------------------------------------------------
+
+_LINES = 10
+# vLLM prefixes each line with its process, and most with level, time and source
+_LINE = re.compile(
+    r"(?:[\w.-]+ +\| )?"  # Compose's, before a container's lines
+    r"(?:\((?P<process>[^()]*?) pid=\d+\) ?)?"
+    r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?(?P<text>.*)"
+)
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::|$)")
+
+
+def tail(server: Server, lines: int = _LINES) -> str:
+    """Return a server's first exception with its place, else its last lines, indented."""
+    return explain(server.output(), lines)
+
+
+def explain(text: str, lines: int = _LINES) -> str:
+    """Return the first exception in vLLM's output, of an engine if there is one, else its end.
+
+    When the engine fails, the API server fails after it, with a traceback that says nothing.
+    """
+    found = (_LINE.fullmatch(line) for line in text.splitlines())
+    rows = [(match["process"] or "", match["text"]) for match in found if match]
+    inner = [row for row in rows if row[0] and not row[0].startswith("APIServer")]
+    shown = _failure(inner) or _failure(rows)
+    shown = shown[:lines] or [text for _, text in rows if text.strip()][-lines:]
+    return "\n".join(f"    {line[:300].rstrip()}" for line in shown)
+
+
+def _failure(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the first exception and the frames before it; [] if there is none."""
+    frames: dict[str, list[str]] = {}  # of processes that are within a traceback
+    for at, (process, text) in enumerate(rows):
+        prefix = f"{process}: " if process else ""
+        if text.startswith("Traceback (most recent call last):"):
+            frames[process] = []
+        elif "died unexpectedly" in text:  # vLLM's message for a worker that a signal ended
+            return [prefix + text.strip()]
+        elif process in frames and _EXCEPTION.match(text):
+            # pydantic's exceptions have their details on the next lines, indented
+            more = [line for _, line in rows[at + 1 : at + 3] if line.startswith("  ")]
+            return [prefix + text.strip(), *more, *frames[process][-6:]]
+        elif process in frames and text.strip(" ^"):
+            frames[process].append(text)
+    return []
+
+
+def ending(code: int) -> str:
+    """Describe the end of a process: its exit code, or the signal that ended it.
+
+    Args:
+        code: as ``subprocess`` has it, minus the signal's number; a container's is 128 more.
+    """
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-code if code < 0 else code - 128).name}"
+    return f"exited with code {code}"

@@ -3,80 +3,140 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sparkforge.core import git
 from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
+from sparkforge.core.gitread import Commit
 from sparkforge.core.log import counted, log
 from sparkforge.pins import edit
-from sparkforge.pins.pins import Provider, Recorded
-from sparkforge.series import series, staging
+from sparkforge.pins.pins import Pins, Provider, Recorded
+from sparkforge.pins.types import PathRule
+from sparkforge.series import docs, lint, series
 from sparkforge.series.series import Series
-from sparkforge.series.staging import Rules, Staged
-from sparkforge.series.worktree import SeriesCommit
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
+from sparkforge.store.store import Store
 
 # where git's mail format ends a message, and the diff begins
-_BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )")
+_BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )", re.MULTILINE)
 # lines that git reads as mail headers at the beginning of a message
 _HEADERS = re.compile(r"^(From|Date|Subject): ")
 
 
+# -- candidates: written to their own folder, checked and applied ---------------------------
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules for a series: the checkout with the tests in trailers, the upstream's path rules, and
+    the hint for a problem."""
+
+    root: Path
+    paths: Sequence[PathRule]
+    hint: str
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A valid series in its own folder, and its record for pins.yaml; None: it is empty."""
+
+    series: Series
+    recorded: Recorded | None
+
+    def files(self, folder: Path, old: Series) -> dict[Path, bytes | None]:
+        """Return the files of a folder if this replaces its series; None: removed."""
+        names = [patch.name for patch in self.series.patches]
+        return {
+            **dict.fromkeys(folder / patch.name for patch in old.patches),
+            **{folder / patch.name: patch.path.read_bytes() for patch in self.series.patches},
+            folder / "series": series.listing(folder, names) or None,
+        }
+
+
+def stage(
+    store: Store,
+    folder: Path,
+    files: Sequence[tuple[str, bytes]],
+    source: Source,
+    tree: str,
+    *,
+    shown: Path | None = None,
+    rules: Rules | None = None,
+) -> Staged:
+    """Write a series to a folder, read, check and apply it.
+
+    Args:
+        folder: replaced; named as the upstream.
+        shown: the folder that errors name instead.
+        rules: None: not checked.
+
+    Raises:
+        SeriesError: a patch is malformed or does not apply, or the tree differs.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, data in files:
+        (folder / name).write_bytes(data)
+    (folder / "series").write_text("".join(f"{name}\n" for name, _ in files))
+    try:
+        fresh = series.read(folder)
+        if rules and (problems := lint.lint(fresh, rules.root, rules.paths)):
+            raise SeriesError("\n".join(problems), rules.hint)
+        patched = series.apply(store, fresh, source)
+    except SeriesError as error:
+        texts = (error.what, error.remedy)
+        raise SeriesError(*(t.replace(str(folder), str(shown or folder)) for t in texts)) from None
+    if patched.tree != tree:
+        series.forget(store, fresh, source)
+        msg = f"the patches give tree {patched.tree[:12]}, the commits have {tree[:12]}"
+        raise SeriesError(msg, "a commit contains a change that a patch cannot express: remove it")
+    recorded = Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
+    return Staged(fresh, recorded)
+
+
+def page(root: Path, pins: Pins, fresh: Mapping[str, Series]) -> dict[Path, bytes | None]:
+    """Return docs/patches.md with some series replaced; nothing where the checkout has no page."""
+    path = root / "docs" / "patches.md"
+    if not path.is_file():
+        return {}
+    every = [fresh.get(name) or series.read(root / "patches" / name) for name in pins.upstreams]
+    return {path: docs.page(every, pins.upstreams).encode()}
+
+
+# -- export ---------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Chain:
-    """Commits that become a series, oldest first."""
+    """Commits that become a series, oldest first, and git's variables for the store's repository to
+    find them."""
 
     source: Source
-    commits: Sequence[SeriesCommit]
+    commits: Sequence[Commit]
     env: Mapping[str, str]
-    """Variables of git, so that the store's repository finds them."""
-
-    @property
-    def tip(self) -> str:
-        return self.commits[-1].commit.id if self.commits else self.source.commit
-
-    @property
-    def tree(self) -> str:
-        return self.commits[-1].commit.tree if self.commits else self.source.tree
 
 
 @dataclass(frozen=True)
 class Report:
-    """Changes of a series by an export, as names of patches."""
+    """Changes of a series by an export, as names of patches.
 
-    added: list[str]
-    changed: list[str]
-    refreshed: list[str]
-    """Same change and message; blob ids or line numbers follow an earlier patch."""
-    reworded: list[str]
-    """Same change, other message, author or date."""
-    renamed: list[list[str]]
-    squashed: list[list[str]]
-    """``renamed``, ``squashed``: [name before, name now]."""
-    dropped: list[str]
-    moved: bool
-    """The remaining patches have another order."""
-    unchanged: int
+    ``refreshed``: same change; the message, blob ids or line numbers differ.
+    """
+
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    refreshed: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Return a description, with a line for each patch."""
-        kinds = [
-            ("added", self.added),
-            ("changed", self.changed),
-            ("reworded", self.reworded),
-            ("refreshed (only blob ids and line numbers)", self.refreshed),
-            ("dropped", self.dropped),
-        ]
-        out = [f"{word}: {name}" for word, names in kinds for name in names]
-        out += [f"renamed: {old} is now {new}" for old, new in self.renamed]
-        out += [f"squashed: {old} is now part of {new}" for old, new in self.squashed]
-        out += ["the remaining patches are in another order"] if self.moved else []
-        return out
+        return [f"{what}: {name}" for what, names in asdict(self).items() for name in names]
 
 
 def export(
@@ -88,9 +148,7 @@ def export(
     check: bool,
     fix: str = "fix the commits, then export again",
 ) -> tuple[Series, Report, list[Path]]:
-    """Replace the series of an upstream by a chain of commits.
-
-    The caller has locked the checkout (``Project.locked``).
+    """Replace the series of an upstream by a chain of commits, in a locked checkout.
 
     Args:
         old: the series in the checkout.
@@ -106,29 +164,19 @@ def export(
         UsageError: a patch in ``drop`` does not exist.
         PinsError: with ``check``, files would be written.
     """
-    source = chain.source
-    folder = old.folder
+    source, folder = chain.source, old.folder
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
         raise UsageError(msg, "see build.py patches list")
     files = _files(chain)
-    rules = Rules(
-        project.root,
-        project.pins.upstream(source.upstream).paths,
-        f"nothing was written; {fix}",
-    )
+    paths = project.pins.upstream(source.upstream).paths
+    rules = Rules(project.root, paths, f"nothing was written; {fix}")
+    tree = chain.commits[-1].tree if chain.commits else source.tree
     with project.store.temporary("export") as work:
-        staged = staging.stage(
-            project.store,
-            work / source.upstream,
-            files,
-            source,
-            chain.tree,
-            shown=folder,
-            rules=rules,
-        )
+        aside = work / source.upstream
+        staged = stage(project.store, aside, files, source, tree, shown=folder, rules=rules)
         expected = _expected(project, source.provider, old, staged)
-        report = _report(old, files, [commit.origins for commit in chain.commits])
+        report = _report(old, files)
     stale = {
         path: data
         for path, data in expected.items()
@@ -150,32 +198,30 @@ def export(
     return result, report, list(stale)
 
 
-def document(report: Report, written: Sequence[Path]) -> dict[str, Any]:
+def document(fresh: Series, report: Report, written: Sequence[Path]) -> dict[str, Any]:
     """Print the changes of an export; returns them as JSON values."""
     for line in report.lines():
         log.info(line)
-    if report.unchanged:
-        log.info(counted(report.unchanged, "patch", "patches") + " up to date")
     for path in written:
         log.detail(f"written: {path}")
-    return {**asdict(report), "written": [str(path) for path in written]}
-
-
-# -- commits → files -----------------------------------------------------------------
+    told = "written" if written else "nothing to write"
+    log.info(f"{fresh.upstream}: {counted(len(fresh.patches), 'patch', 'patches')}, {told}")
+    return {"upstream": fresh.upstream, **asdict(report), "written": [str(p) for p in written]}
 
 
 def _files(chain: Chain) -> list[tuple[str, bytes]]:
     """Return the canonical patches of a chain."""
     before = chain.source.tree
-    for series_commit in chain.commits:
-        commit = series_commit.commit
-        short = commit.id[:12]
+    for commit in chain.commits:
         if commit.tree == before:
-            msg = f"commit {short} changes nothing"
+            msg = f"commit {commit.id[:12]} changes nothing"
             raise SeriesError(msg, "drop it (git rebase -i --empty=drop), or add its change")
         before = commit.tree
-        _check_message(short, commit.message)
-    files = series.export(chain.source.repo, chain.source.commit, chain.tip, chain.env)
+        if wrong := _message_problem(commit.message):
+            msg = f"commit {commit.id[:12]}: {wrong}, which git's mail format does not keep"
+            raise SeriesError(msg, "reword it: a subject, an empty line, then the reason")
+    tip = chain.commits[-1].id if chain.commits else chain.source.commit
+    files = series.export(chain.source.repo, chain.source.commit, tip, chain.env)
     names = [name for name, _ in files]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         msg = f"two commits would write {twice[0]}"
@@ -183,35 +229,20 @@ def _files(chain: Chain) -> list[tuple[str, bytes]]:
     return files
 
 
-def _check_message(commit: str, message: str) -> None:
-    """Refuse a message that git's mail format would misread."""
-    if "\r\n" in message:
-        msg = f"commit {commit}: its message has line ends of CR LF"
-        raise SeriesError(msg, "git commit --amend --no-edit writes it with LF")
+def _message_problem(message: str) -> str | None:
+    """Return what git's mail format would misread in a message."""
     subject, _, body = message.partition("\n")
+    if "\r\n" in message:
+        return "its message has line ends of CR LF"
     if not re.search("[A-Za-z0-9]", subject):
-        msg = f"commit {commit}: its subject has no letter or digit for a file name"
-        raise SeriesError(msg, "describe the change in English")
+        return "its subject has no letter or digit for a file name"
     if body.strip() and not body.startswith("\n"):
-        msg = f"commit {commit}: no empty line after its subject"
-        raise SeriesError(msg, "write one line, an empty line, then the reason")
-    for number, line in enumerate(body.splitlines(), start=2):
-        if _BREAKS.match(line):
-            msg = (
-                f"commit {commit}: line {number} of its message, {line[:40]!r}, looks like the"
-                " start of a diff"
-            )
-            raise SeriesError(f"{msg} in git's mail format", "indent or reword it")
-    first = body.lstrip("\n").partition("\n")[0]
-    if _HEADERS.match(first):
-        msg = (
-            f"commit {commit}: its message begins with {first[:40]!r}, which looks like a mail"
-            " header"
-        )
-        raise SeriesError(msg, "reword it")
-
-
-# -- files → checkout ----------------------------------------------------------------
+        return "no empty line follows its subject"
+    if match := _BREAKS.search(body):
+        return f"a line of its message begins with {match[0]!r} like a diff"
+    if match := _HEADERS.match(body.lstrip("\n")):
+        return f"its message begins with {match[0]!r} like a mail header"
+    return None
 
 
 def _expected(
@@ -224,61 +255,27 @@ def _expected(
     after: dict[Provider, Recorded] = {} if staged.recorded is None else {provider: staged.recorded}
     if fresh.sha256 == old.sha256:  # records of another kind of source stay
         after = before | after
-    elif gone := sorted(set(before) - {provider}):
-        how = "; ".join(f"build.py {series.RECORD[name]}" for name in gone)
-        log.warning(
-            f"{fresh.upstream}: what sources from {', '.join(gone)} give is no longer recorded"
-            f" ({how})"
-        )
+    else:
+        expected |= page(project.root, project.pins, {fresh.upstream: fresh})
+        for name in sorted(set(before) - {provider}):
+            what = f"{fresh.upstream}: the result on sources from {name} is no longer recorded"
+            log.warning(f"{what} (build.py {series.RECORD[name]})")
     if after != before:
-        text = project.pins_path.read_bytes().decode()  # read_text() would change the line ends
-        expected[project.pins_path] = edit.with_record(
-            project.pins_path, text, fresh.upstream, after
-        ).encode()
-    if fresh.sha256 != old.sha256:
-        expected |= staging.page(project.root, project.pins, {fresh.upstream: fresh})
+        path = project.pins_path
+        text = path.read_bytes().decode()  # read_text() would change the line ends
+        expected[path] = edit.with_record(path, text, fresh.upstream, after).encode()
     return expected
 
 
-# -- changes of each patch ---------------------------------------------------------
-
-
-def _report(
-    old: Series, files: Sequence[tuple[str, bytes]], origins: Sequence[Sequence[str]]
-) -> Report:
+def _report(old: Series, files: Sequence[tuple[str, bytes]]) -> Report:
     before = {patch.name: patch.path.read_bytes() for patch in old.patches}
-    report = Report([], [], [], [], [], [], [], moved=False, unchanged=0)
-    names = [name for name, _ in files]
-    came: dict[str, str] = {}  # name before → name now, in the order of now
-    for (name, data), noted in zip(files, origins, strict=True):
-        # a patch with its old name stays itself, even with others squashed into its commit
-        known = [origin for origin in noted if origin in before and origin not in came]
-        mine = [origin for origin in known if origin not in names or origin == name]
-        if name in before and name not in came and name not in mine:
-            mine.insert(0, name)
-        first = name if name in mine else next(iter(mine), None)
-        if first is None:
+    report = Report()
+    for name, data in files:
+        was = before.pop(name, None)
+        if was is None:
             report.added.append(name)
-            continue
-        came |= dict.fromkeys([first, *mine], name)
-        if first != name:
-            report.renamed.append([first, name])
-        report.squashed.extend([origin, name] for origin in mine if origin != first)
-        _compare(report, name, before[first], data)
-    report.dropped.extend(name for name in before if name not in came)
-    stays = [origin for origin, now in came.items() if now == origin]
-    moved = stays != [patch for patch in before if patch in stays]
-    unchanged = sum(before.get(name) == data for name, data in files)
-    return replace(report, moved=moved, unchanged=unchanged)
-
-
-def _compare(report: Report, name: str, old: bytes, new: bytes) -> None:
-    if old == new:
-        return
-    same_message = old.partition(b"\ndiff --git ")[0] == new.partition(b"\ndiff --git ")[0]
-    if git.patch_id(old) != git.patch_id(new):
-        report.changed.append(name)
-    elif same_message:
-        report.refreshed.append(name)
-    else:
-        report.reworded.append(name)
+        elif was != data:
+            same = git.patch_id(was) == git.patch_id(data)
+            (report.refreshed if same else report.changed).append(name)
+    report.dropped.extend(before)
+    return report

@@ -14,7 +14,6 @@ from sparkforge.series.exporting import Chain
 from sparkforge.series.lint import FILL_IN, TRAILERS
 from sparkforge.series.patchfile import NATIVE, parted
 from sparkforge.series.series import AM, Patched, Series
-from sparkforge.series.worktree import SeriesCommit
 from sparkforge.store.store import Store
 
 _TEMPLATE = {
@@ -31,17 +30,13 @@ _DIFF = re.compile(rb"\A\s*(diff --git |--- |Index: )")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Additions to patches from outside."""
+class Words:
+    """Additions to patches from outside: trailers and a subject instead of their own (a diff has
+    none), and the reason in front of their message."""
 
     trailers: Mapping[str, str]
-    """Replace the patch's own."""
     subject: str | None = None
-    """Replaces the patch's own; required for a diff, which has none."""
     why: str | None = None
-    """Inserted before the patch's own message."""
-    before: str | None = None
-    """The patch of the series to insert them before; None: at the end."""
 
 
 def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
@@ -59,9 +54,9 @@ def _block(trailers: Iterable[tuple[str, str]]) -> str:
 
 
 def chain(
-    store: Store, series: Series, patched: Patched, files: Sequence[Path], wanted: Wanted
+    store: Store, series: Series, patched: Patched, files: Sequence[Path], words: Words
 ) -> Chain:
-    """Return the series' commits with those of the files inserted.
+    """Return the series' commits with those of the files behind them.
 
     Args:
         files: mails with one or more patches (``git format-patch``, a forge's .patch), or diffs.
@@ -71,92 +66,61 @@ def chain(
         SeriesError: a file is not a patch, or does not apply there.
     """
     source = patched.source
-    commits = git.git(
-        source.repo, "rev-list", "--reverse", f"{source.commit}..{patched.commit}"
-    ).split()
-    names = [patch.name for patch in series.patches]
-    at = len(names)
-    if wanted.before is not None:
-        if wanted.before not in names:
-            msg = f"{wanted.before}: no such patch in {series.upstream}"
-            raise UsageError(msg, "see build.py patches list")
-        at = names.index(wanted.before)
-    paths = [entry.path for patch in series.patches for entry in patch.entries]
-    for file in files:
-        paths += _paths(file)
-    onto = commits[at - 1] if at else source.commit
+    paths = [path for file in files for path in _paths(file)]
+    paths += [entry.path for patch in series.patches for entry in patch.entries]
     with (
         store.temporary("import") as work,
-        git.sparse_worktree(source.repo, work / "tree", onto, paths) as tree,
+        git.sparse_worktree(source.repo, work / "tree", patched.commit, paths) as tree,
     ):
-        fresh: list[str] = []
-        for file in files:
-            fresh += _applied(tree, series.upstream, file, wanted)
-        if wanted.subject is not None and len(fresh) > 1:
+        fresh = [one for file in files for one in _applied(tree, series.upstream, file, words)]
+        if words.subject is not None and len(fresh) > 1:
             msg = f"--subject is for one patch, but there are {len(fresh)}"
             raise UsageError(msg, "import them one by one")
-        parent = onto
+        tip = patched.commit
         for commit in fresh:
-            parent = _rewritten(tree, commit, parent, wanted)
-        git.git(tree, "reset", "--quiet", "--hard", parent)
-        if rest := commits[at:]:
-            try:
-                git.git(tree, "cherry-pick", "--allow-empty", "--no-gpg-sign", *rest)
-            except CommandError as error:
-                msg = f"the patches from {wanted.before} on do not apply after it:\n{error}"
-                raise SeriesError(msg, _by_hand(series.upstream)) from None
+            tip = _rewritten(tree, commit, tip, words)
         with gitread.reading(tree) as reader:
-            chain = reader.chain(source.commit, "HEAD")
-    origins = [*((name,) for name in names[:at]), *(() for _ in fresh), *((n,) for n in names[at:])]
-    return Chain(source, [SeriesCommit(*pair) for pair in zip(chain, origins, strict=True)], {})
-
-
-def _by_hand(upstream: str) -> str:
-    return (
-        f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
-        " plain diff git apply --3way, and commit), then build.py patches export DIR"
-    )
+            return Chain(source, reader.chain(source.commit, tip), {})
 
 
 def _paths(file: Path) -> list[str]:
     """Return the paths that a patch touches, on both sides of a rename."""
     try:
-        listing = git.git(
-            Path(),
-            "apply",
-            "--numstat",
-            "-z",
-            str(file.resolve()),
-            env={"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"},
-        )
+        how = ("apply", "--numstat", "-z", str(file.resolve()))
+        nowhere = {"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"}
+        listing = git.git(Path(), *how, env=nowhere)
     except CommandError as error:
         msg = f"{file}: not a patch that git can read:\n{error}"
         raise SeriesError(msg, "create it with git format-patch, or download the .patch") from None
     return [field.rpartition("\t")[2] for field in listing.split("\0") if field]
 
 
-def _applied(tree: Path, upstream: str, file: Path, wanted: Wanted) -> list[str]:
+def _applied(tree: Path, upstream: str, file: Path, words: Words) -> list[str]:
     """Apply one file in a worktree; return its commits."""
     before = git.git(tree, "rev-parse", "HEAD")
+    hint = (
+        f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
+        " plain diff git apply --3way, and commit), then build.py patches export DIR"
+    )
     try:
         if _DIFF.match(file.read_bytes()):
-            if wanted.subject is None:
+            if words.subject is None:
                 raise UsageError(f"{file}: a diff has no subject", "add one with --subject TEXT")
             git.git(tree, "apply", "--3way", "--whitespace=nowarn", str(file.resolve()))
             name, address = worktree.identity()
             author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
-            git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", wanted.subject, env=author)
+            git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", words.subject, env=author)
         else:
             git.git(tree, *AM, "--3way", str(file.resolve()))
     except CommandError as error:
-        raise SeriesError(f"{file}: does not apply:\n{error}", _by_hand(upstream)) from None
+        raise SeriesError(f"{file}: does not apply:\n{error}", hint) from None
     fresh = git.git(tree, "rev-list", "--reverse", f"{before}..HEAD").split()
     if not fresh:
         raise SeriesError(f"{file}: contains no patch", "create it with git format-patch")
     return fresh
 
 
-def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
+def _rewritten(tree: Path, commit: str, parent: str, words: Words) -> str:
     """Repeat the commit on a parent, with its message in our form."""
     name, address, date, message = git.git(
         tree, "show", "-s", "--date=raw", "--format=%an%x00%ae%x00%ad%x00%B", commit
@@ -164,16 +128,16 @@ def _rewritten(tree: Path, commit: str, parent: str, wanted: Wanted) -> str:
     subject, _, body = message.strip().partition("\n")
     body, trailers = parted(body)
     present = dict(trailers)
-    ours = {key: wanted.trailers.get(key) or present.get(key, "") for key in TRAILERS}
+    ours = {key: words.trailers.get(key) or present.get(key, "") for key in TRAILERS}
     if missing := [key for key, value in ours.items() if not value]:
         options = " ".join(f"--{key.lower()} TEXT" for key in missing)
         raise UsageError(f"{subject!r}: no trailer {', '.join(missing)}", f"add {options}")
-    if native := wanted.trailers.get(NATIVE) or present.get(NATIVE):
+    if native := words.trailers.get(NATIVE) or present.get(NATIVE):
         ours[NATIVE] = native
     # of these there may be several: two Signed-off-by
     foreign = _block((key, value) for key, value in trailers if key not in ours)
-    parts = [wanted.subject or subject, wanted.why, body, foreign, _block(ours.items())]
+    parts = [words.subject or subject, words.why, body, foreign, _block(ours.items())]
     text = "\n\n".join(part for part in parts if part) + "\n"
     author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address, "GIT_AUTHOR_DATE": date}
-    words = ("commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-")
-    return git.git(tree, *words, stdin=text.encode(errors="surrogateescape"), env=author)
+    how = ("commit-tree", f"{commit}^{{tree}}", "-p", parent, "-F", "-")
+    return git.git(tree, *how, stdin=text.encode(errors="surrogateescape"), env=author)

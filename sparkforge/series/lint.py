@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from sparkforge.core import plain
-from sparkforge.pins.pathmap import PathRule, rule_of
-from sparkforge.series import dropwhen
+from sparkforge.pins.types import PathRule, rule_of
 from sparkforge.series.patchfile import NATIVE, Patch, slug
 from sparkforge.series.series import Series
 
@@ -78,8 +81,8 @@ def _lint(patch: Patch, root: Path) -> list[str]:
     if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
         problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
     drop = patch.trailers.get("Drop-when")
-    if drop and FILL_IN not in drop and dropwhen.parse(drop) is None:
-        problems.append(f"Drop-when: {drop[:60]!r}: write {dropwhen.FORM}")
+    if drop and FILL_IN not in drop and drop_when(drop) is None:
+        problems.append(f"Drop-when: {drop[:60]!r}: write {_FORM}")
     if test := patch.trailers.get("Test"):
         file, _, function = test.partition("::")
         if wrong := plain.path_problem(file):
@@ -93,3 +96,42 @@ def _lint(patch: Patch, root: Path) -> list[str]:
         ):
             problems.append(f"Test: {file} has no {function}")
     return problems
+
+
+# -- Drop-when ---------------------------------------------------------------------------
+
+_FORM = "CONDITION; WORDS, where CONDITION is an upstream's version (vllm>=0.33.0) or 'test'"
+
+
+@dataclass(frozen=True)
+class DropWhen:
+    """The trailer ``Drop-when``: a condition that a move to another release evaluates, and words.
+
+    ``vllm>=0.33.0; upstream renders it so`` holds for those versions of an upstream of pins.yaml.
+    ``test; upstream renders it so`` holds where the patch's test passes without the patch.
+    """
+
+    wanted: Requirement | None
+    words: str
+
+    def holds(self, versions: Mapping[str, str]) -> bool:
+        """Return whether the upstreams' versions, by upstream, meet the condition."""
+        if self.wanted is None:
+            return False
+        known = {canonicalize_name(name): version for name, version in versions.items()}
+        version = known.get(canonicalize_name(self.wanted.name))
+        return version is not None and self.wanted.specifier.contains(version, prereleases=True)
+
+
+def drop_when(text: str) -> DropWhen | None:
+    """Return what a trailer says; None where it has not the form."""
+    condition, _, words = (part.strip() for part in text.partition(";"))
+    if condition == "test":
+        return DropWhen(None, words) if words else None
+    try:
+        wanted = Requirement(condition)
+    except InvalidRequirement:
+        return None
+    if not wanted.specifier or wanted.extras or wanted.url:
+        return None
+    return DropWhen(wanted, words)

@@ -16,14 +16,10 @@ from sparkforge.core.errors import SeriesError
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that a patch changes; blobs are git.ABSENT where the file is missing.
-
-    Both are None if only the mode changes, since such a patch has no blobs.
-    """
+    """A file that a patch changes, or adds."""
 
     path: str
-    old_blob: str | None
-    new_blob: str | None
+    added: bool
 
 
 NATIVE = "Native"
@@ -32,18 +28,21 @@ NATIVE = "Native"
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file."""
+    """One patch file.
+
+    Attributes:
+        path: the file; its name is the slug of ``subject``.
+        body: the message below the subject, trailers included.
+        trailers: by key, e.g. ``Risk``.
+        entries: the files it changes, in the patch's order.
+    """
 
     path: Path
-    """The file; its name is the slug of ``subject``."""
     subject: str
     author: str
     body: str
-    """The message below the subject, trailers included."""
     trailers: Mapping[str, str]
-    """By key, e.g. ``Risk``."""
     entries: tuple[Entry, ...]
-    """The files it changes, in the patch's order."""
     sha256: str
 
     @property
@@ -52,10 +51,7 @@ class Patch:
 
     @property
     def natives(self) -> tuple[str, ...]:
-        """CMake targets of the upstream that its build rules change, from the trailer ``Native``.
-
-        Those of its other changes follow from the paths. Without the trailer, or with none: empty.
-        """
+        """CMake targets that its build rules change; those of other changes follow from paths."""
         named = self.trailers.get(NATIVE, "none")
         return () if named == "none" else tuple(name.strip() for name in named.split(","))
 
@@ -70,7 +66,6 @@ _SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
 _AUTHOR = re.compile(r"^From: (.*)$", re.MULTILINE)
 _FILE = re.compile(r"^diff --git (.*)$", re.MULTILINE)
 _FIRST = re.compile(r"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
-_INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)(?: \d+)?$", re.MULTILINE)
 _MODE = re.compile(
     r"^(?:(?:new|deleted) file mode|new mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d+)$", re.MULTILINE
 )
@@ -86,17 +81,15 @@ _UNREAD = re.compile(r"(^|/)__pycache__/|\.(so|pyc|pyd|pth|egg-link)$")
 def read_patch(path: Path) -> Patch:
     """Read one patch file.
 
-    Raises:
-        SeriesError: it is not a mail-format patch with full blob ids, or it changes a forbidden
-            file: outside of the repository, a submodule, git's own files, no text.
+    SeriesError: it is not a mail-format patch, or it changes a forbidden file:
+    outside of the repository, a submodule, git's own files, no text.
     """
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")
-    except OSError as error:
-        raise SeriesError(f"{path}: {error.strerror}", "restore it from git") from None
-    except UnicodeDecodeError as error:
-        raise SeriesError(f"{path}: not UTF-8 text: {error}", "export it again") from None
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path}: cannot read it as UTF-8 text: {error}"
+        raise SeriesError(msg, "restore it from git, or export it again") from None
     head, _, rest = text.partition("\n\n")
     # with --no-stat only an empty line separates message and diff
     message, separator, diff = rest.partition("\ndiff --git ")
@@ -112,20 +105,13 @@ def read_patch(path: Path) -> Patch:
     starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
     for start, end in itertools.pairwise(starts):
         part = diff[start:end]
-        name, index = _file_name(path, part), _INDEX.search(part)
+        name = _file_name(path, part)
         if "\nrename from " in part or "\ncopy from " in part or name is None:
-            msg = (
-                f"{path}: {plain.escaped(part.partition(chr(10))[0])}: written as a rename or copy"
-            )
+            line = plain.escaped(part.partition("\n")[0])
+            msg = f"{path}: {line}: written as a rename or copy"
             raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
         _check_kind(path, part, name)
-        if index is None and "\nold mode " in part:
-            entries.append(Entry(name, None, None))
-            continue
-        if index is None or len(index[1]) != 40 or len(index[2]) != 40:
-            msg = f"{path}: {name}: no full blob ids on its index line"
-            raise SeriesError(msg, "export with --full-index")
-        entries.append(Entry(name, index[1], index[2]))
+        entries.append(Entry(name, added="\nnew file mode " in part.partition("\n@@")[0]))
     return Patch(
         path=path,
         subject=_decoded(subject[1]).strip(),  # a long word begins on the next line
@@ -173,14 +159,13 @@ def _check_kind(path: Path, part: str, name: str) -> None:
 
 
 def check_shadows(new: Collection[str], there: Collection[str], where: str) -> None:
-    """Refuse new files that change which file Python imports for another's name.
+    """Refuse new files that change which file Python imports for another's name: SeriesError.
+
+    One is in a folder beside a module of that name, or the other way round.
 
     Args:
         there: all files, with the new ones.
         where: names them in the error.
-
-    Raises:
-        SeriesError: one is in a folder beside a module of that name, or the other way round.
     """
     modules = {re.sub(r"\.[^/]*$", "", name): name for name in there if _MODULE.search(name)}
     for name in there:

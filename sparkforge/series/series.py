@@ -1,8 +1,7 @@
 """Series ↔ commits: read, check, apply, export.
 
-A patch that is not exact is refused. Each file's original blob (which ``--full-index`` writes into
-the patch) must be the blob in the tree, so there is neither fuzz nor offset. The blob after it must
-be the one in the patch.
+A patch that is not exact is refused: once it is applied, git must export its very bytes. They name
+each file's blobs before and after (``--full-index``), so there is neither fuzz nor offset.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
-from sparkforge.pins.pins import Provider, Recorded, Upstream
+from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.series.patchfile import Patch, check_shadows, read_patch, slug
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.store.store import Store, code_of
@@ -64,14 +63,17 @@ class Series:
 
 @dataclass(frozen=True)
 class Patched:
-    """A source with its series applied."""
+    """A source with its series applied.
+
+    Attributes:
+        commit, tree: full SHAs, the same on every machine.
+        touched: paths that differ from the source, each with its patch's name (the last one).
+    """
 
     source: Source
     commit: str
     tree: str
-    """``commit``, ``tree``: full SHAs, the same on every machine."""
     touched: Mapping[str, str] = field(default_factory=dict)
-    """Paths that differ from the source, each with its patch's name (the last one)."""
 
 
 # -- reading -------------------------------------------------------------------
@@ -80,21 +82,16 @@ class Patched:
 def read(folder: Path) -> Series:
     """Read ``folder/series`` and its patches; no such file: an empty series.
 
-    Raises:
-        SeriesError: series and files disagree, or a patch can't be read.
+    SeriesError: series and files disagree, or a patch can't be read.
     """
     listing = folder / "series"
-    names = []
-    if listing.exists():
-        try:
-            lines = listing.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise SeriesError(f"{listing}: not UTF-8 text: {error}", "write it again") from None
-        except OSError as error:
-            raise SeriesError(f"{listing}: {error.strerror}", "restore it from git") from None
-        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    try:
+        lines = listing.read_text(encoding="utf-8").splitlines() if listing.exists() else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise SeriesError(f"{listing}: cannot read it: {error}", "restore it from git") from None
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}
+    twice = sorted({name for name in names if names.count(name) > 1})
     problems = [f"{listing}: {name} is listed twice: keep one line" for name in twice]
     problems += [
         f"{listing}: {n}: no such file: add it or remove the line" for n in names if n not in files
@@ -128,37 +125,12 @@ def listing(folder: Path, names: Sequence[str]) -> bytes:
 # -- check and apply ---------------------------------------------------------------
 
 
-def _check_exact(series: Series, source: Source) -> None:
-    """Compare every patch's original blobs with its tree."""
-    paths = [entry.path for patch in series.patches for entry in patch.entries]
-    now = git.blobs_at(source.repo, source.commit, paths)
-    for patch in series.patches:
-        for entry in patch.entries:
-            met = now.get(entry.path, git.ABSENT)
-            exact = met != git.ABSENT if entry.old_blob is None else met == entry.old_blob
-            if not exact:
-                wanted = git.shown(entry.old_blob) if entry.old_blob else "another mode of it"
-                msg = (
-                    f"{patch.path}: does not apply exactly: {entry.path} is {git.shown(met)}"
-                    f" in {source.upstream} ({source.origin}), the patch expects {wanted}"
-                )
-                remedy = "fuzz and offsets are not allowed: recreate the patch on the pinned tree"
-                if source.provider == "git":
-                    remedy = f"{RELEASE_INSTEAD}; or recreate the patch on git's tree"
-                raise SeriesError(msg, remedy)
-            now[entry.path] = entry.new_blob or met
-
-
 def check_emptied(series: Series, upstream: Upstream) -> None:
-    """Refuse an upstream whose record says patched while its series is empty.
-
-    Raises:
-        IntegrityError: it would be built unpatched, under the patched name.
-    """
+    """Refuse an upstream whose record says patched while its series is empty: IntegrityError."""
     if not series.patches and upstream.patched:
         msg = f"{series.folder}: no patches, but pins.yaml records a patched tree"
         remedy = f"restore the series, or remove upstreams.{series.upstream}.patched from pins.yaml"
-        raise IntegrityError(msg, remedy)
+        raise IntegrityError(msg, remedy)  # it would be built unpatched, under the patched name
 
 
 def apply(store: Store, series: Series, source: Source, *, again: bool = False) -> Patched:
@@ -183,7 +155,6 @@ def apply(store: Store, series: Series, source: Source, *, again: bool = False) 
 
 def _applied(store: Store, series: Series, source: Source) -> str:
     """Apply the series, point a ref at it, and return the commit and the tree."""
-    _check_exact(series, source)
     paths = [entry.path for patch in series.patches for entry in patch.entries]
     with (
         writing(store, source),
@@ -195,8 +166,8 @@ def _applied(store: Store, series: Series, source: Source) -> str:
             options = ("--no-3way", "--committer-date-is-author-date")
             git.git(tree, *AM, *options, *(str(patch.path.resolve()) for patch in series.patches))
         except CommandError as error:
-            msg = f"{series.folder}: git am failed:\n{error}"
-            raise SeriesError(msg, "recreate that patch on the pinned tree") from error
+            msg = f"{series.folder}: does not apply to {source.origin}: git am failed:\n{error}"
+            raise SeriesError(msg, _remedy(source)) from error
         ids = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}")
         commit = ids.partition("\n")[0]
         _check_canonical(series, source, commit)
@@ -238,68 +209,44 @@ def export(
         env: further variables of git.
     """
     with tempfile.TemporaryDirectory(prefix="sparkforge-export-") as folder:
-        git.git(
-            repo,
-            "format-patch",
+        flags = (
             *EXPORT_FLAGS,
-            "--quiet",
-            "--no-renames",
+            *("--quiet", "--no-renames"),
             "--always",  # a commit without a change, too
             "--filename-max-length=200",  # the slug is cut later, at fewer letters
             f"--output-directory={folder}",
-            f"{base}..{commit}",
-            env=env,
         )
-        numbered = sorted(
-            (int(number), path)
-            for path in Path(folder).iterdir()
-            for number in (path.name.partition("-")[0],)
-        )
-        return [(slug(path.stem.partition("-")[2]), path.read_bytes()) for _, path in numbered]
+        git.git(repo, "format-patch", *flags, f"{base}..{commit}", env=env)
+        paths = sorted(Path(folder).iterdir(), key=lambda path: int(path.name.partition("-")[0]))
+        return [(slug(path.stem.partition("-")[2]), path.read_bytes()) for path in paths]
 
 
 def _check_canonical(series: Series, source: Source, commit: str) -> None:
-    for patch, (_, data) in zip(
-        series.patches, export(source.repo, source.commit, commit), strict=True
-    ):
+    exported = export(source.repo, source.commit, commit)
+    for patch, (_, data) in zip(series.patches, exported, strict=True):
         if patch.path.read_bytes() != data:
-            msg = f"{patch.path}: not in canonical form; an export would change it"
-            flags = " ".join(EXPORT_FLAGS)
-            raise SeriesError(msg, f"export it with git format-patch {flags}")
+            msg = f"{patch.path}: applies to {source.origin}, but an export would change it"
+            raise SeriesError(f"{msg}: not exact, or not in canonical form", _remedy(source))
 
 
-def apply_recorded(store: Store, series: Series, source: Source, upstream: Upstream) -> Patched:
-    """Apply a series and compare the result with its record in pins.yaml, if there is one.
+def _remedy(source: Source) -> str:
+    remedy = f"create it again on the pinned tree: git format-patch {' '.join(EXPORT_FLAGS)}"
+    return f"{RELEASE_INSTEAD}; or {remedy}" if source.provider == "git" else remedy
 
-    Raises:
-        SeriesError: as ``apply``.
-        IntegrityError: as ``check_emptied`` and ``check_record``.
-    """
+
+def apply_recorded(
+    store: Store, series: Series, source: Source, upstream: Upstream, *, again: bool = False
+) -> Patched:
+    """Apply a series; IntegrityError: the result is not its record in pins.yaml, if it has one."""
     check_emptied(series, upstream)
-    patched = apply(store, series, source)
+    patched = apply(store, series, source, again=again)
     recorded = upstream.patched.get(source.provider)
-    check_record(series.upstream, source, patched.commit, patched.tree, recorded)
-    return patched
-
-
-def check_record(
-    upstream: str, source: Source, commit: str | None, tree: str, recorded: Recorded | None
-) -> None:
-    """Compare a patched tree, and the commit if there is one, with the record in pins.yaml.
-
-    Raises:
-        IntegrityError: they differ.
-    """
-    if recorded is None:
-        return
-    if recorded.tree != tree or (commit is not None and recorded.commit != commit):
+    if recorded and (recorded.commit, recorded.tree) != (patched.commit, patched.tree):
         msg = (
-            f"upstreams.{upstream}.patched.{source.provider}: the patched tree is {tree}"
-            f" (commit {commit or 'not created'}), but the record is {recorded.tree}"
+            f"upstreams.{series.upstream}.patched.{source.provider}: the patched tree is"
+            f" {patched.tree} (commit {patched.commit}), but the record is {recorded.tree}"
             f" (commit {recorded.commit})"
         )
-        remedy = (
-            f"if a patch changed on purpose, record it: build.py {RECORD[source.provider]};"
-            " if not, the series or the source differs from what was reviewed"
-        )
-        raise IntegrityError(msg, remedy)
+        remedy = f"if a patch changed on purpose: build.py {RECORD[source.provider]}"
+        raise IntegrityError(msg, f"{remedy}; else series or source is not what was reviewed")
+    return patched

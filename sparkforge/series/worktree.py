@@ -1,27 +1,25 @@
 """Work trees: clones with each patch of a series as a commit, to edit with plain git.
 
 A work tree stores its origin: the upstream and its pinned commit (``refs/sparkforge/base``), the
-series (``sparkforge.series``), its last commit (``refs/sparkforge/tip``; commits on top of it are
-the developer's own), and the name of each commit's patch in a note. git keeps notes when a commit
-is amended or rebased.
+series (``sparkforge.series``), and its last commit (``refs/sparkforge/tip``; commits on top of it
+are the developer's own).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core import git, gitread, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.core.gitread import Commit, Reader
+from sparkforge.core.gitread import Commit
 from sparkforge.core.run import call
 from sparkforge.series import patchfile
 from sparkforge.series.lint import TRAILERS
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
-NOTES_REF = "refs/notes/sparkforge"
 _AUTHOR = {
     "GIT_AUTHOR_NAME": gitsafe.COMMITTER,
     "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
@@ -35,19 +33,21 @@ _UNDER_WAY = {
     "CHERRY_PICK_HEAD": "cherry-pick",
     "REVERT_HEAD": "revert",
 }
-_NAMED = 5
 
 
 @dataclass(frozen=True)
 class WorkTree:
-    """The origin of a work tree."""
+    """A work tree and its origin.
+
+    Attributes:
+        base: the pinned commit below the series.
+        series: sha256 of the original series, and of those that were exported.
+    """
 
     folder: Path
     upstream: str
     base: str
-    """The pinned commit below the series."""
     series: tuple[str, ...]
-    """sha256 of the original series, and of those that were exported."""
 
     def git(self, *args: str) -> str:
         """Run git in it, isolated from the user's settings but not from the work tree's own."""
@@ -66,28 +66,12 @@ class WorkTree:
         return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"', "GIT_NO_REPLACE_OBJECTS": "1"}
 
 
-@dataclass(frozen=True)
-class SeriesCommit:
-    """A commit that becomes a patch."""
-
-    commit: Commit
-    origins: tuple[str, ...]
-    """Names of its patches. Two or more if commits were squashed, or if an earlier export renamed a
-    patch, which the checkout may have undone since."""
-
-
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
-    """Create a work tree of a series; the folder must not exist yet.
-
-    Raises:
-        UsageError: the folder cannot be created.
-    """
-    repo = patched.source.repo
+    """Create a work tree of a series; UsageError: the folder exists or cannot be created."""
     # git reads the user's settings there: override those that would change files
     settings = {
         "sparkforge.upstream": series.upstream,
         "sparkforge.series": series.sha256,
-        "notes.rewriteRef": NOTES_REF,
         "core.autocrlf": "false",
         "core.safecrlf": "false",
     }
@@ -100,42 +84,30 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
             git.git(fresh, "config", key, value)
         git.git(fresh, "update-ref", BASE_REF, patched.source.commit)
         git.git(fresh, "update-ref", TIP_REF, patched.commit)
-        tree = WorkTree(fresh, series.upstream, patched.source.commit, (series.sha256,))
-        _note(tree, [(patch.name,) for patch in series.patches])
 
-    git.clone_at(repo, folder, patched.commit, remember)
+    git.clone_at(patched.source.repo, folder, patched.commit, remember)
     return WorkTree(folder, series.upstream, patched.source.commit, (series.sha256,))
 
 
 def read(folder: Path) -> WorkTree:
-    """Return the origin of a work tree, or of a folder inside of it.
-
-    Raises:
-        UsageError: ``make`` did not create it.
-    """
-    remedy = "create one: build.py patches apply UPSTREAM DIR"
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder", remedy)
+    """Return the origin of a work tree, or of a folder inside; UsageError: ``make`` made none."""
     try:
         found = git.git(folder, "rev-parse", "--show-toplevel", f"{BASE_REF}^{{commit}}")
         path, _, base = found.rpartition("\n")
-        top = Path(path)
-        settings = git.git(top, "config", "--null", "--get-regexp", r"^sparkforge\.")
+        settings = git.git(Path(path), "config", "--null", "--get-regexp", r"^sparkforge\.")
         pairs = [entry.split("\n", 1) for entry in settings.split("\0") if entry]
         (upstream,) = (value for key, value in pairs if key == "sparkforge.upstream")
     except (CommandError, ValueError):
-        raise UsageError(f"{folder}: not a work tree of a series", remedy) from None
+        msg = f"{folder}: not a work tree of a series"
+        raise UsageError(msg, "create one: build.py patches apply UPSTREAM DIR") from None
     series = tuple(value for key, value in pairs if key == "sparkforge.series")
-    return WorkTree(top, upstream, base, series)
+    return WorkTree(Path(path), upstream, base, series)
 
 
-def settled(tree: WorkTree) -> tuple[list[SeriesCommit], list[str]]:
-    """Return its commits, oldest first, and the untracked files that git does not ignore.
+def settled(tree: WorkTree) -> tuple[list[Commit], list[str]]:
+    """Return its commits, oldest first, and the untracked files (quoted) that git does not ignore.
 
-    The names of files are quoted as git does.
-
-    Raises:
-        SeriesError: uncommitted changes, a running rebase, or a merge.
+    SeriesError: uncommitted changes, a running rebase, or a merge.
     """
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     for name, what in _UNDER_WAY.items():
@@ -144,53 +116,24 @@ def settled(tree: WorkTree) -> tuple[list[SeriesCommit], list[str]]:
             raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
     words = ("status", "--porcelain", "--untracked-files=all")
     lines = tree.git("-c", "core.quotePath=true", *words).splitlines()
-    untracked = [line[3:] for line in lines if line.startswith("??")]
     if changed := [line[3:] for line in lines if not line.startswith("??")]:
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:_NAMED])}{more}"
-        raise SeriesError(
-            msg, "commit them (git commit, git commit --amend), or stash them (git stash)"
-        )
+        msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:5])}"
+        raise SeriesError(msg, "commit them (git commit --amend), or stash them (git stash)")
     with gitread.reading(tree.folder, _AUTHOR) as reader:
         try:
             commits = reader.chain(tree.base, "HEAD")
         except gitread.NotLinear as error:
-            raise _not_linear(tree, error) from None
-        origins = _origins(reader, commits)
-    return [SeriesCommit(*pair) for pair in zip(commits, origins, strict=True)], untracked
+            msg = f"{tree.folder}: the pinned {tree.base[:12]} and {error.commit[:12]} are not one"
+            hint = f"git rebase {tree.base[:12]}; or git checkout sparkforge, the series' branch"
+            raise SeriesError(f"{msg} line of commits without merges", hint) from None
+    return commits, [line[3:] for line in lines if line.startswith("??")]
 
 
-def _not_linear(tree: WorkTree, error: gitread.NotLinear) -> SeriesError:
-    if git.git_ok(tree.folder, "merge-base", "--is-ancestor", tree.base, "HEAD"):
-        msg = f"{tree.folder}: commit {error.commit[:12]} is a merge, which a patch cannot express"
-        return SeriesError(msg, f"make the history linear: git rebase {tree.base[:12]}")
-    msg = f"{tree.folder}: HEAD is not based on the pinned commit {tree.base[:12]}"
-    return SeriesError(msg, "check out the branch of the series: git checkout sparkforge")
-
-
-def _origins(reader: Reader, commits: Sequence[Commit]) -> list[tuple[str, ...]]:
-    """Return the patches that each commit came from, as its note names them."""
-    if reader.find(NOTES_REF) is None:
-        return [() for _ in commits]
-    # git spreads many notes over folders named by the first digits
-    notes = {file.path.replace("/", ""): file.id for file in reader.files(NOTES_REF)}
-    return [
-        tuple(reader.blob(notes[commit.id]).decode().split()) if commit.id in notes else ()
-        for commit in commits
-    ]
-
-
-def exported(
-    tree: WorkTree, commits: Sequence[SeriesCommit], names: Sequence[str], series: str
-) -> None:
-    """Record that its commits are now these patches, too."""
+def exported(tree: WorkTree, series: str) -> None:
+    """Record that its commits are now this series (its sha256), too."""
     if series not in tree.series:
         tree.git("config", "--add", "sparkforge.series", series)
     tree.git("update-ref", TIP_REF, "HEAD")
-    before = [commit.origins for commit in commits]
-    after = [tuple(dict.fromkeys([*old, name])) for old, name in zip(before, names, strict=True)]
-    if after != before:
-        _note(tree, after)
 
 
 def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
@@ -198,22 +141,7 @@ def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
     tree.git("update-ref", BASE_REF, patched.source.commit)
     tree.git("update-ref", TIP_REF, patched.commit)
     tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
-    now = WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
-    own = len(_commits(now)) - len(series.patches)
-    _note(now, [*((patch.name,) for patch in series.patches), *(() for _ in range(own))])
-    return now
-
-
-def _commits(tree: WorkTree) -> list[str]:
-    return tree.git("rev-list", "--reverse", f"{tree.base}..HEAD").split()
-
-
-def _note(tree: WorkTree, names: Sequence[Sequence[str]]) -> None:
-    # removed first: notes of removed commits would stay
-    tree.git("update-ref", "-d", NOTES_REF)
-    for commit, its in zip(_commits(tree), names, strict=True):
-        if its:
-            tree.git("notes", "--ref", NOTES_REF, "add", "--message", "\n".join(its), commit)
+    return WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
 
 
 def identity() -> tuple[str, str]:
@@ -228,21 +156,18 @@ def identity() -> tuple[str, str]:
 def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
     """Commit staged changes (without any: reword the newest commit); return the commit.
 
+    SeriesError: nothing is staged, and the newest commit is already a patch.
+
     Args:
         message: returns the message from subject and body of that commit (empty for a new one).
-
-    Raises:
-        SeriesError: nothing is staged, and the newest commit is already a patch.
-        CommandError: git fails to commit.
     """
     staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
     subject = body = ""
     if not staged:
         with gitread.reading(tree.folder, _AUTHOR) as reader:
             newest = reader.commit("HEAD")
-            noted = _origins(reader, [newest]) != [()]
         subject, _, body = newest.message.partition("\n")
-        if newest.id == tree.base or noted or TRAILERS[0] in patchfile.trailers_of(body):
+        if newest.id == tree.base or TRAILERS[0] in patchfile.trailers_of(body):
             msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     # with the user's name and address. The message is ours; hooks and signatures are upstream's

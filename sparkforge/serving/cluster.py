@@ -15,14 +15,13 @@ import ipaddress
 import json
 import re
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
+from sparkforge.serving.health import read_mark, write_mark
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
 SPLIT = ("--tensor-parallel-size", "2")
@@ -31,8 +30,6 @@ BEAT_S, SILENCE_S = 2.0, 15.0
 """Between two beats; without one until the link counts as broken: an unplugged cable sends
 nothing."""
 _HELLO_S, _HELLO_LIMIT = 10.0, 1 << 20
-_MARK = Path(tempfile.gettempdir()) / "sparkforge-link"
-"""Touched at every beat of the other side, for the health check."""
 
 
 class ClusterError(StartError):
@@ -121,7 +118,6 @@ class Link:
         Raises:
             ClusterError: the other side serves something else, or the head cannot listen.
         """
-        _MARK.unlink(missing_ok=True)
         say(f"waiting for the {self.peer}: {self._mine}")
         with self._listening() as server:
             while (connection := self._other(server)) is None or not self._greeted(connection):
@@ -182,8 +178,10 @@ class Link:
                 if not piece:
                     break
                 line += piece
-            hello = dict(json.loads(line))
-        except (OSError, ValueError, TypeError) as error:
+            hello = json.loads(line)
+            if not isinstance(hello, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError) as error:
             say(f"no hello from the {self.peer}: {error}")
             connection.close()
             return False
@@ -208,7 +206,7 @@ class Link:
         try:
             while not self.problem and (data := connection.recv(1 << 10)):
                 self.peer_serves = self.peer_serves or b"serving" in data
-                _MARK.touch()
+                write_mark("beat", time.time())
             self._end(f"the {self.peer} has gone")
         except TimeoutError:
             self._end(f"no beat from the {self.peer} for {SILENCE_S:.0f} s")
@@ -217,17 +215,11 @@ class Link:
 
     def _end(self, why: str) -> None:
         self.problem = self.problem or why
-        _MARK.unlink(missing_ok=True)
+        write_mark("beat", 0)
 
 
 def check_beat() -> None:
-    """Check the worker's health: its link has had a beat within ``SILENCE_S``; else ValueError.
-
-    Its process needs no check: its container ends with it.
-    """
-    try:
-        age_s = time.time() - _MARK.stat().st_mtime
-    except FileNotFoundError:
-        raise ValueError("no link to the head") from None
+    """Raise ValueError where the worker's link had no beat within ``SILENCE_S``."""
+    age_s = time.time() - float(read_mark("beat") or 0)
     if age_s > SILENCE_S:
-        raise ValueError(f"no beat from the head for {age_s:.0f} s")
+        raise ValueError(f"no link to the head: no beat within {SILENCE_S:.0f} s")

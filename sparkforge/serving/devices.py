@@ -17,7 +17,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, StartError, say
 
@@ -31,46 +30,38 @@ class DeviceError(StartError):
 
 
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
-    """Return the capability of each device, from the driver, without a context on the device."""
-    cuda, found = _devices(library)
-    return [
-        (_attribute(cuda, device, _MAJOR), _attribute(cuda, device, _MINOR)) for device in found
-    ]
+    """Return the capability of each device."""
+    return [capability for capability, _ in _devices(library)]
 
 
 def unified_bytes(library: str = "libcuda.so.1") -> int | None:
-    """Return the memory of the first integrated device in bytes, as CUDA counts it, or None.
-
-    An integrated device uses the host's memory.
-    """
-    cuda, found = _devices(library)
-    total = ctypes.c_size_t()
-    for device in found:
-        integrated = _attribute(cuda, device, _INTEGRATED) == 1
-        if integrated and cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device) == 0:
-            return total.value
-    return None
+    """Return the memory of the first device that uses the host's, as CUDA counts it, or None."""
+    return next((size for _, size in _devices(library) if size), None)
 
 
-def _devices(library: str) -> tuple[Any, list[ctypes.c_int]]:
-    """Return the driver and a handle of each device."""
+def _devices(library: str) -> list[tuple[Capability, int]]:
+    """Return capability and unified bytes of each device, without a context on the device."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
-        return None, []
-    count = ctypes.c_int()
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return cuda, []
-    handles = [ctypes.c_int(-1) for _ in range(count.value)]
-    for index, handle in enumerate(handles):
-        cuda.cuDeviceGet(ctypes.byref(handle), index)  # after a failure its attributes fail, too
-    return cuda, handles
+        return []
+    count, number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
 
+    def attribute(name: int) -> int:
+        failed = cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
+        return -1 if failed else number.value
 
-def _attribute(cuda: Any, device: ctypes.c_int, attribute: int) -> int:
-    found = ctypes.c_int()
-    failed = cuda.cuDeviceGetAttribute(ctypes.byref(found), attribute, device)
-    return -1 if failed else found.value
+    found: list[tuple[Capability, int]] = []
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return found
+    for index in range(count.value):
+        if cuda.cuDeviceGet(ctypes.byref(handle), index):
+            continue
+        unified = attribute(_INTEGRATED) == 1
+        failed = unified and cuda.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
+        size = total.value if unified and not failed else 0
+        found.append(((attribute(_MAJOR), attribute(_MINOR)), size))
+    return found
 
 
 def check(wanted: str, there: Sequence[Capability]) -> str | None:

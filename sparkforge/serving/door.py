@@ -213,7 +213,7 @@ class Door:
 
     def _set(self, what: str, value: str) -> None:
         answer = self._ask(f"set server vllm/engine {what} {value}")
-        if answer != "" and not self._closing:
+        if answer and not self._closing:
             say(f"warning: the front door does not take {what} {value}: {answer}")
 
     def _ask(self, order: str, part: str = "inner") -> str | None:

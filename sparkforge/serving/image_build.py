@@ -45,6 +45,12 @@ def missing(
     load: Callable[[str], object] = importlib.import_module,
 ) -> list[str]:
     """Return a line for each thing that is wrong. Imports come last, since they take seconds."""
+    kinds: dict[str, Callable[[str], object]] = {
+        "program": shutil.which,
+        "file": lambda name: (root / name.lstrip("/")).is_file(),
+        "library": ctypes.CDLL,
+        "module": lambda name: load(name) or True,
+    }
     lines, excluded = [], []
     for need in sorted(needs, key=lambda need: "module" in need):
         if "absent" in need:
@@ -52,20 +58,13 @@ def missing(
             excluded += [program] if program else []
             continue
         (kind,) = need.keys() - {"package"}
-        name, reason = need[kind], ""
-        what = f"{'cannot import' if kind == 'module' else f'lacks the {kind}'} {name}"
         try:
-            if kind == "library":
-                ctypes.CDLL(name)
-            elif kind == "module":
-                load(name)
-            elif shutil.which(name) if kind == "program" else (root / name.lstrip("/")).is_file():
-                continue
-            else:
-                lines.append(f"the image {what}, of the package {need['package']}")
+            there, reason = kinds[kind](need[kind]), ""
         except Exception as error:  # a server would meet the same
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            lines.append(f"the image {what}, of the package {need['package']}: {reason}")
+            there, reason = None, f": {type(error).__name__}: {error}".splitlines()[0][:200]
+        if not there:
+            what = "cannot import" if kind == "module" else f"lacks the {kind}"
+            lines.append(f"the image {what} {need[kind]}, of the package {need['package']}{reason}")
     if excluded:
         lines.append(f"the image has {', '.join(excluded)}, which the target excludes")
     return lines

@@ -112,10 +112,9 @@ def judge(distances: Sequence[float]) -> str:
     middle = statistics.median(ordered)
     most = ordered[min(len(ordered) - 1, len(ordered) * 19 // 20)]
     text = f"log-probabilities {middle:.2f} nats from the reference in the median, 19 of 20 within"
-    if not (middle <= MEDIAN and most <= MOST):
-        return f"{text} {most:.2f}; the limits are {MEDIAN} and {MOST}"
     say(f"preflight: {text} {most:.2f}")
-    return ""
+    within = middle <= MEDIAN and most <= MOST
+    return "" if within else f"{text} {most:.2f}; the limits are {MEDIAN} and {MOST}"
 
 
 # -- the warm-up -----------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from sparkforge.serving.options import has, value
 
 VARIABLE = "SPARKFORGE_PROFILE"
 _LAYERS = "--mxfp4-layers"
-_WITHOUT_DECODE_EXPERTS = (
-    *("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype"),
+_WITHOUT_DECODE_EXPERTS = frozenset(
+    ("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype")
 )
 """Options with which experts may not go through the decode kernels."""
 # of vLLM, by field: names and values are checked with its own parser in
@@ -65,7 +65,7 @@ Count = Annotated[int, BeforeValidator(_number), Field(gt=0, strict=True)]
 Truth = Annotated[bool, BeforeValidator(_truth), Field(strict=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9_]+$")]
-_LAYER = "[a-z0-9_]+(=[a-z0-9_]+)?"
+_LAYER = "((qkv|o|lm_head)(=mxfp[48])?|moe(=mxfp4)?)"
 LayerList = Annotated[str, StringConstraints(pattern=f"^{_LAYER}(,{_LAYER})*$")]
 
 
@@ -186,14 +186,13 @@ class Profile(_Model):
         words: list[str] = []
         if most_memory and self.memory is not None:
             words += ["--gpu-memory-utilization", f"{self.memory.most_percent / 100:.2f}"]
+        if self.prefix_caching is False:  # vLLM's default is true
+            words.append("--no-enable-prefix-caching")
         for name, option in _OPTIONS.items():
             given = getattr(self, name)
-            if given is True or (isinstance(given, tuple) and given):
-                words += [option, *map(str, given if isinstance(given, tuple) else ())]
-            elif given is False and name == "prefix_caching":  # vLLM's default is true
-                words.append(option.replace("--enable", "--no-enable"))
-            elif isinstance(given, (str, int)) and not isinstance(given, bool):
-                words += [option, str(given)]
+            if given:
+                values = given if isinstance(given, tuple) else () if given is True else (given,)
+                words += [option, *map(str, values)]
         if self.tool_call_parser:
             # without it "tool_choice": "auto" gets status 400
             words.append("--enable-auto-tool-choice")

@@ -29,21 +29,15 @@ def _pairs(value: Any) -> Any:
 
 
 class Checks(BaseModel):
-    """Which checks run, and how strictly."""
+    """Which checks run, and how strictly: ``Variables.checks``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preflight: Literal["auto", "off", "always"] = "auto"
-    """Serve a small model with known answers before the real one is downloaded. ``auto``: on a
-    GPU, unless it has passed."""
     backends: Literal["profile", "fail", "warn", "off"] = "profile"
-    """Where vLLM chooses other backends than the profile's, or there is no device."""
     warm_up: Literal["profile", "off", "on"] = "profile"
-    """Requests before the server counts as healthy."""
     guard: Literal["auto", "off", "warn", "on"] = "auto"
-    """Watch free memory. ``auto``: where GPU and host share it."""
     hang: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
-    """Seconds without progress, until the server is ended; 0: never."""
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
@@ -76,8 +70,8 @@ class Variables(BaseModel):
     """Further options of ``vllm serve``, like ``--max-num-seqs 8``."""
     checks: Annotated[Checks, BeforeValidator(_pairs)] = Checks()
     """``NAME=VALUE`` with spaces or commas between: ``preflight`` (auto, off, always), ``backends``
-    (fail, warn, off), ``warm-up`` (off, on), ``guard`` of memory (off, warn, on), ``hang`` (60;
-    seconds without progress until the server is ended, 0: never)."""
+    (fail, warn, off: where vLLM chooses others), ``warm-up`` (off, on), ``guard`` of memory (off,
+    warn, on), ``hang`` (60; seconds without progress until the server is ended, 0: never)."""
     restart: str = ""
     """Docker's restart policy of this container, which cannot see it. Where it restarts without
     limit, the entrypoint waits instead of ending for an error that a restart does not fix."""
@@ -86,7 +80,7 @@ class Variables(BaseModel):
     share: Annotated[Path, Field(exclude=True)] = Path("/opt/sparkforge/share")
     """The image's folder of data; for trials outside of an image."""
     release: str = ""
-    """Set by the build."""
+    """Of the image; set by the build."""
     bind: str = ""
     """The host's address of the published port; another than loopback needs an API key."""
     allow_open: bool = False

@@ -136,6 +136,7 @@ class Server:
         self._began = time.monotonic()
         self._watch = Watch(self.expected)
         self._problems: list[str] = []  # of backends, not logged yet
+        self._code = 0
         self._died: int | None = None  # an exit code, or a signal's number below zero
         self._answered = self._asked = self._stalled = False
         self._well = self._since = 0.0
@@ -179,9 +180,10 @@ class Server:
             except StartError as error:
                 say(f"error: {error}")
                 code = error.code
-        if self._died and not self._answered and not self.signals.came:
+        died = self._code if self._asked and self._died is None else self._died
+        if died and not self._answered and not self.signals.came:
             names = {-number: number.name for number in signal.Signals}
-            how = names.get(self._died, f"exit code {self._died}")
+            how = names.get(died, f"exit code {died}")
             when = "while answering the first token" if self._asked else "before it was ready"
             say(f"error: the engine died ({how}) {when}")
         self.signals.child = None
@@ -214,8 +216,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 pass
             else:
-                if self._asked and self._died is None:
-                    self._died = code
+                self._code = code
                 if code == 0 and not self.signals.came:
                     # vLLM ends so after the death of its engine, and Docker restarts no success
                     raise StartError("the server ended by itself, as its output says", EX_TEMPFAIL)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import FetchError, IntegrityError
-from sparkforge.core.log import counted, human_bytes, log
+from sparkforge.core.log import human_bytes, log
 from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
@@ -21,24 +21,18 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
-_FIRST_WAIT_S = 1.0  # doubled with every attempt
-_LONGEST_WAIT_S = 60.0  # also for Retry-After
-_NETWORK = "check the network, proxy and certificates"
-_ORIGIN = (
-    "the index or a proxy served another file than the pinned one: check its origin; if the"
-    " recorded size is wrong, fix it"
-)
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # doubled with every attempt; also for Retry-After
+_NETWORK = "check the network, proxy and certificates, then run again: it continues"
 _Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
 class Fetches:
-    """Downloads of an item."""
+    """Downloads of an item: bytes by sha256 (two items may need the same file), and descriptions of
+    those whose size is not recorded."""
 
     known: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of files with a recorded size, by sha256: two items may need the same file."""
     unknown: tuple[str, ...] = ()
-    """Descriptions of others."""
 
 
 def fetch(
@@ -53,14 +47,10 @@ def fetch(
 ) -> Path:
     """Return the verified file, downloaded if the store lacks it.
 
-    A file in the store is hashed again before it is used, since disks fail.
-
     Args:
-        name: of the file in the store.
-        sha256: the pinned hash, 64 hex digits.
+        name: of the file in the store; there it is hashed again, since disks fail.
         locate: returns the URL (http, https or file); called only if needed.
         size: the recorded number of bytes, or None; a larger download is refused.
-        offline: use no network.
         progress: called with (bytes so far, total or None); None shows its own line.
 
     Raises:
@@ -75,17 +65,17 @@ def fetch(
                 msg = f"{name}: not in the store, and --offline is set"
                 raise FetchError(msg, "run once without --offline on a machine with network")
             partial = store.partial_path(sha256)
-            resumes, url = partial.exists(), locate()
-            try:
-                _download(url, partial, name, size, show)
-                store.accept_download(partial, sha256, name)
-            except IntegrityError:
-                if not resumes:
-                    raise
-                # the partial file may have been the wrong one: once more, from the start
-                log.warning(f"{name}: the partial download does not match: starting over")
-                _download(url, partial, name, size, show)
-                store.accept_download(partial, sha256, name)
+            url = locate()
+            # a partial file may have been the wrong one: then once more, from the start
+            for last in (False, True) if partial.exists() else (True,):
+                try:
+                    _download(url, partial, name, size, show)
+                    store.accept_download(partial, sha256, name)
+                    break
+                except IntegrityError:
+                    if last:
+                        raise
+                    log.warning(f"{name}: the partial download does not match: starting over")
     final = store.download_path(sha256, name)
     if size is not None and (length := final.stat().st_size) != size:
         msg = f"{name}: has {length} bytes, but {size} are recorded; the sha256 matches"
@@ -94,11 +84,7 @@ def fetch(
 
 
 def size_of(url: str, name: str) -> int:
-    """Return the size of a file in bytes, without downloading it.
-
-    Raises:
-        FetchError: its server gives none, or cannot be reached.
-    """
+    """Return the size of a file in bytes without downloading it; FetchError if that fails."""
     import requests
 
     if urlsplit(url).scheme == "file":
@@ -131,21 +117,20 @@ def _download(url: str, partial: Path, name: str, size: int | None, progress: _P
         with disk_errors(partial):
             shutil.copyfile(source, partial)
         return
+    # our own loop: urllib3's repeats a request, but does not resume a body, which is where a
+    # download of gigabytes fails
     with requests.Session() as session:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 _stream(session, url, partial, name, size, progress)
                 return
             except requests.RequestException as error:
-                status = error.response.status_code if error.response is not None else None
-                final_no = status is not None and 400 <= status < 500 and status not in (408, 429)
-                final_no |= isinstance(error, ValueError)  # requests' errors for an invalid URL
-                if attempt == _ATTEMPTS or final_no:
-                    have = partial.stat().st_size if partial.exists() else 0
-                    msg = f"{name}: download failed after {counted(attempt, 'attempt')}: {error}"
-                    hint = f"{_NETWORK}, then run again"
-                    hint += f"; it continues after {human_bytes(have)}" if have else ""
-                    raise FetchError(msg, hint) from error
+                status = 500 if error.response is None else error.response.status_code
+                retries = status >= 500 or status in (408, 429)
+                # ValueError: requests' errors for an invalid URL
+                if attempt == _ATTEMPTS or not retries or isinstance(error, ValueError):
+                    msg = f"{name}: download failed after {attempt} attempts: {error}"
+                    raise FetchError(msg, _NETWORK) from error
                 wait = _wait_s(error.response, attempt)
                 log.warning(f"{name}: {error}; retrying in {wait:.0f} s")
                 time.sleep(wait)
@@ -155,7 +140,8 @@ def _refuse_longer(partial: Path, name: str, size: int | None, length: int) -> N
     """Refuse and remove a file that is longer than recorded."""
     if size is not None and length > size:
         partial.unlink(missing_ok=True)
-        raise IntegrityError(f"{name}: at least {length} bytes, but {size} are recorded", _ORIGIN)
+        msg = f"{name}: at least {length} bytes, but {size} are recorded"
+        raise IntegrityError(msg, "check where the file came from; fix a wrong recorded size")
 
 
 def _wait_s(response: requests.Response | None, attempt: int) -> float:
@@ -163,8 +149,6 @@ def _wait_s(response: requests.Response | None, attempt: int) -> float:
     from urllib3 import Retry
     from urllib3.exceptions import InvalidHeader
 
-    # urllib3 only reads the header: its own loop repeats a request, but does not resume a body,
-    # which is where a download of gigabytes fails
     backoff: float = _FIRST_WAIT_S * 2 ** (attempt - 1)
     header = response.headers.get("Retry-After") if response is not None else None
     try:

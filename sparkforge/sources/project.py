@@ -44,26 +44,19 @@ class ProjectOptions:
 def store_of(named: str | Path | None) -> Store:
     """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder.
 
-    Raises:
-        UsageError: no store is named, and the user has no home folder.
-        StoreError: it is another user's.
+    UsageError: no store is named, and the user has no home folder. StoreError: another user's.
     """
-    chosen = named or os.environ.get("SPARKFORGE_STORE")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # by its specification a path that is not absolute is ignored
+    default = (cache if cache.is_absolute() else Path("~/.cache")) / "sparkforge"
     try:
-        if not chosen:
-            # by its specification a path that is not absolute is ignored
-            cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-            if not cache.is_absolute():
-                if not Path(os.environ.get("HOME", "/")).is_absolute():
-                    msg = "HOME is not an absolute path"
-                    raise RuntimeError(msg)  # as Path.home() does without one
-                cache = Path.home() / ".cache"
-            chosen = cache / "sparkforge"
-        root = Path(chosen).expanduser().resolve()
+        root = Path(named or os.environ.get("SPARKFORGE_STORE") or default).expanduser()
+        if not (root.is_absolute() or named or os.environ.get("SPARKFORGE_STORE")):
+            raise RuntimeError("HOME is not an absolute path")
     except RuntimeError as error:  # no HOME, and an unknown user
         raise UsageError(f"no folder for the store: {error}", "give one with --store DIR") from None
-    gitsafe.check_owner(root)  # its files are installed and served
-    return Store(root)
+    gitsafe.check_owner(root.resolve())  # its files are installed and served
+    return Store(root.resolve())
 
 
 def pins_file(named: Path | None) -> Path:
@@ -85,11 +78,7 @@ class Checkout:
 
 
 def checkout(named: Path | None) -> Checkout:
-    """Return the checkout of --pins.
-
-    Raises:
-        PinsError: pins.yaml is missing or invalid.
-    """
+    """Return the checkout of --pins; PinsError: pins.yaml is missing or invalid."""
     path = pins_file(named)
     return Checkout(path, pins.load(path))
 
@@ -106,13 +95,7 @@ class Project(Checkout):
 
     @classmethod
     def open(cls, options: ProjectOptions) -> Project:
-        """Read pins.yaml, and find the store.
-
-        Raises:
-            PinsError: pins.yaml is missing or invalid.
-            UsageError: no store can be found, or a --mirror is invalid.
-            StoreError: the store is another user's.
-        """
+        """Read pins.yaml, and find the store; raises as ``checkout``, ``store_of``, ``mirrors``."""
         here = checkout(options.pins)
         access = Access(Index(), mirrors(options.mirror, here.pins), options.offline)
         return cls(here.pins_path, here.pins, store_of(options.store), access)
@@ -143,23 +126,16 @@ class Project(Checkout):
 def mirrors(texts: Sequence[str], all_pins: Pins) -> dict[str, str]:
     """Return the URL or path of each --mirror, by upstream or UPSTREAM/EXTERNAL.
 
-    Raises:
-        UsageError: one is malformed, or pins.yaml has no such upstream or external.
+    UsageError: one is malformed, or pins.yaml has no such upstream or external.
     """
     found = {}
     for text in texts:
-        name, separator, url = text.partition("=")
-        if not separator or not url:
-            msg = f"--mirror {text}: not UPSTREAM=URL-or-path"
-            raise UsageError(
-                msg,
-                f"for example --mirror vllm=/src/vllm; upstreams:"
-                f" {', '.join(sorted(all_pins.upstreams))}",
-            )
+        name, _, url = text.partition("=")
         upstream, _, external = name.partition("/")
-        known = all_pins.upstream(upstream).externals
-        if external and external not in known:
-            msg = f"--mirror {text}: {upstream} has no external {external}"
-            raise UsageError(msg, f"use one of {', '.join(sorted(known)) or 'none'}")
+        known = all_pins.upstream(upstream).externals if url else {}
+        if not url or (external and external not in known):
+            msg = f"--mirror {text}: not UPSTREAM=URL-or-path, or UPSTREAM/EXTERNAL=URL-or-path"
+            names = ", ".join(sorted({*all_pins.upstreams, *known}))
+            raise UsageError(msg, f"for example --mirror vllm=/src/vllm; there are {names}")
         found[name] = url
     return found

@@ -16,47 +16,53 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from sparkforge.core import git
 from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.pathmap import PathRule, origin_of
 from sparkforge.pins.pins import RELEASE_PLAN, Provider, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.types import PathRule, origin_of
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
 
 RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
 """The hint for a wrong tree from git; never applied automatically."""
+# RuntimeError: encrypted, or packed by a method that this Python lacks
+_UNREADABLE = (
+    *(zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error),
+    *(EOFError, RuntimeError, ValueError),
+)
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
 
 @dataclass(frozen=True)
 class Source:
-    """An upstream's pinned tree as a commit in ``repo``."""
+    """An upstream's pinned tree as a commit in ``repo``.
+
+    Attributes:
+        provider: selects the record in ``patched``.
+        commit, tree: full SHAs. The release provider's commit is our own, not upstream's.
+        origin: for messages.
+    """
 
     upstream: str
     provider: Provider
-    """Selects the record in ``patched``."""
     repo: Path
     commit: str
     tree: str
-    """``commit``, ``tree``: full SHAs. The release provider's commit is our own, not upstream's."""
     origin: str
-    """For messages."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Access to sources."""
+    """Access to sources: the index, URLs or paths by upstream instead of the pinned git URL, and
+    whether only the store and mirrors that are paths may be used."""
 
     index: Index
     mirrors: Mapping[str, str]
-    """By upstream, a URL or path instead of the pinned git URL."""
     offline: bool
-    """Use only the store, and mirrors that are paths."""
 
 
 def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:
@@ -67,24 +73,20 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
         IntegrityError: the tag names another commit, or a file has another hash.
         PinsError: the commit is unknown, and no release file may replace it.
     """
-    # an explicit mirror implies git
-    provider: Provider = "release" if plan == "release" and name not in access.mirrors else "git"
-    if provider == "release":
-        return release(store, name, upstream, access)
-    if upstream.commit is None:
-        msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
-        if plan != "auto" or name in access.mirrors:
-            remedy = "on a machine with access to its repository, run build.py pins resolve"
-            raise PinsError(msg, remedy)
-        log.info(f"{msg}: using the release file instead")
+    mirrored = name in access.mirrors  # which implies git
+    falls_back = plan == "auto" and not mirrored and upstream.source_file is not None
+    if plan == "release" and not mirrored:
         return release(store, name, upstream, access)
     try:
+        if upstream.commit is None:
+            msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
+            remedy = "on a machine with access to its repository, run build.py pins resolve"
+            raise PinsError(msg, remedy)
         return _git(store, name, upstream, upstream.commit, access)
-    except FetchError as error:
-        if plan != "auto" or name in access.mirrors or upstream.source_file is None:
+    except (FetchError, PinsError) as error:
+        if not falls_back:
             raise
-        log.warning(f"{name}: {error.what}")
-        log.warning(f"{name}: using the release file instead of git")
+        log.warning(f"{error.what}: using the release file instead of git")
         return release(store, name, upstream, access)
 
 
@@ -105,83 +107,82 @@ def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
 
 def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Access) -> Source:
     repo = store.git_path(name)
-    url = access.mirrors.get(name, upstream.git)
     # the ref is set after the check of the tag, so it means "fetched and checked"
     ref = f"refs/pins/{upstream.tag}/{commit}"
-    if git.ref_commit(repo, ref) != commit:
-        with store.lock(f"git-{name}"):
-            if git.ref_commit(repo, ref) != commit:
-                _fetch_git(repo, name, url, upstream, commit, ref, access)
-    else:
-        log.info(f"{name}: git commit {commit[:12]} ({upstream.tag}), in the store")
+    with store.lock(f"git-{name}"):
+        if git.ref_commit(repo, ref) != commit:
+            _fetch_git(repo, name, upstream, commit, access)
+            git.git(repo, "update-ref", ref, commit)
+    log.info(f"{name}: git commit {commit[:12]} ({upstream.tag})")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
     return Source(name, "git", repo, commit, tree, f"git {upstream.git}")
 
 
-def _fetch_git(
-    repo: Path, name: str, url: str, upstream: Upstream, commit: str, ref: str, access: Access
-) -> None:
-    is_local = "://" not in url and Path(url).exists()
+def _fetch_git(repo: Path, name: str, upstream: Upstream, commit: str, access: Access) -> None:
     instead = f"; {RELEASE_INSTEAD}" if upstream.source_file is not None else ""
-    if access.offline and not is_local:
-        msg = f"{name}: commit {commit[:12]} is not in the store, and --offline is set"
-        raise FetchError(
-            msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
-        )
-    where = str(Path(url).resolve()) if is_local else url
+    tagged, where = _tagged(name, upstream, access, instead)
+    if tagged != commit:
+        msg = f"{name}: tag {upstream.tag} is {tagged}, but {commit} is pinned"
+        remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
+        raise IntegrityError(msg, f"{remedy} the pin is wrong{instead}")
     log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
     try:
-        tagged = git.remote_tag(where, upstream.tag)
-        if tagged is None:
-            msg = f"{name}: {where} has no tag {upstream.tag}"
-            remedy = f"fix the tag in pins.yaml, or use a mirror that has tags{instead}"
-            raise IntegrityError(msg, remedy)
-        if tagged != commit:
-            msg = f"{name}: tag {upstream.tag} is {tagged}, but {commit} is pinned"
-            remedy = (
-                "the tag moved or the pin is wrong: compare with the release page before"
-                f" changing pins.yaml{instead}"
-            )
-            raise IntegrityError(msg, remedy)
         git.init_bare(repo)
         git.tidy(repo)
         git.fetch_commit(repo, where, commit)
     except CommandError as error:
-        msg = f"{name}: git could not fetch from {where}:\n{error}"
-        remedy = f"check the network, or give --mirror {name}=URL-or-path{instead}"
-        raise FetchError(msg, remedy) from error
-    git.git(repo, "update-ref", ref, commit)
+        raise _unreachable(name, where, instead, error) from error
+
+
+def _tagged(name: str, upstream: Upstream, access: Access, instead: str = "") -> tuple[str, str]:
+    """Return the commit of the pinned tag, and the URL or path of the repository."""
+    where = access.mirrors.get(name, upstream.git)
+    if "://" not in where and Path(where).exists():
+        where = str(Path(where).resolve())
+    elif access.offline:
+        msg = f"{name}: {upstream.tag} is not in the store, and --offline is set"
+        raise FetchError(
+            msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
+        )
+    try:
+        commit = git.remote_tag(where, upstream.tag)
+    except CommandError as error:
+        raise _unreachable(name, where, instead, error) from error
+    if commit is None:
+        msg = f"{name}: {where} has no tag {upstream.tag}"
+        remedy = f"fix the tag in pins.yaml, or use a mirror that has tags{instead}"
+        raise IntegrityError(msg, remedy)
+    return commit, where
+
+
+def _unreachable(name: str, where: str, instead: str, error: CommandError) -> FetchError:
+    msg = f"{name}: git could not fetch from {where}:\n{error}"
+    return FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path{instead}")
 
 
 # -- release files -----------------------------------------------------------
 
 
 def release(store: Store, name: str, upstream: Upstream, access: Access) -> Source:
-    """Return the source from the release file.
-
-    Raises:
-        PinsError: there is no release file.
-        FetchError, IntegrityError: as ``ensure``.
-    """
+    """Return the source from the release file; raises as ``ensure``."""
     if upstream.source_file is None:
         msg = f"upstreams.{name}: it has no release file to use instead of its git commit"
         raise PinsError(msg, f"give --mirror {name}=URL-or-path of a git repository")
     file = upstream.files[upstream.source_file]
     repo = store.git_path(name)
     # of a wheel, the commit also depends on its files' paths in the repository
-    places = f"-{key_of(_places(upstream))[:16]}" if file.file.endswith(".whl") else ""
+    rules = {"paths": [rule.model_dump() for rule in upstream.paths]}
+    places = f"-{key_of(rules)[:16]}" if file.is_wheel else ""
     # a change of how archives become commits needs a new name: old stores keep the old commits
     ref = f"refs/release/{code_digest(Path(__file__), Path(git.__file__))}/{file.sha256}{places}"
-    commit = git.ref_commit(repo, ref)
-    if commit is None:
-        with store.lock(f"git-{name}"):
-            commit = git.ref_commit(repo, ref)
-            if commit is None:
-                path = fetch_release_file(store, file, access)
-                log.info(f"{name}: importing {file.file} ({human_bytes(file.size)}) into git")
-                git.init_bare(repo)
-                git.tidy(repo)
-                commit = _import(repo, ref, name, upstream, path)
+    with store.lock(f"git-{name}"):
+        commit = git.ref_commit(repo, ref)
+        if commit is None:
+            path = fetch_release_file(store, file, access)
+            log.info(f"{name}: importing {file.file} ({human_bytes(file.size)}) into git")
+            git.init_bare(repo)
+            git.tidy(repo)
+            commit = _import(repo, ref, name, upstream, path)
     log.info(f"{name}: release file {file.file}, imported as commit {commit[:12]}")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
     return Source(name, "release", repo, commit, tree, f"release file {file.file}")
@@ -200,17 +201,7 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
         commit = git.import_tree(
             repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
         )
-    # RuntimeError: encrypted, or packed by a method that this Python lacks
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        RuntimeError,
-        ValueError,
-        struct.error,
-    ) as error:
+    except (tarfile.TarError, *_UNREADABLE) as error:
         msg = f"{path.name}: not a readable archive: {error}"
         raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
     git.git(repo, "update-ref", ref, commit)
@@ -218,12 +209,15 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
     return commit
 
 
+def _refused(archive: Path, what: str) -> IntegrityError:
+    return IntegrityError(f"{archive.name}: {what}", "do not use this file")
+
+
 def _safe(path: str, archive: Path) -> str:
     pure = PurePosixPath(path)
     inside = pure.parts and not pure.is_absolute() and ".." not in pure.parts
     if not inside or any(part.lower() == ".git" for part in pure.parts):
-        msg = f"{archive.name}: member {path!r} is outside the tree"
-        raise IntegrityError(msg, "do not use this file")
+        raise _refused(archive, f"member {path!r} is outside the tree")
     return str(pure)
 
 
@@ -235,36 +229,23 @@ def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
             top, _, path = _safe(member.name, archive).partition("/")
             tops.add(top)
             if len(tops) > 1 or not (path or member.isdir()):
-                msg = f"{archive.name}: member {member.name!r} is not in the single top folder"
-                raise IntegrityError(msg, "this is not an sdist: do not use this file")
-            if member.isdir():
-                continue
+                raise _refused(archive, f"member {member.name!r} is not in the single top folder")
             if member.issym():
                 target = member.linkname.encode(errors="surrogateescape")
                 yield git.TreeFile(path, "120000", target)
             elif member.isreg() or member.islnk():
+                try:
+                    content = tar.extractfile(member)  # of a hard link: of what it leads to
+                except KeyError:
+                    content = None
+                if content is None:
+                    raise _refused(archive, f"member {member.name!r} is a dangling link")
                 mode = "100755" if member.mode & stat.S_IXUSR else "100644"
-                yield git.TreeFile(path, mode, _content(tar, member, archive))
-            else:
-                msg = f"{archive.name}: member {member.name!r} is neither file nor link"
-                raise IntegrityError(msg, "do not use this file")
+                yield git.TreeFile(path, mode, content.read())
+            elif not member.isdir():
+                raise _refused(archive, f"member {member.name!r} is neither file nor link")
     if not tops:
-        raise IntegrityError(f"{archive.name}: has no files", "do not use this file")
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> bytes:
-    try:
-        content = tar.extractfile(member)  # of a hard link: the file that it is a link to
-    except KeyError:
-        content = None
-    if content is None:
-        msg = f"{archive.name}: member {member.name!r} is a dangling link"
-        raise IntegrityError(msg, "do not use this file")
-    return content.read()
-
-
-def _places(upstream: Upstream) -> dict[str, Any]:
-    return {"paths": [rule.model_dump() for rule in upstream.paths]}
+        raise _refused(archive, "has no files")
 
 
 def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeFile]:
@@ -278,12 +259,11 @@ def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeF
         for info in wheel.infolist():
             member = _safe(info.filename, archive) if not info.is_dir() else ""
             origin = origin_of(rules, member)
-            if not member.endswith(".py") or origin is None:
-                continue
-            found = True
-            executable = (info.external_attr >> 16) & stat.S_IXUSR
-            mode = "100755" if executable else "100644"
-            yield git.TreeFile(origin[1], mode, wheel.read(info))
+            if member.endswith(".py") and origin is not None:
+                found = True
+                executable = (info.external_attr >> 16) & stat.S_IXUSR
+                mode = "100755" if executable else "100644"
+                yield git.TreeFile(origin[1], mode, wheel.read(info))
     if not found:
         msg = f"{archive.name}: has no Python file in the folders of paths"
         raise IntegrityError(msg, "fix paths or source_file in pins.yaml")
@@ -291,19 +271,16 @@ def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeF
 
 # -- pins resolve ------------------------------------------------------------
 
-_SHOWN = 10
 # files that a source release replaces
 _GENERATED = frozenset({"PKG-INFO", "setup.cfg", "_version.py", "_build_meta.py"})
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """An upstream's commit."""
+    """An upstream's commit, and the number of files in the release file that equal the commit's."""
 
     commit: str
-    """Of the tag in the repository, 40 hex digits."""
     files: int
-    """Number of files in the release file that equal the commit's."""
 
 
 def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Resolved:
@@ -314,44 +291,26 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
         IntegrityError: it has no such tag, the tag names another commit than pins.yaml, or a file
             of the release differs from the commit's.
     """
-    url = access.mirrors.get(name, upstream.git)
-    if access.offline and "://" in url:
-        msg = f"{name}: --offline is set, so {url} cannot be read for {upstream.tag}"
-        raise FetchError(msg, f"give --mirror {name}=PATH of a clone")
-    try:
-        commit = git.remote_tag(url, upstream.tag)
-    except CommandError as error:
-        msg = f"{name}: git could not read {url}:\n{error}"
-        raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
-    if commit is None:
-        msg = f"{name}: {url} has no tag {upstream.tag}"
-        raise IntegrityError(msg, "fix the tag in pins.yaml, or use a mirror that has tags")
+    commit, _ = _tagged(name, upstream, access)
     known = upstream.model_copy(update={"commit": upstream.commit or commit})
     fetched = ensure(store, name, known, "git", access)
     if upstream.source_file is None:
         return Resolved(commit, 0)
-    here = replace(access, mirrors={})
-    release = ensure(store, name, upstream, RELEASE_PLAN, here)
-    of_git, of_release = _blobs(fetched), _blobs(release)
-    both = [
-        path
-        for path in sorted(of_git.keys() & of_release.keys())
-        if PurePosixPath(path).name not in _GENERATED
-    ]
+    found = ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
+    of_git, of_release = _blobs(fetched), _blobs(found)
+    both = [path for path in sorted(of_git.keys() & of_release.keys()) if _compared(path)]
     differing = [path for path in both if of_git[path] != of_release[path]]
     if differing or not both:
-        shown = ", ".join(differing[:_SHOWN]) + (", …" if len(differing) > _SHOWN else "")
-        differ = (
-            f"{len(differing)} of {len(both)} files differ: {shown}"
-            if both
-            else "no file in common"
-        )
         msg = (
-            f"{name}: {upstream.tag} is {commit}, but {release.origin} was built from something"
-            f" else: {differ}"
+            f"{name}: {upstream.tag} is {commit}, but {found.origin} was built from something"
+            f" else: {len(differing)} of {len(both)} files differ: {', '.join(differing[:9])}"
         )
         raise IntegrityError(msg, "compare both before pinning either")
     return Resolved(commit, len(both))
+
+
+def _compared(path: str) -> bool:
+    return PurePosixPath(path).name not in _GENERATED
 
 
 def _blobs(source: Source) -> dict[str, str]:

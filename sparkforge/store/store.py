@@ -2,15 +2,13 @@
 
 Layout under the root::
 
-    CACHEDIR.TAG
+    CACHEDIR.TAG                       marks a store: nothing is removed in a folder without it
     downloads/<sha256>/<file name>     verified release files; read-only once named
     partial/<sha256>                   a partial download; the next run continues it
     git/<upstream>.git                 bare repositories
     artefacts/<stage>/<key>/           finished results, each with its artefact.json
     last/<target>/<label>.json         inputs of a target's newest build
-    unpacked/                          uv's cache of wheels, which environments are linked from
-    serve/                             files that servers of virtual environments write
-    ccache/                            results of compilers, by ccache
+    unpacked/, ccache/, serve/, …      caches of uv, of compilers, of servers
     tmp/NAME, NAME.lock                work in progress; swept when its lock is free
     locks/                             one file a resource; a lock is gone with its holder
 
@@ -22,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import secrets
 import shutil
 import time
@@ -55,7 +52,6 @@ _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     f"{_OURS}; it can be deleted, the next build fills it again.\n"
 )
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 # -- the code, as a part of keys ---------------------------------------------------------
@@ -118,15 +114,10 @@ class Store:
         self._prepared = False
 
     def _prepare(self) -> None:
-        """Create the folders; called before a write, so that a dry run leaves no trace.
-
-        Raises:
-            StoreError: the folder has other contents, or cannot be created.
-        """
+        """Create the folders; called before a write, so that a dry run leaves no trace."""
         if self._prepared:
             return
         with disk_errors(self.root):
-            self._refuse_others()
             try:
                 if not self._marked():
                     write_file(self.root / _TAG, _TAG_TEXT.encode())  # before what it explains
@@ -138,16 +129,19 @@ class Store:
         self._prepared = True
 
     def _marked(self) -> bool:
-        tag = self.root / _TAG
-        return tag.is_file() and _OURS in tag.read_text(errors="replace")
-
-    def _refuse_others(self) -> None:
-        """Refuse a folder with other contents than copied downloads: `clean` would remove them."""
-        found = next(_foreign(self.root), None)
+        """Return whether the folder is a store; StoreError if it is something else's."""
+        # the root of a fresh file system, or a store that another build is making
+        mine = ("lost+found", _TAG, f".{_TAG}")
+        there = self.root.iterdir() if self.root.is_dir() else ()
+        others = [path.name for path in there if not path.name.startswith(mine)]
         # look for the mark last: another build that makes this store sets it before it fills it
-        if found is not None and not self._marked():
-            msg = f"{self.root}: is not a sparkforge store, and contains {found}"
+        tag = self.root / _TAG
+        if tag.is_file() and _OURS in tag.read_text(errors="replace"):
+            return True
+        if others:
+            msg = f"{self.root}: is not a sparkforge store, and contains {others[0]}"
             raise StoreError(msg, "give an empty or new folder with --store DIR")
+        return False
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -192,7 +186,8 @@ class Store:
     def sweep(self) -> int:
         """Remove folders of killed runs under tmp; returns their number."""
         gone = 0
-        for lock in (self.root / "tmp").glob("sparkforge-*.lock") if self._marked() else ():
+        ours = (self.root / _TAG).is_file()
+        for lock in (self.root / "tmp").glob("sparkforge-*.lock") if ours else ():
             from filelock import FileLock, Timeout
 
             with suppress(Timeout), FileLock(lock, timeout=0):  # else it is at work
@@ -207,13 +202,7 @@ class Store:
         return gone
 
     def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
-        """Return a store in a new folder that shares stages which do not depend on a series.
-
-        Its other artefacts and records are removed with the folder.
-
-        Args:
-            shared: the folders, if fewer.
-        """
+        """Return a store in a new folder that shares what does not depend on a series."""
         self._prepare()
         with disk_errors(root):
             root.mkdir(parents=True)
@@ -239,11 +228,7 @@ class Store:
         return self.root / "git" / f"{upstream}.git"
 
     def drop_repository(self, repository: Path) -> None:
-        """Remove a damaged repository; its contents are fetched or made again.
-
-        Raises:
-            StoreError: it is not one of this store.
-        """
+        """Remove a damaged repository; its contents are fetched or made again."""
         if repository.resolve().parent != (self.root / "git").resolve():
             raise StoreError(f"{repository}: damaged, and outside this store", "delete it by hand")
         with self.lock(f"git-{repository.name.removesuffix('.git')}"):
@@ -259,12 +244,9 @@ class Store:
 
     @contextmanager
     def unpacked(self) -> Iterator[Path]:
-        """Yield the folder of unpacked wheels, to one build at a time.
-
-        The real path, also in a borrowed store, since uv compares names.
-        """
+        """Yield the folder of unpacked wheels, to one build at a time."""
         with self.lock("unpacked"):
-            yield self.cache_path("unpacked").resolve()
+            yield self.cache_path("unpacked").resolve()  # uv compares names
 
     def verified(self, sha256: str, name: str) -> bool:
         """Return whether a download exists and its hash matches; removes a damaged one."""
@@ -278,20 +260,12 @@ class Store:
         return False
 
     def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
-        """Check a complete download and rename it to its place.
-
-        Raises:
-            IntegrityError: its hash differs from the pin; the file is removed.
-        """
+        """Check a complete download and rename it to its place."""
         found = sha256_file(partial)
         if found != sha256:
             partial.unlink()
             msg = f"{name}: sha256 is {found}, but {sha256} is pinned"
-            remedy = (
-                "the index or a proxy served another file than the pinned one: check its origin;"
-                " if upstream changed it, update the hash in pins.yaml"
-            )
-            raise IntegrityError(msg, remedy)
+            raise IntegrityError(msg, "the index or a proxy served another file: check its origin")
         final = self.download_path(sha256, name)
         with disk_errors(final):
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -307,9 +281,7 @@ class Store:
     def find(self, stage: str, inputs: Mapping[str, Any], kind: type[T]) -> Artefact[T] | None:
         """Return the finished artefact for these inputs, or None.
 
-        Args:
-            kind: type of its result; a record that does not load as it, or whose seal is wrong,
-                counts as absent.
+        A record with a wrong seal, or of a result of another type, counts as absent.
         """
         path = self._place(stage, inputs)
         match values := read_json(path / "artefact.json") or {}:
@@ -330,13 +302,12 @@ class Store:
     ) -> Artefact[T]:
         """Return the artefact for these inputs, built if the store lacks it.
 
+        If two builds need the same artefact at once, the second waits, then uses it.
+
         Args:
             inputs: everything that determines the result; JSON values.
-            kind: type of the result, a dataclass.
-            make: fills the folder it is given and returns the result.
+            make: fills the folder it is given and returns the result, a dataclass.
             again: make it even if present; the old one is kept until the new one is complete.
-
-        If two builds need the same artefact at once, the second waits, then uses it.
         """
         if not again and (found := self.find(stage, inputs, kind)):
             return found
@@ -378,71 +349,40 @@ class Store:
 
     # -- cleaning ------------------------------------------------------------------------
 
-    def clean(self, *, everything: bool) -> int:
-        """Remove artefacts (and, with ``everything``, downloads and repositories too).
+    def clean(self, *, everything: bool = False, superseded: bool = False) -> int:
+        """Remove all results, between the steps of builds at work; returns the bytes freed.
 
-        Returns:
-            The bytes freed.
-
-        Raises:
-            StoreError: the folder is no store.
+        Args:
+            everything: downloads and repositories, too.
+            superseded: only results that are not the newest of their label for any target.
         """
-        if not self._there():
-            return 0
-        names = (*_RESULTS, *_REST) if everything else _RESULTS
-        freed = sum(self._remove(self.root / name) for name in names)
-        self._prepared = False  # the next write creates the folders again
-        return freed
-
-    def clean_superseded(self) -> int:
-        """Remove the artefacts that are not the newest of their name for any target.
-
-        Returns and raises as ``clean``.
-        """
-        if not self._there():
-            return 0
-        notes = (_note(path) for path in (self.root / "last").rglob("*.json"))
-        newest = {note["key"][:32] for note in notes if note is not None}
-        doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
-        # uv removes no wheel by itself: the newest environment is linked to its wheels
-        return sum(self._remove(folder) for folder in [*doomed, self.root / "unpacked"])
-
-    def _there(self) -> bool:
-        """Return whether there is a store, and wait for the steps of builds that are at work."""
-        self._refuse_others()
         if not self._marked():
-            return False
+            return 0
         self.sweep()
         for lock in (self.root / "locks").glob("*.lock"):
             with self.lock(lock.stem):
                 pass
-        return True
-
-    def _remove(self, folder: Path) -> int:
-        """Remove a folder with its contents; returns the bytes freed, 0 if it is missing."""
-        if not folder.is_dir():
-            return 0
-        # a file that is linked elsewhere, too (downloads, unpacked wheels), counts by its share
-        found = (file.lstat() for file in folder.rglob("*"))
-        freed = sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
-        self._discard(folder)
+        names = (*_RESULTS, *(_REST if everything else ()))
+        doomed = [self.root / name for name in names]
+        if superseded:
+            notes = (_note(path) for path in (self.root / "last").rglob("*.json"))
+            newest = {note["key"][:32] for note in notes if note is not None}
+            doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
+            # uv removes no wheel by itself: the newest environment is linked to its wheels
+            doomed.append(self.root / "unpacked")
+        freed = 0
+        for folder in filter(Path.is_dir, doomed):
+            # a file that is linked elsewhere, too (downloads, unpacked wheels), counts by its share
+            found = (file.lstat() for file in folder.rglob("*"))
+            freed += sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
+            self._discard(folder)
+        self._prepared = False  # the next write creates the folders again
         return freed
 
     def _discard(self, path: Path) -> None:
         # renamed first, so that no process finds half of it; another build may be faster
         with self.temporary("discarded") as work, disk_errors(path), suppress(FileNotFoundError):
             path.rename(work / "it")
-
-
-def _foreign(root: Path) -> Iterator[str]:
-    """Yield what a new store does not have, relative to its root."""
-    for path in root.iterdir() if root.is_dir() else ():
-        if path.name in ("downloads", "partial") and path.is_dir() and not path.is_symlink():
-            inside = (one.name for one in path.iterdir() if not _SHA256.fullmatch(one.name))
-            yield from (f"{path.name}/{name}" for name in inside)
-        # the root of a fresh file system; a store that another build is making
-        elif path.name != "lost+found" and not path.name.startswith(f".{_TAG}"):
-            yield path.name
 
 
 def _note(path: Path) -> Mapping[str, Any] | None:

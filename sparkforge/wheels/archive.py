@@ -1,4 +1,4 @@
-"""Write zip archives member by member, and copy the compressed bytes of unchanged members.
+"""Wheels as zip archives: members are copied as they are packed, or written; never packed again.
 
 The standard library can only copy a member by unpacking and packing it. That takes minutes for a
 wheel of 300 MB, and gives other bytes with another zlib. Dates, modes and order are fixed, so equal
@@ -7,55 +7,32 @@ inputs give equal archives.
 
 from __future__ import annotations
 
-import itertools
+import base64
 import stat
 import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from sparkforge.core import plain
 from sparkforge.core.errors import BuildError
 
-_LOCAL = struct.Struct("<4s5H3L2H")
-_CENTRAL = struct.Struct("<4s6H3L5H2L")
-_END = struct.Struct("<4s4H2LH")
-_UTF8_NAME = 0x800
-_UNIX = 3
-_VERSION_NEEDED = 20  # deflate and folders, which every reader supports
-_LIMIT = 0xFFFFFFFF  # beyond it the archive needs zip64; our wheels are far smaller
-_PIECE = 1 << 20
-_ENCRYPTED = 0x1
-_DESCRIPTOR = 0x8
+_LOCAL = struct.Struct("<4s5H3L2H")  # the header in front of a member
+_UTF8_NAME, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1  # flags of a member
 _ZIP64 = 0xFFFFFFFF
+_PIECE = 1 << 20
 UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    IndexError,
-    RuntimeError,
-    ValueError,
-    OverflowError,
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, IndexError, RuntimeError),
+    *(ValueError, OverflowError),
 )
 """The standard library's errors for files that are not archives, damaged, or packed in unknown
 ways."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    name: str
-    method: int
-    crc: int
-    packed: int
-    size: int
-    mode: int
-    offset: int
 
 
 class Source:
@@ -63,10 +40,7 @@ class Source:
 
     It accepts only archives that all readers of wheels interpret alike: each name is a plain path,
     unique and equal in both of its headers; no member is a folder of another, encrypted, or packed
-    other than by deflate.
-
-    Raises:
-        BuildError: it is not such an archive.
+    other than by deflate. BuildError: it is not such an archive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,37 +72,31 @@ class Source:
             name = info.orig_filename.removesuffix("/")
             if problem := plain.path_problem(name):
                 raise self.wrong(f"the name of a member {problem}: {name[:99]!r}")
-            if info.filename.endswith("/"):
-                folders.add(name)
-            elif name in files:
+            if name in files:
                 raise self.wrong(f"{name} occurs twice")
-            else:
-                files.add(name)
+            (folders if info.filename.endswith("/") else files).add(name)
             folders.update(str(parent) for parent in PurePosixPath(name).parents)
-            if info.flag_bits & _ENCRYPTED:
-                raise self.wrong(f"{name} is encrypted")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise self.wrong(
-                    f"{name} uses compression method {info.compress_type}, not deflate"
-                )
+            packing = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+            if info.flag_bits & _ENCRYPTED or info.compress_type not in packing:
+                raise self.wrong(f"{name} is encrypted, or packed other than by deflate")
+            start = self._start(info)
             if info.header_offset < end:
                 raise self.wrong(f"{name} overlaps another member")
-            end = self._checked_header(info) + info.compress_size
+            end = start + info.compress_size
         for name in sorted(files & folders):
             raise self.wrong(f"{name} is both a file and a folder")
 
-    def _checked_header(self, info: zipfile.ZipInfo) -> int:
+    def _start(self, info: zipfile.ZipInfo) -> int:
         """Return the position of a member's bytes; its two headers must agree."""
         self._file.seek(info.header_offset)
         fields = _LOCAL.unpack(self._file.read(_LOCAL.size))
-        flags, method = fields[2:4]
-        crc, packed, size = fields[6:9]
-        name = self._file.read(fields[9]).decode(
-            "utf-8" if info.flag_bits & _UTF8_NAME else "cp437"
-        )
-        behind = flags & _DESCRIPTOR or _ZIP64 in (packed, size)  # the sizes are elsewhere
-        if (fields[0], name, method) != (b"PK\3\4", info.orig_filename, info.compress_type) or (
-            not behind and (crc, packed, size) != (info.CRC, info.compress_size, info.file_size)
+        encoding = "utf-8" if info.flag_bits & _UTF8_NAME else "cp437"
+        name = self._file.read(fields[9]).decode(encoding)
+        sizes = fields[6:9]
+        # else the sizes are behind the data, or in the zip64 extension
+        here = not fields[2] & _DESCRIPTOR and _ZIP64 not in sizes[1:]
+        if (fields[0], name, fields[3]) != (b"PK\3\4", info.orig_filename, info.compress_type) or (
+            here and sizes != (info.CRC, info.compress_size, info.file_size)
         ):
             raise self.wrong(f"{info.filename}: its two headers differ")
         return info.header_offset + _LOCAL.size + int(fields[9]) + int(fields[10])
@@ -140,11 +108,7 @@ class Source:
         return b"".join(self.content(name))
 
     def content(self, name: str) -> Iterator[bytes]:
-        """Yield a member's content in pieces, and check its check sum.
-
-        Raises:
-            BuildError: it is damaged.
-        """
+        """Yield a member's content in pieces; BuildError if its check sum differs."""
         try:
             with self._zip.open(self.members[name]) as file:
                 while piece := file.read(_PIECE):
@@ -154,7 +118,7 @@ class Source:
 
     def packed(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
         """Yield a member's bytes as stored in the archive, compressed or not, in pieces."""
-        self._file.seek(self._checked_header(info))
+        self._file.seek(self._start(info))
         left = info.compress_size
         while left:
             piece = self._file.read(min(left, _PIECE))
@@ -188,73 +152,109 @@ class Writer:
 
     def __init__(self, file: IO[bytes], epoch: int) -> None:
         self._file = file
-        self._offset = 0
-        self._entries: list[_Entry] = []
-        year, month, day, hour, minute, second = time.gmtime(epoch)[:6]
-        self._date = (max(year, 1980) - 1980) << 9 | month << 5 | day
-        self._time = hour << 11 | minute << 5 | second // 2
+        self._entries: list[zipfile.ZipInfo] = []
+        self._date = time.gmtime(max(epoch, 315532800))[:6]
 
     def copy(self, source: Source, info: zipfile.ZipInfo, name: str) -> None:
         """Add a member of another archive under a name, with its bytes unchanged."""
-        self._add(
-            name,
-            source.packed(info),
-            info.compress_size,
-            info.compress_type,
-            info.CRC,
-            info.file_size,
-            _mode(info.external_attr >> 16),
-        )
+        entry = self._entry(name, bool(info.external_attr >> 16 & stat.S_IXUSR))
+        entry.compress_type, entry.CRC = info.compress_type, info.CRC
+        entry.compress_size, entry.file_size = info.compress_size, info.file_size
+        self._add(entry, source.packed(info))
 
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
         """Add new content uncompressed: compressed, it would differ with another zlib."""
-        mode = 0o755 if executable else 0o644
-        self._add(name, [data], len(data), zipfile.ZIP_STORED, zlib.crc32(data), len(data), mode)
+        entry = self._entry(name, executable)
+        entry.CRC, entry.compress_size, entry.file_size = zlib.crc32(data), len(data), len(data)
+        self._add(entry, [data])
 
-    def _add(
-        self,
-        name: str,
-        pieces: Iterable[bytes],
-        packed: int,
-        method: int,
-        crc: int,
-        size: int,
-        mode: int,
-    ) -> None:
-        if self._offset + max(packed, size) > _LIMIT:
-            raise BuildError("the wheel would exceed 4 GiB, the limit of its format")
-        raw = name.encode()
-        flags = 0 if raw.isascii() else _UTF8_NAME
-        entry = _Entry(name, method, crc, packed, size, mode, self._offset)
-        header = _LOCAL.pack(
-            *(b"PK\3\4", _VERSION_NEEDED, flags, method, self._time, self._date),
-            *(crc, packed, size, len(raw), 0),
-        )
-        for part in itertools.chain((header, raw), pieces):
-            self._file.write(part)
-            self._offset += len(part)
+    def _entry(self, name: str, executable: bool) -> zipfile.ZipInfo:
+        entry = zipfile.ZipInfo(name, self._date)
+        # one of two modes, so that the umask of the release's build has no effect
+        entry.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+        entry.create_system = 3  # Unix
+        return entry
+
+    def _add(self, entry: zipfile.ZipInfo, pieces: Iterable[bytes]) -> None:
+        entry.header_offset = self._file.tell()
+        try:
+            self._file.write(entry.FileHeader(zip64=False))
+        except (zipfile.LargeZipFile, struct.error) as error:
+            raise BuildError(f"the wheel is too large for its format: {error}") from None
+        self._file.writelines(pieces)
         self._entries.append(entry)
 
     def finish(self) -> None:
         """Write the directory, which completes the archive."""
-        start = self._offset
-        size = 0
-        for entry in self._entries:
-            raw = entry.name.encode()
-            flags = 0 if raw.isascii() else _UTF8_NAME
-            record = _CENTRAL.pack(
-                *(b"PK\1\2", _UNIX << 8 | _VERSION_NEEDED, _VERSION_NEEDED, flags, entry.method),
-                *(self._time, self._date, entry.crc, entry.packed, entry.size, len(raw)),
-                *(0, 0, 0, 0, (stat.S_IFREG | entry.mode) << 16, entry.offset),
-            )
-            self._file.write(record + raw)
-            size += len(record) + len(raw)
-        count = len(self._entries)
-        if count >= 0xFFFF or start + size > _LIMIT:
-            raise BuildError("the wheel has too many files for its format")
-        self._file.write(_END.pack(b"PK\5\6", 0, 0, count, count, size, start, 0))
+        try:
+            # without zip64, which not every reader of wheels knows; ours are far smaller
+            with zipfile.ZipFile(self._file, "w", allowZip64=False) as directory:
+                directory.filelist.extend(self._entries)
+        except (zipfile.LargeZipFile, struct.error) as error:
+            raise BuildError(f"the wheel is too large for its format: {error}") from None
 
 
-def _mode(mode: int) -> int:
-    """Return one of two modes, so that the umask of the release's build has no effect."""
-    return 0o755 if mode & stat.S_IXUSR else 0o644
+def record_hash(data: bytes) -> str:
+    """Return a digest as RECORD has it."""
+    return "sha256=" + base64.urlsafe_b64encode(sha256(data).digest()).rstrip(b"=").decode()
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A wheel of our own.
+
+    Attributes:
+        tag: e.g. ``py3-none-any``.
+        metadata: further lines of METADATA.
+        entry_points: by group, then by name.
+        licenses: texts by name.
+    """
+
+    name: str
+    version: str
+    tag: str
+    metadata: Sequence[str]
+    members: Mapping[str, bytes]
+    entry_points: Mapping[str, Mapping[str, str]]
+    licenses: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def write_fresh(wheel: Fresh, epoch: int, folder: Path) -> Path:
+    """Write a wheel of our own into a folder: the same members give the same bytes.
+
+    Args:
+        epoch: date of its members, seconds since 1970.
+    """
+    stem = f"{wheel.name.replace('-', '_')}-{wheel.version}"
+    info = f"{stem}.dist-info"
+    about = ("Metadata-Version: 2.4", f"Name: {wheel.name}", f"Version: {wheel.version}")
+    pure = str(wheel.tag.endswith("-any")).lower()
+    members = {
+        **wheel.members,
+        f"{info}/METADATA": _lines(*about, *wheel.metadata),
+        f"{info}/WHEEL": _lines(
+            *("Wheel-Version: 1.0", "Generator: sparkforge"),
+            *(f"Root-Is-Purelib: {pure}", f"Tag: {wheel.tag}"),
+        ),
+        **{f"{info}/licenses/{name}": text for name, text in wheel.licenses.items()},
+    }
+    points: list[str] = []
+    for group, names in wheel.entry_points.items():
+        points += [f"[{group}]", *(f"{name} = {at}" for name, at in names.items())]
+    if points:
+        members[f"{info}/entry_points.txt"] = _lines(*points)
+    record = [f"{name},{record_hash(data)},{len(data)}" for name, data in sorted(members.items())]
+    members[f"{info}/RECORD"] = _lines(*record, f"{info}/RECORD,,")
+    out = folder / f"{stem}-{wheel.tag}.whl"
+    with out.open("xb") as file:
+        writer = Writer(file, epoch)
+        # metadata last, as every builder does
+        for name in sorted(members, key=lambda name: (".dist-info/" in name, name)):
+            writer.add(name, members[name])
+        writer.finish()
+    out.chmod(0o444)  # dist/ links to it: a change there must not change the store
+    return out
+
+
+def _lines(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()

@@ -7,7 +7,6 @@ not later by the users of our wheel.
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import hashlib
 import io
@@ -33,36 +32,35 @@ _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 @dataclass(frozen=True)
 class Field:
-    """A header of METADATA or WHEEL."""
+    """A header of METADATA or WHEEL: key in lower case, value, and the text as written."""
 
     key: str
-    """In lower case; readers ignore the case."""
     value: str
-    """Without surrounding white space."""
     text: str
-    """As written, on several lines if folded."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel's metadata."""
+    """A wheel's metadata.
+
+    Attributes:
+        stem: ``NAME-VERSION`` in the spelling of its ``.dist-info`` folder.
+        name, version: of METADATA.
+        released: the version in the file's name.
+        tags: ``PYTHON-ABI-PLATFORM`` of the file's name.
+        metadata, wheel: the headers of METADATA and WHEEL; ``description`` is METADATA's text.
+        record: digests of the members, as ``sha256=…``.
+    """
 
     stem: str
-    """``NAME-VERSION`` in the spelling of its ``.dist-info`` folder."""
     name: str
     version: str
-    """``name``, ``version``: of METADATA."""
     released: str
-    """The version in the file's name."""
     tags: str
-    """``PYTHON-ABI-PLATFORM`` of the file's name."""
     metadata: tuple[Field, ...]
-    """The headers of METADATA; ``description`` is the text after them."""
     description: str
     wheel: tuple[Field, ...]
-    """The headers of WHEEL."""
     record: Mapping[str, str]
-    """Digests of the members, as ``sha256=…``."""
 
     @property
     def info(self) -> str:
@@ -72,22 +70,13 @@ class Wheel:
 
 @dataclass(frozen=True)
 class IntakeResult:
-    """A wheel that was checked."""
+    """A wheel that was checked: the number of its members."""
 
     members: int
-    """Their number."""
 
 
 def take(store: Store, path: Path, sha256: str) -> None:
-    """Check every byte of a wheel with its RECORD, once for each store.
-
-    Args:
-        path: a verified download.
-        sha256: its hash.
-
-    Raises:
-        BuildError: pip, uv or ``wheel`` would not accept it.
-    """
+    """Check every byte of a download, once for each store; BuildError: no installer takes it."""
 
     def check(folder: Path) -> IntakeResult:
         with archive.opened(path) as source:
@@ -97,11 +86,7 @@ def take(store: Store, path: Path, sha256: str) -> None:
 
 
 def verify(source: archive.Source) -> int:
-    """Check every member of a wheel with its RECORD; returns their number.
-
-    Raises:
-        BuildError: as ``read``, or a member differs from RECORD.
-    """
+    """Check every member of a wheel with its RECORD; returns their number."""
     wheel = read(source)
     unsigned = {f"{wheel.info}/{name}" for name in _UNSIGNED}
     for member in source.members:
@@ -113,11 +98,7 @@ def verify(source: archive.Source) -> int:
 
 
 def checked(source: archive.Source, record: Mapping[str, str], member: str) -> Iterator[bytes]:
-    """Yield the content of a member, and compare it with its hash in RECORD, if it has one.
-
-    Raises:
-        BuildError: it differs; after the last piece.
-    """
+    """Yield a member's content; BuildError after it if it differs from its hash in RECORD."""
     algorithm, _, wanted = record.get(member, "sha256=").partition("=")
     digest = hashlib.new(algorithm)
     for piece in source.content(member):
@@ -131,8 +112,7 @@ def checked(source: archive.Source, record: Mapping[str, str], member: str) -> I
 def read(source: archive.Source) -> Wheel:
     """Read a wheel's metadata.
 
-    Raises:
-        BuildError: its file name, METADATA, WHEEL or RECORD are invalid, or disagree.
+    BuildError: its file name, METADATA, WHEEL or RECORD are invalid, or disagree.
     """
     parts = source.path.name.removesuffix(".whl").split("-")
     if len(parts) != 5 or plain.path_problem(source.path.name):
@@ -169,24 +149,19 @@ def read(source: archive.Source) -> Wheel:
 
 def _stem(source: archive.Source, name: str, version: str) -> str:
     """Return NAME-VERSION in the spelling of the wheel's own folders, one of each kind."""
-    found: dict[str, set[str]] = {_INFO: set(), _DATA: set()}
-    for member in source.members:
-        top, *below = member.split("/")
-        for suffix, stems in found.items():
-            if below and top.endswith(suffix):
-                stems.add(top.removesuffix(suffix))
+    stems: dict[str, set[str]] = {_INFO: set(), _DATA: set()}
+    for top, *below in (member.split("/") for member in source.members):
+        for suffix in stems if below else ():
+            if top.endswith(suffix):
+                stems[suffix].add(top.removesuffix(suffix))
         if below and top.endswith(_DATA) and (below[0] not in _SCHEMES or len(below) < 2):
-            raise source.wrong(f"{member}: unknown place for an installer")
-    for suffix, stems in found.items():
-        if len(stems) > 1:
-            raise source.wrong(f"has {len(stems)} {suffix} folders")
-    wanted = canonicalize_name(name), version
-    stem = next(iter(found[_INFO]), "")
+            raise source.wrong(f"{top}/{below[0]}: unknown place for an installer")
+    if len(stems[_INFO]) != 1 or stems[_DATA] - stems[_INFO]:
+        raise source.wrong(f"has no single {_INFO} folder with its {_DATA} folder")
+    (stem,) = stems[_INFO]
     spelt, _, numbered = stem.rpartition("-")
-    if (canonicalize_name(spelt), numbered) != wanted:
+    if (canonicalize_name(spelt), numbered) != (canonicalize_name(name), version):
         raise source.wrong(f"has no {name}-{version}{_INFO}")
-    if found[_DATA] - {stem}:
-        raise source.wrong(f"its {_DATA} folder is not named {stem}{_DATA}")
     return stem
 
 
@@ -196,9 +171,9 @@ def _text(source: archive.Source, member: str) -> str:
     try:
         text = source.read(member).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        raise source.wrong(f"{member} is not UTF-8 text") from None
+        text = "\ufeff"
     if text.startswith("\ufeff"):
-        raise source.wrong(f"{member} starts with a byte order mark")
+        raise source.wrong(f"{member} is not UTF-8 text, or starts with a byte order mark")
     return text
 
 
@@ -225,21 +200,16 @@ def _record(source: archive.Source, member: str) -> dict[str, str]:
     found: dict[str, str] = {}
     seen = set()
     try:
-        for row in csv.reader(io.StringIO(_text(source, member)), strict=True):
-            if not row:
-                continue
-            if len(row) != 3:
-                raise source.wrong(f"RECORD has a line of {len(row)} columns: {row[0][:99]!r}")
-            name, digest, _ = row
-            if name in seen:
-                raise source.wrong(f"RECORD lists {name} twice")
-            seen.add(name)
+        for name, digest, _ in filter(
+            None, csv.reader(io.StringIO(_text(source, member)), strict=True)
+        ):
             algorithm, _, value = digest.partition("=")
+            if name in seen or (digest and algorithm not in _DIGESTS):
+                raise source.wrong(f"RECORD lists {name} twice, or with an unknown digest")
+            seen.add(name)
             if digest:
                 base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True)
-                if algorithm not in _DIGESTS:
-                    raise source.wrong(f"RECORD has a digest of {name} by {algorithm}")
                 found[name] = digest
-    except (csv.Error, ValueError, binascii.Error) as error:
+    except (csv.Error, ValueError) as error:  # also a line of other than three columns
         raise source.wrong(f"cannot read RECORD: {error}") from None
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from sparkforge.core import git, gitread
 from sparkforge.core.errors import BuildError
 from sparkforge.core.git import Change
-from sparkforge.pins.pathmap import PathRule, rule_of
+from sparkforge.pins.types import PathRule, member_of, origin_of, rule_of
 from sparkforge.series.patchfile import check_shadows
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import RELEASE_INSTEAD, Source
@@ -28,24 +28,26 @@ from sparkforge.wheels.intake import Wheel
 
 @dataclass(frozen=True)
 class Request:
-    """Changes of a release wheel, other than its files."""
+    """Changes of a release wheel, other than its files.
+
+    Attributes:
+        wheel: the verified release wheel.
+        name: distribution name of the result; None keeps it.
+        local: local version part, e.g. ``cpu.spark.1``.
+        drop_requires, add_requires: requirements to remove from METADATA, and to add.
+        version_file: the module in the wheel with the version, or None.
+        epoch: date of every member, seconds since 1970.
+        release: the release of its files; None: the wheel's own.
+    """
 
     wheel: Path
-    """The verified release wheel."""
     name: str | None
-    """Distribution name of the result; None keeps it."""
     local: str
-    """Local version part, e.g. ``cpu.spark.1``."""
     drop_requires: tuple[str, ...]
-    """Requirements to remove from METADATA."""
     version_file: str | None
-    """The module in the wheel with the version, or None."""
     epoch: int
-    """Date of every member, seconds since 1970."""
     release: str | None = None
-    """The release of its files; None: the wheel's own."""
     add_requires: tuple[str, ...] = ()
-    """Requirements to add to METADATA."""
 
 
 @dataclass(frozen=True)
@@ -57,82 +59,107 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Overlaid:
-    """The overlay wheel: file, distribution, version, and patched members."""
+class Plan:
+    """Changed members of a wheel, with their content.
+
+    Attributes:
+        executable: modes of members that a patch sets; others stay.
+        left_out: changed files of the repository that no wheel contains; the build rules among
+            them, ``compile_only``, did not apply to the release's native code.
+    """
+
+    fresh: Mapping[str, bytes] = field(default_factory=dict)
+    executable: Mapping[str, bool] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    compile_only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlaid(Plan):
+    """The overlay wheel: its changes, file, distribution and version."""
 
     path: Path
     name: str
     version: str
-    replaced: tuple[str, ...]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    left_out: tuple[str, ...]
-    """Changed files of the repository that no wheel contains."""
-    compile_only: tuple[str, ...]
-    """Build rules among these, which did not apply to the release's native code."""
 
 
 def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
     """Write the overlay wheel into ``folder``; without layers only its metadata changes.
 
-    Raises:
-        BuildError: a patch changes native sources, or the release wheel's file is not the patch's
-            original.
+    BuildError: a patch changes native sources, or the release wheel's file is not the patch's
+    original.
     """
     with archive.opened(request.wheel) as source:
         return write(request, source, plan(request, layers, source), folder)
 
 
-def write(request: Request, source: archive.Source, changes: Plan, folder: Path) -> Overlaid:
-    """Write a wheel with some members changed, under our name and version.
+def renew(request: Request, layer: Layer, folder: Path) -> Overlaid:
+    """Write a wheel with its native files, and a tree's files in place of all others.
 
-    Args:
-        source: ``request.wheel``, open.
+    A build for CPUs may be published long after its release. Until then its target takes the
+    native files of the build before, marked as such in pins.yaml (``natives``) and in the wheel's
+    version. ``request.release`` is the tree's.
     """
+    fresh: dict[str, bytes] = {}
+    executable: dict[str, bool] = {}
+    with archive.opened(request.wheel) as source:
+        with gitread.reading(layer.patched.source.repo) as reader:
+            for file in reader.files(layer.patched.commit):
+                if (member := member_of(layer.paths, file.path)) is not None:
+                    fresh[member] = reader.blob(file.id)
+                    executable[member] = file.mode == "100755"
+        stale = tuple(
+            member
+            for member in source.members
+            if origin_of(layer.paths, member) is not None
+            and member not in fresh
+            and not member.endswith(".so")
+        )
+        return write(request, source, Plan(fresh, executable, removed=stale), folder)
+
+
+def write(request: Request, source: archive.Source, changes: Plan, folder: Path) -> Overlaid:
+    """Write ``request.wheel``, open as ``source``, changed and under our name and version."""
     wheel = intake.read(source)
     name = request.name or wheel.name
     version = output_version(request.release or wheel.version, request.local)
-    new_stem = f"{_escape(name)}-{version}"
+    new_stem = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}"
     fresh = dict(changes.fresh)
     if request.version_file is not None:
         stated = fresh.get(request.version_file) or source.read(request.version_file)
-        fresh[request.version_file] = _version_file(
-            stated, request.release or wheel.released, version, request.version_file
-        )
+        old = request.release or wheel.released
+        fresh[request.version_file] = _version_file(stated, old, version, request.version_file)
+    record = f"{wheel.info}/RECORD"
     fresh[f"{wheel.info}/METADATA"] = _metadata(wheel, request, name, version)
     fresh[f"{wheel.info}/WHEEL"] = _wheel_file(wheel)
-    fresh[f"{wheel.info}/RECORD"] = b""  # written last
-
+    fresh[record] = b""  # known last
     # a signature of the release's RECORD is not valid for ours
-    signatures = {f"{wheel.info}/RECORD{suffix}" for suffix in (".jws", ".p7s")}
-    names = (source.members.keys() | fresh.keys()) - set(changes.removed) - signatures
+    gone = {*changes.removed, f"{record}.jws", f"{record}.p7s"}
+    names = (source.members.keys() | fresh.keys()) - gone
     check_shadows(changes.added, names, request.wheel.name)
-    renamed = {member: _rename(member, wheel.stem, new_stem) for member in names}
-    fresh[f"{wheel.info}/RECORD"] = _record(source, wheel, fresh, renamed)
+    own = (f"{wheel.stem}.dist-info/", f"{wheel.stem}.data/")
+    renamed = {
+        member: new_stem + member[len(wheel.stem) :] if member.startswith(own) else member
+        for member in names
+    }
+    fresh[record] = _record(source, wheel, fresh, renamed)
     out = folder / f"{new_stem}-{wheel.tags}.whl"
     with out.open("wb", buffering=1 << 20) as file:
         writer = archive.Writer(file, request.epoch)
         # metadata last, as the wheel format recommends: readers find it from the end
         for member in sorted(names, key=lambda m: (m.startswith(wheel.info), renamed[m])):
             if member in fresh:
-                mode = (
-                    source.members[member].external_attr >> 16 if (member in source.members) else 0
-                )
+                known = source.members.get(member)
+                mode = known.external_attr >> 16 if known is not None else 0
                 executable = changes.executable.get(member, bool(mode & 0o100))
                 writer.add(renamed[member], fresh[member], executable=executable)
             else:
                 writer.copy(source, source.members[member], renamed[member])
         writer.finish()
-    return Overlaid(
-        path=out,
-        name=name,
-        version=version,
-        replaced=changes.replaced,
-        added=changes.added,
-        removed=changes.removed,
-        left_out=changes.left_out,
-        compile_only=changes.compile_only,
-    )
+    return Overlaid(**vars(changes), path=out, name=name, version=version)
 
 
 def output_version(release_version: str, local: str) -> str:
@@ -143,115 +170,62 @@ def output_version(release_version: str, local: str) -> str:
 # -- which members change --------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Changed members of a wheel, with their content."""
-
-    fresh: Mapping[str, bytes] = field(default_factory=dict)
-    executable: Mapping[str, bool] = field(default_factory=dict)
-    """Modes of members that a patch sets; others stay."""
-    replaced: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    compile_only: tuple[str, ...] = ()
-
-
 def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> Plan:
     """Find the changes of patched trees in a release wheel; raises as ``build``."""
-    blobs: dict[Path, dict[str, str]] = {}
+    fresh: dict[str, bytes] = {}
     executable: dict[str, bool] = {}
-    replaced: list[str] = []
-    added: list[str] = []
-    removed: list[str] = []
-    left_out: list[str] = []
-    compile_only: list[str] = []
-    refused: dict[str, list[str]] = {}
-    changes = [
-        (layer, change)
-        for layer in layers
-        for change in git.changes(
-            layer.patched.source.repo, layer.patched.source.commit, layer.patched.commit
-        )
-    ]
-    for layer, change in changes:
-        patched = layer.patched
-        rule = rule_of(layer.paths, change.path)
-        if rule is None:
-            patch = patched.touched.get(change.path, "the series")
-            refused.setdefault(patch, []).append(change.path)
-            continue
-        if rule.wheel is None:
-            left_out.append(change.path)
-            if rule.build:
-                compile_only.append(change.path)
-            continue
-        member = rule.wheel + change.path[len(rule.repo) :]
-        _check_before(request, source, patched.source, change, member)
-        if change.new_blob == git.ABSENT:
-            removed.append(member)
-            continue
-        (added if change.old_blob == git.ABSENT else replaced).append(member)
-        blobs.setdefault(patched.source.repo, {})[member] = change.new_blob
-        if change.new_mode != change.old_mode:
-            executable[member] = change.new_mode == "100755"
+    kinds: dict[str, list[str]] = defaultdict(list)
+    refused: dict[str, list[str]] = defaultdict(list)
+    for layer in layers:
+        patched, origin = layer.patched, layer.patched.source
+        with gitread.reading(origin.repo) as reader:
+            for change in git.changes(origin.repo, origin.commit, patched.commit):
+                rule = rule_of(layer.paths, change.path)
+                if rule is None:
+                    patch = patched.touched.get(change.path, "the series")
+                    refused[patch].append(change.path)
+                    continue
+                if rule.wheel is None:
+                    for kind in ("left_out", *(["compile_only"] if rule.build else [])):
+                        kinds[kind].append(change.path)
+                    continue
+                member = rule.wheel + change.path[len(rule.repo) :]
+                _check_before(request, source, origin, change, member)
+                if change.new_blob == git.ABSENT:
+                    kinds["removed"].append(member)
+                    continue
+                kinds["added" if change.old_blob == git.ABSENT else "replaced"].append(member)
+                fresh[member] = reader.blob(change.new_blob)
+                if change.new_mode != change.old_mode:
+                    executable[member] = change.new_mode == "100755"
     if refused:
         what = "\n".join(f"  {patch}: {', '.join(paths)}" for patch, paths in refused.items())
-        msg = (
-            f"{request.wheel.name}: an overlay cannot contain the changes of these patches:\n{what}"
-        )
+        msg = f"{request.wheel.name}: an overlay cannot contain the changes of:\n{what}"
         raise BuildError(msg, "these files are not in a wheel: use --wheels compile")
-    fresh: dict[str, bytes] = {}
-    for repo, members in blobs.items():
-        with gitread.reading(repo) as reader:
-            fresh |= {member: reader.blob(blob) for member, blob in members.items()}
-    return Plan(
-        fresh,
-        executable,
-        tuple(replaced),
-        tuple(added),
-        tuple(removed),
-        tuple(left_out),
-        tuple(compile_only),
-    )
+    return Plan(fresh, executable, **{kind: tuple(names) for kind, names in kinds.items()})
 
 
 def _check_before(
     request: Request, wheel: archive.Source, source: Source, change: Change, member: str
 ) -> None:
     """Refuse a wheel whose file is not the patch's original."""
-    data = wheel.read(member) if member in wheel.members else None
-    found = git.ABSENT if data is None else _blob_id(data)
-    if found == change.old_blob:
-        return
-    state = "is missing" if data is None else "differs from the pinned source"
-    msg = (
-        f"{request.wheel.name}: {member} {state}: {git.shown(found)} in the wheel,"
-        f" {git.shown(change.old_blob)} at {change.path} in {source.upstream} ({source.origin})"
-    )
-    remedy = "wheel and source in pins.yaml must be from the same release"
-    if source.provider == "git":
-        remedy = f"{remedy}; {RELEASE_INSTEAD}"
-    raise BuildError(msg, remedy)
-
-
-def _blob_id(data: bytes) -> str:
-    # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    found = git.ABSENT
+    if member in wheel.members:
+        data = wheel.read(member)
+        # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
+        found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    if found != change.old_blob:
+        msg = (
+            f"{request.wheel.name}: {member} differs from the pinned source: {git.shown(found)} in"
+            f" the wheel, {git.shown(change.old_blob)} in {source.upstream} ({source.origin})"
+        )
+        remedy = "wheel and source in pins.yaml must be from the same release"
+        raise BuildError(
+            msg, f"{remedy}; {RELEASE_INSTEAD}" if source.provider == "git" else remedy
+        )
 
 
 # -- the wheel's own files ---------------------------------------------------------
-
-
-def _escape(name: str) -> str:
-    return re.sub(r"[-_.]+", "_", name).lower()
-
-
-def _rename(member: str, old_stem: str, new_stem: str) -> str:
-    for suffix in (".dist-info/", ".data/"):
-        if member.startswith(old_stem + suffix):
-            return new_stem + member[len(old_stem) :]
-    return member
 
 
 def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
@@ -306,7 +280,7 @@ def _record(
         if member == itself:
             rows.append((name, "", ""))
         elif member in fresh:
-            rows.append((name, _record_hash(fresh[member]), str(len(fresh[member]))))
+            rows.append((name, archive.record_hash(fresh[member]), str(len(fresh[member]))))
         elif member in wheel.record:
             rows.append((name, wheel.record[member], str(source.members[member].file_size)))
         else:
@@ -316,8 +290,3 @@ def _record(
     order = sorted(rows, key=lambda row: (row[0] == renamed[itself], row[0]))
     csv.writer(out, lineterminator="\n").writerows(order)
     return out.getvalue().encode()
-
-
-def _record_hash(data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    return f"sha256={digest}"

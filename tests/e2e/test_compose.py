@@ -23,6 +23,7 @@ import requests
 
 from sparkforge.build import composing, image
 from sparkforge.build.context import Tools
+from sparkforge.build.results import ImageResult
 from sparkforge.core.disk import sha256_file
 from sparkforge.runtime import engine
 from tests.disks import fill, mounted
@@ -124,7 +125,9 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
         contents = image.Contents(ours, folder / "house", share, labels)
-        return image.build(reached, tools, context, base, contents, work).tag
+        made = image.build(reached, tools, context, base, contents, work)
+        assert isinstance(made, ImageResult)
+        return made.tag
 
     return make
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from wheel.wheelfile import WheelFile
 
-from sparkforge.runtime import isa
-from tests.results import context_of
 from tests.support import slow_engines
 
 from .conftest import Build
@@ -28,14 +26,10 @@ def item(receipt: Any, label: str) -> Any:
     return next(one for one in receipt["items"] if one["label"] == label)
 
 
-def test_the_served_model_answers_and_the_unpatched_release_does_not_or_the_same(
-    receipt: Any,
-) -> None:
+def test_the_served_model_answers_and_the_unpatched_release_refuses(receipt: Any) -> None:
     smoke = item(receipt, "smoke")["outputs"]
     assert smoke["tokens"] > 0
-    compared = isa.here() == "amx" and not context_of("cpu").older_natives
-    assert smoke["release"]["done"] == ("compared" if compared else "refused")
-    assert "No MXFP4 MoE backend" in smoke["release"]["refusal"]
+    assert "No MXFP4 MoE backend" in smoke["release"]
 
 
 def test_dense_layers_in_mxfp4_are_served(receipt: Any, build: Build, checkout: Path) -> None:
@@ -69,16 +63,15 @@ def test_the_build_is_measured_against_the_release(
     wheels = [item(receipt, label)["outputs"] for label in ("wheel vllm", "plugin")]
     assert ours["identity"]["wheels"] == {one["file"]: one["sha256"] for one in wheels}
     for one in (release, ours):
-        assert one["complete"]
-        decode = [each for each in one["samples"] if each["metric"] == "decode"]
-        assert [each["test"][-4:] for each in decode] == ["(c1)", "(c2)"]
-        assert [len(each["values"]) for each in decode] == [2, 2]
+        assert set(one["tests"]) == {"pp512 tg32 (c1)", "pp512 tg32 (c2)"}
+        # an answer that came in one piece has no speed of decode
+        assert all(1 <= len(each["decode"]) <= 2 for each in one["tests"].values())
     changes = document["comparison"]["changes"]
     assert all(one["ratio"] > 0 for one in changes)
     assert {one["name"] for one in changes} == {"pp512 tg32 (c1)", "pp512 tg32 (c2)"}
     # CI's machine is seldom idle; the tolerance is more than any ratio could be
     pair = (str(out / "unpatched"), str(out / "patched"))
-    again = build("bench", "compare", *pair, "--disturbed", "--tolerance", "100")
+    again = build("bench", "compare", *pair, "--tolerance", "100")
     assert [one["ratio"] for one in again["changes"]] == [one["ratio"] for one in changes]
 
 
@@ -123,5 +116,5 @@ def test_a_second_cold_build_gives_the_same_wheel(receipt: Any, build: Build) ->
     # in another folder and another store, which share nothing but the downloads, by another umask
     found = build("verify", "--target", "cpu", "--engine", "none")
     wheels = [item(receipt, label)["outputs"]["sha256"] for label in ("wheel vllm", "plugin")]
-    both = [(f"sha256:{sha256}", f"sha256:{sha256}") for sha256 in wheels]
+    both = [(sha256, sha256) for sha256 in wheels]
     assert [(one["first"], one["second"]) for one in found["results"]] == both

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.check.verify import signing
-from sparkforge.check.verify.signing import SIGNED, Signer, Trust
 from sparkforge.core.errors import CheckError
+from sparkforge.release import signing
+from sparkforge.release.signing import SIGNED, Signer, Trust
 from tests.project import Project, new_project
 from tests.support import Server
 

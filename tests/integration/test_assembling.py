@@ -11,8 +11,8 @@ from sparkforge.build.compile import assembling
 from sparkforge.build.results import NativeFile
 from sparkforge.core.errors import BuildError
 from sparkforge.pins.compiling import Compile, Native
-from sparkforge.pins.pathmap import PathRule
 from sparkforge.pins.pins import Upstream
+from sparkforge.pins.types import PathRule
 from sparkforge.series.series import Patched
 from sparkforge.sources.sources import Source
 from sparkforge.wheels import overlay

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
-import subprocess
-import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ def doctor(*words: str, path: str = "", **variables: str) -> tuple[int, Any, str
     code, out, err = forked.run(["doctor", "--json", *words], ROOT, env)
     assert "Traceback" not in err
     return code, json.loads(out), err
+
+
+def zipped(readings: str) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as made:
+        made.writestr("readings.json", readings)
+    return raw.getvalue()
 
 
 def states(document: Any) -> dict[str, str]:
@@ -53,22 +60,6 @@ def test_missing_gpu_is_an_error(tmp_path: Path) -> None:
     assert f"error: this machine cannot build or serve target {OURS}" in err
 
 
-def test_another_platform_is_one_error() -> None:
-    code, document, _ = doctor("--target", {"spark": "rtx", "rtx": "spark"}[OURS])
-    assert code == STOPS
-    found = states(document)
-    assert {name for name, state in found.items() if state == "error"} == {"machine"}
-    assert {found[name] for name in ("gpu", "memory", "engine")} == {"not checked"}
-
-
-@pytest.mark.parametrize("name", ["SPARKFORGE_HF_CACHE", "HF_HUB_CACHE", "HF_HOME"])
-def test_home_of_nobody_is_a_folder_without_the_model(name: str) -> None:
-    place = {"SPARKFORGE_HF_CACHE": "", "HF_HUB_CACHE": "", name: "~nobody-of-that-name/hub"}
-    code, document, _ = doctor("--target", "spark", **place)
-    assert code == STOPS
-    assert any("~nobody-of-that-name" in one["seen"] for one in document["findings"])
-
-
 def program(folder: Path, name: str, script: str) -> str:
     folder.mkdir(exist_ok=True)
     file = folder / name
@@ -82,9 +73,6 @@ def program(folder: Path, name: str, script: str) -> str:
     [
         ("trap '' TERM; sleep 900 & sleep 900", "did not finish within"),
         ("echo 'No devices were found' >&2; exit 6", "No devices were found"),
-        ("head -c 3000000 /dev/urandom", "not XML"),
-        ("yes", "writes endless output"),
-        ("kill -SEGV $$", "exit code -11"),
     ],
 )
 def test_broken_nvidia_smi_is_an_error(tmp_path: Path, script: str, fragment: str) -> None:
@@ -97,21 +85,13 @@ def test_broken_nvidia_smi_is_an_error(tmp_path: Path, script: str, fragment: st
     assert (gpu["state"], fragment in gpu["seen"]) == ("error", True), gpu
 
 
-@pytest.mark.parametrize("word", ["--readings", "--compare"])
-@pytest.mark.parametrize("text", [None, "", "[]", '{"files": 3, "findings": 1}', "\x00"])
-def test_unusable_file_is_refused(tmp_path: Path, word: str, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "f").write_text(text)
-    code, document, _ = doctor("--target", "cpu", word, str(tmp_path / "f"))
+@pytest.mark.parametrize("data", [None, b"", b"[]", b'{"findings": 1}', b"\xff", zipped("{}")])
+def test_unusable_file_is_refused(tmp_path: Path, data: bytes | None) -> None:
+    if data is not None:
+        (tmp_path / "f").write_bytes(data)
+    code, document, _ = doctor("--target", "cpu", "--readings", str(tmp_path / "f"))
     assert code == 2
-    assert f"{word} {tmp_path / 'f'}" in document["error"]["what"]
-
-
-def test_machine_is_like_itself(tmp_path: Path) -> None:
-    _, document, _ = doctor("--target", "cpu")
-    (tmp_path / "f").write_text(json.dumps(document))
-    code, document, _ = doctor("--target", "cpu", "--compare", str(tmp_path / "f"))
-    assert (code, states(document)["same machine"]) == (0, "ok")
+    assert f"--readings {tmp_path / 'f'}" in document["error"]["what"]
 
 
 def test_unwritable_store_stops_the_target(tmp_path: Path) -> None:
@@ -119,16 +99,3 @@ def test_unwritable_store_stops_the_target(tmp_path: Path) -> None:
     code, document, _ = doctor("--target", "cpu", "--store", str(tmp_path / "file" / "store"))
     assert code == STOPS
     assert states(document)["store"] == "error"
-
-
-def test_without_a_terminal_there_is_no_colour() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sparkforge", "doctor", "--target", "cpu"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert "\033" not in done.stdout
-    assert "ok           machine" in done.stdout

@@ -464,7 +464,7 @@ def test_two_doors_share_no_port(
     front = start()
     with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as other:
         monkeypatch.setenv("TMPDIR", other)
-        with pytest.raises(StartError, match=f"if port {front.port} is taken"):
+        with pytest.raises(StartError, match=f"{front.port} taken"):
             door.Door(*settings_of(front.port))
 
 

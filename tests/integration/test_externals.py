@@ -5,25 +5,20 @@ from __future__ import annotations
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from sparkforge.build import cached
-from sparkforge.build.cached import Cached
 from sparkforge.build.compile.externals import ARCHIVE, external_item
 from sparkforge.build.results import (
     ExternalResult,
-    SourceResult,
 )
-from sparkforge.cli.build import mention_fallback
 from sparkforge.core.errors import FetchError
 from sparkforge.core.index import Index
-from sparkforge.pins.pins import External, Provider
+from sparkforge.pins.pins import External
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Artefact, Store
-from tests.results import context_of, item, reached
+from tests.results import context_of
 from tests.support import Repo
 
 
@@ -108,22 +103,3 @@ def test_submodule_without_an_address_is_refused(sources: Sources) -> None:
     commit = sources.outer.commit({".gitmodules": b'[submodule "x"]\n\tpath = other\n'})
     with pytest.raises(FetchError, match="cutlass"):
         sources.fetch(commit=commit)
-
-
-def test_a_second_build_speaks_of_sources_that_fell_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def source(provider: Provider, *, made_now: bool = False) -> Cached[SourceResult]:
-        result = SourceResult(provider, "a" * 40, "b" * 40, "here")
-        return reached(item(result, "sources", provider="git"), result, made_now=made_now)
-
-    sources = {
-        "demo": source("git"),
-        "other": source("release"),
-        "third": source("release"),
-        "now": source("release", made_now=True),  # the step itself has said so
-    }
-    build: Any = SimpleNamespace(graph=SimpleNamespace(sources=sources))
-    mention_fallback(build)
-    (said,) = capsys.readouterr().out.splitlines()
-    assert "sources of other, third: release files" in said

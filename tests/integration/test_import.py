@@ -70,20 +70,6 @@ def test_every_trailer_stays(tree: Tree, outside: Path) -> None:
     assert f"{SIGNED}\n\nUpstream-Status: " in patch_text(tree, "set-x-to-two.patch")
 
 
-def test_a_subject_with_a_colon_is_no_trailer(tree: Tree, outside: Path) -> None:
-    mail = outside.read_text().replace("Set x to two", "Docs: set x").replace("Fixes 7.\n\n", "")
-    outside.write_text(mail.replace("Signed-off-by: Bob <bob@example.invalid>\n", ""))
-    imported(tree, outside, *GIVEN, "--why", WHY)
-    assert patch_text(tree, "docs-set-x.patch").count("Docs: set x") == 1
-
-
-def test_a_patch_goes_in_front_of_another(tree: Tree, outside: Path) -> None:
-    report = imported(tree, outside, *GIVEN, "--why", WHY, "--before", PATCH)
-    assert report["unchanged"] == 1
-    assert (tree.project.patches / "series").read_text().split()[2] == PATCH
-    tree.run("patches", "check")
-
-
 def test_a_diff_gets_subject_reason_and_author(tree: Tree, tmp_path: Path) -> None:
     diff = tmp_path / "x.diff"
     tree.write({"demo/mod.py": PATCHED + b"z = 1\n"})
@@ -134,7 +120,6 @@ def test_a_diff_of_the_release_is_merged_with_the_series(tree: Tree, outside: Pa
         ((*GIVEN[:-2], "--why", WHY), "no trailer Test", 2),
         ((*GIVEN[:-1], "tests/no.py::test_it", "--why", WHY), "tests/no.py does not exist", 6),
         ((*GIVEN[:4], "--risk", "none", *GIVEN[6:], "--why", WHY), "Risk: 'none'", 6),
-        ((*GIVEN, "--why", WHY, "--before", "no-such"), "no such patch", 2),
         (
             (*GIVEN, "--why", WHY, "--subject", "One"),
             "--subject is for one patch, but there are 2",
@@ -193,23 +178,6 @@ def test_a_new_patch_is_refused_until_its_template_is_filled_in(tree: Tree) -> N
     assert tree.export()["added"] == ["add-a-module.patch"]
 
 
-def test_a_new_patch_with_all_given_needs_its_reason_only(tree: Tree) -> None:
-    tree.write({"demo/new.py": b"y = 1\n"})
-    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
-    message = tree.git("show", "-s", "--format=%B")
-    assert message.count("FILL IN:") == 1
-    assert "Risk: build\n" in message
-
-
-def test_a_commit_of_a_few_words_gets_the_template(tree: Tree) -> None:
-    tree.write({"demo/new.py": b"y = 1\n"})
-    tree.git("commit", "--quiet", "-m", f"wip\n\n{WHY}")
-    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
-    assert tree.git("rev-list", "--count", "HEAD") == "3"
-    assert tree.export()["added"] == ["add-a-module.patch"]
-    assert WHY in patch_text(tree, "add-a-module.patch")
-
-
 def test_nothing_to_make_a_patch_of(tree: Tree) -> None:
     head = tree.git("rev-parse", "HEAD")
     for subject in ("", " ", "two\nlines"):
@@ -224,12 +192,3 @@ def test_a_user_without_a_name_can_commit(tree: Tree) -> None:
     again = tree.path.parent / "again"
     tree.run("patches", "apply", "demo", str(again))
     assert "user.email" not in (again / ".git" / "config").read_text()
-
-
-def test_a_signed_commit_gets_the_form_of_a_patch(tree: Tree) -> None:
-    tree.write({"demo/new.py": b"y = 1\n"})
-    tree.git("commit", "--quiet", "--signoff", "-m", f"Add a module\n\n{WHY}")
-    tree.run("patches", "new", str(tree.path), "Add a module", *GIVEN)
-    message = tree.git("log", "-1", "--format=%B")
-    assert f"{WHY}\n\nSigned-off-by: Ada <ada@example.invalid>\n\nUpstream-Status: " in message
-    assert tree.export()["added"] == ["add-a-module.patch"]

@@ -39,16 +39,13 @@ def no_python(isolated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
 
 
-def archive(*, runs: bool = True) -> bytes:
+def archive() -> bytes:
     """Return an archive like those of uv's, whose interpreter is ours."""
-    script = f'#!/bin/sh\nexec {sys.executable} "$@"\n' if runs else "#!/bin/sh\nexit 1\n"
+    script = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
     name = sysconfig._get_sysconfigdata_name()  # type: ignore[attr-defined]
     files = {
         f"bin/python{VERSION}": (0o755, script.encode()),
-        f"lib/python{VERSION}/{name}.py": (
-            0o644,
-            _SYSCONFIG,
-        ),
+        f"lib/python{VERSION}/{name}.py": (0o644, _SYSCONFIG),
     }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -59,9 +56,7 @@ def archive(*, runs: bool = True) -> bytes:
     return buffer.getvalue()
 
 
-def offer(
-    server: Server, monkeypatch: pytest.MonkeyPatch, data: bytes, sha256: str | None = None
-) -> None:
+def offer(server: Server, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     """Have uv pin an archive, in place of those that it knows by itself."""
     major, minor, patch = sys.version_info[:3]
     entry = {
@@ -76,7 +71,7 @@ def offer(
         "url": server.add("/python.tar.gz", Page(data)),
         "variant": None,
         "build": "20260101",
-        "sha256": sha256 or hashlib.sha256(data).hexdigest(),
+        "sha256": hashlib.sha256(data).hexdigest(),
     }
     key = f"cpython-{major}.{minor}.{patch}-linux-{platform.machine()}-gnu"
     url = server.add("/pins.json", Page(json.dumps({key: entry}).encode()))
@@ -93,59 +88,32 @@ def test_own_interpreter_is_used(
     offer(server, monkeypatch, archive())
     assert interpreter.ensure(store, VERSION, offline=False).exists()
     assert server.requests == []
-    assert not (store.root / INTERPRETERS).exists()
 
 
 def test_missing_interpreter_is_downloaded_once(
-    store: Store,
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(server, monkeypatch, archive())
     assert interpreter.find(store, VERSION) is None
     assert not (store.root / INTERPRETERS).exists()  # looking makes nothing
+    with pytest.raises(FetchError):
+        interpreter.ensure(store, VERSION, offline=True)
     python = interpreter.ensure(store, VERSION, offline=False)
     assert call(python, "-c", "print(6 * 7)").stdout == b"42\n"
-    said = capsys.readouterr().out
-    assert len(said.splitlines()) == 1
-    assert f"this machine has no Python {VERSION}" in said
-    assert "uv downloads its pinned build" in said
-    assert any((store.root / INTERPRETERS).glob(f"cpython-{VERSION}*/bin/python{VERSION}"))
-    fetched = server.requests.count(("/python.tar.gz", None))
-    # it is here now, also without a network
     assert interpreter.ensure(store, VERSION, offline=True) == python
-    assert server.requests.count(("/python.tar.gz", None)) == fetched == 1
+    assert server.requests.count(("/python.tar.gz", None)) == 1
 
 
-def test_interpreter_with_wrong_hash_is_refused(
-    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offer(server, monkeypatch, archive(), sha256="0" * 64)
-    with pytest.raises(IntegrityError, match="differs from uv's pinned one"):
-        interpreter.ensure(store, VERSION, offline=False)
-    assert interpreter.find(store, VERSION) is None
-
-
-def test_mirror_serves_the_pinned_interpreter(
+def test_mirror_and_hash_of_the_pinned_interpreter(
     store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", server.url("/mirror"))
-    with pytest.raises(FetchError, match="uv cannot download one") as refusal:
+    with pytest.raises(FetchError):
         interpreter.ensure(store, "3.11", offline=False)
-    assert "UV_PYTHON_INSTALL_MIRROR" in refusal.value.remedy
     ((asked, _),) = set(server.requests)
     assert asked.startswith("/mirror/")
     assert "/cpython-3.11." in asked
-    # the mirror has that file, and it is another
-    server.add(asked, Page(archive()))
-    with pytest.raises(IntegrityError, match="differs from uv's pinned one"):
+    server.add(asked, Page(archive()))  # the mirror has that file, and it is another
+    with pytest.raises(IntegrityError):
         interpreter.ensure(store, "3.11", offline=False)
-
-
-def test_offline_without_interpreter_is_an_error(store: Store, server: Server) -> None:
-    with pytest.raises(FetchError, match="--offline is set") as refusal:
-        interpreter.ensure(store, "3.11", offline=True)
-    assert "run once without --offline" in refusal.value.remedy
-    assert "--base" in refusal.value.remedy
-    assert not (store.root / INTERPRETERS).exists()
+    assert interpreter.find(store, "3.11") is None

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sparkforge.build.image import VENV
-from sparkforge.check.verify import installed
-from sparkforge.check.verify.installed import File
+from sparkforge.check.verify import imagecheck
+from sparkforge.check.verify.imagecheck import File
 from sparkforge.runtime.interpreter import uv_program
 from tests.support import ROOT, make_wheel, sha256
 
@@ -107,5 +107,5 @@ def test_verify_knows_every_file_of_an_environment(tmp_path: Path) -> None:
             data = path.read_bytes().replace(f"home = {BIN}".encode(), b"home = /usr/bin")
             found[name] = File(sha256(data), data)
     context: Any = SimpleNamespace(target=SimpleNamespace(python=PYTHON))
-    records = installed.records(found, installed.site_of(PYTHON))
-    assert installed.check(found, records, context)[1] == []
+    records = imagecheck.records(found, imagecheck.site_of(PYTHON))
+    assert imagecheck.installed(found, records, context)[1] == []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.check.verify.signing import SIGNED
 from sparkforge.core.errors import CheckError, MachineError, UsageError
+from sparkforge.release.signing import SIGNED
 from tests.project import Project
 
 CHANGELOG = "# Changelog\n\n## 1.0-spark.3 (2026-11-23)\n\n* A change.\n"

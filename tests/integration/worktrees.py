@@ -38,11 +38,7 @@ class Tree:
             "GIT_EDITOR": "true",
         }
         done = subprocess.run(
-            ["git", "-C", self.path, *args],
-            env=env,
-            input=stdin,
-            check=False,
-            capture_output=True,
+            ["git", "-C", self.path, *args], env=env, input=stdin, check=False, capture_output=True
         )
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout.decode(errors="surrogateescape").strip()
@@ -71,7 +67,7 @@ class Tree:
         out, _ = self.run("patches", "export", str(self.path), "--json", *words)
         return json.loads(out)
 
-    def refused(self, fragment: str, *words: str, code: int = 6) -> None:
+    def refused(self, fragment: str = "", *words: str, code: int = 6) -> None:
         """An export is refused and changes nothing."""
         before = snapshot(self.project.root)
         _, err = self.run("patches", "export", str(self.path), *words, code=code)

@@ -132,7 +132,11 @@ def _torch_s() -> list[str]:
     """Return where uv finds torch's CPU build: pip's folders, else PyTorch's own index."""
     links = Index().links("torch")
     if any("+cpu" in link.filename for link in links):
-        return [word for place in pip_settings().get("find-links", "").split() for word in ("--find-links", place)]
+        return [
+            word
+            for place in pip_settings().get("find-links", "").split()
+            for word in ("--find-links", place)
+        ]
     return ["--torch-backend", "cpu"]
 
 

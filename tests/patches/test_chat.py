@@ -9,6 +9,7 @@ compiled kernels, a kept folder.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,10 +22,9 @@ import pytest
 import requests
 
 from sparkforge.build.context import profile_of
-from sparkforge.build.serve import chat_model, in_environment
-from sparkforge.check.accept.checks import CHECKS
-from sparkforge.check.accept.server import Subject
-from sparkforge.check.bench import result
+from sparkforge.build.launcher import chat_model, in_environment
+from sparkforge.check.accept import subject as accept
+from sparkforge.check.bench import benchy
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.cli.main import main
 from sparkforge.core.run import group_alive
@@ -415,34 +415,33 @@ def test_accept_finds_every_promise_kept(
     assert main([str(word) for word in words]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in found["checks"]}
-    assert list(rows) == [check.name for check in CHECKS]
+    assert list(rows) == list(accept.CHECKS)
     unchecked = {name for name, row in rows.items() if row["state"] == "not checked"}
     assert unchecked == {"decode kernels"}  # a GPU's
     # the words are canned: judged as a real model's, they are wrong
     loaded = pins.load(pins_path)
     profile = profile_of(loaded, "cpu")
     place = client.Place(f"{url}/v1", "the-key")
-    real = Subject(place, client.model_of(place), profile.model_copy(update={"answers": True}))
-    (chat_check,) = (one for one in CHECKS if one.name == "chat")
-    assert chat_check.run(real).state == "fail"
+    answering = profile.model_copy(update={"answers": True})
+    real = accept.Subject(place, client.served_model(place), answering)
+    assert accept.judge("chat", real)["state"] == "fail"
 
 
 def test_the_server_is_benchmarked(server: Served, model: Path, tmp_path: Path) -> None:
     """The figures are a toy's; llama-benchy, the key, the tokenizer and the result are real."""
     out = tmp_path / "out"
     command: list[str | Path] = [sys.executable, ROOT / "build.py", "bench", "--target", "cpu"]
-    command += ["--url", f"http://127.0.0.1:{server.port}", "--api-key-file", server.folder / "key"]
-    command += ["--quick", "--runs", "2", "--skip-coherence", "--model", model, "--out", out]
+    command += ["--url", f"http://127.0.0.1:{server.port}", "--quick", "--runs", "2"]
+    command += ["--skip-coherence", "--model", model, "--out", out]
+    env = {**os.environ, "SPARKFORGE_API_KEY_FILE": str(server.folder / "key")}
     with slow_engines():
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = result.load(out)
-    assert found.complete
-    values = {(one.test[-4:], one.metric): one.values for one in found.samples}
+    values = {(test[-4:], metric): each for (test, metric), each in benchy.load(out).flat().items()}
     # On a busy machine llama-benchy omits runs: a prefill whose time is shorter than the latency
     # that was measured before, and a decode whose answer came in one piece.
     assert len(values.pop(("(c1)", "prefill"), ())) <= 2
-    metrics = [(c, m) for c in ("(c1)", "(c2)") for m in result.METRICS]
+    metrics = [(c, m) for c in ("(c1)", "(c2)") for m in benchy.METRICS]
     assert set(values) == {one for one in metrics if one != ("(c1)", "prefill")}
     assert all(1 <= len(one) <= 2 for one in values.values())
     assert len(values["(c1)", "ttft"]) == len(values["(c2)", "ttft"]) == 2

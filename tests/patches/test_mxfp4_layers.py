@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from sparkforge.checkpoints import gptoss as reference
-from sparkforge.checkpoints.tensors import to_bf16
+from sparkforge.checkpoints.formats import to_bf16
 from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint
 from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Watch

@@ -38,9 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "series": {*_BASE, "sources"},
     "wheels": {*_BASE, "sources", "series"},
     "build": _BUILD,
-    "check": {*_BUILD, "build"},
+    "release": {*_BUILD, "build"},
+    "check": {*_BUILD, "build", "release"},
     "maintain": {*_BUILD, "build"},
-    "release": {*_BUILD, "build", "check"},
     "cli": {*_BUILD, "build", "check", "maintain", "release"},
     "serving": set(),  # the image copies it, and nothing else
 }

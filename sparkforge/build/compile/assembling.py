@@ -10,9 +10,9 @@ from pathlib import Path
 from sparkforge.build.results import NativeFile
 from sparkforge.core import git
 from sparkforge.core.errors import BuildError
-from sparkforge.pins.compiling import Native, below
-from sparkforge.pins.pathmap import member_of
+from sparkforge.pins.compiling import Native
 from sparkforge.pins.pins import Upstream
+from sparkforge.pins.types import below, member_of
 from sparkforge.wheels import archive, intake, overlay
 
 _ELF = b"\x7fELF"

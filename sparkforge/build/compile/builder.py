@@ -14,8 +14,7 @@ from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.core.log import log
-from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import OLDEST_ENGINE, BaseImage, Engine
+from sparkforge.runtime.engine import OLDEST_ENGINE, BaseImage, Engine, build_image
 from sparkforge.store.store import code_of
 
 PYTHON = "/opt/sparkforge/venv/bin/python"
@@ -104,21 +103,19 @@ def _build(
     ours.mkdir()
     lock = context.root / context.target.builder[context.platform]
     (ours / "requirements.txt").write_bytes(lock.read_bytes())
-    buildx.build(
-        buildx.ImageBuild(
-            context.root / "Dockerfile",
-            context.root,
-            engine.context,
-            engine.kept_as(name),
-            stage="builder",
-            platform=context.platform,
-            arguments={
-                "BASE": base.reference,
-                "PYTHON_VERSION": context.target.python,
-                "SOURCE_DATE_EPOCH": str(context.epoch),
-                "SYSTEM_PACKAGES": " ".join(packages(context.target.python)),
-            },
-            contexts={"wheels": ours, "wheelhouse": wheelhouse},
-            ca_bundle=tools.ca_bundle,
-        )
+    build_image(
+        context.root / "Dockerfile",
+        context.root,
+        engine.context,
+        engine.kept_as(name),
+        stage="builder",
+        platform=context.platform,
+        arguments={
+            "BASE": base.reference,
+            "PYTHON_VERSION": context.target.python,
+            "SOURCE_DATE_EPOCH": str(context.epoch),
+            "SYSTEM_PACKAGES": " ".join(packages(context.target.python)),
+        },
+        contexts={"wheels": ours, "wheelhouse": wheelhouse},
+        ca_bundle=tools.ca_bundle,
     )

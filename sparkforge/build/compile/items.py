@@ -25,13 +25,12 @@ from sparkforge.build.stages.wheels import (
     series_of,
 )
 from sparkforge.core import git
-from sparkforge.core.errors import BuildError, CommandError
+from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.compiling import Native
 from sparkforge.pins.pins import Upstream
-from sparkforge.runtime import buildx
-from sparkforge.runtime.engine import Engine
+from sparkforge.runtime.engine import Engine, build_image
 from sparkforge.sources import sources
 from sparkforge.store.store import code_of
 
@@ -183,7 +182,8 @@ def _run(context: Context, engine: Engine, builder: str, name: str, work: Path) 
     Raises:
         BuildError: it does not compile.
     """
-    build = buildx.ImageBuild(
+    log.info(f"compiling {name}")
+    build_image(
         context.root / "Dockerfile",
         context.root,
         engine.context,
@@ -195,8 +195,3 @@ def _run(context: Context, engine: Engine, builder: str, name: str, work: Path) 
         contexts={"sources": work / "sources"},
         options=("--no-cache-filter=compile",),  # the store keeps what is compiled
     )
-    try:
-        call(*build.command(), stream=True)
-    except CommandError as error:
-        msg = f"{name} does not compile:\n{error}"
-        raise BuildError(msg, "see the compiler's output above") from error

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from sparkforge.core.errors import BuildError
 from sparkforge.pins.compiling import Native
-from sparkforge.pins.pathmap import rule_of
 from sparkforge.pins.pins import Upstream
+from sparkforge.pins.types import rule_of
 
 
 def changed(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparkforge.pins.types import Platform
-from sparkforge.wheels import fresh
+from sparkforge.wheels import archive
 
 DISTRIBUTION = "flashinfer-jit-cache"
 PACKAGE = "flashinfer_jit_cache"
@@ -71,5 +71,5 @@ def write(pack: Pack, libraries: Mapping[str, Path], epoch: int, folder: Path) -
         "Summary: FlashInfer's modules for gpt-oss on SM 12.x, compiled by sparkforge",
         "License-Expression: Apache-2.0",
     )
-    wheel = fresh.Fresh(DISTRIBUTION, pack.version, _TAGS[pack.platform], metadata, members, {})
-    return fresh.write(wheel, epoch, folder)
+    wheel = archive.Fresh(DISTRIBUTION, pack.version, _TAGS[pack.platform], metadata, members, {})
+    return archive.write_fresh(wheel, epoch, folder)

@@ -23,7 +23,7 @@ from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins.compiling import Plugin
 from sparkforge.store.store import code_of
-from sparkforge.wheels import fresh
+from sparkforge.wheels import archive
 
 CUBINS = "decode/cubins"
 """The folder of the package with the machine code and its manifest."""
@@ -53,11 +53,8 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
             for path, data in sources.items():
                 (work / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
                 (work / "tree" / path).write_bytes(data)
-            version = compiler.version()
-            request = cubins.Request(
-                work / "tree", pin.source, pin.architectures, pin.spills, version
-            )
-            return FilesResult(cubins.build(request, work / "toolchain", folder))
+            made = (work / "tree", compiler.version(), work / "toolchain", folder)
+            return FilesResult(cubins.build(pin, *made))
 
     return Cached(
         "kernels",
@@ -71,11 +68,7 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
 
 
 def sources_of(root: Path, pin: Plugin) -> dict[str, bytes]:
-    """Return the CUDA sources of a plugin by their paths in the checkout.
-
-    Raises:
-        PinsError: the one to compile is missing.
-    """
+    """Return the CUDA sources of a plugin by their paths in the checkout."""
     source = root / pin.source
     if not source.is_file():
         raise PinsError(f"plugin.folder: {pin.source} does not exist", _RESTORE)
@@ -142,11 +135,11 @@ def plugin_item(
             *(f"License-File: {file}" for file in licenses),
             f"Requires-Python: {described.python}",
         )
-        wheel = fresh.Fresh(
+        wheel = archive.Fresh(
             *(described.name, described.version, "py3-none-any", metadata),
             *(members, described.entry_points, licenses),
         )
-        path = fresh.write(wheel, context.epoch, folder)
+        path = archive.write_fresh(wheel, context.epoch, folder)
         held = {f"{inside}/{file}": sha256 for file, sha256 in code.items()}
         return PluginResult(path.name, sha256_file(path), described.version, held)
 

@@ -32,9 +32,6 @@ def packs_item(
     Args:
         tree: FlashInfer's; None: the target has none.
         jobs: compilers at once; None: as many as fit in memory.
-
-    Raises:
-        UsageError: the target has no GPU, or none of FlashInfer.
     """
     from sparkforge.build.packs import toolchain  # not needed by other builds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from sparkforge.build.results import (
     WheelResult,
     all_intact,
 )
-from sparkforge.build.stages.trees import source_of
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.runtime import environment, interpreter, isa
@@ -64,6 +63,11 @@ class Parts:
         others = (self.plugin, self.pack)
         return (*self.wheels.values(), *(item for item in others if item is not None))
 
+    @property
+    def items(self) -> tuple[Cached[Any], ...]:
+        """All of them."""
+        return (*self.own, self.house)
+
 
 # -- virtual environments ----------------------------------------------------------------
 
@@ -79,8 +83,7 @@ def environment_item(
     """Return the environment with these wheels and those of a wheelhouse.
 
     Args:
-        release: they are the release's, for the smoke test, which keeps it when it runs again: the
-            byte code of the first start saves half a minute.
+        release: they are the release's, for the smoke test, which keeps it when it runs again.
     """
     stage, kind = "smoke" if release else "image", EnvironmentResult
     version = context.target.python
@@ -117,15 +120,10 @@ def environment_item(
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
     return Cached(
-        stage,
-        label,
-        inputs,
-        kind,
-        make,
+        *(stage, label, inputs, kind, make),
         needs=(*wheels, house),
         fetches=fetches,
         valid=stands,
-        sound=lambda artefact: not environment.damaged(artefact.path),
         # only the smoke test uses it
         intermediate=release,
         kept=release,
@@ -151,21 +149,20 @@ def trial_item() -> Cached[FilesResult]:
     return Cached("image", "preflight checkpoint", inputs, FilesResult, make, valid=all_intact)
 
 
-def image_inputs(
-    context: Context, parts: Parts, trial: Cached[FilesResult], base: BaseImage
-) -> dict[str, Any]:
-    """Return the inputs of an image."""
-    return {
+def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs of an image and of its parts, by label, as the image holds them."""
+    target, trial = context.target, trial_item()
+    inputs = {
         "wheels": {item.label: item.key for item in parts.own},
         "wheelhouse": parts.house.key,
         "base": base.digest,
-        "python": context.target.python,
+        "python": target.python,
         "platform": context.platform,
-        "system_packages": list(context.target.system_packages),
-        "build_packages": list(context.target.build_packages),
-        "absent": list(context.target.absent),
+        "system_packages": list(target.system_packages),
+        "build_packages": list(target.build_packages),
+        "absent": list(target.absent),
         "needs": image.needs(context),
-        "serve": list(context.target.serve),
+        "serve": list(target.serve),
         "profile": context.profile,
         "preflight": trial.key,
         "epoch": context.epoch,
@@ -174,14 +171,7 @@ def image_inputs(
         "recipe": image.recipe_digest(context.root),
         "code": code_of(__name__),
     }
-
-
-def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
-    """Return the inputs of an image and of its parts, by label, as the image holds them."""
-    trial = trial_item()
-    items = (*parts.own, parts.house, trial)
-    inputs = image_inputs(context, parts, trial, base)
-    return {"image": inputs, **{item.label: item.inputs for item in items}}
+    return {"image": inputs, **{item.label: item.inputs for item in (*parts.items, trial)}}
 
 
 def comparable(note: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -219,8 +209,7 @@ def image_item(
         return image.Contents(hashed(parts.own), third_party, share, labels)
 
     def make(folder: Path) -> ImageResult | ImageArchiveResult:
-        build = image.archive if tools.cold else image.build
-        return build(engine, tools, context, base, contents(), folder)
+        return image.build(engine, tools, context, base, contents(), folder)
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result
@@ -232,7 +221,7 @@ def image_item(
         inputs,
         ImageArchiveResult if tools.cold else ImageResult,
         make,
-        needs=(*parts.own, parts.house, trial),
+        needs=(*parts.items, trial),
         valid=valid,
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
     )
@@ -261,11 +250,9 @@ def smoke_item(
             original files are put back, and where nothing is compared.
         wheels, sources: of an image, by upstream.
     """
-    cpu = isa.here()
-    amx = cpu == "amx"
     inputs = {
         "product": product.key,
-        "cpu": cpu,  # determines what the release is compared with, or that it refuses
+        "cpu": isa.here(),
         "kind": "image" if tools.engine is not None else "environment",
         "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
         "serve": list(context.serve),
@@ -278,32 +265,11 @@ def smoke_item(
 
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
-        from sparkforge.build.launcher import Launcher
 
-        launcher = Launcher(
-            context,
-            tools.engine,
-            serving,
-            product.artefact,
-            None if unpatched is None else unpatched.artefact,
-            {name: item.result for name, item in wheels.items()},
-            {name: source_of(context.store, name, item.result) for name, item in sources.items()},
-            folder,
+        release = None if unpatched is None else unpatched.artefact
+        return smoke.run(
+            *(context, tools.engine, serving, product.artefact, release, wheels, sources), folder
         )
-        report = smoke.exercise(launcher.patched, serving.ready_timeout_s)
-        if serving.arguments:
-            return report
-        # the release's own backend calls operators of its own native files
-        hides = amx and context.older_natives
-        proof = smoke.check_release(
-            launcher.unpatched_without_amx if hides else launcher.unpatched,
-            launcher.unpatched_without_amx if amx and not hides else None,
-            report.answers,
-            serving.ready_timeout_s,
-        )
-        if hides:
-            proof = replace(proof, hidden="amx")
-        return replace(report, release=proof)
 
     further = () if unpatched is None else (unpatched,)
     return Cached(

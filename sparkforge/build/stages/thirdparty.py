@@ -78,11 +78,7 @@ def wheelhouse_item(
         return len(list((artefact.path / WHEELS).glob("*.whl"))) == artefact.result.files
 
     return Cached(
-        stage,
-        label,
-        inputs,
-        WheelhouseResult,
-        make,
+        *(stage, label, inputs, WheelhouseResult, make),
         valid=complete,
         sound=lambda artefact: not wheelhouse.damaged(artefact.path / WHEELS, wanted),
         fetches=lambda: _fetches(context, wanted),
@@ -112,12 +108,7 @@ class LockedCompiler:
         return found.version
 
     def fill(self, project: Project, into: Path) -> None:
-        """Put the wheels into a new folder.
-
-        Raises:
-            MachineError: there are none for this machine.
-            FetchError, IntegrityError: as ``wheelhouse.fill``.
-        """
+        """Put the wheels into a new folder."""
         wanted = self._wanted()
         if wanted is None:
             msg = f"{self.lock.name} has no compiler for {platform.machine()}"

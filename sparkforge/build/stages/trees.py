@@ -62,11 +62,7 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         return Fetches(unknown=(f"{name} by git{size}",))
 
     return Cached(
-        "sources",
-        f"source {name}",
-        inputs,
-        SourceResult,
-        make,
+        *("sources", f"source {name}", inputs, SourceResult, make),
         valid=lambda artefact: git.has_commit(repo, artefact.result.commit),
         download=() if file is None or by_git else (file,),
         fetches=fetches,
@@ -131,11 +127,7 @@ class Tree:
 
 
 def tree_of(context: Context, name: str) -> Tree:
-    """Return an upstream's source and series.
-
-    Raises:
-        SeriesError: the series is malformed, or has no patches although pins.yaml records them.
-    """
+    """Return an upstream's source and series."""
     series.check_emptied(context.series_of(name), context.upstream(name))
     source = source_item(context, name)
     patched = bool(context.series_of(name).patches)

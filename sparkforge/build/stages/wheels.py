@@ -45,83 +45,68 @@ def series_of(context: Context, name: str) -> dict[str, Series]:
 
 def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> dict[str, Any]:
     """Return the inputs that overlaid and compiled wheels have in common."""
-    plan = context.target.wheels[name]
-    upstream = context.pins.upstream(name)
+    plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
-    return {
+    inputs: dict[str, Any] = {
         "release_wheel": file.sha256,
         "file": file.file,
-        **_natives(upstream, file),
         "upstream_commit": upstream.commit_or_unknown,
         "series": {layer: patches.sha256 for layer, patches in layers.items()},
         "name": plan.name,
         "local": f"{plan.local}.{context.pins.release.counter}",
         "drop_requires": list(plan.drop_requires),
-        "paths": {
-            layer: [rule.model_dump() for rule in context.pins.upstream(layer).paths]
-            for layer in layers
-        },
+        "paths": {layer: _paths(context.pins.upstream(layer)) for layer in layers},
         "version_file": upstream.version_file,
         "epoch": context.epoch,
     }
+    if file.natives is not None:  # the Python files are those of the source
+        sdist = upstream.files[upstream.source_file].sha256 if upstream.source_file else None
+        inputs["natives"] = file.natives.model_dump(mode="json")
+        inputs["release"] = [upstream.version, sdist]
+    return inputs
 
 
-def _natives(upstream: Upstream, file: ReleaseFile) -> dict[str, Any]:
-    """Return the inputs of a wheel with an older release's native files."""
-    if file.natives is None:
-        return {}
-    stands_in = upstream.files[upstream.source_file] if upstream.source_file else None
-    return {
-        "natives": file.natives.model_dump(mode="json"),
-        "release": [upstream.version, stands_in.sha256 if stands_in else None],
-    }
+def _paths(upstream: Upstream) -> list[dict[str, Any]]:
+    return [rule.model_dump() for rule in upstream.paths]
 
 
 def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
     """Return a release wheel, every byte of which was checked against its RECORD.
 
-    Raises:
-        FetchError, IntegrityError: as ``sources.fetch_release_file``.
-        BuildError: it is no wheel that all installers take.
+    Of an older release, it has the pinned source in place of its Python files.
     """
-    from sparkforge.wheels import intake
+    from sparkforge.wheels import intake, overlay
 
-    path = sources.fetch_release_file(context.store, file, context.access)
-    intake.take(context.store, path, file.sha256)
-    return path if file.natives is None else _renewed(context, name, path, file)
-
-
-def _renewed(context: Context, name: str, wheel: Path, file: ReleaseFile) -> Path:
-    """Return an older release's wheel, with the pinned source in place of its Python files."""
-    from sparkforge.wheels import natives, overlay
-
-    assert file.natives is not None
-    upstream = context.pins.upstream(name)
+    wheel = sources.fetch_release_file(context.store, file, context.access)
+    intake.take(context.store, wheel, file.sha256)
+    if file.natives is None:
+        return wheel
+    upstream, older = context.pins.upstream(name), file.natives
     source = sources.ensure(context.store, name, upstream, context.source, context.access)
-    request = overlay.Request(
-        wheel=wheel,
-        name=None,
-        local=f"natives.{file.natives.release}",
-        drop_requires=(),
-        version_file=upstream.version_file,
-        epoch=context.epoch,
-        release=upstream.version,
-        add_requires=file.natives.requires,
-    )
     inputs = {
         "wheel": file.sha256,
-        "natives": file.natives.model_dump(mode="json"),
+        "natives": older.model_dump(mode="json"),
         "tree": source.tree,
         "release": upstream.version,
-        "paths": [rule.model_dump() for rule in upstream.paths],
+        "paths": _paths(upstream),
         "version_file": upstream.version_file,
         "epoch": context.epoch,
         "code": code_of(__name__),
     }
 
     def make(folder: Path) -> OwnWheel:
+        request = overlay.Request(
+            wheel=wheel,
+            name=None,
+            local=f"natives.{older.release}",
+            drop_requires=(),
+            version_file=upstream.version_file,
+            epoch=context.epoch,
+            release=upstream.version,
+            add_requires=older.requires,
+        )
         layer = overlay.Layer(Patched(source, source.commit, source.tree), upstream.paths)
-        made = natives.renew(request, layer, folder)
+        made = overlay.renew(request, layer, folder)
         log.info(f"{made.path.name}: native files of {wheel.name}")
         return OwnWheel(made.path.name, sha256_file(made.path), made.version)
 
@@ -154,16 +139,9 @@ def seal(made: Overlaid) -> WheelResult:
         paths = ", ".join(made.compile_only)
         log.info(f"skipped (build rules only affect --wheels compile): {paths}")
     log.info(f"sha256 {sha256}")
-    return WheelResult(
-        file=made.path.name,
-        sha256=sha256,
-        version=made.version,
-        replaced=made.replaced,
-        added=made.added,
-        removed=made.removed,
-        left_out=made.left_out,
-        compile_only=made.compile_only,
-    )
+    names = ("replaced", "added", "removed", "left_out", "compile_only")
+    changes = {name: getattr(made, name) for name in names}
+    return WheelResult(made.path.name, sha256, made.version, **changes)
 
 
 def overlay_item(
@@ -176,18 +154,16 @@ def overlay_item(
             the proof that it fails.
         note: why it is not compiled, if that was requested.
     """
-    plan = context.target.wheels[name]
-    upstream = context.pins.upstream(name)
+    plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
-    patched = trees is not None
-    layers = series_of(context, name) if patched else {}
-    ours = tuple(trees[layer] for layer in layers) if trees is not None else ()
-    inputs = {
-        **common_inputs(context, name, layers),
-        "code": code_of(__name__),
-    }
-    if not patched:
+    layers = {} if trees is None else series_of(context, name)
+    ours = () if trees is None else tuple(trees[layer] for layer in layers)
+    inputs = {**common_inputs(context, name, layers), "code": code_of(__name__)}
+    label, stage = f"wheel {name}", "wheels"
+    if trees is None:
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
+        # only the smoke test needs it, and it is built just before that
+        label, stage = f"wheel {name} ({UNPATCHED})", "smoke"
     why = f"{name} is overlaid, not compiled: {note}" if note else ""
 
     def make(folder: Path) -> WheelResult:
@@ -201,23 +177,14 @@ def overlay_item(
             os.link(wheel, folder / wheel.name)
             return WheelResult(wheel.name, file.sha256, upstream.version)
         request = request_of(context, name, wheel, inputs["local"])
-        changed = [tree.layer(context) for tree in ours]
-        return seal(overlay.build(request, changed, folder))
+        return seal(overlay.build(request, [tree.layer(context) for tree in ours], folder))
 
-    label = f"wheel {name}" if patched else f"wheel {name} ({UNPATCHED})"
-    # the unpatched wheel is only needed by the smoke test, and built just before it
-    stage = "wheels" if patched else "smoke"
-    commands = (f"# {why}",) if why else ()
     return Cached(
-        stage,
-        label,
-        inputs,
-        WheelResult,
-        make,
+        *(stage, label, inputs, WheelResult, make),
         needs=tuple(item for tree in ours for item in tree.items),
         valid=holds_wheel,
-        intermediate=not patched,
+        intermediate=trees is None,
+        kept=trees is None,
         download=(file,),
-        commands=commands,
-        kept=not patched,
+        commands=(f"# {why}",) if why else (),
     )

@@ -1,7 +1,7 @@
-"""llama-benchy in an environment of its own, one call for each test.
+"""llama-benchy in an environment of its own, and the results that ``bench`` keeps and compares.
 
-So an interrupted run keeps its earlier tests. The text comes from llama-benchy's cache of books,
-and the environment has no client of a hub, so nothing is downloaded.
+The text comes from llama-benchy's cache of books, and the environment has no client of a hub, so
+nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
+from statistics import fmean, median, median_high, quantiles
 from typing import Any
 
-from sparkforge.check.bench.result import Metric, Samples
 from sparkforge.core import plain
-from sparkforge.core.disk import sha256_file
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.run import call
 from sparkforge.runtime import interpreter
@@ -29,7 +26,7 @@ from sparkforge.sources import wheelhouse
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store, code_of
 
-LOCK = "requirements/bench.txt"
+LOCK, FILE = "requirements/bench.txt", "result.json"
 _BOOK = "sparkforge-text"
 """Name of the text in llama-benchy's cache, instead of a book's address."""
 _KEY = "LLAMA_BENCHY_KEY"
@@ -44,53 +41,23 @@ aiohttp.TCPConnector = lambda **options: pool(**{{**options, 'keepalive_timeout'
 from llama_benchy.__main__ import main
 main()
 """
-_FIELDS: Mapping[str, Metric] = {
-    "tg_throughput": "decode",
-    "pp_throughput": "prefill",
-    "e2e_ttft": "ttft",
+METRICS: Mapping[str, tuple[str, str]] = {
+    "decode": ("tg_throughput", "decode, tok/s"),
+    "prefill": ("pp_throughput", "prefill, tok/s"),
+    "ttft": ("e2e_ttft", "first token, ms"),
 }
-_WORDS = """
-the a an old young smith baker guard ferryman teacher captain opened carried forgot measured
-repaired sold counted painted iron gate box letters seven copper coins clock map table basket
-apples key lantern book bottle bridge rope curtain behind station in market hall at edge of
-forest beside river under stairs near mill before sunrise on Tuesday after storm at noon late
-evening while it rained and but because although with great care as usual
-"""
-
-
-@dataclass(frozen=True)
-class Test:
-    """One test, in tokens: context before the prompt, prompt, limit of the answer; and requests."""
-
-    depth: int
-    prompt: int
-    generated: int
-    concurrency: int
-
-    @property
-    def name(self) -> str:
-        """The name in llama-benchy's tables: ``pp2048 tg128 @ d4096 (c2)``."""
-        at = f" @ d{self.depth}" if self.depth else ""
-        return f"pp{self.prompt} tg{self.generated}{at} (c{self.concurrency})"
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the longest sequence."""
-        return self.depth + self.prompt + self.generated
-
-
-def _tests(*numbers: tuple[int, ...]) -> tuple[Test, ...]:
-    return tuple(itertools.starmap(Test, itertools.product(*numbers)))
-
-
-TABLES: Mapping[str, tuple[Test, ...]] = {
-    "quick": _tests((0,), (512,), (32,), (1, 2)),
-    "seeds": _tests((0,), (512, 2048, 8192), (32, 128), (1,)),
-    "community": _tests(
-        (0, 4096, 8192, 16384, 32768, 65536, 100_000), (2048,), (128,), (1, 2, 5, 10)
-    ),
+"""Fields of llama-benchy, and titles; tokens a second are of all requests together."""
+TABLES: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "quick": {"pp": (512,), "tg": (32,), "depth": (0,), "concurrency": (1, 2)},
+    "seeds": {"pp": (512, 2048, 8192), "tg": (32, 128), "depth": (0,), "concurrency": (1,)},
+    "community": {
+        "pp": (2048,),
+        "tg": (128,),
+        "depth": (0, 4096, 8192, 16384, 32768, 65536, 100_000),
+        "concurrency": (1, 2, 5, 10),
+    },
 }
-"""By the name for ``--profile-table``.
+"""By the name for ``--profile-table``: llama-benchy's options, in tokens but for the last.
 
 ``seeds``: the shape of the first published figures of gpt-oss-120b on one Spark. ``community``: the
 shape of spark-arena's profiles v1 and v2 (read on 2026-11-20), with prefix caching; the depths
@@ -105,177 +72,214 @@ class _Installed:
     version: str
 
 
-@dataclass(frozen=True)
-class Tool:
-    """llama-benchy, installed; ``lock``: sha256 of its hash-locked requirements."""
-
-    python: Path
-    version: str
-    lock: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """The common arguments of a run's calls.
-
-    Attributes:
-        tokenizer: folder with a ``tokenizer.json``.
-        home: folder with the text, see ``prepare``.
-        runs: of each test, after one warm-up.
-        prefix_caching: a request of its own loads the context, and is measured, too.
-        coherent: first ask a question with a known answer.
-    """
-
-    tool: Tool
-    tokenizer: Path
-    home: Path
-    runs: int
-    prefix_caching: bool
-    coherent: bool
-
-
-def install(store: Store, root: Path, platform: str, access: Access) -> Tool:
-    """Return llama-benchy, installed if the store lacks it.
-
-    Raises:
-        FetchError, IntegrityError: as ``wheelhouse.fill``.
-    """
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    lock = root / LOCK
-    identity = sha256_file(lock)
-    inputs = {
-        "lock": identity,
-        "platform": platform,
-        "python": sys.version,
-        "code": code_of(__name__),
-    }
-    version = next(
-        line.version for line in wheelhouse.read_lock(lock) if line.name == "llama-benchy"
-    )
+def install(store: Store, root: Path, platform: str, access: Access) -> tuple[Path, str]:
+    """Return llama-benchy's interpreter and version, installed if the store lacks it."""
+    lock, minor = root / LOCK, f"{sys.version_info.major}.{sys.version_info.minor}"
+    pinned = wheelhouse.read_lock(lock)
+    version = next(line.version for line in pinned if line.name == "llama-benchy")
+    inputs = {"lock": sha256_file(lock), "platform": platform, "python": sys.version}
+    inputs["code"] = code_of(__name__)
 
     def make(folder: Path) -> _Installed:
+        wheels, venv, uv = folder / "wheels", folder / "venv", interpreter.uv_program()
         wanted = wheelhouse.Wanted(
-            lock=lock, tools=(), python=python, platform=platform, torch_backend=None
+            lock=lock, tools=(), python=minor, platform=platform, torch_backend=None
         )
-        wheels = folder / "wheels"
         wheels.mkdir()
-        uv = interpreter.uv_program()
         wheelhouse.fill(store, wanted, access.index, uv, offline=access.offline, into=wheels)
-        venv = folder / "venv"
         alone = {"UV_NO_CONFIG": "1", "VIRTUAL_ENV": "", "UV_LINK_MODE": "copy"}
         quietly = ("--quiet", "--no-cache")
         call(uv, "venv", *quietly, "--relocatable", "--python", sys.executable, venv, env=alone)
-        words = ("--offline", "--no-index", "--no-deps", "--require-hashes")
-        links = ("--find-links", wheels, "-r", lock)
-        into = ("--python", venv / "bin" / "python")
-        call(uv, "pip", "install", *quietly, *into, *words, *links, env=alone)
+        words = ("--offline", "--no-index", "--no-deps", "--require-hashes", "-r", lock)
+        into = ("--python", venv / "bin" / "python", "--find-links", wheels)
+        call(uv, "pip", "install", *quietly, *into, *words, env=alone)
         return _Installed(version)
 
     made = store.build("bench-tool", inputs, _Installed, make)
     store.remember("bench", "llama-benchy", made)
-    return Tool(made.path / "venv" / "bin" / "python", made.result.version, identity)
+    return made.path / "venv" / "bin" / "python", made.result.version
 
 
-def prepare(home: Path, text: str) -> None:
-    """Write the text into llama-benchy's cache of books."""
-    # its name for a file: the MD5 of the address
-    name = hashlib.md5(_BOOK.encode(), usedforsecurity=False).hexdigest()
-    cache = home / ".cache" / "llama-benchy"
-    cache.mkdir(parents=True)
-    (cache / f"{name}.txt").write_text(text, encoding="utf-8")
-
-
-def text_for(tests: Sequence[Test]) -> str:
-    """Return text for prompts: plain words without a meaning, the same on every machine.
+def text_for(root: Path, table: Mapping[str, Sequence[int]]) -> str:
+    """Return text for prompts, the same on every machine: the licence, often enough.
 
     Speed depends on the number of tokens. A router's choice of experts depends on the words, too,
     so a comparison uses one text.
     """
+    text = (root / "LICENSE").read_text(encoding="utf-8")
     # a token has some 5 bytes; room for several places to begin at
-    count = max(50_000, 4 * max(test.tokens for test in tests))
-    random = Random(4)  # random() is the same in every Python; choice() need not be
-    known = _WORDS.split()
-    words = [known[int(random.random() * len(known))] for _ in range(count)]
-    return "\n".join(" ".join(words[at : at + 12]) + "." for at in range(0, count, 12))
+    return text * (4 + 20 * sum(max(table[one]) for one in ("pp", "tg", "depth")) // len(text))
 
 
-def measure(common: Call, place: Place, model: str, test: Test, file: Path) -> None:
-    """Run one test; write llama-benchy's result to ``file``, its log and its events beside it.
+@dataclass(frozen=True)
+class Call:
+    """llama-benchy's arguments that the servers of a run share; ``home`` is for its cache."""
 
-    Raises:
-        ServerError: a request failed, or the model's answer makes no sense.
-    """
-    log_path, part = file.with_suffix(".log"), file.with_suffix(".part")
-    variables = {
-        "HOME": str(common.home),
-        "PYTHONPATH": "",
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), "*"),  # a proxy would be measured, too
-        _KEY: place.key or "EMPTY",
-    }
-    words = ["--base-url", place.url, "--model", model]
-    words += ["--tokenizer", str(common.tokenizer), "--book-url", _BOOK]
-    words += ["--pp", str(test.prompt), "--tg", str(test.generated), "--depth", str(test.depth)]
-    words += ["--concurrency", str(test.concurrency), "--runs", str(common.runs)]
-    words += ["--exit-on-first-fail", "--format", "json", "--save-result", str(part)]
-    words += ["--emit-progress", str(file.with_suffix(".jsonl"))]
-    words += ["--enable-prefix-caching"] if common.prefix_caching else []
-    words += [] if common.coherent else ["--skip-coherence"]
-    lines: list[str] = []
-    command: list[str | Path] = [common.tool.python, "-P", "-c", _START, *words]
+    python: Path
+    tokenizer: Path
+    home: Path
+    table: Mapping[str, Sequence[int]]
+    more: Sequence[str]
+
+    def prepare(self, text: str) -> None:
+        """Write the text into llama-benchy's cache of books."""
+        # its name for a file: the MD5 of the address
+        name = hashlib.md5(_BOOK.encode(), usedforsecurity=False).hexdigest()
+        cache = self.home / ".cache" / "llama-benchy"
+        cache.mkdir(parents=True)
+        (cache / f"{name}.txt").write_text(text, encoding="utf-8")
+
+    def run(self, place: Place, model: str, file: Path, *, coherent: bool) -> None:
+        """Measure a server; write llama-benchy's result to ``file``, log and events beside it."""
+        variables = {
+            "HOME": str(self.home),
+            "PYTHONPATH": "",
+            "HF_HUB_OFFLINE": "1",
+            **dict.fromkeys(("NO_PROXY", "no_proxy"), "*"),  # a proxy would be measured, too
+            _KEY: place.key or "EMPTY",
+        }
+        words = ["--base-url", place.url, "--model", model, "--tokenizer", str(self.tokenizer)]
+        for name, values in self.table.items():
+            words += [f"--{name}", *map(str, values)]
+        words += ["--book-url", _BOOK, "--exit-on-first-fail", "--format", "json", *self.more]
+        words += ["--save-result", str(file), "--emit-progress", str(file.with_suffix(".jsonl"))]
+        words += [] if coherent else ["--skip-coherence"]
+        lines: list[str] = []
+        command: list[str | Path] = [self.python, "-u", "-P", "-c", _START, *words]
+        try:
+            done = call(*command, env=variables, cwd=file.parent, stream=lines.append, check=False)
+        finally:
+            log_path = file.with_suffix(".log")
+            log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        fell_back = any("Falling back" in line for line in lines)  # to another model's tokenizer
+        if done.returncode or fell_back or not file.exists():
+            signs = ("FAILED", "back", "HTTP ", "rror", "failed")
+            told = [line for line in lines if any(sign in line for sign in signs)]
+            why = (told[:1] or [line for line in lines if line.strip()][-1:] or ["no output"])[0]
+            hint = f"see {log_path}, and the server's log"
+            if "Coherence test" in why:
+                hint = "fix the model, or omit the question with --skip-coherence"
+            raise ServerError(f"llama-benchy failed: {why.strip()[:300]}", hint)
+
+
+# -- results -----------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """What was measured: values of each run by test and metric, and what is wrong with them."""
+
+    started: str
+    """UTC, ISO 8601."""
+    identity: dict[str, Any]
+    """Server, model, machine, tool and text, as ``command.py`` and ``sides.py`` name them."""
+    wrong: list[str] = field(default_factory=list)
+    tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, file: Path) -> None:
+        """Add what llama-benchy wrote; ServerError if it is of another shape."""
+        try:
+            for run in plain.json_of(file.read_bytes())["benchmarks"]:
+                name = _name(run) + ", loading the context" * run["is_context_prefill_phase"]
+                for metric, (source, _) in METRICS.items():
+                    values = list(map(float, (run[source] or {"values": []})["values"]))
+                    if metric == "ttft" and len(values) % run["concurrency"] == 0:
+                        # requests of a run wait for each other: their mean is one sample
+                        steps = range(0, len(values), run["concurrency"])
+                        values = [fmean(values[at : at + steps.step]) for at in steps]
+                    # none if the answer came in one piece
+                    if values := [value for value in values if value > 0]:
+                        self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
+            self.wrong += _short(file.with_suffix(".jsonl"))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            msg = f"{file}: not a result of llama-benchy: {error!r}"
+            raise ServerError(msg, "see its log beside it") from None
+
+    def save(self, folder: Path) -> None:
+        """Write the result."""
+        document = json.dumps(plain.as_json(self), indent=1, sort_keys=True)
+        write_file(folder / FILE, f"{document}\n".encode())
+
+    def flat(self) -> dict[tuple[str, str], list[float]]:
+        """Return the values by test and metric."""
+        return {
+            (test, m): values for test, all_ in self.tests.items() for m, values in all_.items()
+        }
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    """Return the name in llama-benchy's tables: ``pp2048 tg128 @ d4096 (c2)``."""
+    at = f" @ d{run['context_size']}" if run["context_size"] else ""
+    return f"pp{run['prompt_size']} tg{run['response_size']}{at} (c{run['concurrency']})"
+
+
+def _short(events: Path) -> Iterator[str]:
+    """Yield a sentence for each test whose answers are much shorter than it asks for."""
+    starts: dict[int, dict[str, Any]] = {}
+    counts: dict[tuple[str, int], list[int]] = {}
+    for event in map(json.loads, events.read_text(encoding="utf-8").splitlines()):
+        if event["type"] == "request_start":
+            starts[event["request_id"]] = event
+        elif event["type"] == "request_end":
+            start = starts[event["request_id"]]
+            counts.setdefault((_name(start), start["response_size"]), []).append(
+                event["total_tokens"]
+            )
+    for (name, asked), got in counts.items():
+        # up to half of the requests only load the context
+        if (usual := median_high(got)) < asked / 2:
+            yield f"{name}: answers had {usual} of {asked} tokens"
+
+
+def load(path: Path) -> Result:
+    """Read a result, a file or its folder; ServerError if it is missing or of another shape."""
+    file = path / FILE if path.is_dir() else path
     try:
-        done = call(*command, env=variables, cwd=file.parent, stream=lines.append, check=False)
-    finally:
-        log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    fell_back = any("Falling back" in line for line in lines)  # to another model's tokenizer
-    if done.returncode or fell_back or not part.exists():
-        told = (line for line in lines if re.search(r"FAILED|back|HTTP \d|[Ee]rror|failed", line))
-        last = (line for line in reversed(lines) if line.strip())
-        why = next(told, next(last, f"exit code {done.returncode}")).strip()[:300]
-        hint = f"see its log, {log_path}, and the server's"
-        if "Coherence test" in why:
-            hint = "fix the model, or omit the question with --skip-coherence"
-        raise ServerError(f"{test.name}: llama-benchy failed: {why}", hint)
-    part.rename(file)
+        result = plain.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        result = None
+    if result is None or any(min(each, default=0) <= 0 for each in result.flat().values()):
+        msg = f"{file}: not a result of `build.py bench`"
+        raise ServerError(msg, "give the folder or result.json of a run of this version")
+    return result
 
 
-def read(file: Path, test: Test) -> list[Samples]:
-    """Return the samples of one test.
+def table(result: Result) -> list[tuple[str, ...]]:
+    """Return medians and extremes as rows of text, the head first."""
+    rows: list[tuple[str, ...]] = [("test", "metric", "median", "least", "most", "runs")]
+    for (test, metric), values in result.flat().items():
+        texts = (f"{number:.2f}" for number in (median(values), min(values), max(values)))
+        rows.append((test, METRICS[metric][1], *texts, str(len(values))))
+    return rows
 
-    Raises:
-        ServerError: the file is not llama-benchy's of that test.
+
+def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
+    """Compare B with A; returns a row for each metric, ServerError without a common one.
+
+    ``low`` and ``high`` are 5 % and 95 % of the ratios of all pairs of runs; 0: less than 3 runs.
     """
-    try:
-        return [
-            Samples(f"{test.name}{', loading the context' * loads}", metric, values)
-            for run in plain.json_of(file.read_bytes())["benchmarks"]
-            for loads in [bool(run["is_context_prefill_phase"])]
-            for field, metric in _FIELDS.items()
-            if (values := _values(run[field], metric, test))
-        ]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        msg = f"{file}: not a result of llama-benchy: {error!r}"
-        raise ServerError(msg, "see its log beside it") from None
+    rows, theirs = [], b.flat()
+    for (test, metric), old in a.flat().items():
+        if new := theirs.get((test, metric), []):
+            row = {"name": test, "metric": metric, "a": median(old), "b": median(new)}
+            ratio, spread, verdict = median(new) / median(old), [0.0, 0.0], "unclear"
+            if min(len(old), len(new)) >= 3:
+                ratios = [y / x for x, y in itertools.product(old, new)]
+                spread = quantiles(ratios, n=20, method="inclusive")
+                # the first token is better sooner
+                ends = [spread[0], spread[-1]] if metric != "ttft" else [1 / x for x in spread]
+                verdict = _verdict(min(ends), max(ends), tolerance)
+            row |= {"ratio": ratio, "low": spread[0], "high": spread[-1], "verdict": verdict}
+            rows.append(row)
+    if not rows:
+        msg = "the two results have no test in common"
+        raise ServerError(msg, "measure both with the same --profile-table")
+    return rows
 
 
-def _values(found: Any, metric: Metric, test: Test) -> tuple[float, ...]:
-    """Return one value for each run; none for a metric that llama-benchy did not see.
-
-    For the first token it has a value for each request. Requests of one run wait for each other,
-    so they are not independent: their mean is one sample.
-    """
-    values = [float(value) for value in (found or {"values": []})["values"]]
-    step = test.concurrency if metric == "ttft" and len(values) % test.concurrency == 0 else 1
-    means = [statistics.fmean(values[at : at + step]) for at in range(0, len(values), step)]
-    return tuple(means) if all(value > 0 for value in means) else ()
-
-
-def received(file: Path, test: Test, *, prefix_caching: bool) -> float:
-    """Return the mean tokens of a test's answers, by llama-benchy's events beside its result."""
-    lines = file.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-    ends = [event for event in map(json.loads, lines) if event["type"] == "request_end"]
-    counts = [end["total_tokens"] for end in sorted(ends, key=lambda end: int(end["request_id"]))]
-    if prefix_caching and test.depth:  # each run's first requests load the context
-        counts = [n for at, n in enumerate(counts) if at // test.concurrency % 2]
-    return statistics.fmean(counts) if counts else 0.0
+def _verdict(worst: float, best: float, tolerance: float) -> str:
+    if best < 1 - tolerance:
+        return "slower"
+    if worst > 1 + tolerance:
+        return "faster"
+    return "same" if worst >= 1 - tolerance and best <= 1 + tolerance else "unclear"

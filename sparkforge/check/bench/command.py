@@ -1,10 +1,14 @@
-"""`build.py bench`: servers, tests in rounds, and the result, written after each test."""
+"""``build.py bench``: measure servers by llama-benchy, compare two results."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import platform
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +16,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import serve
+from sparkforge.build import composing, serve
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -21,14 +25,18 @@ from sparkforge.build.options import (
     host_platform,
 )
 from sparkforge.build.setup import last_build
-from sparkforge.check.bench import benchy, result, session, sides
-from sparkforge.check.bench.result import Identity
-from sparkforge.check.bench.session import Measurement
+from sparkforge.check.bench import benchy, sides
+from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
 from sparkforge.core import plain
-from sparkforge.core.errors import CheckError, ServerError, UsageError
+from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.run import glimpse
 from sparkforge.runtime import client
+from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
+
+TOLERANCE = 3.0
+"""Smallest change that counts, in percent."""
 
 
 @Parameter(name="*")
@@ -42,7 +50,7 @@ class RunOptions:
     """measure this server, http://HOST:PORT (default: start the last build)"""
     vs: Literal["unpatched"] | None = None
     """measure the unpatched release too, in the same session, rounds in turns"""
-    profile_table: Annotated[str | None, Parameter(choices=tuple(benchy.TABLES))] = None
+    profile_table: Annotated[str, Parameter(choices=tuple(TABLES))] = "seeds"
     """what to measure: quick, seeds or community (default: seeds)"""
     quick: bool = False
     """short for --profile-table quick"""
@@ -51,18 +59,13 @@ class RunOptions:
     model: Path | None = None
     """folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with
     canned replies; with --url, where the server or the hub's cache has it)"""
-    api_key_file: Path | None = None
-    """file that has the server's API key"""
     profile: str | None = None
     """exact, balanced or fast: format of the dense layers; with --url, that of the running server
     (default: the target's)"""
-    text: Path | None = None
-    """text to cut prompts from (default: made here)"""
     skip_coherence: bool = False
     """do not ask the model a simple question first"""
     out: Path | None = None
-    """folder for the result; an interrupted run in it continues (default:
-    dist/TARGET/bench/TIME-TABLE)"""
+    """new folder for the result (default: dist/TARGET/bench/TIME-TABLE)"""
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
@@ -79,50 +82,36 @@ class CompareOptions:
     """the earlier result: a folder of `bench`, or its result.json"""
     b: Path = field(kw_only=False)
     """the later one"""
-    tolerance: NonNegativeFloat = 3.0
+    tolerance: NonNegativeFloat = TOLERANCE
     """smallest change that counts, in percent (default: 3)"""
-    disturbed: bool = False
-    """compare results that are not clean, too"""
     output: OutputOptions = OutputOptions()
 
 
 def run(options: RunOptions) -> int:
     """Measure the speed of a server."""
-    if options.quick and options.profile_table not in (None, "quick"):
-        msg = f"--quick and --profile-table {options.profile_table} contradict each other"
-        raise UsageError(msg, "omit one of them")
-    table = "quick" if options.quick else options.profile_table or "seeds"
-    place = None
-    if options.api_key_file is not None and options.url is None:
-        raise UsageError("--api-key-file needs --url", "add --url http://HOST:PORT")
-    if options.url is not None:
-        for name, value in (("--vs", options.vs), ("--", options.arguments)):
-            if value:
-                msg = f"{name} is for a server that bench starts, and --url names a running one"
-                raise UsageError(msg, "omit one of them")
-        place = client.place_of({"SPARKFORGE_API_KEY_FILE": str(options.api_key_file)}, options.url)
-        if options.api_key_file is not None and not place.key:
-            msg = f"--api-key-file {options.api_key_file}: no API key in it"
-            raise UsageError(msg, "name a file with the key on one line")
-    tests = benchy.TABLES[table]
-    text = benchy.text_for(tests)
-    if options.text is not None:
-        try:
-            text = options.text.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--text {options.text}: {error}", "name a text file") from None
+    name = "quick" if options.quick else options.profile_table
+    if options.url is not None and (options.vs or options.arguments):
+        msg = "--vs and arguments after -- are for a server that bench starts, not for --url"
+        raise UsageError(msg, "omit them")
     project = Project.open(options.project)
+    text = benchy.text_for(project.root, TABLES[name])
+    variables, place = composing.seen(project.root / ".env"), None
+    if options.url is not None:
+        place = client.place_of(variables, options.url)
     chosen = project.pins.target(options.target)
     if options.model is None and (chosen.smoke if place is None else chosen.model) is None:
         msg = f"target {options.target} has no model of its own for this"
         raise UsageError(msg, "name the model's folder with --model DIR")
-    out = options.out or new_folder(project.root / "dist" / options.target / "bench", table)
-    tool = benchy.install(project.store, project.root, host_platform(), project.access)
+    out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
+    out = out.absolute()  # llama-benchy has another current folder
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out}: exists already", "name a new folder")
+    python, version = benchy.install(project.store, project.root, host_platform(), project.access)
+    model = options.model
     with project.store.temporary("bench") as work:
-        model = options.model
         if place is not None:
-            found = [sides.running(place, options.target, options.profile or "")]
-            model = model or sides.tokenizer(project.pins.models[str(chosen.model)])
+            servers = [sides.running(place, options.profile or "")]
+            model = model or sides.tokenizer(project.pins.models[str(chosen.model)], variables)
         else:
             build = last_build(
                 project, options.target, options.variant, options.server, options.arguments
@@ -133,81 +122,119 @@ def run(options: RunOptions) -> int:
             model = None if model is None else serve.checkpoint(model)
             build.run("image")
             versus = options.vs is not None
-            found = sides.of_build(build, model, profile, work, versus=versus)
+            servers = sides.of_build(build, model, profile, work, versus=versus)
             model = model or sides.standing_in(build)  # the BF16 one's tokenizer, too
-        common = Identity(
-            "url",
-            options.target,
-            machine=session.machine(),
-            table=table,
-            runs=options.runs,
-            tool=tool.version,
-            lock=tool.lock,
-            text=hashlib.sha256(text.encode()).hexdigest(),
-        )
-        call = benchy.Call(
-            tool,
-            model,
-            work / "home",
-            1 if options.vs else options.runs,
-            prefix_caching=table == "community",
-            coherent=not options.skip_coherence and bool(options.model or options.url),
-        )
-        benchy.prepare(call.home, text)
-        rounds = options.runs if options.vs else 1
-        runs = [Measurement.of(one, common, tests, call, rounds, out) for one in found]
+        common = {
+            "target": options.target,
+            "machine": _machine(),
+            "table": name,
+            "tool": f"llama-benchy {version}",
+            "text": hashlib.sha256(text.encode()).hexdigest(),
+        }
+        more = ["--runs", "1" if options.vs else str(options.runs)]
+        more += ["--enable-prefix-caching"] if name == "community" else []
+        call = Call(python, model, work / "home", TABLES[name], more)
+        call.prepare(text)
+        coherent = not options.skip_coherence and bool(options.model or options.url)
         # two models do not fit into one GPU
-        session.measure(runs, rounds, together=options.vs is not None and chosen.cuda_arch is None)
-    return _report(runs, as_json=options.output.json)
-
-
-def new_folder(parent: Path, table: str) -> Path:
-    """Return a new folder's path, named after the time."""
-    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    first = parent / f"{started}-{table}"
-    numbered = (parent / f"{first.name}-{number}" for number in range(2, 1000))
-    return next(path for path in (first, *numbered) if not path.exists())
-
-
-def _report(runs: Sequence[Measurement], *, as_json: bool) -> int:
-    """Print the results; of two also the comparison."""
-    document: dict[str, Any] = {"results": [plain.as_json(run.result) for run in runs]}
-    document["folders"] = [str(run.folder) for run in runs]
-    for run in runs:
-        log.heading(f"{run.result.identity.origin} {run.result.identity.release}: {run.folder}")
-        log.table(result.summary(run.result))
-    if len(runs) == 2:
-        comparison = result.compare(runs[0].result, runs[1].result)
-        document["comparison"] = asdict(comparison)
+        together = options.vs is not None and chosen.cuda_arch is None
+        rounds = options.runs if options.vs else 1
+        results = measure(servers, common, call, rounds, out, together=together, coherent=coherent)
+    document: dict[str, Any] = {"results": [plain.as_json(one) for one in results.values()]}
+    document["folders"] = [str(out / name) for name in results]
+    for name, result in results.items():
+        log.heading(f"{name or 'result'}: {out / name}")
+        log.table(benchy.table(result))
+        for text in result.wrong:
+            log.warning(text)
+    if len(results) == 2:
+        a, b = results.values()
+        changes = benchy.compare(a, b, TOLERANCE / 100)
+        document["comparison"] = {"changes": changes}
         log.heading("B, patched, compared with A, unpatched")
-        log.table(result.table(comparison))
-    if not all(run.result.clean for run in runs):
-        log.warning("not clean: do not quote these figures; `bench compare` refuses them")
-    if as_json:
-        log.json(document)
+        log.table(_table(changes))
+    log.document(document)
     return 0
+
+
+def measure(
+    servers: Sequence[sides.Side],
+    common: dict[str, Any],
+    call: Call,
+    rounds: int,
+    out: Path,
+    *,
+    together: bool,
+    coherent: bool,
+) -> dict[str, Result]:
+    """Measure servers in rounds, at the same time or in turns; returns the results by side."""
+    results = {}
+    for side in servers:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        identity = {**common, **side.identity}
+        identity["options"] = redacted(identity.get("options", ()))  # results are also for others
+        results[side.name] = Result(started, identity)
+    with ExitStack() as all_of_them:
+        places = {}
+        if together:
+            places = {one.name: all_of_them.enter_context(one.start()) for one in servers}
+        for number in range(rounds):
+            # A B, B A, …: drift over time affects both
+            for side in servers if number % 2 == 0 else reversed(servers):
+                file = out / side.name / f"llama-benchy-{number + 1}.json"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                title = f"{side.name or 'server'}, round {number + 1} of {rounds}"
+                with log.step(title), ExitStack() as this_one:
+                    place = places.get(side.name) or this_one.enter_context(side.start())
+                    model = client.served_model(place).name
+                    call.run(place, model, file, coherent=coherent and number == 0)
+                result = results[side.name]
+                result.identity["model"] = model
+                result.add(file)
+                result.save(out / side.name)
+    return results
+
+
+def _machine() -> str:
+    """Return this machine in words: CPU, cores, and GPUs with their driver."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    cpu = re.search(r"(?m)^model name\s*: (.+)$", text)  # arm64 has none
+    query = ("--format=csv,noheader", "--query-gpu=name,driver_version")
+    gpus = glimpse("nvidia-smi", *query, timeout_s=20).out.split("\n")
+    words = [platform.machine(), cpu[1] if cpu else "", f"{os.cpu_count()} cores", *gpus]
+    return "; ".join(filter(None, words))
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Return a new folder's path, named after the time."""
+    return parent / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
+
+
+def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a comparison as rows of text, the head first."""
+    rows: list[tuple[str, ...]] = [("test", "metric", "A", "B", "B / A", "5 % to 95 %", "verdict")]
+    for one in changes:
+        spread = f"{one['low']:.3f} to {one['high']:.3f}" if one["high"] else "too few runs"
+        values = (f"{one['a']:.2f}", f"{one['b']:.2f}", f"{one['ratio']:.3f}", spread)
+        rows.append((one["name"], METRICS[one["metric"]][1], *values, one["verdict"]))
+    return rows
 
 
 def compare_results(options: CompareOptions) -> int:
     """Compare two results; CheckError if the second is slower."""
-    before, after = result.load(options.a), result.load(options.b)
-    for path, run in ((options.a, before), (options.b, after)):
-        if not (run.clean or options.disturbed):
-            why = run.disturbed[0] if run.disturbed else "the run is incomplete"
-            hint = "measure again on an idle machine, or add --disturbed"
-            raise ServerError(f"{path} is not clean: {why}", hint)
-    comparison = result.compare(before, after, options.tolerance / 100)
-    for what in comparison.differs:
-        log.warning(what)
-    if options.output.json:
-        log.json(asdict(comparison))
-    else:
-        log.table(result.table(comparison))
-    if not comparison.slower:
+    a, b = benchy.load(options.a), benchy.load(options.b)
+    for text in (*a.wrong, *b.wrong):
+        log.warning(text)
+    names = ("machine", "tool", "text", "target", "model", "profile", "options")
+    differs = [name for name in names if a.identity.get(name) != b.identity.get(name)]
+    changes = benchy.compare(a, b, options.tolerance / 100)
+    if differs:
+        log.warning(f"these differ, too: {', '.join(differs)}")
+    log.document({"changes": changes, "differs": differs})
+    if not options.output.json:
+        log.table(_table(changes))
+    slower = [f"{one['name']}: {one['metric']}" for one in changes if one["verdict"] == "slower"]
+    if not slower:
         return 0
-    words = "\n".join(
-        f"{one.name}: {one.metric} is {one.ratio:.3f} of A ({one.low:.3f} to {one.high:.3f})"
-        for one in comparison.slower
-    )
     hint = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
-    return log.failure(CheckError(f"B is slower than A:\n{words}", hint))
+    return log.failure(CheckError(f"B is slower than A: {'; '.join(slower)}", hint))

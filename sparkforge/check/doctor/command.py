@@ -1,34 +1,51 @@
-"""``build.py doctor``: arguments → readings → findings → text or JSON, and the exit code."""
+"""``build.py doctor``: readings → findings → text or JSON, and an archive for a bug report."""
 
 from __future__ import annotations
 
+import getpass
+import io
+import json
 import platform
+import re
+import shlex
+import socket
+import time
+import zipfile
+import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cyclopts import Parameter
 
+from sparkforge import __version__
+from sparkforge.build import composing, receipt
 from sparkforge.build.options import OutputOptions
-from sparkforge.check.doctor import archive, disk, gpu, host, model, pair, readings
-from sparkforge.check.doctor.check import Finding, compare, judge
-from sparkforge.check.doctor.readings import Machine
-from sparkforge.check.doctor.wanted import wanted
+from sparkforge.check.doctor.checks import judge
+from sparkforge.check.doctor.machine import (
+    Finding,
+    Machine,
+    want_of,
+)
 from sparkforge.core import plain
+from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.run import glimpse
 from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import client
+from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
 
-MODULES = (host, gpu, disk, model, pair)
-"""Modules whose import registers checks."""
+READINGS = "readings.json"
 _MARKS = {
     "ok": ("32", "✓"),
     "not checked": ("2", "·"),
     "warning": ("33", "!"),
     "error": ("31;1", "✗"),
 }
-_ORDER = list(_MARKS)
 
 
 @Parameter(name="*")
@@ -38,8 +55,6 @@ class Options:
 
     target: str | None = None
     """target to check for (default: spark on arm64, else cpu)"""
-    compare: Path | None = None
-    """compare with the output of doctor --json on the other of two machines"""
     readings: Path | None = None
     """judge the readings in an archive of --report"""
     report: bool = False
@@ -51,74 +66,167 @@ class Options:
 
 
 def run(options: Options = Options()) -> int:
-    """Read the machine, judge, print; the code is that of CheckError if the target cannot work.
-
-    With a report the code is 0 for any findings.
-    """
+    """Judge this machine; CheckError's code if the target cannot work, but 0 with a report."""
     here = checkout(options.pins)
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
-    want = wanted(here.pins, options.target or likely)
+    want = want_of(here.pins, options.target or likely)
     if options.report and options.readings is not None:
         raise UsageError("--report and --readings conflict", "give only one")
-    path = archive.new_path(Path.cwd()) if options.report else None
-    theirs = None if options.compare is None else _findings(options.compare)
-    recorded = None
-    if options.readings is not None:
-        try:
-            recorded = readings.load(archive.readings_in(options.readings))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or f"not a recording: {error}"
-            hint = "create one with build.py doctor --report FILE"
-            raise UsageError(f"--readings {options.readings}: {why}", hint) from None
+    recorded = None if options.readings is None else _readings(options.readings)
     seen = Machine(here.root, store_of(options.store).root, recorded)
     findings = judge(seen, want)
-    findings += [] if theirs is None else compare(findings, theirs)
     stops = [finding.name for finding in findings if finding.state == "error"]
     document: dict[str, object] = {
-        "target": want.target,
+        "target": want.name,
         "ok": not stops,
         "counts": Counter(finding.state for finding in findings),
         "findings": [asdict(finding) for finding in findings],
     }
     if not options.output.json:
-        show(findings)
-    if path is not None:
-        files = archive.write(path, seen, want.target, document)
+        _show(findings)
+    if options.report:
+        path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
+        files = write(path, seen, want.name, document)
         document["report"] = {"file": str(path), "parts": files}
-        log.heading(str(path))
-        for name, problem in files.items():
-            log.info(f"{name}: {problem}" if problem else name)
-        log.info(
-            "secrets, serial numbers and names are masked; check the archive before you send it"
-        )
+        log.heading(f"{path}: {', '.join(files)}")
+        log.info("secrets, serial numbers and names are masked; check it before you send it")
     log.document(document)
-    if path is not None or not stops:
+    if options.report or not stops:
         return 0
-    msg = f"this machine cannot build or serve target {want.target}: {', '.join(stops)}"
+    msg = f"this machine cannot build or serve target {want.name}: {', '.join(stops)}"
     return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
 
 
-def show(findings: list[Finding]) -> None:
+def _show(findings: list[Finding]) -> None:
     """Print findings with their hints, the worst last; equal ones share a line."""
     names: dict[Finding, list[str]] = {}
-    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.state)):
+    for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         names.setdefault(replace(finding, name=""), []).append(finding.name)
-    for finding, checks in names.items():
+    for finding, named in names.items():
         colour, mark = _MARKS[finding.state]
         state = log.painted(colour, f"{mark} {finding.state:11}")
-        log.info(f"{state}  {', '.join(checks)}: {finding.seen}")
+        log.info(f"{state}  {', '.join(named)}: {finding.seen}")
         if finding.hint:
             log.info(f"{'':15}hint: {finding.hint}")
 
 
-def _findings(path: Path) -> list[Finding]:
-    """Return the findings in a document of ``--json``."""
+def _readings(path: Path) -> Mapping[str, Any]:
+    """Return the readings in an archive; UsageError if it has none."""
     try:
-        found = plain.json_of(path.read_bytes())
-        theirs = plain.load(tuple[Finding, ...], found["findings"])
-    except (OSError, ValueError, LookupError, TypeError):
-        theirs = None
-    if theirs is None:
-        hint = "create it on the other machine: build.py doctor --json >FILE"
-        raise UsageError(f"--compare {path}: no output of doctor --json", hint)
-    return list(theirs)
+        with zipfile.ZipFile(path) as archive:
+            found = plain.json_of(archive.read(READINGS))
+        str(found["machine"])
+    except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile, zlib.error) as why:
+        msg = f"--readings {path}: no archive of doctor --report: {why}"
+        raise UsageError(msg, "create it with build.py doctor --report") from None
+    return dict(found)
+
+
+# -- the archive -------------------------------------------------------------------------
+
+_KERNEL = re.compile(r"nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:", re.IGNORECASE)
+# without its variables, which may be secrets
+_CONTAINER = (
+    '{"image": "{{.Image}}", "restarts": {{.RestartCount}}, "state": {{json .State}},'
+    ' "host": {{json .HostConfig}}}'
+)
+
+
+def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
+    """Collect, mask, and write the archive; return the names of its files."""
+    mask = mask_of(composing.seen(seen.root / ".env"))
+    readings = {name: plain.as_json(value) for name, value in sorted(seen.taken.items())}
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in ((READINGS, readings), ("findings.json", findings)):
+            archive.writestr(name, masked_json(value, mask))
+        for name, text in _parts(seen.root, target):
+            archive.writestr(name, mask(text).encode(errors="replace"))
+        names = archive.namelist()
+    with disk_errors(path):
+        write_file(path, raw.getvalue())
+    return names
+
+
+def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each file; what is missing has the reason as its text."""
+    git = f"git -C {shlex.quote(str(root))}"
+    yield "checkout.txt", _output(f"echo sparkforge {__version__}; {git} log -1; {git} status -s")
+    system = "uname -a; head -v /etc/*-release /sys/class/dmi/id/*_name /sys/class/dmi/id/bios*"
+    yield "system.txt", _output(system)
+    for path in (root / "dist" / target / receipt.NAME, root / "build.log"):
+        yield path.name, _output(f"tail -c 30000000 {shlex.quote(str(path))}")
+    lines = _output("journalctl -kb -o short-iso").splitlines()
+    yield "kernel.log", "\n".join(line for line in lines if _KERNEL.search(line))
+    box = _output(f"docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1")
+    box = shlex.quote(box.strip())
+    yield "container.json", _output(f"docker inspect --format {shlex.quote(_CONTAINER)} {box}")
+    memory = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.max memory.stat"
+    yield "memory.txt", _output(f"docker exec {box} sh -c {shlex.quote(memory)}")
+    # two streams; sorted by the time at the start of each line
+    lines = _output(f"docker logs --timestamps {box}").splitlines()
+    yield "container.log", "\n".join(sorted(lines))
+
+
+def _output(script: str) -> str:
+    """Return a shell script's output, of both streams, or the reason why there is none."""
+    seen = glimpse("sh", "-c", script, timeout_s=60.0)
+    return f"{seen.out}{seen.err}" or seen.problem
+
+
+# -- secrets -----------------------------------------------------------------------------
+
+_NAME = rf"[\w.-]*{SECRET_NAME}[\w.-]*"
+_PATTERNS = (
+    (re.compile(r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)"), "***"),
+    (IN_URL, "***@"),
+    (
+        re.compile(
+            r"\b(hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|xox[abprs]-)[A-Za-z0-9_-]{16,}"
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}"), r"\1 ***"),
+    # a name and its value in quotes, which may be escaped: "name": "…", 'name': '…', name="…"
+    (
+        re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*"),
+        r"\1\2***",
+    ),
+    # name=…, name: …, and --name … with several values
+    (re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+"), r"\1***"),
+    (re.compile(rf"(?i)(--{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+"), r"\1 ***"),
+    # serial numbers of this device
+    (re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "GPU-***"),
+    (re.compile(r"(<(serial|board_id|uuid|pdi)>)[^<]*"), r"\1***"),
+    (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.I), "xx:xx:xx:xx:xx:xx"),
+)
+
+
+def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that masks in a text the values of secrets, and user and machine."""
+    secrets = [v.strip() for n, v in variables.items() if re.search(SECRET_NAME, n, re.IGNORECASE)]
+    # not the path of a secret's file, nor words that would spoil every text
+    kept = re.compile(r"[/~.].*|.{0,2}|true|false|none|null|yes|off", re.IGNORECASE)
+    found = {one for one in (*secrets, client.api_key(variables)) if not kept.fullmatch(one)}
+    own = dict.fromkeys(sorted(found, key=len, reverse=True), "***")  # one may be part of another
+    host = socket.gethostname()
+    names = {str(Path.home()): "~", getpass.getuser(): "USER", host: "HOST"}
+    names |= {host.partition(".")[0]: "HOST"}
+    own |= {name: word for name, word in names.items() if len(name) > 1 and name != "root"}
+
+    def mask(text: str) -> str:
+        for one, instead in own.items():  # a short one only as a word
+            pattern = re.escape(one)
+            whole = rf"(?<![\w.-]){pattern}(?![\w-])"
+            text = re.sub(pattern if instead == "***" and len(one) > 5 else whole, instead, text)
+        for known, instead in _PATTERNS:
+            text = known.sub(instead, text)
+        return text
+
+    return mask
+
+
+def masked_json(value: object, mask: Callable[[str], str]) -> str:
+    """Return a document with all texts in it masked."""
+    text = json.dumps(value, indent=1, sort_keys=True)
+    return re.sub(r'"(?:[^"\\]|\\.)*"', lambda found: json.dumps(mask(json.loads(found[0]))), text)

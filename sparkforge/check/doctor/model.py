@@ -1,208 +1,130 @@
-"""Checks of the model's files, and of the container's rights to them."""
+"""Checks of the model's files, of the container's rights to them, and of one machine of a pair."""
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
-import struct
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkforge.build.composing import MODELS_VOLUME
-from sparkforge.check.doctor.check import Found, check, error, ok, unknown, warning
-from sparkforge.check.doctor.readings import Machine, expanded
-from sparkforge.check.doctor.wanted import Wanted
+from sparkforge.check.doctor.machine import (
+    Finding,
+    Machine,
+    Want,
+    check,
+    error,
+    ok,
+    unseen,
+    warning,
+)
+from sparkforge.pins.pins import ModelPin
 from sparkforge.serving import checkpoint as shards
+from sparkforge.serving.cluster import ROLE, ClusterError, settings
 
+MISSING = "not there"
+# of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
+_MODEL_GB = {"gpt-oss-120b": 65.2, "gpt-oss-20b": 13.8}
 _USER = 10001  # user and group of the image (Dockerfile)
-_MOST_FILES = 10_000
-# of linux/posix_acl_xattr.h and posix_acl.h: entries of other users than the owner
-_ACL, _HEAD, _ENTRY = "system.posix_acl_access", 4, struct.Struct("<HHI")
-_NAMED_USER, _OWNING_GROUP, _NAMED_GROUP, _MASK = 2, 4, 8, 16
-_READ, _WRITE, _ENTER = 4, 2, 1
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model's files in a hub cache."""
-
-    folder: str = ""
-    """Of the pinned revision; "": it is not there."""
-    revisions: tuple[str, ...] = ()
-    """In the cache."""
-    unfinished: int = 0
-    """Partly downloaded files."""
-    problems: tuple[str, ...] = ()
-    damaged: tuple[str, ...] = ()
-    """Files that are there and have to be downloaded again."""
-
-
-@dataclass(frozen=True)
-class Rights:
-    """The first path that the container's user cannot read, or write, each "" for none."""
-
-    unreadable: str = ""
-    unwritable: str = ""
+def size_of(want: Want) -> int:
+    """Return the bytes of the target's model; 0: unknown."""
+    return int(_MODEL_GB.get(str(want.target.model), 0) * 10**9)
 
 
 def mounted(seen: Machine) -> str:
-    """Return the folder that Compose mounts as the hub's home; "" for its volume.
-
-    In Compose a value without a slash is the name of a volume.
-    """
+    """Return the folder that Compose mounts as the hub's home; "" for a volume (no slash)."""
     chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
     return chosen if chosen.startswith(("/", ".", "~")) else ""
 
 
 def hub_of(seen: Machine) -> Path:
-    """Return the hub's cache: Compose's if it is a folder of the host, else huggingface_hub's."""
-    home = mounted(seen)
-    if not home and (cache := seen.variables.get("HF_HUB_CACHE")):
-        return expanded(cache)
-    return expanded(home or seen.variables.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    """Return the hub's cache: Compose's if it is a folder of the host, else this user's own."""
+    home = mounted(seen) or seen.variables.get("HF_HOME") or "~/.cache/huggingface"
+    try:
+        return Path(home).expanduser() / "hub"
+    except RuntimeError:  # no such user
+        return Path(home) / "hub"
 
 
-def checkpoint(seen: Machine, want: Wanted) -> Checkpoint | None:
-    """Return the model's files; None if they cannot be read."""
-    hub = hub_of(seen)
-    return seen.value("model", Checkpoint, lambda: read(hub, want.repository, want.revision))
+def _folder(hub: Path, model: ModelPin) -> Path:
+    return hub / f"models--{model.repository.replace('/', '--')}"
 
 
-@check("model", "model")
-def model(seen: Machine, want: Wanted) -> Found:
-    """A cut shard fails after minutes of loading; a missing one is downloaded at the start."""
-    hub, folder, found = hub_of(seen), mounted(seen), checkpoint(seen, want)
-    if found is None:
-        return unknown(f"{hub} is not readable", "sudo python3 build.py doctor")
-    fetch = f"hf download {want.repository} --revision {want.revision}"
-    fetch = f"HF_HOME={_quoted(folder)} {fetch}" if folder else fetch
-    volume = f"python3 build.py model fetch --target {want.target}   # after the build"
-    if not found.folder:
-        text = f"revision {want.revision[:12]} is not in {hub}"
-        if found.revisions:
-            text += f" (there: {', '.join(other[:12] for other in found.revisions)})"
-        if _offline(seen):
-            return error(f"{text}, and HF_HUB_OFFLINE is set", f"HF_HUB_OFFLINE=0 {fetch}")
-        text += f"; Compose downloads {want.model_bytes / 1e9:.1f} GB into"
-        text += f" {folder or f'its volume {MODELS_VOLUME}'} at the first start"
-        return warning(text, f"{fetch} && {_share(folder)}" if folder else volume)
-    if found.problems:
-        more = f"; and {len(found.problems) - 3} more" if len(found.problems) > 3 else ""
-        if found.damaged:  # the hub's client takes a file that is there for complete
-            anew = fetch.replace(" --revision", f" {shlex.join(found.damaged)} --revision")
-            fetch = f"{anew} --force-download && {fetch}"
-        return error(f"{found.folder}: {'; '.join(found.problems[:3])}{more}", fetch)
-    if not folder:
-        home = str(hub.parent)  # Compose mounts the folder above the cache
-        hint = f"{_share(home)} && echo SPARKFORGE_HF_CACHE={shlex.quote(home)} >>.env"
-        text = f"{found.folder}: complete, but Compose uses its own volume {MODELS_VOLUME}"
-        return warning(text, hint if hub.name == "hub" else volume)
-    if found.unfinished:
-        return warning(f"{found.folder}: {found.unfinished} unfinished downloads", fetch)
-    return ok(f"{found.folder}: complete")
+def problems(seen: Machine, model: ModelPin) -> list[str] | None:
+    """Return what is wrong with the model's files; None if they cannot be read."""
+    folder = _folder(hub_of(seen), model) / "snapshots" / model.revision
+    return seen.value("model", list[str], lambda: read(folder))
 
 
-@check("model-rights", "model", "image")
-def model_rights(seen: Machine, want: Wanted) -> Found:
-    """The container runs as user 10001: it reads at each start and writes when it downloads."""
-    if not (folder := mounted(seen)):
-        return None
-    home, share = hub_of(seen).parent, _share(folder)
-    if not seen.access(home).exists:
-        text = f"{folder} does not exist; Docker would create it as root"
-        return error(text, f"mkdir -p {_quoted(folder)} && {share}")
-    found = seen.value("model rights", Rights, lambda: rights(home, want.repository))
-    if found is None:
-        return unknown(f"{folder} is not readable", share)
-    if found.unreadable:
-        return error(f"user {_USER} of the container cannot read {found.unreadable}", share)
-    if found.unwritable and not _offline(seen):
-        text = f"user {_USER} of the container cannot write to {found.unwritable}"
-        hint = f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env"
-        return warning(text, hint)
-    return ok(f"user {_USER} of the container may use {folder}")
-
-
-def folder_of(hub: Path, repository: str) -> Path:
-    """Return a model's folder in a hub cache."""
-    return hub / f"models--{repository.replace('/', '--')}"
-
-
-def read(hub: Path, repository: str, revision: str) -> Checkpoint:
-    """Read a model's revision: its index, and the header of each shard.
-
-    Raises:
-        OSError: a folder is unreadable.
-    """
-    model = folder_of(hub, repository)
-    snapshots, folder = model / "snapshots", model / "snapshots" / revision
-    there = sorted(one.name for one in snapshots.iterdir()) if snapshots.is_dir() else []
-    found = Checkpoint(
-        revisions=tuple(there), unfinished=len(list((model / "blobs").glob("*.incomplete")))
-    )
-    if revision not in there:
-        return found
-    problems = [] if (folder / "config.json").is_file() else ["no config.json"]
-    damaged, names = [], []
+def read(folder: Path) -> list[str]:
+    """Return the problems of a checkpoint: its index, and the header of each shard."""
+    if not folder.exists():
+        return [MISSING]
+    found = [] if (folder / "config.json").is_file() else ["config.json: missing"]
     try:
         names = shards.named(folder)
-        problems += [] if names else ["no safetensors file"]
     except (OSError, ValueError) as why:
-        problems.append(str(why))
-        damaged.append(shards.INDEX)
-    for name in names:
-        if damage := shards.damage(folder / name):
-            problems.append(f"{name}: {damage}")
-            damaged += [] if damage == "missing" else [name]
-    return replace(
-        found, folder=str(folder), problems=tuple(problems), damaged=tuple(sorted(damaged))
-    )
+        return [*found, f"{shards.INDEX}: {why}"]
+    wrong = ((name, shards.damage(folder / name)) for name in names or ["*.safetensors"])
+    return [*found, *(f"{name}: {problem}" for name, problem in wrong if problem)]
 
 
-def granted(path: Path, user: int = _USER) -> int:
-    """Return the rights of a user, whose group has the same number: bits 4 (read), 2, 1.
+@check("model")
+def model(seen: Machine, want: Want) -> Finding:
+    """A cut shard fails after minutes of loading; a missing one is downloaded at the start."""
+    assert want.model is not None  # the check needs one
+    hub, folder, found = hub_of(seen), mounted(seen), problems(seen, want.model)
+    name = f"{want.model.repository} --revision {want.model.revision}"
+    fetch = f"{f'HF_HOME={_quoted(folder)} ' if folder else ''}hf download"
+    volume = f"python3 build.py model fetch --target {want.name}   # after the build"
+    if found is None:
+        return unseen(f"{hub} is not readable", "sudo python3 build.py doctor")
+    if found == [MISSING]:
+        text = f"revision {want.model.revision[:12]} is not in {hub}"
+        if _offline(seen):
+            hint = f"HF_HUB_OFFLINE=0 {fetch} {name}"
+            return error(f"{text}, and HF_HUB_OFFLINE is set", hint)
+        text += f"; Compose downloads {size_of(want) / 1e9:.1f} GB into"
+        text += f" {folder or f'its volume {MODELS_VOLUME}'} at the first start"
+        return warning(text, f"{fetch} {name} && {_share(folder)}" if folder else volume)
+    if found:
+        # the hub's client takes a file that is there for complete
+        damaged = [one.partition(":")[0] for one in found if not one.endswith("missing")]
+        again = f"{fetch} {want.model.repository} {shlex.join(damaged)} --force-download"
+        hint = f"{again} --revision {want.model.revision}" if damaged else f"{fetch} {name}"
+        return error(f"{hub}: {'; '.join(found[:3])}", hint)
+    if not folder:
+        home = str(hub.parent)  # Compose mounts the folder above the cache
+        text = f"complete in {hub}, but Compose uses its own volume {MODELS_VOLUME}"
+        hint = f"{_share(home)} && echo SPARKFORGE_HF_CACHE={shlex.quote(home)} >>.env"
+        return warning(text, hint)
+    return ok(f"complete in {hub}")
 
-    Raises:
-        OSError: it cannot be read.
-    """
-    state = path.stat()
-    if state.st_uid == user:
-        return state.st_mode >> 6 & 7
-    try:
-        acl = os.getxattr(path, _ACL)[_HEAD:]
-    except OSError:  # has none, or the file system does not support them
-        return (state.st_mode >> 3 if state.st_gid == user else state.st_mode) & 7
-    entries = list(_ENTRY.iter_unpack(acl))
-    mask = next((bits for tag, bits, _ in entries if tag == _MASK), 7)
-    for tag, bits, of in entries:
-        if tag == _NAMED_USER and of == user:
-            return int(bits & mask)
-    groups = [
-        bits & mask
-        for tag, bits, of in entries
-        if (tag == _OWNING_GROUP and state.st_gid == user) or (tag == _NAMED_GROUP and of == user)
-    ]
-    return max(groups) if groups else state.st_mode & 7
 
-
-def rights(home: Path, repository: str) -> Rights:
-    """Return what the container's user lacks in a hub's home; folders above it do not matter."""
-    folder = folder_of(home / "hub", repository)
-    fixed = (home / "hub", home / "hub" / ".locks", home / "xet", folder)
-    inside = sorted(folder.rglob("*"))[:_MOST_FILES]
-    unreadable = unwritable = ""
-    for path in (home, *(path for path in fixed if path.exists()), *inside):
-        try:
-            bits, is_folder = granted(path), path.is_dir()
-        except OSError:
-            bits, is_folder = 0, False
-        need = _READ | _ENTER if is_folder else _READ
-        if bits & need != need:
-            unreadable = unreadable or str(path)
-        # files are replaced, not changed; complete ones are only read
-        if is_folder and not bits & _WRITE:
-            unwritable = unwritable or str(path)
-    return Rights(unreadable, unwritable)
+@check("model", "image")
+def model_rights(seen: Machine, want: Want) -> Finding | None:
+    """The container runs as user 10001: it reads at each start and writes when it downloads."""
+    assert want.model is not None  # the check needs one
+    if not (folder := mounted(seen)):
+        return None
+    hub, share = hub_of(seen), _share(folder)
+    if seen.access(hub.parent) not in ("read", "write"):
+        text = f"{folder} does not exist; Docker would create it as root"
+        return error(text, f"mkdir -p {_quoted(folder)} && {share}")
+    for path in (hub.parent, hub, _folder(hub, want.model)):
+        # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
+        output = seen.run("getfacl", "-n", str(path)).out
+        who = "" if f"# owner: {_USER}\n" in output else _USER
+        rights = re.search(rf"(?m)^(?:user:{who}|other:):(?:.*effective:)?([r-][w-][x-])", output)
+        if rights is None:
+            return unseen(f"getfacl tells nothing of {path}", "sudo apt-get install acl")
+        if rights[1][0::2] != "rx":
+            return error(f"user {_USER} of the container cannot read {path}", share)
+        if rights[1][1] != "w" and not _offline(seen):
+            hint = f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env"
+            return warning(f"user {_USER} of the container cannot write to {path}", hint)
+    return ok(f"user {_USER} of the container may use {folder}")
 
 
 def _offline(seen: Machine) -> bool:
@@ -215,8 +137,50 @@ def _quoted(folder: str) -> str:
 
 
 def _share(folder: str) -> str:
-    """Return the command that adds the container's rights in a folder, and keeps its owner's.
-
-    The last entry is for new files of the container.
-    """
+    """Return the command that adds the container's rights, for new files too, to the owner's."""
     return f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {_quoted(folder)}"
+
+
+def in_pair(seen: Machine) -> bool:
+    """Return whether this machine serves together with another one."""
+    return bool(seen.variables.get(ROLE))
+
+
+@check("pair")
+def link(seen: Machine, want: Want) -> Finding:
+    """All traffic between the two machines uses this interface; a small MTU costs speed."""
+    try:
+        mine = settings(seen.variables)
+    except ClusterError as why:
+        return error(str(why), "ip -br address   # then correct .env")
+    assert mine is not None  # the check needs a pair
+    name, folder = mine.interface, f"/sys/class/net/{mine.interface}"
+    state, speed, mtu = (seen.text(f"{folder}/{what}") for what in ("operstate", "speed", "mtu"))
+    found = seen.json("ip", "-j", "address", "show", "dev", name) or []
+    addresses = [each["local"] for one in found for each in one.get("addr_info", ())]
+    text = f"{name} {state or 'missing'}, {speed} Mbit/s, MTU {mtu}, {', '.join(addresses)}"
+    up = f"sudo ip link set {name} up"
+    if mine.own not in addresses or state not in ("up", "unknown"):  # unknown: loopback
+        hint = f"sudo ip address add {mine.own}/24 dev {name} && {up}   # the cable? .env?"
+        return error(f"{text}; .env says {mine.own}", hint)
+    if not mtu.isdecimal() or int(mtu) < 9000:
+        return warning(text, f"{up} mtu 9000   # on both; netplan makes it permanent")
+    if want.target.cuda_arch and speed.isdecimal() and int(speed) < 200_000:
+        return warning(f"{text}; a Spark's port has 200000", f"ethtool {name}")
+    return ok(text)
+
+
+@check("pair", "gpu")
+def rdma(seen: Machine, want: Want) -> Finding | None:
+    """Without RoCE on the link NCCL uses TCP, or fails."""
+    try:
+        mine = settings(seen.variables)
+    except ClusterError:  # `link` reports it
+        return None
+    assert mine is not None  # the check needs a pair
+    links = seen.json("rdma", "-j", "link") or []
+    one: dict[str, str] = next((one for one in links if one.get("netdev") == mine.interface), {})
+    name, state = one.get("ifname", "no RDMA device"), one.get("state", "missing")
+    if state != "ACTIVE":
+        return error(f"{name} on {mine.interface} is {state}", "rdma link   # the cable?")
+    return ok(f"{name} is active", f"NCCL_IB_HCA={name}   # in .env, if NCCL does not find it")

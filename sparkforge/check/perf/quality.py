@@ -29,12 +29,12 @@ from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.runtime import servers
+from sparkforge.runtime.client import COMPLETIONS, Place, post
 from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
 
 DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 MATERIAL = Path(__file__).with_name("quality.json")
 
-_REQUEST_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 _ANSWER_TOKENS = 24
 _AT_ONCE = 8  # requests to the second server of the unchanged model
@@ -107,11 +107,11 @@ def is_right(reply: str, answer: str) -> bool:
 
 def _ask(server: Server, **body: Any) -> Any:
     body = {"model": MODEL_NAME, "temperature": 0, "return_token_ids": True, **body}
-    reply = servers.complete(server, body, _REQUEST_TIMEOUT_S)
-    if not reply.ok:
-        msg = f"/v1/completions: {reply.status_code} {reply.text[:300]}\n{tail(server, 8)}"
-        raise ServerError(msg, "see the server's output")
-    return reply.json()["choices"][0]
+    try:
+        return post(Place(f"{server.url}/v1"), COMPLETIONS, body).json()["choices"][0]
+    except (OSError, ValueError) as error:
+        msg = f"/v1/completions: {error}\n{tail(server, 8)}"
+        raise ServerError(msg, "see the server's output") from error
 
 
 def _continue(server: Server, prompt: str, tokens: int) -> Text:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sparkforge.check.proofs.machinecode import Kernel
 from sparkforge.check.proofs.wheelcode import CodeResult, Device, Library
-from sparkforge.pins.contracts import Code, Contract, Excused
+from sparkforge.pins.compiling import Code, Contract, Excused
 
 # a stub at most reads constants, and stops; an assertion's trap comes with other work
 _WORK = re.compile(r"LD[GSL]?|LDSM|LDGSTS|ST[GSL]?|ATOM\w*|RED\w*|UTMA\w*|UBLK\w*")

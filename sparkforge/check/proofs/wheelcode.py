@@ -16,7 +16,7 @@ from sparkforge.core.disk import key_of
 from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
-from sparkforge.pins.contracts import compiles
+from sparkforge.pins.compiling import compiles
 from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive, intake
 

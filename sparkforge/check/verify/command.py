@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
-from zipfile import BadZipFile, ZipFile
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -18,29 +17,19 @@ from sparkforge.build import receipt, setup
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build
 from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
-from sparkforge.build.results import ImageArchiveResult, ImageResult
+from sparkforge.build.results import ImageArchiveResult
 from sparkforge.build.stages.wheels import wheel_path
-from sparkforge.check.verify import signing
 from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
-from sparkforge.pins.pins import Pins
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import registry
+from sparkforge.release import signing
+from sparkforge.release.command import inputs
+from sparkforge.runtime import engine
 from sparkforge.sources.project import Project, ProjectOptions
 
-# files of the checkout that a build reads, beside the plugin's folder
-_INPUTS = (
-    "pins.yaml",
-    "patches",
-    "requirements",
-    "scripts",
-    "sparkforge",
-    "Dockerfile",
-    ".dockerignore",
-)
 _SHOWN = 20
 _DIFFOSCOPE_LINES = 80
 
@@ -72,69 +61,71 @@ def run(options: Options = Options()) -> int:
         raise UsageError("give an image, or --target NAME without --key", "build.py verify --help")
     if options.image is None:
         return _build_again(options, str(options.target), Project.open(options.project))
-    published = registry.reference(options.image)
-    if signed and published is None:
+    published = engine.is_published(options.image)
+    if signed and not published:
         files = signing.check_folder(Path(options.image), options.trust)
         log.info(f"signed: {len(files)} files of {options.image}")
         log.document({"signed": files})
         return 0
     if signed:
         signing.check_image(options.image, options.trust)
-    elif published is not None:
+    elif published:
         log.warning("the signature is not checked: give --key, or --identity and --issuer")
-    return _image(options.image, published, Project.open(options.project))
+    return _image(options.image, Project.open(options.project), published=published)
 
 
 # -- a target ----------------------------------------------------------------------------
 
 
 def _build_again(options: Options, name: str, project: Project) -> int:
-    """Build a target a second time, cold, and compare it with dist/ and the store."""
-    target = project.pins.target(name)
+    """Build a target from scratch, and compare the result byte for byte with dist/."""
+    target, dist = project.pins.target(name), project.root / "dist" / name
+    built = receipt.load(dist / receipt.NAME)
+    if built is None:
+        msg = f"{dist}: has no valid {receipt.NAME}, so nothing to verify"
+        raise UsageError(msg, f"build it first: build.py --target {name}")
     variant = setup.last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
-    until = options.until if here else "wheels"  # the rest needs a machine of the target's platform
-    first = setup.build_of(project, name, variant, until, tools=options.tools)
-    context, engine = first.context, first.tools.engine
-    if engine is None:
-        until = "wheels"  # an environment's files have its path, so their bytes differ
-    elif until != "wheels" and not engine.containerd_store:
-        until = "wheels"
-        log.warning(
-            "only the wheels are compared: this engine's image store is not reproducible"
-            " (daemon.json: containerd-snapshotter)"
-        )
-    log.heading(f"{context.target_name} on {context.platform}: first build")
-    first.run(until)
-    with _cold(first) as second:
-        log.heading("second build: another folder, no shared results, another umask")
+    until = options.until if here and built.image is not None else "wheels"
+    build = setup.build_of(project, name, variant, until, tools=options.tools)
+    if build.tools.engine is None or not build.tools.engine.containerd_store:
+        until = "wheels"  # environments, and images in another store, differ in every build
+    log.info(f"comparing {'the wheels and the image' if until == 'image' else 'the wheels'}")
+    found = [f"{dist}: {problem}" for problem in receipt.problems(dist, built)]
+    pairs: dict[str, tuple[str | None, str | None]] = {}
+    with _cold(build) as again:
         before = os.umask(0o077)
         try:
-            second.run(until)
+            again.run(until)
         finally:
             os.umask(before)
-        results, found = _compare(first, second)
+        for new in map(wheel_path, again.graph.own):
+            old = dist / new.name
+            pairs[new.name] = sha256_file(old) if old.is_file() else None, sha256_file(new)
+            if len(set(pairs[new.name])) > 1 and have("diffoscope"):
+                report = call("diffoscope", "--text", "-", old, new, check=False).stdout
+                for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
+                    log.info(line)
+        product = again.graph.product.found
+        if product is not None and isinstance(product.result, ImageArchiveResult) and built.image:
+            pairs[built.image.tag] = built.image.digest, product.result.digest
+    for name_, (first, second) in pairs.items():
+        if first == second:
+            log.info(f"the same: {name_}  {second}")
+        else:
+            found.append(f"{name_}: {first or 'missing'} → {second}")
+    results = [{"name": one, "first": pair[0], "second": pair[1]} for one, pair in pairs.items()]
     log.document({"target": name, "same": not found, "results": results, "differences": found})
-    if found:
-        msg = f"two builds of {name} differ:\n{_shortened(found)}"
-        remedy = (
-            "make the step that wrote these bytes reproducible; if the first result is old or"
-            f" damaged: build.py build --target {name} --force wheels --force image"
-        )
-        return log.failure(CheckError(msg, remedy))
-    for result in results:
-        log.info(f"the same: {result['name']}  {result['second']}")
-    return 0
+    if not found:
+        return 0
+    msg = f"{dist} differs from a build of this checkout:\n{_shortened(found)}"
+    remedy = f"if dist is old or damaged: build.py build --target {name} --force wheels"
+    return log.failure(CheckError(msg, f"{remedy}; diffoscope shows what differs"))
 
 
 def _shortened(lines: Sequence[str]) -> str:
     shown = "\n".join(f"  {plain.escaped(line)}" for line in lines[:_SHOWN])
     return shown + (f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
-
-
-def inputs(of: Pins) -> tuple[str, ...]:
-    """Return the files and folders of a checkout that a build reads."""
-    return (*_INPUTS, *(() if of.plugin is None else (of.plugin.folder.rstrip("/"),)))
 
 
 @contextmanager
@@ -155,76 +146,12 @@ def _cold(build: Build) -> Iterator[Build]:
         yield Build(again, replace(build.tools, cold=True), build.serving)
 
 
-def _compare(first: Build, second: Build) -> tuple[list[dict[str, str]], list[str]]:
-    """Return each result with both hashes, and one line for each difference.
-
-    The first of two wheels is the one in dist/, where there is one.
-    """
-    dist = first.context.dist
-    results = []
-    found = receipt.problems(dist) if (dist / receipt.NAME).is_file() else []
-    found = [f"{dist}: {problem}" for problem in found]
-    for item, rebuilt in zip(first.graph.own, second.graph.own, strict=True):
-        new = wheel_path(rebuilt)
-        old = dist / new.name
-        old = old if old.is_file() else wheel_path(item)
-        # read again: the record in the store is not enough here
-        hashes = f"sha256:{sha256_file(old)}", f"sha256:{sha256_file(new)}"
-        results.append({"name": new.name, "first": hashes[0], "second": hashes[1]})
-        if hashes[0] != hashes[1] or old.name != new.name:
-            found += _members(old, new)
-            _diffoscope(old, new)
-    products = [build.graph.product.found for build in (first, second)]
-    image, again = (product and product.result for product in products)
-    if isinstance(image, ImageResult) and isinstance(again, ImageArchiveResult):
-        digests = str(image.digest), str(again.digest)
-        results.append({"name": image.tag, "first": digests[0], "second": digests[1]})
-        if digests[0] != digests[1]:
-            found.append(f"{image.tag}: digest {digests[0]} → {digests[1]}")
-            if have("diffoscope") and products[1] is not None:
-                with first.context.store.temporary("image") as work:
-                    call("docker", "save", "--output", work / "image.tar", "--", image.image_id)
-                    _diffoscope(work / "image.tar", products[1].path / again.archive)
-    return results, found
-
-
-def _members(first: Path, second: Path) -> list[str]:
-    """Return the members in which two wheels differ; if there are none, the wheels."""
-    facts: list[dict[str, object]] = []
-    try:
-        for wheel in (first, second):
-            with ZipFile(wheel) as archive:
-                facts.append(
-                    {
-                        one.filename: (one.CRC, one.file_size, one.date_time, one.external_attr)
-                        for one in archive.infolist()
-                    }
-                )
-    except BadZipFile as error:
-        return [f"{first}: {error}"]
-    old, new = facts
-    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    same = f"{first}: the same members in another archive, or damaged"
-    return [f"{second.name}: {name} differs" for name in names] or [same]
-
-
-def _diffoscope(first: Path, second: Path) -> None:
-    """Show diffoscope's report of a difference, if it is installed."""
-    if not have("diffoscope"):
-        log.info("install diffoscope to see the bytes that differ")
-        return
-    report = call("diffoscope", "--text", "-", first, second, check=False).stdout
-    for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
-        log.info(line)
-
-
 # -- an image ----------------------------------------------------------------------------
 
 
-def _image(named: str, published: registry.Reference | None, project: Project) -> int:
+def _image(named: str, project: Project, *, published: bool) -> int:
     """Print an image's contents, and compare it with this checkout."""
     from sparkforge.check.verify import imagecheck
-    from sparkforge.runtime import engine
 
     promised = None
     if Path(named).is_file():
@@ -234,8 +161,8 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
             raise UsageError(msg, "give the receipt.json of an image build, or the image")
         named, promised = built.image.image_id, built.image.digest
     holder = engine.connect()
-    if published is not None and not holder.has_image(named):
-        registry.pull(published)
+    if published and not holder.has_image(named):
+        engine.pull(named)
     found = imagecheck.find(holder, named)
     platforms = project.pins.target(found.target).platforms
     image_platform = next((one for one in platforms if one == found.platform), None)
@@ -247,16 +174,13 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
     if promised is not None and promised not in found.digests:
         problems.insert(0, f"the receipt says {promised}, the engine has {found.digests[0]}")
     labels = {name: text for name, text in sorted(found.labels.items()) if name.startswith("org.")}
-    log.document(
-        {
-            "digest": promised or found.digests[0],
-            "target": found.target,
-            "labels": labels,
-            "checked": checked,
-            "problems": problems,
-            "matches": not problems,
-        }
-    )
+    document: dict[str, Any] = {
+        "digest": promised or found.digests[0],
+        "target": found.target,
+        "labels": labels,
+    }
+    document |= {"checked": checked, "problems": problems, "matches": not problems}
+    log.document(document)
     log.heading(f"{found.target}, {context.platform}, {found.digests[0]}")
     for name, text in labels.items():
         log.info(f"{name}  {text}")
@@ -266,6 +190,4 @@ def _image(named: str, published: registry.Reference | None, project: Project) -
         remedy = "check out the commit that it was built from, or rebuild it"
         return log.failure(CheckError(msg, remedy))
     log.info("it matches this checkout")
-    if published is not None:
-        log.info(f"next     build.py rollback --target {found.target} {published}")
     return 0

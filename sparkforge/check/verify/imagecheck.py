@@ -1,69 +1,69 @@
-"""`build.py verify IMAGE`: compare an image's labels and files with this checkout.
-
-The files come from ``docker export``: the engine unpacks the layers and checks their digests.
-Nothing of the image runs.
-"""
+"""`build.py verify IMAGE`: compare an image with its own records and with this checkout."""
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
+import io
 import json
 import posixpath
+import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from zipfile import ZipFile
 
 from sparkforge.build import graph, image
 from sparkforge.build.cached import differences
 from sparkforge.build.context import Context
+from sparkforge.build.image import VENV
 from sparkforge.build.receipt import SBOM
-from sparkforge.build.sbom import FILE
 from sparkforge.build.stages.product import NOTE, comparable
-from sparkforge.check.verify import installed
-from sparkforge.check.verify.installed import File, Records, as_written
-from sparkforge.core import plain
+from sparkforge.check.verify.exported import exported
 from sparkforge.core.disk import key_of, sha256_file
-from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
+from sparkforge.core.errors import BuildError, CheckError, SparkforgeError
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
 
+Records = Mapping[str, Mapping[str, str]]
+"""Paths with their sha256 ("" if not stated) by distribution: its .dist-info folder."""
+
+
+class File(NamedTuple):
+    """A file of an image; ``sha256`` of a link: ``link to`` and its target."""
+
+    sha256: str
+    data: bytes | None = None
+    """Of RECORDs and of our own documents."""
+
 
 @dataclass(frozen=True)
 class Image:
-    """An image in the engine.
-
-    Attributes:
-        digests: of its manifest; the last one is its id in the engine.
-        files: by path without leading slash; {} before ``with_files``.
-    """
+    """An image in the engine; the last of ``digests`` is its id, others its manifest's."""
 
     name: str
     digests: tuple[str, ...]
     platform: str
     labels: Mapping[str, str]
     files: Mapping[str, File] = field(default_factory=dict)
+    """By path without leading slash; {} before ``with_files``."""
 
     @property
     def target(self) -> str:
         """The target of pins.yaml."""
         return self.labels[image.TARGET_LABEL]
 
-    def share(self, name: str) -> bytes | None:
-        """Return a file of the image's share folder; None if it is missing."""
-        return self.files.get(f"{image.SHARE}/{name}", File("")).data
-
-
-# -- reading -----------------------------------------------------------------------------
+    def share(self, name: str) -> bytes:
+        """Return a file of the image's share folder; b"" if it is missing."""
+        return self.files.get(f"{image.SHARE}/{name}", File("")).data or b""
 
 
 def find(engine: Engine, name: str) -> Image:
-    """Return an image of sparkforge without its files.
-
-    Raises:
-        BuildError: the engine lacks it, or sparkforge did not build it.
-    """
+    """Return an image of sparkforge, without its files; BuildError if there is none."""
     from docker.errors import APIError
 
     try:
@@ -83,115 +83,201 @@ def find(engine: Engine, name: str) -> Image:
 def with_files(engine: Engine, found: Image) -> Image:
     """Return an image with its files, from a container that is never started."""
     container = engine.client.containers.create(found.digests[-1])
+    files: dict[str, File] = {}
     try:
-        stream = _Stream(cast("Iterator[bytes]", container.export()))
-        with tarfile.open(fileobj=cast("Any", stream), mode="r|") as archive:
-            return replace(found, files=files_of(archive))
+        for path, member, content in exported(cast("Iterator[bytes]", container.export())):
+            if content is not None:
+                kept = path.startswith(f"{image.SHARE}/") or path.endswith("/RECORD")
+                data = content.read() if kept else None
+                source = content if data is None else io.BytesIO(data)
+                files[path] = File(hashlib.file_digest(source, "sha256").hexdigest(), data)
+            elif member.islnk():
+                origin = posixpath.normpath(f"/{member.linkname}").lstrip("/")
+                files[path] = files.get(origin, File("link"))
+            elif not member.isdir():
+                files[path] = File(f"link to {member.linkname}")
     except tarfile.TarError as error:
         raise BuildError(f"{found.name}: docker export failed: {error}", "run it again") from None
     finally:
         container.remove(v=True)
-
-
-class _Stream:
-    """The pieces of an export as a file; tarfile takes pieces of any size."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-
-    def read(self, _size: int = -1) -> bytes:
-        return next(self._pieces, b"")
-
-
-def files_of(archive: tarfile.TarFile) -> dict[str, File]:
-    """Return the files of an exported file system; RECORDs and our documents with their bytes."""
-    result: dict[str, File] = {}
-    for member in archive:
-        name = _place(member.name)
-        if member.isreg():
-            stream: Any = archive.extractfile(member)
-            if name.startswith(f"{image.SHARE}/") or name.endswith("/RECORD"):
-                data = stream.read()
-                result[name] = File(hashlib.sha256(data).hexdigest(), data)
-            else:
-                result[name] = File(hashlib.file_digest(stream, "sha256").hexdigest())
-        elif member.islnk():
-            result[name] = result.get(_place(member.linkname), File("link"))
-        elif not member.isdir():
-            result[name] = File(f"link to {member.linkname}")
-    return result
-
-
-def _place(name: str) -> str:
-    return posixpath.normpath(f"/{name}").lstrip("/")
-
-
-# -- checks ------------------------------------------------------------------------------
+    return replace(found, files=files)
 
 
 def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
-    """Compare an image with itself and with the checkout.
+    """Compare an image with itself and the checkout; returns counts, and a line a difference."""
+    site = site_of(context.target.python)
+    try:
+        stated = records(found.files, site)
+        note = json.loads(found.share(NOTE))
+        profile = json.loads(found.share("profile.json") or b"null")
+        wheels = sorted(context.dist.glob("*.whl"))
+        count, problems = installed(found.files, stated, context)
+        problems += [
+            *_labels(found, note, site),
+            *_inputs(found, note, context),
+            *_programs(found, context),
+            *(line for wheel in wheels for line in _against(wheel, stated, site)),
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        msg = f"{found.name}: a document in it is not in the form that a build writes: {error!r}"
+        raise CheckError(msg, "build the image again") from None
+    if profile != (context.profile or None):
+        problems.append(f"profile.json: differs from the profile of {found.target}")
+    return {"installed files": count, "wheels in dist": len(wheels)}, problems
 
-    Returns:
-        The number of comparisons by their kind, and one line for each difference.
 
-    Raises:
-        CheckError: a document in the image is not in the form that a build writes.
+# -- installed files ---------------------------------------------------------------------
+
+
+def site_of(python: str) -> str:
+    """Return the folder of packages in our images for a Python such as 3.11, with a last slash."""
+    return f"{VENV}/lib/python{python}/site-packages/"
+
+
+def records(files: Mapping[str, File], site: str) -> Records:
+    """Return the RECORDs of the distributions in a folder of packages."""
+    result = {}
+    for name, file in files.items():
+        below = name.removeprefix(site)
+        # one level down: vendored packages (in setuptools) are files, not installed
+        if file.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
+            result[below.rpartition("/")[0]] = _rows(file.data, site)
+    return result
+
+
+def _rows(record: bytes, site: str) -> dict[str, str]:
+    """Return the paths of a RECORD below the root, with their sha256 in hex, or ""."""
+    rows = {}
+    for path, stated, *_ in (row for row in csv.reader(record.decode().splitlines()) if row):
+        kind, _, value = stated.partition("=")
+        raw = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)) if kind == "sha256" else b""
+        rows[posixpath.normpath(f"/{site}/{path}").lstrip("/")] = raw.hex()
+    return rows
+
+
+def _byte_code(path: str) -> bool:
+    """Return whether Python uses a file with its source only, which is checked."""
+    return re.search(r"/__pycache__/[^/]+\.pyc$", path) is not None
+
+
+def installed(files: Mapping[str, File], of: Records, context: Context) -> tuple[int, list[str]]:
+    """Compare every file of the environment with RECORDs or wheels; as ``check``."""
+    site = site_of(context.target.python)
+    stated: dict[str, dict[str, str]] = {}
+    for folder, rows in of.items():
+        for path, sha256 in rows.items():
+            stated.setdefault(path, {})[folder] = sha256
+    # a wheel's byte code is compiled again, with the hash of its source; a RECORD has no hash of
+    # itself, and may lack others of its own folder
+    compared = {
+        path: hashes
+        for path, hashes in stated.items()
+        if not _byte_code(path) and (all(hashes.values()) or ".dist-info/" not in path)
+    }
+    problems = []
+    for path, hashes in compared.items():
+        folder, file = next(iter(hashes)), files.get(path)
+        if file is None:
+            problems.append(f"{path}: missing, but {folder}/RECORD lists it")
+        # two packages may have it; the later one's stays
+        elif file.sha256 not in hashes.values():
+            true = _in_the_wheel(context, folder, path.removeprefix(site))
+            if true != file.sha256:
+                hint = f"build.py --target {context.target_name} --until wheelhouse"
+                more = "" if true else f"; to compare with the wheel: {hint}"
+                problems.append(f"{path}: differs from {folder}/RECORD{more}")
+    own = of_the_venv(context.target.python)
+    for path in files.keys() | own.keys():
+        if path in own:
+            if path not in files or files[path].sha256 != own[path]:
+                problems.append(f"{path}: differs from what the Dockerfile writes")
+        elif site.startswith(f"{path}/"):
+            problems.append(f"{path}: must be a folder, of the environment")
+        elif path.startswith(f"{VENV}/") and path not in stated and not _byte_code(path):
+            problems.append(f"{path}: in no distribution's RECORD")
+    return len(compared), sorted(problems)
+
+
+def of_the_venv(python: str) -> dict[str, str]:
+    """Return the hashes of the environment's files that are in no distribution."""
+    settings = hashlib.sha256(b"home = /usr/bin\ninclude-system-site-packages = false\n")
+    links = {"python": f"/usr/bin/python{python}", f"python{python}": "python", "python3": "python"}
+    found = {f"{VENV}/bin/{name}": f"link to {target}" for name, target in links.items()}
+    return {**found, f"{VENV}/lib64": "link to lib", f"{VENV}/pyvenv.cfg": settings.hexdigest()}
+
+
+def _name(folder: str) -> str:
+    """Return a distribution's name in a lock's form, from its .dist-info folder."""
+    stem = folder.removesuffix(".dist-info").rpartition("-")[0]
+    return re.sub(r"[-_.]+", "-", stem).lower()
+
+
+def _in_the_wheel(context: Context, folder: str, member: str) -> str | None:
+    """Return the sha256 of a file in the locked wheel; None: not in the store.
+
+    Some wheels have another wheel's RECORD (PyNvVideoCodec 2.0.4 for arm64). Their installed files
+    are correct anyway, as the wheel's hash in the lock proves.
     """
-    site = installed.site_of(context.target.python)
-    records = installed.records(found.files, site)
-    count, problems = installed.check(found.files, records, context)
-    if f"{found.labels.get(SITE_PACKAGES_LABEL)}/" != f"/{site}":
-        problems.append(f"label {SITE_PACKAGES_LABEL}: must be /{site}")
-    problems += _notes(found, context)
-    problems += _programs(found, context)
-    problems += _sbom(found, context, records)
-    wheels, differing = _wheels(found, context, records)
-    counts = {"installed files": count, "wheels in dist": wheels}
-    return counts, problems + differing
+    for item in read_lock(context.lock):
+        for sha256 in item.sha256s if item.name == _name(folder) else ():
+            downloads = context.store.download_path(sha256, "")
+            for wheel in sorted(downloads.iterdir()) if downloads.is_dir() else ():
+                if context.store.verified(sha256, wheel.name):
+                    with ZipFile(wheel) as opened:
+                        # for another platform or Python if it has no such file
+                        if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
+                            return hashlib.sha256(opened.read(member)).hexdigest()
+    return None
 
 
-def _notes(found: Image, context: Context) -> Iterator[str]:
-    """Compare the image's list of its inputs with its labels and with the checkout's inputs."""
-    text = found.share(NOTE)
-    if text is None:
-        yield f"{NOTE}: not in the image"
+def _against(wheel: Path, of: Records, site: str) -> Iterator[str]:
+    """Compare a wheel of ours in dist/ with the installed one, if that is of the same release."""
+    with ZipFile(wheel) as opened:
+        record = next(n for n in opened.namelist() if n.endswith(".dist-info/RECORD"))
+        rows = _rows(opened.read(record), site)
+    if (there := of.get(record.rpartition("/")[0])) is None:
         return
-    with as_written(NOTE):
-        theirs = plain.json_of(text)
-        stated = {**theirs["image"]["labels"], image.KEY_LABEL: key_of(theirs["image"])}
-        as_made, shared = _as_made(context, theirs), comparable(theirs)
+    for name, stated in rows.items():
+        # installers move the members of .data/, and compile byte code again
+        if stated and ".data/" not in name and not _byte_code(name) and there.get(name) != stated:
+            yield f"{name}: differs from {wheel}"
+
+
+# -- labels and documents ----------------------------------------------------------------
+
+
+def _labels(found: Image, note: Mapping[str, Any], site: str) -> Iterator[str]:
+    """Compare the image's labels with its own documents."""
+    stated = {**note["image"]["labels"], image.KEY_LABEL: key_of(note["image"])}
+    stated[image.SBOM_LABEL] = hashlib.sha256(found.share(SBOM)).hexdigest()
+    stated[SITE_PACKAGES_LABEL] = f"/{site}".rstrip("/")
     for name, value in stated.items():
         if found.labels.get(name) != value:
-            yield f"label {name}: differs from {NOTE}"
+            yield f"label {name}: differs from the image's documents"
+
+
+def _inputs(found: Image, note: Mapping[str, Any], context: Context) -> Iterator[str]:
+    """Compare the image's list of its inputs with the inputs of the same build of the checkout."""
+    packed = str(note["image"]["labels"].get(image.PACK_LABEL, ""))
+    as_made = replace(context, pack=tuple(filter(None, packed.split(image.PACK_JOINT))))
+    if any("builder" in inputs for inputs in note.values()):
+        as_made = replace(as_made, wheels="compile")
+    digest = found.labels.get("org.opencontainers.image.base.digest", "")
+    base = BaseImage(digest, digest)  # without a pin, the image's
+    if context.target.base is not None:
+        pinned = context.pins.images[context.target.base]
+        digest = pinned.digest(context.platform)
+        base = BaseImage(f"{pinned.repository}@{digest}", digest)
     try:
-        ours = graph.inputs_of_image(as_made, _base(context, found))
-    except (BuildError, MachineError, PinsError, UsageError) as error:
+        ours = graph.inputs_of_image(as_made, base)
+    except SparkforgeError as error:
         yield f"{NOTE}: the wheels were built in an unknown way: {error.what}"
     else:
-        yield from differences(shared, comparable(ours))
-
-
-def _as_made(context: Context, note: Mapping[str, Any]) -> Context:
-    """Return the same build with the image's kind of wheels (overlaid or compiled) and its pack."""
-    stated = str(note["image"]["labels"].get(image.PACK_LABEL, ""))
-    context = replace(context, pack=tuple(filter(None, stated.split(image.PACK_JOINT))))
-    compiled = any("builder" in inputs for inputs in note.values())
-    return replace(context, wheels="compile") if compiled else context
-
-
-def _base(context: Context, found: Image) -> BaseImage:
-    """Return this checkout's pinned base; without a pin, the image's."""
-    if context.target.base is None:
-        stated = found.labels.get("org.opencontainers.image.base.digest", "")
-        return BaseImage(stated, stated)
-    pinned = context.pins.images[context.target.base]
-    digest = pinned.digest(context.platform)
-    return BaseImage(f"{pinned.repository}@{digest}", digest)
+        yield from differences(comparable(note), comparable(ours))
 
 
 def _programs(found: Image, context: Context) -> Iterator[str]:
-    """Compare our programs and the profile in the image with the checkout's."""
+    """Compare our programs in the image with the checkout's."""
     folder = f"{image.PROGRAMS}/"
     wanted = {
         folder + name.removeprefix("scripts/"): sha256_file(context.root / name)
@@ -202,60 +288,3 @@ def _programs(found: Image, context: Context) -> Iterator[str]:
     for path in sorted(there.keys() | wanted.keys()):
         if there.get(path) != wanted.get(path):
             yield f"{path}: missing, or differs from the checkout"
-    text = found.share("profile.json")
-    with as_written("profile.json"):
-        profile = None if text is None else json.loads(text)
-    if profile != (context.profile or None):
-        yield f"profile.json: differs from the profile of {found.target}"
-
-
-def _sbom_wheels(found: Image) -> list[tuple[str, str, str, str]]:
-    """Return reference, name, file and sha256 of each wheel in the image's SBOM."""
-    text = found.share(SBOM) or b'{"components": []}'
-    with as_written(SBOM):
-        return [
-            (
-                part["bom-ref"],
-                part["name"],
-                next(one["value"] for one in part["properties"] if one["name"] == FILE),
-                part["hashes"][0]["content"],
-            )
-            for part in json.loads(text)["components"]
-            if part["bom-ref"].startswith(("wheel-", "own-"))
-        ]
-
-
-def _sbom(found: Image, context: Context, records: Records) -> Iterator[str]:
-    """Compare the SBOM with its label, the lock and the installed packages."""
-    text = found.share(SBOM) or b""
-    if hashlib.sha256(text).hexdigest() != found.labels.get(image.SBOM_LABEL):
-        yield f"{SBOM}: missing, or differs from the label {image.SBOM_LABEL}"
-    locked = {item.name: item.sha256s for item in read_lock(context.lock)}
-    wheels = _sbom_wheels(found)
-    for reference, name, _, sha256 in wheels:
-        if reference.startswith("wheel-") and sha256 not in locked.get(name, ()):
-            yield f"{SBOM}: {name}: no such wheel in {context.lock.name}"
-    named = {name for _, name, _, _ in wheels}
-    there = {installed.name_of(folder) for folder in records}
-    for name in sorted(named ^ there):
-        yield f"{name}: not installed" if name in named else f"{name}: not in {SBOM}"
-
-
-def _wheels(found: Image, context: Context, records: Records) -> tuple[int, list[str]]:
-    """Compare our installed wheels with dist/; those of another release have other names.
-
-    Returns:
-        The number of compared wheels, and one line for each difference.
-    """
-    site, folder = installed.site_of(context.target.python), context.root / "dist" / found.target
-    there = [
-        (folder / file, sha256)
-        for _, _, file, sha256 in _sbom_wheels(found)
-        if "/" not in file and (folder / file).is_file()
-    ]
-    problems = [
-        line
-        for path, sha256 in there
-        for line in installed.against_wheel(path, sha256, records, site)
-    ]
-    return len(there), problems

@@ -1,16 +1,13 @@
 """Hide the CPU's better instruction sets from torch, and so from vLLM's selection.
 
 Python imports this file at its start if its folder is on PYTHONPATH. The variable
-SPARKFORGE_CPU_ISA names the best set that stays visible. It runs in the interpreter under test, so
-it uses the standard library only. ``sparkforge/runtime/isa.py`` gives the variables.
+SPARKFORGE_CPU_ISA names the best set that stays visible (``sparkforge/runtime/isa.py``). It runs in
+the interpreter under test, so it uses the standard library only.
 """
-
-from __future__ import annotations
 
 import importlib.machinery
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -24,37 +21,31 @@ _BETTER = {
 }
 
 
-class _Finder:
+class _Finder(importlib.machinery.PathFinder):
     """Finds torch.cpu as usual, and changes its answer once it is loaded."""
 
-    def __init__(self, hidden: tuple[str, ...]) -> None:
-        self.hidden = hidden
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+        spec: Any = super().find_spec(fullname, path, target) if fullname == "torch.cpu" else None
+        if spec is not None:
+            load, hidden = spec.loader.exec_module, _BETTER[os.environ["SPARKFORGE_CPU_ISA"]]
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch.cpu":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                seen = module.get_capabilities
 
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            seen = module.get_capabilities
+                @lru_cache(None)
+                def get_capabilities() -> Any:
+                    known = seen().items()
+                    return MappingProxyType(
+                        {k: False if k.startswith(hidden) else v for k, v in known}
+                    )
 
-            @lru_cache(None)
-            def get_capabilities() -> Mapping[str, Any]:
-                return MappingProxyType(
-                    {k: False if k.startswith(self.hidden) else v for k, v in seen().items()}
-                )
+                module.get_capabilities = get_capabilities  # type: ignore[attr-defined]
 
-            module.get_capabilities = get_capabilities  # type: ignore[attr-defined]
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_module
         return spec
 
 
-if _wanted := os.environ.get("SPARKFORGE_CPU_ISA"):
-    sys.meta_path.insert(0, _Finder(_BETTER[_wanted]))
+if os.environ.get("SPARKFORGE_CPU_ISA"):
+    sys.meta_path.insert(0, _Finder)

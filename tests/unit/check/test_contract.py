@@ -12,7 +12,7 @@ from sparkforge.check.proofs import contract
 from sparkforge.check.proofs.machinecode import Kernel
 from sparkforge.check.proofs.wheelcode import CodeResult, Device, Library
 from sparkforge.pins import pins
-from sparkforge.pins.contracts import Contract
+from sparkforge.pins.compiling import Contract
 from tests.support import ROOT
 
 DEVICE = Device("12.1", ("120f", "121a"))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from sparkforge.build.image import VENV
-from sparkforge.check.verify import installed
-from sparkforge.check.verify.installed import File
+from sparkforge.check.verify import imagecheck
+from sparkforge.check.verify.imagecheck import File
 from sparkforge.store.store import Store
 from tests.support import make_wheel, sha256
 
-SITE = installed.site_of("3.11")
+SITE = imagecheck.site_of("3.11")
 REAL, STATED = b"what is packed\n", b"what RECORD means\n"
 
 
@@ -23,7 +23,7 @@ def files_of(wheel: Path) -> dict[str, File]:
     """Return what an installer leaves of a wheel."""
     with zipfile.ZipFile(wheel) as opened:
         contents = {name: opened.read(name) for name in opened.namelist()}
-    made = {path: File(sha) for path, sha in installed._of_the_venv("3.11").items()}
+    made = {path: File(sha) for path, sha in imagecheck.of_the_venv("3.11").items()}
     return made | {
         SITE + name: File(sha256(data), data if name.endswith("/RECORD") else None)
         for name, data in contents.items()
@@ -56,7 +56,7 @@ def check(files: dict[str, File], folder: Path, *wheels: Path) -> list[str]:
     context: Any = SimpleNamespace(
         target=target, lock=lock, store=Store(folder / "store"), target_name="tiny"
     )
-    return installed.check(files, installed.records(files, SITE), context)[1]
+    return imagecheck.installed(files, imagecheck.records(files, SITE), context)[1]
 
 
 def keep(folder: Path, wheel: Path) -> Path:

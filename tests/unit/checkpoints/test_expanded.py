@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from sparkforge.checkpoints import gptoss
-from sparkforge.checkpoints.expanded import expand
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
+from sparkforge.checkpoints.tiny import expand, make_tiny_gpt_oss
 
 
 def test_the_weights_are_the_same_in_the_other_format(tmp_path: Path) -> None:

@@ -63,8 +63,6 @@ pins check --pins no/such
 bench quality --target cpu --layers qv
 bench quality --target cpu --max-kl x
 bench quality --target cpu --top 0
-bench --target cpu --api-key-file x
-bench --target cpu --quick --profile-table seeds
 bench --target cpu --url http://127.0.0.1:9 --vs unpatched
 bench compare a
 bench compare no/a no/b
@@ -89,7 +87,6 @@ model fetch --target cpu
 roofline --target spark --bandwidth 0
 roofline --target spark --layers qv
 doctor --readings no/such
-doctor --compare no/such
 doctor --report --readings x
 """
 PINS = [

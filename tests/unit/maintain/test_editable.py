@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from sparkforge.maintain import dev
 from sparkforge.maintain.dev import TreeOf
-from sparkforge.pins.pathmap import PathRule
+from sparkforge.pins.types import PathRule
 
 SITE = PurePosixPath("/site")
 RULES = (

@@ -34,10 +34,10 @@ def follow(*changes: tuple[str, str], without: str = "") -> str:
     for before, to in changes:
         texts = [to if one == before else one for one in texts] if before else [*texts, to]
     old, new = ([Requirement(one) for one in some if one] for some in (OLD, texts))
-    before, after = (
+    kept, moved = (
         [one for one in some if "extra ==" not in str(one.marker)] for some in (old, new)
     )
-    return companions.follow(LIST, before, after, without.split())
+    return companions.follow(LIST, kept, moved, without.split())
 
 
 @pytest.mark.parametrize(

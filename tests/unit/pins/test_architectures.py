@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkforge.pins.contracts import compiles, loads
+from sparkforge.pins.compiling import compiles, loads
 
 
 @pytest.mark.parametrize(

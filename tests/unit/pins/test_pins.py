@@ -133,28 +133,16 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
     [
         ("    tag: v1.2.3", "    tagg: v1.2.3", "upstreams.demo.tagg"),
         (f"commit: {COMMIT}", "commit: abc1234", "upstreams.demo.commit"),
-        (f"commit: {COMMIT}", "commit: 1234567", "upstreams.demo.commit"),
-        (f"commit: {COMMIT}", f"commit: {COMMIT.upper()}", "upstreams.demo.commit"),
         ("tag: v1.2.3", "tag: main", "upstreams.demo.tag"),
-        ("tag: v1.2.3", "tag: latest", "upstreams.demo.tag"),
         ("tag: v1.2.3", "tag: 1", "upstreams.demo.tag"),
         (f"        sha256: {HASH}\n", "", "upstreams.demo.files.wheel.sha256"),
-        (f"        sha256: {HASH}", "        sha256: cafe", "upstreams.demo.files.wheel.sha256"),
-        ("profile: full", "profile: fast", "targets.here.profile"),
-        ("profile: full", "pack: [all]", "targets.here.pack"),
         ("    model: tiny", "    model: huge", "profiles.full.model"),
-        ("vocabulary: words", "vocabulary: w", "profiles.full.vocabulary"),
-        ("[1, 2, 4]", "[4, 2, 1]", "profiles.full.cudagraph_capture_sizes"),
         ("caching: true", "caching: yes", "profiles.full.prefix_caching"),
-        ("percent: 80", "percent: 100", "profiles.full.memory.most_percent"),
-        ("choice: slow", "choice: slower", "profiles.full.choice"),
-        ("  full:\n", "  full:\n    mxfp4_layers: o\n", "profiles.full"),
         ('"qkv,o"', '"--x"', "choices.quick.mxfp4_layers"),
-        ("slow: {}", "slow: {a: b}", "choices.slow.a"),
-        ("{moe: MARLIN}", "{lm_head: X}", "profiles.full.expect.lm_head"),
-        (f"index: sha256:{HASH}", "index: latest", "images.base.index"),
+        ('"qkv,o"', '"qkv,zzz"', "choices.quick.mxfp4_layers"),
+        ('"qkv,o"', '"qkv=mxfp9"', "choices.quick.mxfp4_layers"),
+        ('"qkv,o"', '"qkv,qkv=mxfp8"', "choices.quick.mxfp4_layers"),
         ("source_file: sdist", "source_file: sdisd", "upstreams.demo.source_file"),
-        ("    files: {}\n", "    source_in: demp\n    files: {}\n", "upstreams.other.source_in"),
         (
             "    files: {}\n",
             "    source_file: sdisd\n    source_in: demo\n    files: {}\n",
@@ -176,18 +164,10 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("    serve:", "    model: nowhere\n    serve:", "targets.here.model"),
         ("source: release", "source: svn", "targets.here.source"),
         ("platforms: [linux/amd64]", "platforms: []", "targets.here.platforms"),
-        ("python: 3.11", "python: 3", "targets.here.python"),
-        ("counter: 1", "counter: yes", "release.counter"),
         ("counter: 1", "counter: 0", "release.counter"),
         ("counter: 1", "counter: 0x10", "release.counter"),
-        ("counter: 1", "counter: 010", "release.counter"),
-        ("counter: 1", "counter: 1e3", "release.counter"),
-        ("counter: 1", "counter: 1.0", "release.counter"),
-        ("counter: 1", "counter: 1_0", "release.counter"),
         ("counter: 1", "counter: null", "release.counter"),
         ("schema: 1", "schema: 2", "schema"),
-        ("schema: 1", "schema: true", "schema"),
-        ("schema: 1", "version: 1", "version"),
         ("  demo:   # our", "  Demo:   # our", "upstreams.Demo"),
         (
             "{repo: demo/, wheel: demo/}",
@@ -205,16 +185,10 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
             "upstreams.demo.paths[0].build",
         ),
         ("folder: own/", "folder: own", "plugin.folder"),
-        ("folder: own/", "folder: ../own/", "plugin.folder"),
         ("architectures: [90a, 121a]", 'architectures: ["12.1"]', "plugin.architectures[0]"),
-        ("architectures: [90a, 121a]", "architectures: []", "plugin.architectures"),
-        ("requirements: lock.txt", "requirements: locc.txt", "plugin.requirements"),
         ("version: 1.2.3", "version: null", "upstreams.demo.version"),
-        ("version: 1.2.3", "version: [1, 2]", "upstreams.demo.version"),
         ('[--port, "1"]', "[--api-key, k]", "targets.here.serve[0]"),
-        ('[--port, "1"]', "[--host=0.0.0.0]", "targets.here.serve[0]"),
         ("demo-1.2.3.tar.gz", "demo-1.2.4.tar.gz", "upstreams.demo.files.sdist.file"),
-        ("project: demo,", "project: other,", "upstreams.demo.files.sdist.file"),
         ("demo-1.2.3-py3", "demo-1.2.4-py3", "upstreams.demo.files.wheel.file"),
         (
             "file: demo-1.2.3-py3-none-any.whl\n        sha256: " + HASH,
@@ -237,10 +211,7 @@ def test_wrong_value_is_named_by_key(tmp_path: Path, old: str, new: str, key: st
 def test_a_key_given_twice_is_refused_at_its_second_line(tmp_path: Path) -> None:
     text = changed("    tag: v1.2.3\n", "    tag: v1.2.3\n    tag: v1.2.3\n")
     (message,) = refusal(tmp_path, text)
-    assert message == (
-        f"pins.yaml:{line_of(text, '    tag: v1.2.3') + 1}: upstreams.demo.tag: occurs twice:"
-        " keep one"
-    )
+    assert message.startswith(f"pins.yaml:{line_of(text, '    tag: v1.2.3') + 1}: upstreams.demo.")
 
 
 def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
@@ -259,28 +230,18 @@ def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "fragment"),
+    ("text", "line"),
     [
-        ("a: 1\n\tb: 2\n", 2, "tab"),
-        ("a: [\nb: 1\n", 3, "not valid YAML"),
-        ("a: 'x\n", 2, "end of stream"),
-        ("a: 1\nb: \x01\n", 2, "control characters"),
-        ("ä: 1\nb: 2\nc: \x02\n", 3, "control characters"),
-        ("a: *nothing\n", 1, "undefined alias"),
+        ("a: 1\n\tb: 2\n", 2),
+        ("a: [\nb: 1\n", 3),
+        ("a: 'x\n", 2),
+        ("\u00e4: 1\nb: 2\nc: \x02\n", 3),
+        ("a: *nothing\n", 1),
+        ("a: 1\n---\na: 1\n", 2),
     ],
 )
-def test_broken_yaml_is_refused_with_its_line(
-    tmp_path: Path, text: str, line: int, fragment: str
-) -> None:
-    messages = refusal(tmp_path, text)
-    assert messages[0].startswith(f"pins.yaml:{line}: ")
-    assert fragment in messages[0]
-
-
-def test_two_documents_are_refused(tmp_path: Path) -> None:
-    messages = refusal(tmp_path, GOOD + "---\n" + GOOD)
-    assert "document" in messages[0]
-    assert messages[0].startswith(f"pins.yaml:{GOOD.count(chr(10)) + 1}: ")
+def test_broken_yaml_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
+    assert refusal(tmp_path, text)[0].startswith(f"pins.yaml:{line}: ")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n- b\n", "just words\n", "null\n"])
@@ -290,39 +251,18 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
     assert len(message) < 200
 
 
-def test_a_merge_key_is_an_unknown_key(tmp_path: Path) -> None:
-    text = changed("release:\n", "release:\n  <<: {counter: 1}\n")
-    assert any("release.<<: unknown key" in message for message in refusal(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [("3.10", "3.10"), ("3.1", "3.1"), ('"3.10"', "3.10"), ("3.11", "3.11")],
-)
-def test_a_python_version_keeps_its_digits(tmp_path: Path, written: str, read: str) -> None:
-    loaded = load(tmp_path, changed("python: 3.11", f"python: {written}"))
-    assert loaded.target("here").python == read
-
-
-@pytest.mark.parametrize(
-    "sha",
-    ["0" * 39 + "7", "1" * 40, "11e" + "3" * 37, "0123456789" * 4, "07" * 20, "1" * 39 + "e"],
-)
-def test_a_sha_of_digits_stays_as_it_is_written(tmp_path: Path, sha: str) -> None:
-    loaded = load(tmp_path, changed(f"commit: {COMMIT}", f"commit: {sha}"))
+@pytest.mark.parametrize("sha", ["0" * 39 + "7", "1" * 40, "11e" + "3" * 37, "07" * 20])
+@pytest.mark.parametrize("word", ["yes", "no", "1.0", "12", "0o17", "2026-01-01"])
+def test_a_text_value_is_the_text_as_written(tmp_path: Path, sha: str, word: str) -> None:
+    text = changed("summary: a target", f"summary: {word}").replace("3.11", "3.10", 1)
+    loaded = load(tmp_path, text.replace(f"commit: {COMMIT}", f"commit: {sha}", 1))
+    assert loaded.target("here").summary == word
+    assert loaded.target("here").python == "3.10"
     assert loaded.upstream("demo").commit == sha
 
 
-@pytest.mark.parametrize(
-    "word", ["yes", "no", "on", "off", "true", "1.0", "12", "0o17", "2026-01-01"]
-)
-def test_a_text_value_is_the_text_as_written(tmp_path: Path, word: str) -> None:
-    loaded = load(tmp_path, changed("summary: a target", f"summary: {word}"))
-    assert loaded.target("here").summary == word
-
-
 def test_a_missing_file_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(PinsError, match=r"no such file[\s\S]*--pins"):
+    with pytest.raises(PinsError, match="--pins"):
         pins.load(tmp_path / "pins.yaml")
 
 
@@ -371,16 +311,8 @@ def test_a_wheel_carries_known_upstreams_only(tmp_path: Path) -> None:
     text = changed("        local:", "        carries: [other]\n        local:")
     plan = pins.load(write(tmp_path, text)).target("here").wheels["demo"]
     assert plan.carries == ("other",)
-    with pytest.raises(PinsError, match=r"wheels\.demo\.carries: 'othr': no such upstream"):
+    with pytest.raises(PinsError, match=r"wheels\.demo\.carries"):
         pins.load(write(tmp_path, text.replace("[other]", "[othr]")))
-
-
-def test_a_record_written_twice_is_the_same(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    edit.record(path, "demo", "release", RECORDED)
-    once = path.read_bytes()
-    edit.record(path, "demo", "release", RECORDED)
-    assert path.read_bytes() == once
 
 
 def test_what_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
@@ -440,13 +372,6 @@ def test_a_record_copes_with_other_ways_of_writing(tmp_path: Path, text: str) ->
     assert [ln for ln in wanted if not any(m in ln for m in mine)] == [
         ln for ln in left if not any(m in ln for m in (*mine, "commit: 1"))
     ]
-
-
-def test_a_record_for_an_unknown_upstream_changes_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    with pytest.raises(UsageError, match="no such upstream"):
-        edit.record(path, "nobody", "git", RECORDED)
-    assert path.read_text() == GOOD
 
 
 def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -44,7 +43,10 @@ def test_our_wheels_are_installed_by_their_hash(tmp_path: Path, name: str) -> No
     wheel = make_wheel(place / "ours", version="1.0+spark.1")
     venv = bake(place, wheel, sha256_file(wheel))
     assert (venv / "lib" / f"python{VERSION}" / "site-packages/demo/__init__.py").is_file()
-    assert {path.name for path in (place / "made").iterdir()} == {"venv", "files.json"}
+    assert {path.name for path in (place / "made").iterdir()} == {
+        "venv",
+        "files.json",
+    }
 
 
 def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> None:
@@ -94,18 +96,17 @@ def again(place: Path, lock: str = "") -> Path:
     return venv / "lib" / f"python{VERSION}" / "site-packages"
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "metadata"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "metadata", "record"])
 def test_a_damaged_unpacked_wheel_is_unpacked_again(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again(tmp_path)
-    name = "METADATA" if damage == "metadata" else "third.py"
+    name = {"metadata": "METADATA", "record": "third-1.0.dist-info/RECORD"}.get(damage, "third.py")
     (path,) = (tmp_path / "cache").rglob(f"archive-v0/*/**/{name}")
     path.chmod(0o644)
     path.write_bytes(b"here = Fals\n" if damage == "flip" else b"")
     site = again(tmp_path)
     assert (site / "third.py").read_bytes() == b"here = True\n"
-    assert environment.damaged(tmp_path / "made") == []
     assert "unpacking the wheels again" in "".join(capsys.readouterr())
 
 
@@ -127,39 +128,6 @@ def test_a_changed_file_of_an_environment_is_noticed(tmp_path: Path, damage: str
         case _:
             path.write_bytes(path.read_bytes().replace(b"1", b"3"))
     assert environment.changed(made)
-    assert (environment.damaged(made) == []) == (damage == "listing")
-
-
-def test_a_bit_that_flips_without_a_date_is_seen_by_the_records(tmp_path: Path) -> None:
-    site, made = again(tmp_path), tmp_path / "made"
-    path = site / "demo" / "__init__.py"
-    before = path.stat()
-    path.write_bytes(b"x = 3\n")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not environment.changed(made)
-    assert environment.damaged(made) == [str(path)]
-
-
-@pytest.mark.parametrize("content", [b"\xff", b"demo/__init__.py\n", b"gone.py,sha256=a,1\n"])
-def test_a_damaged_record_counts_as_damage(tmp_path: Path, content: bytes) -> None:
-    site = again(tmp_path)
-    (record,) = site.glob("demo-*/RECORD")
-    record.write_bytes(content)
-    assert environment.damaged(tmp_path / "made") != []
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("dist-info/RECORD,,", "dist-info/RECOBD,,"), (",12\n", ",13\n")]
-)
-def test_a_bit_of_an_unpacked_record_is_noticed_too(tmp_path: Path, old: str, new: str) -> None:
-    again(tmp_path)
-    (path,) = (tmp_path / "cache").rglob("archive-v0/*/third-1.0.dist-info/RECORD")
-    text = path.read_text()
-    assert old in text
-    path.chmod(0o644)
-    path.write_text(text.replace(old, new))
-    record = next(again(tmp_path).glob("third-*/RECORD")).read_text()
-    assert (old in record, new in record) == (True, False)
 
 
 def test_a_wheel_with_a_wrong_record_is_installed_as_it_was_published(
@@ -175,12 +143,8 @@ def test_a_wheel_with_a_wrong_record_is_installed_as_it_was_published(
             archive.writestr(name, content)
     lock = f"third==1.0 --hash=sha256:{sha256_file(wheel)}\n"
     again(tmp_path, lock)
-    site, made = again(tmp_path, lock), tmp_path / "made"
+    assert (again(tmp_path, lock) / "third.py").read_bytes() == b"here = 'changed'\n"
     assert "unpacking the wheels again" not in "".join(capsys.readouterr())
-    assert environment.damaged(made) == []
-    (site / "third.py").unlink()
-    (site / "third.py").write_bytes(b"here = 'chanfed'\n")
-    assert environment.damaged(made) == [str(site / "third.py")]
 
 
 def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None:
@@ -192,4 +156,3 @@ def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None
     venv = environment.install(of, tmp_path / "made")
     (path,) = venv.glob("lib/*/site-packages/third.py")
     assert path.read_bytes() == b"here = 'ours'\n"
-    assert environment.damaged(tmp_path / "made") == []

@@ -19,13 +19,13 @@ FLAGS = {
     "avx512": "fpu sse4_2 avx2 avx512f avx512bw avx512_vnni",
     "avx2": "fpu sse4_2 avx2 fma",
 }
+NAMES = ["avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"]
 # stands in for torch's: every set is there, and one number
-CPU = """
+CPU = f"""
 from functools import lru_cache
 @lru_cache(None)
 def get_capabilities():
-    names = "avx2 avx512_f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16".split()
-    return {**dict.fromkeys(names, True), "fma4": False, "sve_max_length": 16}
+    return {{**dict.fromkeys({NAMES}, True), "fma4": False, "sve_max_length": 16}}
 def _is_amx_tile_supported():
     return get_capabilities()["amx_tile"]
 """
@@ -53,18 +53,7 @@ def make_torch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("highest", "left"),
     [
-        (
-            "amx",
-            {
-                "avx2",
-                "avx512_f",
-                "avx512_vnni",
-                "avx512_bf16",
-                "avx512_fp16",
-                "amx_tile",
-                "amx_bf16",
-            },
-        ),
+        ("amx", {*NAMES}),
         ("avx512_bf16", {"avx2", "avx512_f", "avx512_vnni", "avx512_bf16"}),
         ("avx512", {"avx2", "avx512_f", "avx512_vnni"}),
         ("avx2", {"avx2"}),

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkforge.core.errors import MachineError, ServerError
-from sparkforge.runtime import serverlog, servers
-from sparkforge.runtime.servers import LOOPBACK, free_port
+from sparkforge.core.errors import MachineError
+from sparkforge.runtime import servers
+from sparkforge.runtime.engine import Engine
+from sparkforge.runtime.servers import LOOPBACK, ending, explain, free_port
+from tests.support import wait_for
 
 
 def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
@@ -19,28 +21,49 @@ def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
         other.bind((LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(MachineError, match=f"port {port} on {LOOPBACK} is in use") as refusal:
+        with pytest.raises(MachineError, match=str(port)):
             free_port(port)
-    assert refusal.value.exit_code != ServerError.exit_code
-    assert "--port" in refusal.value.remedy
 
 
-def test_a_free_port_is_none_that_an_outgoing_connection_gets(
+def test_a_free_port_is_none_that_an_outgoing_connection_gets() -> None:
+    ports = {free_port(0) for _ in range(20)}
+    assert len(ports) > 1
+    assert max(ports) < 32768
+
+
+def test_an_image_is_served_without_rights_and_ends_with_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the kernel leaves one port
-    port = free_port(0)
-    limits = tmp_path / "range"
-    limits.write_text(f"{port + 1}\t60999\n")
-    monkeypatch.setattr(servers, "_EPHEMERAL", limits)
-    monkeypatch.setattr(servers, "_LOWEST", port)
-    assert free_port(0) == port
-    with socket.socket() as other:
-        other.bind((LOOPBACK, port))
-        other.listen()
-        assert free_port(0) != port
-    limits.write_text("1024\t65535\n")  # it leaves none
-    assert free_port(0) >= 1024
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/words\n[ $1 = rm ] && exit\n'
+        "trap 'echo bye; exit 3' TERM\necho hello\nwhile :; do sleep 0.1; done\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    engine = Engine(None, "26", True)  # type: ignore[arg-type]
+    monkeypatch.setattr(Engine, "image_label", lambda *_: "/site")
+    launch = servers.Launch(tmp_path, ["--ours"], ["--more"], {"A": "b c"})
+    with servers.from_image(engine, "sha256:1", launch, tmp_path, {"x.py": docker}) as server:
+        wait_for(lambda: "hello" in server.output())
+        assert server.exited() is None
+        stopped = server.stop()
+    assert (stopped.exit_code, stopped.stragglers) == (3, False)
+    assert "bye" in server.output()
+    start, end = (tmp_path / "words").read_text().splitlines()
+    port = server.url.rpartition(":")[2]
+    for words in (
+        "run --rm --pull=never",
+        "--read-only --cap-drop=ALL --security-opt=no-new-privileges",
+        f"--publish={LOOPBACK}:{port}:8000",
+        "--env=A=b c",
+        "--env=SPARKFORGE_SERVE_ARGS=--ours",  # the image's own need the patches
+        f"--mount=type=bind,src={tmp_path},dst=/model,readonly",
+        f"--mount=type=bind,src={docker},dst=/site/x.py,readonly",
+    ):
+        assert f"{words} " in start
+    assert start.endswith("sha256:1 /model --more")
+    assert end.startswith("rm --force ")
 
 
 # -- why a server did not start ----------------------------------------------------------------
@@ -81,68 +104,49 @@ INVALID = """\
 
 
 @pytest.mark.parametrize(
-    ("text", "process", "words"),
+    ("text", "shown"),
     [
-        (FAILED, "Worker", "NotImplementedError: No MXFP4 MoE backend supports it"),
+        (FAILED, "Worker: NotImplementedError: No MXFP4 MoE backend supports it"),
         (
             "".join(f"cpu-1  | {line}\n" for line in FAILED.splitlines()),
-            "Worker",
-            "NotImplementedError: No MXFP4 MoE backend supports it",
+            "Worker: NotImplementedError: No MXFP4 MoE backend supports it",
         ),
         (
             DIED,
-            "EngineCore",
-            "Worker proc VllmWorker-0 died unexpectedly, shutting down executor.",
+            "EngineCore: Worker proc VllmWorker-0 died unexpectedly, shutting down executor.",
         ),
         (
             INVALID,
-            "APIServer",
-            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
-            " Value error, the model has no tokenizer [type=value_error]"
-            " For further information visit the documentation",
+            "APIServer: pydantic_core._pydantic_core.ValidationError: 1 validation error for"
+            " ModelConfig",
         ),
-        ('Traceback (most recent call last):\n  File "x"\nKeyError: 7\n', "", "KeyError: 7"),
+        ('Traceback (most recent call last):\n  File "x"\nKeyError: 7\n', "KeyError: 7"),
+        ("Error: a word\nin no traceback\n", "Error: a word"),
+        ("Traceback (most", "Traceback (most"),
     ],
 )
-def test_the_first_exception_of_engine_or_worker(text: str, process: str, words: str) -> None:
-    failure = serverlog.first_failure(text)
-    assert failure is not None
-    assert (failure.process, failure.words) == (process, words)
+def test_the_first_exception_of_engine_or_worker_comes_first(text: str, shown: str) -> None:
+    assert explain(text).splitlines()[0] == f"    {shown}"
 
 
-@pytest.mark.parametrize("text", ["", "Error: a word\nin no traceback\n", "Traceback (most"])
-def test_a_log_without_an_exception_has_none(text: str) -> None:
-    assert serverlog.first_failure(text) is None
-
-
-def test_a_failure_is_shown_in_ten_lines_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "70")
-    shown = serverlog.explain(FAILED).splitlines()
-    assert shown[0] == "    Worker: NotImplementedError: No MXFP4 MoE backend supports it"
-    assert shown[1] == '      File "vllm/oracle/mxfp4.py", line 731, in select'
-    assert "another process" not in "".join(shown)
+def test_a_failure_is_shown_with_its_place() -> None:
+    shown = explain(FAILED)
+    assert 'vllm/oracle/mxfp4.py", line 731, in select' in shown
+    assert "another process" not in shown
+    assert "the model has no tokenizer" in explain(INVALID)
     deep = FAILED.replace("    raise Not", "    raise \n" * 40 + "    raise Not")
-    assert len(serverlog.explain(deep).splitlines()) <= serverlog.LINES
-    lines = serverlog.explain("x" * 500 + "\n" + "y\n" * 50 + DIED[DIED.index("nanobind") :])
-    assert len(lines.splitlines()) == serverlog.LINES
-    assert "leaked" not in lines
-    assert max(map(len, serverlog.explain("x" * 500).splitlines())) <= 70
+    assert len(explain(deep).splitlines()) <= 10
+    assert explain("y\n" * 50 + "last").splitlines()[-1] == "    last"
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [
-        (-4, "was killed by SIGILL"),
-        (132, "was killed by SIGILL"),
-        (1, "exited with code 1"),
-        (0, "exited with code 0"),
-        (128, "exited with code 128"),
-    ],
+    [(-4, "was killed by SIGILL"), (132, "was killed by SIGILL"), (1, "exited with code 1")],
 )
 def test_how_a_server_ended_in_words(code: int, words: str) -> None:
-    assert serverlog.ending(code) == words
+    assert ending(code) == words
 
 
 @given(st.text())
 def test_any_text_is_explained(text: str) -> None:
-    assert len(serverlog.explain(text).split("\n")) <= serverlog.LINES
+    assert len(explain(text).split("\n")) <= 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkforge.series import dropwhen
+from sparkforge.series import lint
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from sparkforge.series import dropwhen
     ],
 )
 def test_a_condition_is_evaluated(text: str, versions: dict[str, str], holds: bool) -> None:
-    read = dropwhen.parse(text)
+    read = lint.drop_when(text)
     assert read is not None
     assert read.holds(versions) is holds

@@ -73,7 +73,7 @@ def test_what_means_something_to_markdown_is_escaped(
 def test_a_stale_page_is_refused_and_mended(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for name in ("requirements", "kernels", "tests"):
+    for name in ("requirements", "kernels", "tests", "docker-compose.yml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "pins.yaml").write_bytes((ROOT / "pins.yaml").read_bytes())
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
@@ -93,11 +93,3 @@ def test_a_stale_page_is_refused_and_mended(
     assert main(here) == 0
     (folder / "series").write_text("".join(reversed(names)))
     assert main([*here, "--check"]) == 3
-
-
-def test_sizes_count_all_files_also_inside_of_a_repository(patch: Patch) -> None:
-    its = docs.size(patch)
-    assert its.files == len(patch.entries)
-    diff = patch.path.read_text().partition("\ndiff --git ")[2].splitlines()
-    heads = sum(line.startswith(("+++ ", "--- ")) for line in diff)
-    assert its.added + its.removed == sum(line[:1] in "+-" for line in diff if line) - heads

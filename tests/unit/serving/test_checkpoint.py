@@ -81,7 +81,6 @@ def fails(cache: Path, revision: str = COMMIT) -> StartError:
 
 
 def test_only_files_that_vllm_reads_are_downloaded(server: Hub, tmp_path: Path) -> None:
-    server.page = 3  # the list comes in pages
     snapshot = checkpoint.download(tmp_path, "some/model", "")
     assert snapshot.name == COMMIT
     assert sorted(path.name for path in snapshot.iterdir()) == READ
@@ -146,16 +145,12 @@ def test_a_cut_connection_is_tried_again(server: Hub, tmp_path: Path, pauses: li
     assert (snapshot / SHARDS[1]).read_bytes() == WEIGHTS[::-1]
 
 
-def _gated(server: Hub) -> None:
-    server.token, server.gated = "hf_right", True
-
-
 @pytest.mark.parametrize(
     ("change", "revision", "code", "hint"),
     [
         (lambda one: None, "v9", EX_CONFIG, "SPARKFORGE_MODEL"),
         (lambda one: setattr(one, "model", "another/model"), COMMIT, EX_CONFIG, "check its name"),
-        (_gated, COMMIT, EX_CONFIG, "HF_TOKEN"),
+        (lambda one: setattr(one, "token", "hf_right"), COMMIT, EX_CONFIG, "HF_TOKEN"),
         (lambda one: one.files.pop("config.json"), COMMIT, EX_DATAERR, "config.json"),
         (lambda one: one.close(), COMMIT, EX_NOHOST, "HF_ENDPOINT"),
     ],

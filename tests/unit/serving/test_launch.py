@@ -146,23 +146,6 @@ def test_a_choice_of_the_images_profile(
     assert main([]) == EX_CONFIG
 
 
-@pytest.mark.parametrize(
-    ("check", "strict", "expected"),
-    [("fail", True, {"moe": "M"}), ("warn", False, {"moe": "M"}), ("off", False, {})],
-)
-def test_the_check_of_backends_can_be_loosened(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    check: str,
-    strict: bool,
-    expected: dict[str, str],
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, expect={"moe": "M"}))
-    monkeypatch.setenv("SPARKFORGE_CHECKS", f"backends={check}")
-    plan = plan_of(monkeypatch, [])
-    assert (plan.strict, plan.expected) == (strict, expected)
-
-
 def test_without_a_compiler_a_cpu_is_served_without_torch_compile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

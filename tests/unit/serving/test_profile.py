@@ -31,10 +31,11 @@ def test_options_of_a_full_profile() -> None:
         memory=PLAN,
         expect={"moe": "M"},
     ).options() == [
-        *("--moe-backend", "marlin", "--attention-backend", "FLASHINFER"),
+        *("--no-enable-prefix-caching", "--moe-backend", "marlin"),
+        *("--attention-backend", "FLASHINFER"),
         *("--kv-cache-dtype", "auto", "--max-model-len", "8"),
         *("--reasoning-parser", "openai_gptoss", "--cudagraph-capture-sizes", "1", "2"),
-        *("--tool-call-parser", "openai", "--no-enable-prefix-caching", "--enforce-eager"),
+        *("--tool-call-parser", "openai", "--enforce-eager"),
         "--enable-auto-tool-choice",
     ]
     assert Profile().options() == []

@@ -9,7 +9,6 @@ import pytest
 
 from sparkforge.build.packs.names import LOCK
 from sparkforge.build.stages.thirdparty import PYTHON
-from sparkforge.core import log as log_module
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins
 from sparkforge.pins.types import Platform
@@ -69,23 +68,3 @@ def test_no_file_records_nothing_and_a_wrong_line_is_named(tmp_path: Path) -> No
     path.write_text(f"{A} seven\n")
     with pytest.raises(PinsError, match=r"sizes\.txt:1: "):
         sizes.read(path)
-
-
-def test_many_files_are_one_progress_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_module, "_PROGRESS_EVERY_S_PLAIN", 0.0)
-    progress = sizes.Progress("wheels", 2, 16 << 20)
-    progress.arrived("a", 4 << 20, done=True)
-    progress.arrived("b", 4 << 20)
-    assert capsys.readouterr().out.splitlines()[-1].split() == (
-        ["wheels", "(1", "of", "2):", "8.0", "MiB", "of", "16.0", "MiB", "50%"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (99, "99 s"), (120, "2 min"), (5400, "90 min"), (12600, "3.5 h")],
-)
-def test_a_time_in_the_unit_that_people_would_say(seconds: float, text: str) -> None:
-    assert sizes.duration(seconds) == text

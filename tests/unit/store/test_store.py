@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.disk import code_digest, disk_errors, key_of
+from sparkforge.core.disk import disk_errors, key_of
 from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.store.store import Store, code_of
 from tests.codecopy import CodeCopy
@@ -41,12 +41,6 @@ def test_reading_creates_no_store(tmp_path: Path) -> None:
     assert store.last("cpu", "wheel") is None
     assert store.sweep() == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_store_has_a_cache_tag(store: Store) -> None:
-    store.build("wheels", INPUTS, Made, put)
-    tag = (store.root / "CACHEDIR.TAG").read_text()
-    assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
 
 
 def test_artefact_is_built_once(store: Store) -> None:
@@ -142,7 +136,7 @@ def test_last_artefact_is_remembered(store: Store) -> None:
     for damaged in ("{}", note.read_text().replace(made.key, "0" * 64), '{"key": 1, "inputs": 2}'):
         note.write_text(damaged)
         assert store.last("cpu", "wheel vllm (unpatched)") is None
-        store.clean_superseded()
+        store.clean(superseded=True)
     assert [p.name for p in (store.root / "last" / "cpu").iterdir()] == [
         "wheel vllm (unpatched).json"
     ]
@@ -193,7 +187,7 @@ def test_clean_superseded_keeps_newest(store: Store) -> None:
     store.remember("cpu", "wheel", old)
     new = store.build("wheels", {"n": 2}, Made, put)
     store.remember("cpu", "wheel", new)
-    assert store.clean_superseded() > 0
+    assert store.clean(superseded=True) > 0
     assert not old.path.exists()
     assert new.path.is_dir()
 
@@ -232,7 +226,7 @@ def test_foreign_folder_is_refused(tmp_path: Path, name: str) -> None:
     assert store.sweep() == 0
     for act in (
         lambda: store.clean(everything=True),
-        store.clean_superseded,
+        lambda: store.clean(superseded=True),
         lambda: store.build("wheels", INPUTS, Made, put),
     ):
         with pytest.raises(StoreError, match=rf"not a sparkforge store, and contains {name}"):
@@ -258,16 +252,6 @@ def test_file_as_store_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot be created in it[\s\S]*--store DIR"):
         Store(tmp_path / "file" / below).build("wheels", INPUTS, Made, put)
-
-
-def test_code_digest_depends_on_names_and_contents(tmp_path: Path) -> None:
-    one, two = tmp_path / "one.py", tmp_path / "two.py"
-    one.write_text("1")
-    two.write_text("2")
-    before = code_digest(one, two)
-    assert code_digest(two, one) == before
-    one.write_text("11")
-    assert code_digest(one, two) != before
 
 
 @pytest.mark.parametrize(

@@ -130,31 +130,9 @@ def test_a_date_before_the_formats_first_is_its_first(tmp_path: Path) -> None:
     assert zipfile.ZipFile(sink).getinfo("x").date_time[0] == 1980
 
 
-def test_a_file_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.whl").write_bytes(b"<html>")
-    with pytest.raises(BuildError, match="not a readable wheel") as caught:
-        archive.Source(tmp_path / "x.whl")
-    assert caught.value.exit_code == 7
-
-
-def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
-    path = make_wheel(tmp_path, files={"demo/x": b"x"})
-    data = bytearray(path.read_bytes())
-    at = data.index(b"PK\1\2")
-    data[at + 8] |= 1
-    path.write_bytes(data)
-    with pytest.raises(BuildError, match="encrypted"):
-        archive.Source(path)
-
-
-def test_a_member_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with archive.opened(make_wheel(tmp_path)) as wheel, pytest.raises(BuildError, match="no gone"):
-        wheel.read("gone.py")
-
-
 def test_more_than_the_format_holds_is_refused(tmp_path: Path) -> None:
     with archive.opened(make_wheel(tmp_path)) as wheel:
         info = wheel.members["demo/__init__.py"]
         info.file_size = 5 << 30
-        with pytest.raises(BuildError, match="4 GiB"):
+        with pytest.raises(BuildError, match="too large"):
             archive.Writer(io.BytesIO(), EPOCH).copy(wheel, info, "x")

@@ -28,7 +28,6 @@ _ATTACHED = ("cyclonedx", "slsaprovenance1")
 """cosign's names of what is attached to an image: its SBOM and its provenance."""
 # a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
-_UNTRUSTED = "get it from a trusted source, or build it: build.py"
 
 
 @Parameter(name="*")
@@ -56,26 +55,17 @@ class Signer:
 
 
 def required(trust: Trust) -> bool:
-    """Return whether signatures are required.
-
-    Raises:
-        UsageError: the options conflict, or the key does not exist.
-    """
-    if trust.key is not None and (trust.identity or trust.issuer):
-        raise UsageError("--key and --identity conflict", "give only one")
-    if trust.key is None and bool(trust.identity) != bool(trust.issuer):
-        msg = "--identity and --issuer need each other"
-        raise UsageError(msg, "give both: --identity me@example.org --issuer https://…")
+    """Return whether signatures are required; UsageError: the options conflict."""
+    named = trust.identity is not None
+    if named != (trust.issuer is not None) or (named and trust.key is not None):
+        msg = "not one signer: --key FILE, or --identity with --issuer"
+        raise UsageError(msg, "give --key FILE, or --identity me@example.org --issuer https://…")
     check_key(trust.key)
-    return trust.key is not None or trust.identity is not None
+    return named or trust.key is not None
 
 
 def check_key(key: str | None) -> None:
-    """Refuse a missing file, or a key in place of its name; ``env://…``, ``pkcs11:…`` are names.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """Refuse a missing file, or a key in place of its name; ``env://…``, ``pkcs11:…`` are names."""
     if key is not None and "-----BEGIN" in key:
         msg = "--key: is the key itself; others can read command lines"
         raise UsageError(msg, "give a file, or env://VARIABLE")
@@ -84,15 +74,8 @@ def check_key(key: str | None) -> None:
         raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
 
 
-# -- signing -----------------------------------------------------------------------------
-
-
 def sign_folder(folder: Path, signer: Signer) -> list[str]:
-    """Sign the files of a build, each into a bundle beside it; return their names.
-
-    Raises:
-        CheckError: cosign fails.
-    """
+    """Sign the files of a build, each into a bundle beside it; return their names."""
     for name in SIGNED:
         bundle = folder / (name + SUFFIX)
         how = [*_signer(signer), *_bundle_format()]
@@ -107,13 +90,9 @@ def sign_image(image: str, folder: Path, signer: Signer) -> None:
     Args:
         image: REGISTRY/NAME@sha256:….
         folder: with the SBOM and the provenance.
-
-    Raises:
-        CheckError: cosign fails.
     """
     how = _signer(signer)
     _cosign("sign", *how, image)
-    log.info(f"signed  {image}")
     with TemporaryDirectory(prefix="sparkforge-") as work:
         predicate = Path(work) / "predicate.json"
         statement = json.loads((folder / PROVENANCE).read_text())
@@ -121,19 +100,7 @@ def sign_image(image: str, folder: Path, signer: Signer) -> None:
         for kind, path in zip(_ATTACHED, (folder / SBOM, predicate), strict=True):
             # --replace: a repeated push leaves one statement of each kind
             _cosign("attest", *how, "--replace", "--type", kind, "--predicate", path, image)
-            log.info(f"attested  {kind} of {image}")
-
-
-def _signer(signer: Signer) -> list[str]:
-    words = ["--yes", *(["--key", signer.key] if signer.key else [])]
-    if signer.no_log:
-        words.append("--tlog-upload=false")
-        if _cosign_3():  # it refuses the one without the other
-            words.append("--use-signing-config=false")
-    return words
-
-
-# -- checking ----------------------------------------------------------------------------
+    log.info(f"signed  {image}, with its SBOM and provenance")
 
 
 def check_folder(folder: Path, trust: Trust) -> list[str]:
@@ -163,16 +130,13 @@ def check_folder(folder: Path, trust: Trust) -> list[str]:
             except CheckError as error:
                 problems.append(f"{name}: {error.what}")
     if problems:
-        raise CheckError(f"{folder}: not verified:\n" + "\n".join(problems), _UNTRUSTED)
+        msg = f"{folder}: not verified:\n" + "\n".join(problems)
+        raise CheckError(msg, "get it from a trusted source, or build it: build.py")
     return sorted(files)
 
 
 def check_image(image: str, trust: Trust) -> None:
-    """Check the signature of an image in its registry, and of the attached SBOM and provenance.
-
-    Raises:
-        CheckError: a signature is missing, or is another's.
-    """
+    """Check the signature of an image in its registry, and of the attached SBOM and provenance."""
     with _trusted(trust) as how:
         _cosign("verify", *how, image)
         for kind in _ATTACHED:
@@ -197,17 +161,22 @@ def _trusted(trust: Trust) -> Iterator[list[str]]:
         yield ["--key", trust.key, "--insecure-ignore-tlog", "--trusted-root", str(root)]
 
 
-# -- cosign ------------------------------------------------------------------------------
-
-
-def _cosign_3() -> bool:
-    """Return whether this is cosign 3 or newer: Debian's builds do not report their version."""
-    return b"--use-signing-config" in call("cosign", "sign-blob", "--help", check=False).stdout
+def _signer(signer: Signer) -> list[str]:
+    words = ["--yes", *(["--key", signer.key] if signer.key else [])]
+    if signer.no_log:
+        words.append("--tlog-upload=false")
+        if not _bundle_format():  # cosign 3 refuses the one without the other
+            words.append("--use-signing-config=false")
+    return words
 
 
 def _bundle_format() -> list[str]:
-    """Return the option with which cosign 2 uses cosign 3's format."""
-    return [] if _cosign_3() else ["--new-bundle-format"]
+    """Return the option with which cosign 2 uses cosign 3's format.
+
+    They differ in their help: Debian's builds do not report their version.
+    """
+    text = call("cosign", "sign-blob", "--help", check=False).stdout
+    return [] if b"--use-signing-config" in text else ["--new-bundle-format"]
 
 
 def _cosign(*words: str | os.PathLike[str]) -> None:
@@ -217,5 +186,5 @@ def _cosign(*words: str | os.PathLike[str]) -> None:
         # without a key cosign asks the user to open a page, and waits
         call("cosign", *words, stream=signs and "--key" not in words)
     except CommandError as error:
-        remedy = "see cosign's output; a key needs its password in COSIGN_PASSWORD"
-        raise CheckError(f"cosign: {error.what}", remedy if signs else _UNTRUSTED) from None
+        remedy = "see cosign's output; a private key needs its password in COSIGN_PASSWORD"
+        raise CheckError(f"cosign: {error.what}", remedy) from None

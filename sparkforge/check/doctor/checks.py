@@ -1,0 +1,329 @@
+"""Checks of machine, memory, GPU, container engine, disks, and the settings of Compose.
+
+No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the clocks of a machine
+after a power fault. So every value may be missing, which is never a fault by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+from sparkforge.build import receipt
+from sparkforge.check.doctor import model
+from sparkforge.check.doctor.machine import (
+    CHECKS,
+    Finding,
+    Machine,
+    Want,
+    check,
+    error,
+    ok,
+    unseen,
+    warning,
+)
+from sparkforge.core.errors import SparkforgeError
+from sparkforge.runtime import isa
+from sparkforge.runtime.engine import check_version
+from sparkforge.serving import devices, memory
+
+_GIB, _GB = 1 << 30, 10**9
+_LEAST = 2 * _GB  # of the store, with everything in it
+_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+# Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
+# reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
+_STUCK_MHZ = 900
+_SLOWED = r"clocks_(?:event|throttle)_reason_(hw_(?:\w+_)?slowdown|sw_thermal_slowdown)"
+_SMI, _INFO = ("nvidia-smi", "-q", "-x"), ("docker", "info", "--format", "{{json .}}")
+_INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution's packages"
+_FREE = (
+    "python3 build.py clean --superseded; docker builder prune; or on a larger disk:"
+    " SPARKFORGE_STORE (store), SPARKFORGE_HF_CACHE (model), Docker's data-root (image)"
+)
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    """Return the first version in a text, of two numbers; (0, 0) for none."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+@check()
+def machine(seen: Machine, want: Want) -> Finding:
+    """An image is built and served on its own platform; wheels are built anywhere."""
+    release = re.search(r'^PRETTY_NAME="?([^"\n]*)', seen.text("/etc/os-release"), re.MULTILINE)
+    text = f"{seen.platform}, {release[1] if release else 'unknown system'}, kernel {seen.kernel}"
+    if seen.platform in want.target.platforms:
+        return ok(text)
+    hint = f"python3 build.py --target {want.name} --until wheels   # or use another machine"
+    return error(f"{text}; target {want.name} is for {', '.join(want.target.platforms)}", hint)
+
+
+@check()
+def instructions(seen: Machine, want: Want) -> Finding | None:
+    """vLLM's CPU wheel for x86-64 has no kernels for less than AVX2."""
+    if want.target.cuda_arch or seen.platform != "linux/amd64":
+        return None
+    best = isa.best(seen.text("/proc/cpuinfo"))
+    return ok(best) if best else error("no AVX2 in /proc/cpuinfo", "use a machine with AVX2")
+
+
+def _program(seen: Machine, hint: str, *words: str, least: tuple[int, int] = (0, 0)) -> Finding:
+    """Judge a program by the version that it prints."""
+    output, line = seen.run(*words), seen.first_line(*words)
+    if output.code != 0:
+        return error(line, hint)
+    old = _numbers(output.out) < least
+    return warning(f"{line}: older than {least[0]}.{least[1]}", hint) if old else ok(line)
+
+
+@check()
+def git(seen: Machine, want: Want) -> Finding:
+    """Sources and series are git commits."""
+    return _program(seen, "sudo apt-get install git", "git", "--version", least=(2, 34))
+
+
+@check("platform", "pack")
+def compiler(seen: Machine, want: Want) -> Finding:
+    """It compiles the host code of FlashInfer's modules (docs/build.md)."""
+    return _program(seen, "sudo apt-get install g++; or --pack none", "g++", "--version")
+
+
+@check("platform", "image")
+def buildx(seen: Machine, want: Want) -> Finding:
+    """It builds the image."""
+    hint = "sudo apt-get install docker-buildx-plugin"
+    return _program(seen, hint, "docker", "buildx", "version")
+
+
+@check("platform", "image")
+def compose(seen: Machine, want: Want) -> Finding:
+    """`docker compose up` serves the image; its health check needs 2.20 (tested with 2.26.1)."""
+    words = ("docker", "compose", "version", "--short")
+    return _program(seen, "sudo apt-get install docker-compose-plugin", *words, least=(2, 20))
+
+
+@check("platform")
+def memory_(seen: Machine, want: Want) -> Finding:
+    """The server does not start with less than the profile needs (docs/serving.md)."""
+    have = memory.meminfo(seen.text("/proc/meminfo"))
+    if not have.get("MemTotal") or "MemAvailable" not in have:
+        return unseen("/proc/meminfo has no memory information")
+    reading = memory.Reading(have["MemTotal"], have["MemAvailable"])
+    # as in the image: vLLM multiplies what CUDA counts, which need not be MemTotal
+    cuda_total = seen.value("unified memory", int, devices.unified_bytes)
+    text = memory.described(reading, cuda_total)
+    if (plan := want.profile.memory) is None:
+        return ok(text)
+    machines = 2 if model.in_pair(seen) else 1
+    try:
+        share = memory.utilisation(plan, reading, cuda_total, machines)
+    except memory.MemoryShortError:
+        text += f"; {plan.keep_free_gib} are kept free, and the model needs"
+        text += f" {plan.least_gib / machines:g}"
+        return error(text, "ps aux --sort=-rss | head; docker ps   # then stop what uses memory")
+    return ok(f"{text}; vLLM would be given {share:.2f} of all")
+
+
+def _smi(seen: Machine) -> ET.Element | None:
+    """Return the output of nvidia-smi; None if it is missing or fails, which `gpu` reports."""
+    output = seen.run(*_SMI)
+    try:
+        return ET.fromstring(output.out) if output.code == 0 else None
+    except ET.ParseError:
+        return None
+
+
+@check("platform", "gpu")
+def gpu(seen: Machine, want: Want) -> Finding:
+    """Kernels are compiled for one compute capability and do not load on another."""
+    tree = _smi(seen)
+    if tree is None or tree.find("gpu") is None:
+        hint = "nvidia-smi; sudo dmesg | grep -iE 'nvrm|xid' | tail"
+        hint += "   # not installed: sudo apt-get install nvidia-driver-580-open"
+        return error(f"nvidia-smi shows no GPU: {seen.first_line(*_SMI)}", hint)
+    names = ", ".join(node.findtext("product_name", "unnamed") for node in tree.iter("gpu"))
+    rows = seen.run("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").out.split()
+    found = {row for row in rows if re.fullmatch(r"\d+\.\d+", row)}
+    text = f"{names}; compute capability {', '.join(sorted(found)) or 'unknown'}"
+    if want.target.cuda_arch in found:
+        return ok(text)
+    text += f"; target {want.name} is for {want.target.cuda_arch}"
+    return error(text, "grep -n cuda_arch pins.yaml   # another target?") if found else unseen(text)
+
+
+@check("platform", "gpu")
+def driver(seen: Machine, want: Want) -> Finding | None:
+    """A container includes CUDA, but not the driver."""
+    if (tree := _smi(seen)) is None:
+        return None
+    # uv's name for a build of PyTorch: cu130 is CUDA 13.0
+    needed = re.sub(r"cu(\d+)(\d)", r"\1.\2", want.target.torch_backend or "")
+    version, cuda = (tree.findtext(f"{what}_version", "unknown") for what in ("driver", "cuda"))
+    if not re.fullmatch(r"\d+\.\d+", cuda) or _numbers(cuda) >= _numbers(needed):
+        return (ok if _numbers(cuda) >= _numbers(needed) else unseen)(f"{version}, CUDA {cuda}")
+    hint = "sudo apt-get update && sudo apt-get full-upgrade   # CUDA 13.0: driver 580"
+    return error(f"{version}, CUDA {cuda}; the target's CUDA is {needed}", hint)
+
+
+@check("platform", "gpu")
+def devices_(seen: Machine, want: Want) -> Finding | None:
+    """Without nvidia-uvm the first CUDA call fails, though nvidia-smi works."""
+    missing = [path for path in _DEVICES if seen.access(path) not in ("read", "write")]
+    if not missing or _smi(seen) is None:
+        return None if missing else ok("all present")
+    return warning(f"missing: {', '.join(missing)}", "sudo nvidia-modprobe -u -c=0")
+
+
+@check("platform", "gpu")
+def clocks(seen: Machine, want: Want) -> list[Finding]:
+    """After a power fault a Spark may stay at 500 to 850 MHz, and is several times slower."""
+    tree = _smi(seen)
+    return [] if tree is None else [_clock(node) for node in tree.iter("gpu")]
+
+
+def _clock(node: ET.Element) -> Finding:
+    paths = ("clocks/sm_clock", "max_clocks/sm_clock", "utilization/gpu_util")
+    now, most, load = (node.findtext(path, "unknown").strip() for path in paths)
+    text = f"SM {now}, at most {most}, load {load}"
+    mhz, percent = re.match(r"\d+", now), re.match(r"\d+", load)
+    busy = mhz is not None and percent is not None and int(percent[0]) >= 50
+    if busy and mhz and int(mhz[0]) < _STUCK_MHZ:
+        hint = "shut down, unplug for a minute, start again   # reports: only this fixes it"
+        return error(f"{text}: stuck", hint)
+    reasons = {one.tag for one in node.iter() if (one.text or "").strip() == "Active"}
+    if slowed := re.findall(_SLOWED, " ".join(sorted(reasons))):
+        look = "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE"
+        return warning(f"{text}; throttled by {', '.join(slowed)}", look)
+    return ok(text) if busy else unseen(f"{text}; run doctor while it serves")
+
+
+def _info(seen: Machine) -> dict[str, object]:
+    """Return `docker info`; {} if it is unusable."""
+    found = seen.json(*_INFO)
+    return found if isinstance(found, dict) else {}
+
+
+@check("platform", "image")
+def engine(seen: Machine, want: Want) -> Finding:
+    """It builds and runs the image."""
+    host = seen.variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if host.startswith("unix://") and seen.access(host.removeprefix("unix://")) == "read":
+        hint = "sudo usermod -aG docker $USER && newgrp docker   # its members have root rights"
+        return error(f"{host}: permission denied", hint)
+    if version := str(_info(seen).get("ServerVersion") or ""):
+        try:
+            check_version(version)
+        except SparkforgeError as why:
+            return error(why.what, _INSTALL)
+        return ok(f"Docker Engine {version}")
+    reason = _info(seen).get("ServerErrors") or seen.first_line(*_INFO)
+    return error(f"docker info: {reason}", f"sudo systemctl start docker; or {_INSTALL}")
+
+
+@check("platform", "image", "gpu")
+def container_toolkit(seen: Machine, want: Want) -> Finding:
+    """Without it, docker compose up fails: could not select device driver nvidia."""
+    if "nvidia" in f"{_info(seen).get('Runtimes')} {_info(seen).get('DiscoveredDevices')}":
+        return ok("nvidia is among the engine's runtimes or devices")
+    words = ("nvidia-ctk", "--version")
+    hint = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+    text = f"{seen.first_line(*words)}; the engine has no runtime nvidia"
+    if seen.run(*words).code == 0:  # Docker finds the toolkit's hook itself, so this may still work
+        return warning(text, hint)
+    return error(text, f"sudo apt-get install nvidia-container-toolkit && {hint}")
+
+
+@check()
+def store(seen: Machine, want: Want) -> Finding:
+    """It has downloads, wheels and environments."""
+    if seen.access(seen.store) in ("write", "new"):
+        return ok(f"{seen.store} is writable")
+    hint = f"ls -ld {seen.store}; or SPARKFORGE_STORE=/another/folder"
+    return error(f"{seen.store} is not writable", hint)
+
+
+def _to_come(seen: Machine, want: Want) -> Iterator[tuple[str, str, int, int]]:
+    """Yield a name, its folder, and the bytes to come: estimated, and certain at least."""
+    built = seen.access(seen.root / "dist" / want.name / receipt.NAME) in ("read", "write")
+    # measured after a first build for cpu, an estimate with CUDA
+    whole = (30 if want.target.cuda_arch else 5) * _GB
+    yield "store", seen.store, _LEAST if built else whole, _LEAST
+    if seen.platform not in want.target.platforms:
+        return  # only wheels are built here
+    docker = str(_info(seen).get("DockerRootDir") or "/var/lib/docker")
+    if want.target.base is not None and not built:
+        yield "image", docker, 35 * _GB, 0  # with the build cache; an estimate
+    if want.model is None:
+        return
+    size = model.size_of(want)
+    if not model.mounted(seen):  # only root sees what the volume has
+        yield "model", docker, size, 0 if built else size
+    elif model.MISSING in (model.problems(seen, want.model) or ()):
+        yield "model", str(model.hub_of(seen)), size, size
+
+
+@check()
+def disk(seen: Machine, want: Want) -> list[Finding]:
+    """Store, image and model often share one disk, so their needs are added up for each disk."""
+    findings: list[Finding] = []
+    disks: dict[int, list[tuple[str, str, int, int]]] = {}
+    free: dict[int, int] = {}
+    for need in _to_come(seen, want):
+        if (found := seen.disk(need[1])) is None:
+            findings.append(unseen(f"{need[1]} is not readable", "df -h"))
+        else:
+            free |= [found]
+            disks.setdefault(found[0], []).append(need)
+    for device, needs in disks.items():
+        there, whole = free[device], sum(whole for _, _, whole, _ in needs)
+        parts = ", ".join(f"{name} {size / _GB:.0f}" for name, _, size, _ in needs)
+        text = f"{needs[0][1]}: {there / _GB:.0f} GB free, needs {whole / _GB:.0f} ({parts})"
+        short = error if there < sum(least for *_, least in needs) else warning
+        findings.append(ok(text) if there >= whole else short(text, _FREE))
+    return findings
+
+
+@check()
+def port(seen: Machine, want: Want) -> Finding:
+    """The server cannot use a port that another program uses."""
+    text = seen.variables.get("SPARKFORGE_PORT") or "8000"
+    if not text.isdecimal() or not 0 < int(text) <= 65535:
+        return error(f"SPARKFORGE_PORT is {text!r}", "SPARKFORGE_PORT=8000")
+    # listeners have the state 0A
+    row = rf"^\s*\d+: [0-9A-F]+:{int(text):04X} [0-9A-F]+:[0-9A-F]{{4}} 0A "
+    tables = f"{seen.text('/proc/net/tcp')}\n{seen.text('/proc/net/tcp6')}"
+    if not re.search(row, tables, re.MULTILINE):
+        return ok(f"{text} is free")
+    hint = f"ss -ltnp 'sport = :{text}'; or another: echo SPARKFORGE_PORT=8001 >>.env"
+    return warning(f"{text} is in use, perhaps by the server itself", hint)
+
+
+def judge(seen: Machine, want: Want) -> list[Finding]:
+    """Run all checks that concern the target; one that fails is a finding."""
+    needs = {
+        "gpu": want.target.cuda_arch is not None,
+        "pack": bool(want.target.pack),
+        "image": want.target.base is not None,
+        "model": want.model is not None,
+        "pair": model.in_pair(seen),
+    }
+    platforms, findings = want.target.platforms, []
+    for name, (needed, run_it) in CHECKS.items():
+        if not all(needs.get(need, True) for need in needed):
+            continue
+        found: Finding | list[Finding] | None
+        if "platform" in needed and seen.platform not in platforms:
+            text = f"this machine is {seen.platform}; run doctor on {' or '.join(platforms)}"
+            found = unseen(text)
+        else:
+            try:
+                found = run_it(seen, want)
+            except Exception as why:  # a machine may report anything: the other checks still count
+                text = f"the check failed: {type(why).__name__}: {why}"
+                found = unseen(text, "build.py doctor --report   # and attach it to an issue")
+        listed = found if isinstance(found, list) else [found]
+        findings += [replace(each, name=name) for each in listed if each is not None]
+    return findings

@@ -1,0 +1,167 @@
+"""Readings of a machine, taken live or played back, and what a check of doctor is.
+
+The checks read only through a ``Machine``, so the readings in an archive of ``doctor --report`` are
+enough to judge another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from sparkforge.build import composing
+from sparkforge.build.context import profile_of
+from sparkforge.core import plain
+from sparkforge.core.run import Glimpse, glimpse
+from sparkforge.pins.pins import ModelPin, Pins, Target
+from sparkforge.pins.types import MACHINES
+from sparkforge.serving.options import SECRET_NAME
+from sparkforge.serving.profile import Profile
+
+_T = TypeVar("_T")
+_TIMEOUT_S = 8.0
+State = Literal["ok", "warning", "error", "not checked"]
+"""``error``: the target cannot be built or served; ``warning``: it may fail."""
+Need = Literal["platform", "gpu", "pack", "image", "model", "pair"]
+"""A machine of the target's platform; a target with these; one machine of two."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of a check; ``hint``: a command, mostly; ``judge`` sets the name."""
+
+    state: State
+    seen: str
+    hint: str = ""
+    name: str = ""
+
+
+ok, warning = partial(Finding, "ok"), partial(Finding, "warning")
+error, unseen = partial(Finding, "error"), partial(Finding, "not checked")
+
+
+@dataclass(frozen=True)
+class Want:
+    """The target that a machine is judged for, and its pinned model, or None."""
+
+    name: str
+    target: Target
+    profile: Profile
+    model: ModelPin | None
+
+
+def want_of(pins: Pins, name: str) -> Want:
+    """Return what a target wants; UsageError if there is no such target."""
+    target = pins.target(name)
+    model = pins.models[target.model] if target.model else None
+    return Want(name, target, profile_of(pins, name), model)
+
+
+class Machine:
+    """A machine's readings, of this one without ``recorded``. State: those taken so far."""
+
+    def __init__(self, root: Path, store: Path, recorded: Mapping[str, Any] | None = None) -> None:
+        self._recorded = recorded
+        self.taken: dict[str, Any] = {}
+        self.variables = self.value("variables", dict[str, str], lambda: variables(root)) or {}
+        self.root = Path(self.value("root", str, lambda: str(root)) or ".")
+        self.store = self.value("store", str, lambda: str(store)) or ""
+        self.kernel = self.value("kernel", str, platform.release) or "unknown"
+        machine = self.value("machine", str, platform.machine) or "unknown"
+        self.platform = MACHINES.get(machine, machine)
+
+    def value(self, name: str, kind: type[_T], read: Callable[[], _T | None]) -> _T | None:
+        """Return a reading, taken once; None if it failed, or the recording lacks it."""
+        if name not in self.taken:
+            self.taken[name] = None
+            with suppress(OSError):  # missing or unreadable
+                if self._recorded is None:
+                    self.taken[name] = read()
+                else:
+                    self.taken[name] = plain.load(kind, self._recorded.get(name), exact=False)
+        found: _T | None = self.taken[name]
+        return found
+
+    def text(self, path: str) -> str:
+        """Return a file's text, stripped; "" if it is missing or unreadable."""
+        return (self.value(path, str, lambda: Path(path).read_text(errors="replace")) or "").strip()
+
+    def run(self, *words: str) -> Glimpse:
+        """Return a program's output; it has some seconds."""
+        line = f"$ {shlex.join(words)}"
+        found = self.value(line, Glimpse, lambda: glimpse(*words, timeout_s=_TIMEOUT_S))
+        return found or Glimpse(None, problem=f"{words[0]} was not read")
+
+    def first_line(self, *words: str) -> str:
+        """Return the first line of a program's output, or the reason why it failed."""
+        seen = self.run(*words)
+        text = seen.out if seen.code == 0 else seen.err + seen.out
+        return seen.problem or text.strip().partition("\n")[0][:120] or f"exit code {seen.code}"
+
+    def json(self, *words: str) -> Any:
+        """Return a program's output as JSON; None if it is not JSON."""
+        try:
+            return plain.json_of(self.run(*words).out)
+        except ValueError:
+            return None
+
+    def access(self, path: str | Path) -> str:
+        """Return ``write`` or ``read`` for a path; ``new``: it can be created; "" for neither."""
+
+        def read() -> str:
+            near = _existing(Path(path))
+            writable = os.access(near, os.W_OK)
+            if near == Path(path):
+                return "write" if writable else "read"
+            return "new" if writable and near.is_dir() else ""
+
+        return self.value(f"access {path}", str, read) or ""
+
+    def disk(self, path: str) -> tuple[int, int] | None:
+        """Return the device that a path is on, or would be, and its free bytes."""
+
+        def read() -> tuple[int, int]:
+            near = _existing(Path(path))
+            return near.stat().st_dev, shutil.disk_usage(near).free
+
+        return self.value(f"disk {path}", tuple[int, int], read)
+
+
+def variables(root: Path) -> dict[str, str]:
+    """Return the variables that the checks need, none of them a secret."""
+    return {
+        name: value
+        for name, value in composing.seen(root / ".env").items()
+        if re.match("SPARKFORGE_|NCCL_|GLOO_|HF_|DOCKER_HOST$", name)
+        and not re.search(SECRET_NAME, name, re.IGNORECASE)
+    }
+
+
+def _existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists."""
+    return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
+
+
+Function = Callable[[Machine, Want], Finding | list[Finding] | None]
+"""A check; None: it does not concern this machine, or another check reports it."""
+CHECKS: dict[str, tuple[tuple[Need, ...], Function]] = {}
+"""The checks by name, in their order."""
+
+
+def check(*needs: Need) -> Callable[[Function], Function]:
+    """Register a function as a check of its name; its docstring is the reason for it."""
+
+    def register(run: Function) -> Function:
+        CHECKS[run.__name__.strip("_").replace("_", "-")] = needs, run
+        return run
+
+    return register

@@ -1,1 +1,0 @@
-"""The page about a build, and the status table of docs."""

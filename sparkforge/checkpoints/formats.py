@@ -1,0 +1,148 @@
+"""The files of a checkpoint: random tensors, safetensors, tokenizer.json. Equal bytes everywhere.
+
+`Random` has its own way to a normal distribution; no floating-point library takes part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_SAFETENSORS_DTYPES = {np.dtype(np.uint8): "U8", np.dtype(np.uint16): "BF16"}
+
+
+class Random:
+    """Random weights from integers only: neither numpy's float streams nor the C library's
+    logarithm can then change a byte of the checkpoint."""
+
+    def __init__(self, seed: int) -> None:
+        # The legacy generator's stream is frozen; the new one's may change between releases.
+        self._state = np.random.RandomState(seed)
+
+    def bf16(self, *shape: int, scale: float, mean: float = 0.0) -> npt.NDArray[np.uint16]:
+        """Return BF16 bits, near normal, standard deviation about `scale`."""
+        dice = self._state.randint(-64, 65, size=(4, *shape)).sum(axis=0)
+        # A die of 129 faces has a standard deviation of 37.24, four have twice that.
+        return to_bf16(np.float32(mean) + dice.astype(np.float32) * np.float32(scale / 74.48))
+
+    def codes(self, *shape: int) -> npt.NDArray[np.uint8]:
+        """Return packed E2M1 pairs, every code as likely as any other."""
+        return self._state.randint(0, 256, size=shape).astype(np.uint8)
+
+    def scales(self, *shape: int, low: int, high: int) -> npt.NDArray[np.uint8]:
+        """Return E8M0 scales of 2**low to 2**high."""
+        return (self._state.randint(low, high + 1, size=shape) + 127).astype(np.uint8)
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round finite float32 to the nearest BF16, ties to even; the bits as uint16, same shape."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write `tensors` in the safetensors format; uint16 stands for BF16."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in sorted(tensors.items()):
+        header[name] = {
+            "dtype": _SAFETENSORS_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of eight
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, tensor in sorted(tensors.items()):
+            file.write(tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes())
+
+
+def write_checkpoint(
+    dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
+) -> int:
+    """Write a checkpoint to the new folder `dest`; return the size of all files in bytes.
+
+    The folder appears complete or not at all. FileExistsError: it exists.
+
+    Args:
+        tensors: By name; uint16 stands for BF16.
+        files: Contents of the small files, by name, as JSON values.
+    """
+    if dest.exists():
+        raise FileExistsError(f"{dest} exists; give a new folder")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
+    try:
+        # mkdtemp creates a private folder, but a server in a container runs as another user.
+        staging.chmod(0o755)
+        write_safetensors(staging / "model.safetensors", tensors)
+        for name, content in files.items():
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            (staging / name).write_text(text, encoding="utf-8")
+        for file in staging.iterdir():
+            file.chmod(0o644)  # a server runs as another user, regardless of our umask
+            with file.open("rb") as written:  # a power failure must not leave an empty one
+                os.fsync(written.fileno())
+        total = sum(file.stat().st_size for file in staging.iterdir())
+        staging.rename(dest)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return total
+
+
+def byte_bpe(
+    special: Mapping[int, str],
+    vocabulary: Mapping[str, int],
+    merges: Sequence[str],
+    split: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return tokenizer.json of a byte-level BPE, for the tokenizers library.
+
+    Args:
+        special: Special tokens by their numbers.
+        vocabulary: Numbers of the other tokens, each written in `byte_characters`.
+        merges: Pairs of tokens, the first ones first.
+        split: Pre-tokenizer that splits a text before its bytes; None: none.
+    """
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level |= {"use_regex": False}
+    before: Any = level
+    if split is not None:
+        before = {"type": "Sequence", "pretokenizers": [split, level]}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": n, "content": t, **plain, "special": True} for n, t in special.items()]
+    unset = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    model = {"type": "BPE", **dict.fromkeys(unset)}
+    model |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": before,
+        "post_processor": None,
+        "decoder": level,
+        "model": {**model, "vocab": vocabulary, "merges": merges},
+    }
+
+
+def byte_characters() -> list[str]:
+    """Return a byte-level tokenizer's printable character for each of the 256 bytes."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    moved = itertools.count(256)
+    return [chr(byte) if byte in printable else chr(next(moved)) for byte in range(256)]

@@ -1,0 +1,154 @@
+"""The engine: the choice of a builder, builds, and names of images in registries."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkforge.core.errors import MachineError, UsageError
+from sparkforge.maintain import dev
+from sparkforge.runtime import engine
+from sparkforge.runtime.engine import Engine
+from sparkforge.store.store import Store
+from tests.results import build_of
+
+# of `docker buildx inspect`
+OWN = """\
+Name:   default
+Driver: docker
+
+Nodes:
+Name:             default
+Platforms:        linux/amd64, linux/amd64/v2, linux/arm64
+"""
+CONTAINER = OWN.replace("Driver: docker", "Driver: docker-container").replace("amd64,", "amd64*,")
+NATIVE = OWN.replace(", linux/arm64", "")
+DIGEST = f"sha256:{'0' * 64}"
+PUBLISHED = f"some/image@{DIGEST}"
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the words that docker got; it prints the file ``inspected``."""
+    said = tmp_path / "said"
+    (tmp_path / "inspected").write_text(OWN)
+    (tmp_path / "docker").write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" >'{said}'\ncat '{tmp_path}/inspected'\n"
+    )
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return said
+
+
+def holding(platform: str) -> Engine:
+    """Return an engine that holds images of one platform."""
+    client: Any = type("Client", (), {})()
+    client.images = type("Images", (), {})()
+    system, _, machine = platform.partition("/")
+    image = type("Image", (), {"attrs": {"Os": system, "Architecture": machine}})
+    client.images.get = lambda name: image
+    return Engine(client, "26.1.5", True)
+
+
+@pytest.mark.parametrize(
+    ("inspected", "base", "platform", "works"),
+    [
+        (OWN, "local:base", "linux/amd64", True),
+        (OWN, "local:base", "linux/arm64", False),  # the base is for amd64
+        (CONTAINER, "local:base", "linux/amd64", False),  # it does not see the base
+        (CONTAINER, PUBLISHED, "linux/amd64", True),
+        (OWN, PUBLISHED, "linux/arm64", True),
+        (NATIVE, PUBLISHED, "linux/arm64", False),  # nothing runs the programs
+        ("", PUBLISHED, "linux/amd64", False),
+    ],
+)
+def test_a_builder_that_cannot_build_is_refused(
+    said: Path, inspected: str, base: str, platform: str, works: bool
+) -> None:
+    (said.parent / "inspected").write_text(inspected)
+    name = "default" if inspected in (OWN, NATIVE) else "mine"
+    if works:
+        assert engine.builder_of(holding("linux/amd64"), name, base, platform) == name
+    else:
+        with pytest.raises(MachineError):
+            engine.builder_of(holding("linux/amd64"), name, base, platform)
+
+
+def test_the_builder_of_another_engine_is_refused(said: Path) -> None:
+    with pytest.raises(MachineError):
+        engine.builder_of(holding("linux/amd64"), "another", PUBLISHED, "linux/amd64")
+    assert engine.builder_of(holding("linux/amd64"), None, PUBLISHED, "linux/amd64") == "default"
+
+
+def test_dev_image_uses_the_engines_builder(store: Store, said: Path) -> None:
+    """Not the builder that the user chose last: one in a container lacks the target's image."""
+    rootless = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
+    dev._image(build_of("cpu", store=store), rootless, "sparkforge/cpu:1")
+    words = said.read_text().splitlines()
+    assert words[words.index("--builder") + 1] == "rootless"
+
+
+def test_the_command_of_an_image_build(said: Path, tmp_path: Path) -> None:
+    engine.build_image(
+        tmp_path / "Dockerfile",
+        tmp_path,
+        "own",
+        ("--load", "--tag", "demo:1"),
+        stage="serve",
+        platform="linux/arm64",
+        arguments={"BASE": "b", "SYSTEM_PACKAGES": "gcc git"},
+        labels={"org.demo": "a b"},
+        contexts={"wheels": tmp_path / "wheels"},
+        options=("--no-cache",),
+        ca_bundle=tmp_path / "ca.pem",
+    )
+    command = said.read_text().splitlines()
+    assert command[:4] == ["buildx", "build", "--builder", "own"]
+    assert command[-1] == str(tmp_path)
+    assert set(pairwise(command)) >= {
+        ("--tag", "demo:1"),
+        ("--file", f"{tmp_path}/Dockerfile"),
+        ("--target", "serve"),
+        ("--platform", "linux/arm64"),
+        ("--build-arg", "SYSTEM_PACKAGES=gcc git"),
+        ("--label", "org.demo=a b"),
+        ("--build-context", f"wheels={tmp_path}/wheels"),
+        ("--secret", f"id=ca,src={tmp_path}/ca.pem"),
+    }
+    assert "--no-cache" in command
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1:5000/x1", "ghcr.io/a/b-c", "localhost/xy"])
+def test_a_name_in_a_registry(name: str) -> None:
+    assert engine.repository(name) == name
+    assert engine.is_published(f"{name}@{DIGEST}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "https://r.example.org/x",
+        "r.example.org/x:1",
+        f"r.example.org/x@{DIGEST}",
+        "team/xy",
+        "r.example.org/X",
+        "r.example.org/a//b",
+        "user:password@r.example.org/x",
+        "",
+    ],
+)
+def test_another_name_is_an_error_that_does_not_quote_it(name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        engine.repository(name)
+    assert "password" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", [f"sparkforge/cpu@{DIGEST}", "r.example.org/x:1", "r.example.org/x@sha256:1"]
+)
+def test_a_name_of_the_engine_is_not_published(text: str) -> None:
+    assert not engine.is_published(text)
