@@ -184,9 +184,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     log.configure(to_stderr=as_json, verbose=False)
     log.answered = False
-    if not words:
-        log.usage(_USAGE)
-        return UsageError.exit_code
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # build.py has held them back
         function, options = parsed(words)

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 
 class SparkforgeError(Exception):
-    """Base of all expected failures.
-
-    Args:
-        what: one sentence: the problem and its place.
-        remedy: the hint: the user's next step, or "".
-
-    Attributes:
-        meaning: of the exit code, for ``--exit-codes``.
-    """
+    """Base of all expected failures: the problem with its place, and the user's next step or ""."""
 
     exit_code = 1
     meaning = "A bug in sparkforge; please report the traceback."
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
-        self.what = what
-        self.remedy = remedy
+        self.what, self.remedy = what, remedy
 
     def as_json(self) -> dict[str, str | int]:
         """Return the document that ``--json`` prints."""

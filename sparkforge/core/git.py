@@ -28,14 +28,10 @@ ABSENT = "0" * 40
 def git(
     repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """Run git on a repository, isolated; return its output without the last newline.
-
-    Raises:
-        CommandError: git ended with an error.
-        StoreError: it is another user's repository, or a damaged one.
-    """
-    done = isolated(repo, *args, stdin=stdin, env=env)
-    return done.stdout.decode(errors="surrogateescape").rstrip("\n")
+    """Run git as ``isolated`` does; return its output without the last newline."""
+    return (
+        git_bytes(repo, *args, stdin=stdin, env=env).decode(errors="surrogateescape").rstrip("\n")
+    )
 
 
 def git_bytes(
@@ -67,11 +63,7 @@ def head(folder: Path) -> str:
 
 
 def init_bare(repo: Path) -> None:
-    """Create a bare repository if it is missing: complete, or not at all.
-
-    git leaves an incomplete one if it is killed or the disk is full, and refuses it from then on.
-    The caller has the lock of the repository.
-    """
+    """Create a bare repository if it is missing, whole or not; the caller has its lock."""
     if (repo / "HEAD").exists():
         return
     fresh = repo.with_name(f".{repo.name}.new")
@@ -88,19 +80,9 @@ def init_bare(repo: Path) -> None:
 
 
 def tidy(repo: Path) -> None:
-    """Remove the remains of a killed git from a repository; the caller has its lock.
-
-    A lock file of a killed fetch would make every later fetch fail. Incomplete objects, also after
-    a full disk, would stay for ever.
-    """
-    left = [
-        "*.lock",
-        "refs/**/*.lock",
-        "objects/pack/tmp_*",
-        "objects/??/tmp_obj_*",
-        "fast_import_crash_*",
-    ]
-    for pattern in left if repo.is_dir() else ():
+    """Remove the remains of a killed git, which stop the next; the caller has the lock."""
+    left = ["*.lock", "refs/**/*.lock", "objects/pack/tmp_*", "objects/??/tmp_obj_*"]
+    for pattern in (*left, "fast_import_crash_*") if repo.is_dir() else ():
         for path in repo.glob(pattern):
             path.unlink(missing_ok=True)
 
@@ -119,14 +101,7 @@ def ref_commit(repo: Path, ref: str) -> str | None:
 
 
 def remote_tags(url: str, *patterns: str) -> dict[str, str]:
-    """Return the tags of a remote with their (peeled) commits.
-
-    Args:
-        patterns: of the wanted tags, for ``git ls-remote``; none: all.
-
-    Raises:
-        CommandError: the remote can't be read.
-    """
+    """Return the tags of a remote with their (peeled) commits; without ``patterns``, all."""
     words = ("git", "ls-remote", "--tags", "--", url, *patterns)
     listing = call(*words, env={"GIT_TERMINAL_PROMPT": "0"}).stdout.decode()
     pairs = sorted(line.split("\t")[::-1] for line in listing.splitlines())
@@ -140,30 +115,18 @@ def remote_tag(url: str, tag: str) -> str | None:
 
 
 def fetch_commit(repo: Path, url: str, commit: str) -> None:
-    """Fetch one commit and its tree, nothing of its history.
-
-    Raises:
-        CommandError: the remote lacks it or can't be reached.
-    """
+    """Fetch one commit and its tree, nothing of its history, with the user's settings."""
+    words: list[str | Path] = [
+        *("git", "-C", repo),
+        *("-c", "protocol.version=2"),  # version 1 serves advertised commits only
+        *("fetch", "--depth=1"),
+        "--no-tags",  # tags may move, only the commit counts
+        "--no-auto-maintenance",  # it would continue in the background
+        "--no-recurse-submodules",
+        *("--", url, commit),
+    ]
     with explained(repo):
-        call(
-            "git",
-            "-C",
-            repo,
-            "-c",
-            "protocol.version=2",  # version 1 serves advertised commits only
-            "fetch",
-            "--depth=1",
-            "--no-tags",  # tags may move, only the commit counts
-            "--no-auto-maintenance",  # it would continue in the background
-            "--no-recurse-submodules",
-            "--progress",  # long work must be visible
-            "--",
-            url,
-            commit,
-            env={"GIT_TERMINAL_PROMPT": "0"},
-            stream=True,
-        )
+        call(*words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Read commits, trees and blobs of a repository through one ``git cat-file --batch``.
 
-GitPython runs that process and parses trees; git itself resolves names and finds objects, with its
-checks of owners and damage. Importing GitPython takes as long as 15 to 20 calls of git (0.1 s), so
-only commands that read many objects use this module.
+GitPython runs that process; git itself resolves names and finds objects, with its checks of owners
+and damage. Importing GitPython takes as long as 15 to 20 calls of git (0.1 s), so only commands
+that read many objects use this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import codecs
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ from sparkforge.core.run import resolve
 if TYPE_CHECKING:
     from git import Git
 
-_TREE = "040000"
 _UNRESOLVED = "could not be resolved"  # GitPython's message for git's "missing"
 
 
@@ -88,7 +87,6 @@ class Reader:
     def __init__(self, repo: Path, process: Git) -> None:
         self._repo = repo
         self._process = process
-        self._trees: dict[str, dict[str, File]] = {}
 
     def find(self, name: str) -> tuple[str, bytes] | None:
         """Return an object's id and content; None: no such object."""
@@ -101,6 +99,7 @@ class Reader:
         if len(data) != size:  # git ends within a damaged object, which GitPython does not report
             child = self._process.cat_file_all
             said = b"" if child is None else child.stderr.read()
+            gitsafe.check_dubious(said)
             raise self._error(name, said.decode(errors="replace").strip() or "no answer")
         return os.fsdecode(id_), data  # GitPython returns bytes
 
@@ -123,8 +122,7 @@ class Reader:
         return commit
 
     def _commit(self, name: str) -> Commit | None:
-        found = self.find(f"{name}^{{commit}}")
-        if found is None:
+        if (found := self.find(f"{name}^{{commit}}")) is None:
             return None
         head, _, message = found[1].partition(b"\n\n")
         fields = [line.partition(b" ") for line in head.split(b"\n")]  # signatures are indented
@@ -151,44 +149,18 @@ class Reader:
             raise NotLinear(name)
         return commits[::-1]
 
-    def files(self, tree: str, folder: str = "") -> Iterator[File]:
-        """Yield every file of a tree or commit, or of a folder in it, in git's order."""
-        for file in self._inside(tree, folder).values():
-            if file.mode != _TREE:
-                yield file
-                continue
-            for inner in self.files(file.id):
-                yield replace(inner, path=f"{file.path}/{inner.path}")
-
-    def at(self, tree: str, path: str) -> File | None:
-        """Return the file of a path in a tree or commit; None: missing, or a folder."""
-        folder, _, name = path.rpartition("/")
-        entry = self._inside(tree, folder).get(name)
-        return entry if entry is not None and entry.mode != _TREE else None
+    def files(self, tree: str, *paths: str) -> Iterator[File]:
+        """Yield every file of a tree or commit, or of paths in it, in git's order."""
+        words = ("--literal-pathspecs", "ls-tree", "-r", "-z", tree, "--", *paths)
+        for entry in filter(None, gitsafe.isolated(self._repo, *words).stdout.split(b"\0")):
+            meta, _, path = entry.partition(b"\t")
+            mode, _, id_ = meta.decode().split(" ")
+            yield File(path.decode(errors="surrogateescape"), mode, id_)
 
     def content(self, tree: str, path: str) -> bytes | None:
-        """Return the content of a path in a tree or commit; None: no such file."""
-        file = self.at(tree, path)
-        return None if file is None else self.blob(file.id)
-
-    def _inside(self, tree: str, folder: str) -> Mapping[str, File]:
-        """Return the entries of a folder in a tree or commit; empty: no such folder."""
-        for name in filter(None, folder.split("/")):
-            entry = self._entries(tree).get(name)
-            if entry is None or entry.mode != _TREE:
-                return {}
-            tree = entry.id
-        return self._entries(tree)
-
-    def _entries(self, tree: str) -> dict[str, File]:
-        if tree not in self._trees:
-            from git.objects.fun import tree_entries_from_data
-
-            entries = tree_entries_from_data(self.blob(f"{tree}^{{tree}}"))
-            self._trees[tree] = {
-                name: File(name, f"{mode:06o}", id_.hex()) for id_, mode, name in entries
-            }
-        return self._trees[tree]
+        """Return the content of a file's path in a tree or commit; None: no such file."""
+        found = [file.id for file in self.files(tree, path) if file.path == path]
+        return self.blob(found[0]) if found else None
 
 
 def _decoded(message: bytes, coding: str) -> str:

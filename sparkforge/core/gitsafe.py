@@ -40,8 +40,6 @@ _DRIVER = re.compile(r"(filter\.[\s\S]*\.(clean|smudge|process|required)|merge\.
 _NEUTRAL = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
 _DUBIOUS = re.compile(rb"detected dubious ownership in repository at '(.*)'")
 _Settings = tuple[tuple[str, str], ...]
-_accepted: dict[str, None] = {}
-"""Repositories of other users that git has refused, and that the user's settings trust."""
 
 
 class DamagedRepository(StoreError):
@@ -62,7 +60,7 @@ def unbind() -> None:
 
 def clean_env(settings: _Settings = (), **extra: str) -> dict[str, str]:
     """Return variables with which git's output is the same for every user."""
-    trusted = [("safe.directory", folder) for folder in _accepted]
+    trusted = (("safe.directory", folder) for folder in trusted_folders())
     pairs = (*_SETTINGS.items(), *trusted, *settings)
     return {
         "GIT_CONFIG_GLOBAL": os.devnull,
@@ -98,7 +96,10 @@ def isolated(
         StoreError: the repository is another user's, or a damaged one of the store; or its disk
             is full.
     """
-    done = _run(repo, *args, settings=_without_drivers(repo), stdin=stdin, env=env)
+    variables = {**environment(repo), **(env or {})}
+    done = call("git", "-C", repo, *args, stdin=stdin, env=variables, check=False)
+    if done.returncode:
+        check_dubious(done.stderr)
     if check and done.returncode:
         # git does not always report the system's error: "couldn't write 'ORIG_HEAD.lock'"
         with disk_errors(repo), explained(repo):
@@ -108,7 +109,6 @@ def isolated(
 
 def environment(repo: Path) -> dict[str, str]:
     """Return variables for git in a repository, as ``isolated`` has them."""
-    _run(repo, "rev-parse", "--git-dir")  # refused or accepted here
     return clean_env(_without_drivers(repo))
 
 
@@ -120,26 +120,6 @@ def no_programs(tree: Path) -> list[str]:
     return [word for pair in kept for word in ("-c", pair)]
 
 
-def _run(
-    repo: Path,
-    *args: str,
-    settings: _Settings = (),
-    stdin: bytes | IO[bytes] | None = None,
-    env: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[bytes]:
-    while True:
-        variables = {**clean_env(settings), **(env or {})}
-        done = call("git", "-C", repo, *args, stdin=stdin, env=variables, check=False)
-        refused = _DUBIOUS.search(done.stderr) if done.returncode else None
-        if refused is None:
-            return done
-        folder = os.fsdecode(refused[1])
-        if folder in _accepted:
-            raise failure(done)
-        check_owner(Path(folder), refused=True)
-        _accepted[folder] = None
-
-
 @cache
 def _without_drivers(repo: Path) -> _Settings:
     """Return settings that disable the programs in a repository's own settings.
@@ -149,7 +129,8 @@ def _without_drivers(repo: Path) -> _Settings:
     """
     if (repo / "objects").is_dir():
         return ()
-    listed = _run(repo, "config", "--null", "--name-only", "--list").stdout
+    words = ("git", "-C", repo, "config", "--null", "--name-only", "--list")
+    listed = call(*words, env=clean_env(), check=False).stdout
     names = sorted(set(listed.decode(errors="surrogateescape").split("\0")))
     return tuple(
         (name, _NEUTRAL.get(name.rpartition(".")[2], ""))
@@ -177,7 +158,8 @@ def _damage(bare: Path) -> str:
     """Return the problems that ``git fsck`` finds in a repository, or ""."""
     if not (bare / "HEAD").is_file():
         return "no HEAD"
-    done = _run(bare, "fsck", "--no-dangling", "--no-progress")
+    words = ("git", "-C", bare, "fsck", "--no-dangling", "--no-progress")
+    done = call(*words, env=clean_env(), check=False)
     if done.returncode == 0:
         return ""
     return (done.stderr + done.stdout).decode(errors="replace").strip().partition("\n")[0]
@@ -195,34 +177,37 @@ def _bare(repo: Path) -> Path | None:
 # -- owners ------------------------------------------------------------------------------
 
 
-def check_owner(folder: Path, *, refused: bool = False) -> None:
-    """Refuse a folder of another user as git does, unless git's settings trust it.
-
-    Args:
-        refused: git has refused it, whoever owns the folder itself.
-
-    Raises:
-        StoreError: it is not trusted.
-    """
+def check_owner(folder: Path) -> None:
+    """Refuse another user's folder as git does, with StoreError, unless git's settings trust it."""
     try:
         owner = folder.stat().st_uid
     except (FileNotFoundError, NotADirectoryError):
         return  # not created yet
     # under sudo also its caller's, as in git
     sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
-    ours = owner == os.geteuid() or str(owner) == sudo
-    if (ours and not refused) or _trusted(folder):
-        return
-    msg = f"{folder}: belongs to another user (uid {owner}), who could make us run any program"
+    trusted = {"*", str(folder)} & set(trusted_folders())
+    if not trusted and owner != os.geteuid() and str(owner) != sudo:
+        raise _foreign(folder, f"another user (uid {owner})")
+
+
+def check_dubious(stderr: bytes) -> None:
+    """Raise StoreError if git refused another user's repository."""
+    if match := _DUBIOUS.search(stderr):
+        raise _foreign(Path(os.fsdecode(match[1])), "another user")
+
+
+def _foreign(folder: Path, whom: str) -> StoreError:
+    msg = f"{folder}: belongs to {whom}, who could make us run any program"
     remedy = (
         "use a folder of your own (a store: --store DIR); if you trust that user:"
         f" git config --global --add safe.directory {folder}"
     )
-    raise StoreError(msg, remedy)
+    return StoreError(msg, remedy)
 
 
-def _trusted(folder: Path) -> bool:
-    """Return whether the user's git settings trust a folder of any owner."""
-    words = ("config", "--null", "--get-all", "safe.directory")
-    places = call("git", *words, cwd=Path("/"), check=False).stdout.decode(errors="surrogateescape")
-    return any(place == "*" or folder.is_relative_to(place) for place in places.split("\0")[:-1])
+@cache
+def trusted_folders() -> tuple[str, ...]:
+    """Return the folders of any owner that the user's git settings trust."""
+    words = ("git", "config", "--null", "--get-all", "safe.directory")
+    listed = call(*words, cwd=Path("/"), check=False).stdout.decode(errors="surrogateescape")
+    return tuple(listed.split("\0")[:-1])

@@ -61,9 +61,9 @@ class Log:
             return text
         return f"\033[{code}m{text}\033[0m"
 
-    def _line(self, text: str, stream: IO[str] | None = None) -> None:
+    def _line(self, text: str) -> None:
         self.end_progress()
-        _write(stream or self.stream, f"{_tame(text)}\n")
+        _write(self.stream, f"{_tame(text)}\n")
 
     # -- messages ------------------------------------------------------------------------
 
@@ -76,13 +76,13 @@ class Log:
             self._line(self.painted("2", f"  {text}"))
 
     def warning(self, text: str) -> None:
-        self._line(self.painted("33", "  warning: ") + plain.escaped(text, keep="\n\t"))
+        self._line(self.painted("33", "  warning: ") + text)
 
     def error(self, text: str, hint: str = "") -> None:
-        parts = [plain.escaped(part, keep="\n\t") for part in (text, hint) if part]
-        head = self.painted("31;1", "error: ", sys.stderr)
         self.end_progress()
-        _write(sys.stderr, head + "\n  hint: ".join(map(_tame, parts)) + "\n")
+        parts = [_tame(part) for part in (text, hint) if part]
+        head = self.painted("31;1", "error: ", sys.stderr)
+        _write(sys.stderr, head + "\n  hint: ".join(parts) + "\n")
 
     def failure(self, error: SparkforgeError) -> int:
         """Print an error with its hint; returns its exit code."""
@@ -114,10 +114,6 @@ class Log:
         self.end_progress()
         self.answered = True
         _write(sys.stdout, json.dumps(_masked(value), indent=2, sort_keys=True) + "\n")
-
-    def usage(self, text: str) -> None:
-        """Print usage to stderr, unchanged."""
-        _write(sys.stderr, text)
 
     def raw(self, text: str) -> None:
         """Print a child's line."""

@@ -79,14 +79,8 @@ END = "<!-- end of what is generated -->"
 
 
 def between(path: Path, text: str) -> str:
-    """Return a file's text with the part between its two markers replaced; UsageError if it fails.
-
-    The file is missing then, or lacks a marker.
-    """
-    try:
-        head, found, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", "restore it from git") from None
+    """Return a file's text with the part between its two markers replaced; UsageError without."""
+    head, found, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, ended, tail = rest.partition(END)
     if not (found and ended):
         msg = f"{path}: the lines {BEGIN} and {END} are missing or out of order"
@@ -96,14 +90,11 @@ def between(path: Path, text: str) -> str:
 
 def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Path]:
     """Write the files that differ, and return them; with ``check``, PinsError names them."""
-    stale = [path for path, text in wanted.items() if not _holds(path, text)]
+    data = {path: text.encode() for path, text in wanted.items()}
+    stale = [path for path in data if not path.is_file() or path.read_bytes() != data[path]]
     if check and stale:
         msg = f"out of date: {', '.join(map(str, stale))}"
         raise PinsError(msg, f"update it: build.py {command}")
     for path in stale:
-        path.write_bytes(wanted[path].encode())
+        path.write_bytes(data[path])
     return stale
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode()

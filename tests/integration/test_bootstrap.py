@@ -121,15 +121,6 @@ def test_warm_start_changes_nothing(made: Path, server: Server) -> None:
     assert server.requests == []
 
 
-def test_exit_code_is_passed_on(made: Path, tmp_path: Path) -> None:
-    checkout = tmp_path / "copy"
-    shutil.copytree(made, checkout, symlinks=True)
-    (checkout / "tiny.py").write_text("CODE = 7\n")
-    child = start(checkout)
-    child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 7
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("harm", ["stamp", "python", "lock", "empty"])
 def test_broken_environment_is_recreated(made: Path, tmp_path: Path, harm: str) -> None:
@@ -197,18 +188,3 @@ def test_interrupted_setup_is_repeated(tmp_path: Path, number: int, code: int) -
     assert "setting up" in told["err"]
     assert not list(checkout.glob(".venv.new-*"))
     assert not alive(child.pid)
-
-
-def test_old_python_is_refused(made: Path) -> None:
-    code = (
-        "import sys, runpy\n"
-        "sys.version_info = (3, 10, 4)\n"
-        "sys.version = '3.10.4 (old)'\n"
-        "sys.argv = [sys.argv[1]]\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, made / "build.py"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 8
-    assert done.stderr == ("error: Python 3.10.4 is too old\n  hint: use Python 3.11 or newer\n")

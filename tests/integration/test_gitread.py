@@ -39,7 +39,8 @@ def test_it_reads_what_git_reads(repo: Repo) -> None:
             for entry in git.git(repo.path, "ls-tree", "-r", "-z", "HEAD").split("\0")
             if entry
         ]
-        assert [reader.at("HEAD", path) for path in ("dir", "no/such", "a.py/no")] == [None] * 3
+        assert [one.path for one in reader.files("HEAD", "dir/sub")] == ["dir/sub/\udcff"]
+        assert list(reader.files("HEAD", "no/such")) == []
         assert {path: reader.content("HEAD", path) for path in FILES} == FILES
         commit = reader.commit("HEAD")
         assert commit == gitread.Commit(

@@ -51,18 +51,6 @@ def test_a_commands_section_wins_over_global_and_a_variable_over_both(
     assert found["trusted-host"] == "a b"
 
 
-def test_uv_finds_what_pip_finds_but_where_it_is_told_otherwise(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conf.write_text("[global]\nindex-url = http://127.0.0.1:1/g\nfind-links = /one /two\n")
-    pip_settings.cache_clear()
-    both = {"UV_FIND_LINKS": "/one,/two", "UV_DEFAULT_INDEX": "http://127.0.0.1:1/g"}
-    assert index.uv_variables() == both
-    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:1/uv")
-    monkeypatch.setenv("UV_FIND_LINKS", "")
-    assert index.uv_variables() == {}
-
-
 @pytest.mark.parametrize("word", ["1", "true", "Yes", "0"])
 def test_no_index_leaves_none(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", word)
@@ -160,16 +148,11 @@ def test_the_wheel_of_a_pylock_is_that_of_python_and_machine(
     url, found = first_wheel(PYLOCK, "torch==2.0+cpu", python, machine)
     assert found == sha
     assert url.endswith(f"{machine}.whl")
-
-
-def test_a_pylock_without_a_fitting_wheel_says_so() -> None:
-    with pytest.raises(FetchError, match=r"torch==2\.0: no wheel for Python 3\.12 on x86_64"):
-        first_wheel(PYLOCK, "torch==2.0", "3.12", "x86_64")
     with pytest.raises(FetchError):
-        first_wheel('lock-version = "1.0"\n', "torch==2.0", "3.12", "x86_64")
+        first_wheel(PYLOCK, "torch==2.0", "3.12", "x86_64")
 
 
-@pytest.mark.parametrize("status", [401, 403, 500])
+@pytest.mark.parametrize("status", [401, 500])
 def test_an_index_that_refuses_is_named(web: Server, status: int) -> None:
     web.add("/simple/demo/", Page(b"", statuses=[status]))
     with pytest.raises(FetchError, match=rf"demo: cannot read the package index.*{status}") as e:

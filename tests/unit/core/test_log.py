@@ -14,7 +14,7 @@ import pytest
 
 from sparkforge.core import errors
 from sparkforge.core import log as log_module
-from sparkforge.core.log import Log, human_bytes
+from sparkforge.core.log import Log
 from tests.support import ROOT
 
 SHOW = """
@@ -78,12 +78,8 @@ def test_pipe_has_plain_lines() -> None:
     assert done.stderr == b"error: wrong\n"
 
 
-def test_no_color_is_respected() -> None:
-    shown = on_terminal(SHOW, NO_COLOR="1")
-    assert not re.search(r"\033\[[0-9;]*m", shown)
-
-
-def test_ascii_locale_works() -> None:
+def test_no_color_and_an_ascii_locale_are_respected() -> None:
+    assert not re.search(r"\033\[[0-9;]*m", on_terminal(SHOW, NO_COLOR="1"))
     done = in_pipe(SHOW, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert b"? work" in done.stdout
@@ -213,18 +209,3 @@ def test_secrets_are_masked(
     assert (seen.out, seen.err) == (f"  {shown}\n", f"error: {shown}\n")
     log.json({address: [address]})
     assert json.loads(capsys.readouterr().out) == {shown: [shown]}
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536 * 1024, "1.5 MiB"),
-        (5 << 30, "5.0 GiB"),
-        (5 << 40, "5120.0 GiB"),
-    ],
-)
-def test_sizes_are_binary(size: int, text: str) -> None:
-    assert human_bytes(size) == text

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core import run
 from sparkforge.core.errors import CommandError, MachineError, StoreError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
@@ -116,9 +115,3 @@ def test_stubborn_server_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture
         wait_for(lambda: sink.read_bytes() == b"1\n")
     assert child.returncode == -signal.SIGKILL
     assert "did not stop within 0 s: killed" in capsys.readouterr().out
-
-
-def test_group_alive_sees_the_end(tmp_path: Path) -> None:
-    with background("sleep", "60", output=tmp_path / "log") as child:
-        assert run.group_alive(child.pid, wait_s=0)
-    assert not run.group_alive(child.pid)
