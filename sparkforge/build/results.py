@@ -113,10 +113,9 @@ class NativeFile:
 
 @dataclass(frozen=True)
 class CompiledWheelResult(WheelResult):
-    """A compiled wheel; ``differs``: unpatched files that differ from the release's."""
+    """A wheel of an upstream, with compiled native files."""
 
     natives: Mapping[str, NativeFile] = field(default_factory=dict)
-    differs: tuple[str, ...] = ()
     compiled: Literal[True] = True
 
 

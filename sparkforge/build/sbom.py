@@ -35,7 +35,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from sparkforge import __version__
 from sparkforge.build.cached import result_of
 from sparkforge.build.context import Context
-from sparkforge.build.packs.names import UPSTREAM
+from sparkforge.build.packs.modules import UPSTREAM
 from sparkforge.build.results import (
     CompiledWheelResult,
     EnvironmentResult,

@@ -20,7 +20,7 @@ from sparkforge.build.options import (
     VariantOptions,
     platform_of,
 )
-from sparkforge.build.packs import toolchain
+from sparkforge.build.packs import recipe
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
 from sparkforge.core import disk, plain
@@ -112,7 +112,7 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
         interpreter.ensure(context.store, context.target.python, offline=context.access.offline)
     if cached.makes(todo, planned, PackResult):
         try:
-            toolchain.host(context.platform)
+            recipe.host(context.platform)
         except MachineError as error:
             raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
     build.run(options.until, planned)

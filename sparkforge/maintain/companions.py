@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from sparkforge.build.context import STAGES
 from sparkforge.build.options import chosen_series
-from sparkforge.build.packs.names import LOCK
+from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.stages.thirdparty import PYTHON
 from sparkforge.core.disk import disk_errors, write_files
 from sparkforge.core.errors import CommandError, RebaseStopped
