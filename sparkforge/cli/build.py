@@ -27,7 +27,7 @@ from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -109,7 +109,9 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     )
     # before anything else is fetched
     if cached.makes(todo, planned, EnvironmentResult):
-        interpreter.ensure(context.store, context.target.python, offline=context.access.offline)
+        environment.ensure_python(
+            context.store, context.target.python, offline=context.access.offline
+        )
     if cached.makes(todo, planned, PackResult):
         try:
             recipe.host(context.platform)

@@ -12,7 +12,7 @@ import pytest
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, patchtests
 from sparkforge.pins.pins import load
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.series import series
 from sparkforge.sources import wheelhouse
 from tests.forked import killed
@@ -177,7 +177,7 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     (folder / "sizes.txt").touch()
     (project.root / "scripts").mkdir()
     (project.root / "scripts" / "lock.sh").write_text(lock_script())
-    env = {"UV": str(interpreter.uv_program())}
+    env = {"UV": str(environment.uv_program())}
     call("bash", "scripts/lock.sh", cwd=project.root, env=env)
     (project.root / "tests" / "test_it.py").write_text(TESTS)
     return upstream

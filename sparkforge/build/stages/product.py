@@ -30,7 +30,7 @@ from sparkforge.build.results import (
 from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core.disk import key_of, sha256_file
-from sparkforge.runtime import environment, interpreter, isa
+from sparkforge.runtime import environment, isa
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Artefact, code_of
@@ -97,7 +97,9 @@ def environment_item(
     def make(folder: Path) -> EnvironmentResult:
         with context.store.unpacked() as unpacked:
             ingredients = environment.Ingredients(
-                python=interpreter.ensure(context.store, version, offline=context.access.offline),
+                python=environment.ensure_python(
+                    context.store, version, offline=context.access.offline
+                ),
                 lock=context.lock,
                 wheelhouse=house.path / WHEELS,
                 unpacked=unpacked,
@@ -116,7 +118,7 @@ def environment_item(
         return python.exists() and not environment.changed(artefact.path)
 
     def fetches() -> Fetches:
-        here = interpreter.find(context.store, version) is not None
+        here = environment.find_python(context.store, version) is not None
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
     return Cached(

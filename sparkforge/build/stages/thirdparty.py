@@ -14,7 +14,7 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import MachineError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
@@ -32,7 +32,7 @@ def _fill(project: Project, wanted: Wanted, into: Path) -> int:
     from sparkforge.sources import wheelhouse  # not needed by a build in which nothing changed
 
     into.mkdir()
-    access, uv = project.access, interpreter.uv_program()
+    access, uv = project.access, environment.uv_program()
     known = sizes.read(project.root / sizes.FILE)
     given = (project.store, wanted, access.index, uv)
     return wheelhouse.fill(*given, offline=access.offline, into=into, known=known)

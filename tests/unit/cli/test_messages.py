@@ -79,7 +79,6 @@ watch --known vllm=x
 verify
 verify --target cpu --key no/such
 release --target cpu --push example.org/x
-release --target cpu --keyless --key x
 proofs --target cpu
 packs --target cpu
 model fetch --target cpu
