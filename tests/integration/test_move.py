@@ -143,6 +143,7 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     """A project like ours: vLLM and FlashInfer, and torch, which wants a Triton."""
     project = upstream.project
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("UV_EXCLUDE_NEWER", "")  # the index of tests gives no upload times
     monkeypatch.setattr(patchtests, "dev_python", lambda root: Path(sys.executable))
     for name in PARTS:
         for version in ("1.0", "2.0", "3.0"):

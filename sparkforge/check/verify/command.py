@@ -163,14 +163,14 @@ def _image(named: str, project: Project, *, published: bool) -> int:
     holder = engine.connect()
     if published and not holder.has_image(named):
         engine.pull(named)
-    found = imagecheck.find(holder, named)
+    found = imagecheck.read(holder, named)
     platforms = project.pins.target(found.target).platforms
     image_platform = next((one for one in platforms if one == found.platform), None)
     if image_platform is None:
         msg = f"{named}: is for {found.platform}, but its target is not"
         raise BuildError(msg, f"the target's platforms: {', '.join(platforms)}")
     context = Context.of(project, found.target, image_platform)
-    checked, problems = imagecheck.check(imagecheck.with_files(holder, found), context)
+    checked, problems = imagecheck.check(found, context)
     if promised is not None and promised not in found.digests:
         problems.insert(0, f"the receipt says {promised}, the engine has {found.digests[0]}")
     labels = {name: text for name, text in sorted(found.labels.items()) if name.startswith("org.")}
