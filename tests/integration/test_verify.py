@@ -133,7 +133,7 @@ class Baked:
     def problems(self) -> str:
         """Return the problems, one in a line."""
         holder = self.engine()
-        found = imagecheck.with_files(holder, imagecheck.find(holder, "tiny:1"))
+        found = imagecheck.read(holder, "tiny:1")
         return "\n".join(imagecheck.check(found, context_of("tiny", self.project.root))[1])
 
 

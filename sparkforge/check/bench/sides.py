@@ -117,9 +117,9 @@ def of_build(
     version = context.pins.upstream(next(iter(context.target.wheels))).version
     theirs = {"origin": "release", "release": version}
     if built is not None:
-        (work / "originals").mkdir()
         graph, folder = build.graph, work / "originals"
-        restored = originals(build.context, graph.wheels, graph.sources, folder)
+        folder.mkdir()
+        restored = originals(context, graph.wheels, graph.trees, folder)
         return [side("unpatched", product, launch, restored, **theirs), patched]
     item = unpatched_environment(context)
     cached.run(context, cached.ordered([item]))

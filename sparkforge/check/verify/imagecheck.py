@@ -11,7 +11,7 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from zipfile import ZipFile
@@ -49,8 +49,8 @@ class Image:
     digests: tuple[str, ...]
     platform: str
     labels: Mapping[str, str]
-    files: Mapping[str, File] = field(default_factory=dict)
-    """By path without leading slash; {} before ``with_files``."""
+    files: Mapping[str, File]
+    """By path without leading slash."""
 
     @property
     def target(self) -> str:
@@ -62,8 +62,8 @@ class Image:
         return self.files.get(f"{image.SHARE}/{name}", File("")).data or b""
 
 
-def find(engine: Engine, name: str) -> Image:
-    """Return an image of sparkforge, without its files; BuildError if there is none."""
+def read(engine: Engine, name: str) -> Image:
+    """Return an image of sparkforge; BuildError if the engine has none of that name."""
     from docker.errors import APIError
 
     try:
@@ -76,31 +76,32 @@ def find(engine: Engine, name: str) -> Image:
         msg = f"{name}: not built by sparkforge: no label {image.TARGET_LABEL}"
         raise BuildError(msg, "give an image that build.py built")
     digests = [one.partition("@")[2] for one in attrs.get("RepoDigests") or ()]
-    platform = f"{attrs['Os']}/{attrs['Architecture']}"
-    return Image(name, (*dict.fromkeys(digests), str(attrs["Id"])), platform, labels)
-
-
-def with_files(engine: Engine, found: Image) -> Image:
-    """Return an image with its files, from a container that is never started."""
-    container = engine.client.containers.create(found.digests[-1])
-    files: dict[str, File] = {}
+    container = engine.client.containers.create(attrs["Id"])  # never started
     try:
-        for path, member, content in exported(cast("Iterator[bytes]", container.export())):
-            if content is not None:
-                kept = path.startswith(f"{image.SHARE}/") or path.endswith("/RECORD")
-                data = content.read() if kept else None
-                source = content if data is None else io.BytesIO(data)
-                files[path] = File(hashlib.file_digest(source, "sha256").hexdigest(), data)
-            elif member.islnk():
-                origin = posixpath.normpath(f"/{member.linkname}").lstrip("/")
-                files[path] = files.get(origin, File("link"))
-            elif not member.isdir():
-                files[path] = File(f"link to {member.linkname}")
+        files = _files(cast("Iterator[bytes]", container.export()))
     except tarfile.TarError as error:
-        raise BuildError(f"{found.name}: docker export failed: {error}", "run it again") from None
+        raise BuildError(f"{name}: docker export failed: {error}", "run it again") from None
     finally:
         container.remove(v=True)
-    return replace(found, files=files)
+    platform = f"{attrs['Os']}/{attrs['Architecture']}"
+    return Image(name, (*dict.fromkeys(digests), str(attrs["Id"])), platform, labels, files)
+
+
+def _files(pieces: Iterator[bytes]) -> dict[str, File]:
+    """Return the files of an export by path; RECORDs and our documents with their bytes."""
+    seen: dict[str, File] = {}
+    for path, member, content in exported(pieces):
+        if content is not None:
+            kept = path.startswith(f"{image.SHARE}/") or path.endswith("/RECORD")
+            data = content.read() if kept else None
+            source = content if data is None else io.BytesIO(data)
+            seen[path] = File(hashlib.file_digest(source, "sha256").hexdigest(), data)
+        elif member.islnk():
+            origin = posixpath.normpath(f"/{member.linkname}").lstrip("/")
+            seen[path] = seen.get(origin, File("link"))
+        elif not member.isdir():
+            seen[path] = File(f"link to {member.linkname}")
+    return seen
 
 
 def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:

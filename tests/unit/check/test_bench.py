@@ -187,7 +187,7 @@ def test_both_sides_of_an_image_get_the_options_of_their_result(
     originals = {"vllm/a.py": tmp_path}
     monkeypatch.setattr(sides, "start_server", start)
     monkeypatch.setattr(sides, "wait_ready", lambda *_: 1.0)
-    monkeypatch.setattr(sides, "_originals", lambda *_: originals)
+    monkeypatch.setattr(sides, "originals", lambda *_: originals)
     monkeypatch.setattr(sides, "standing_in", lambda *_, wide: tmp_path)
     build = build_of("cpu", store=Store(tmp_path / "store"))
     image = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
@@ -195,7 +195,7 @@ def test_both_sides_of_an_image_get_the_options_of_their_result(
         context=build.context,
         serving=build.serving,
         tools=build.tools,
-        graph=SimpleNamespace(product=SimpleNamespace(artefact=image), own=()),
+        graph=SimpleNamespace(product=SimpleNamespace(artefact=image), own=(), wheels={}, trees={}),
     )
     work = tmp_path / "work"
     work.mkdir()
