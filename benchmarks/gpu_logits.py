@@ -36,6 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from decode import Case, measured, spec  # noqa: E402
 
+from sparkforge.check.roofline import parse_layers  # noqa: E402
 from sparkforge.checkpoints import gptoss, tiny  # noqa: E402
 from tests.patches import mx_reference  # noqa: E402
 
@@ -47,7 +48,7 @@ PROMPTS = (
     [ord(letter) for letter in "Weights are read once for every token, whoever asks for it."],
     [(37 * i + 11) % 250 for i in range(96)],  # longer than the sliding window
 )
-BOTH = {"none": {}, "mxfp4": dict.fromkeys(("qkv", "o", "lm_head"), "mxfp4")}
+MXFP4: dict[str, str] = dict.fromkeys(("qkv", "o", "lm_head"), "mxfp4")
 
 TOKENS = 32  # to generate: each is a decode step, with its attention kernel
 
@@ -55,12 +56,6 @@ Logs = npt.NDArray[np.float64]
 Scored = tuple[list[int], Logs]
 """A prompt with its generated tokens but the last, and the log-probabilities that vLLM has for the
 token behind each of them."""
-
-
-def formats(layers: str) -> dict[str, str]:
-    """Return the format by kind of layer: ``qkv,lm_head=mxfp8`` → qkv: mxfp4, lm_head: mxfp8."""
-    pairs = [item.strip().partition("=") for item in layers.split(",") if item.strip()]
-    return {kind: fmt or "mxfp4" for kind, _, fmt in pairs}
 
 
 def log_softmax(logits: npt.NDArray[Any]) -> Logs:
@@ -117,21 +112,6 @@ def measure(
     return found
 
 
-def run_case(case: Case, attention: str, rows: int | None, checkpoint: Path) -> list[Scored]:
-    """Measure a case in a process of its own.
-
-    Raises:
-        SystemExit: the process failed; its output was passed on.
-    """
-    result = checkpoint.parent / f"{case.name}.json"
-    command = [
-        *(__file__, "--case", spec(case), "--attention", attention),
-        *(("--rows", str(rows)) if rows else ()),
-        *("--measure", str(result), str(checkpoint)),
-    ]
-    return [(tokens, np.asarray(logs)) for tokens, logs in measured(case, command, result)]
-
-
 def main() -> None:
     """Compare every case with the reference; see the module's text."""
     parser = argparse.ArgumentParser(
@@ -142,13 +122,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="tokens a step (default: all of a prompt)")
     parser.add_argument("--limit", type=float, default=0.05, help="median divergence, nats")
     parser.add_argument("--measure", type=Path, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         result, checkpoint = arguments.measure
-        scored = measure(
-            arguments.case[0], arguments.attention, arguments.rows, checkpoint, tiny.VOCAB_SIZE
-        )
-        result.write_text(json.dumps(scored))
+        (case,) = (case for case in arguments.case if case.name == arguments.only)
+        scores = measure(case, arguments.attention, arguments.rows, checkpoint, tiny.VOCAB_SIZE)
+        result.write_text(json.dumps(scores))
         return
     wrong = False
     with tempfile.TemporaryDirectory() as name:
@@ -157,9 +137,15 @@ def main() -> None:
         heads = ("case", "KL from its reference, median", "mean", "generated", "from the other")
         print(f"| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
         for case in arguments.case:
-            found = run_case(case, arguments.attention, arguments.rows, checkpoint)
-            own = mx_reference.quantize_layers(model, formats(case.layers))
-            other = mx_reference.quantize_layers(model, BOTH["none" if case.layers else "mxfp4"])
+            result = checkpoint.parent / f"{case.name}.json"
+            command = [__file__, *sys.argv[1:], "--measure", str(result), str(checkpoint)]
+            scored = measured(case, [*command, "--only", case.name], result)
+            found: list[Scored] = [(tokens, np.asarray(logs)) for tokens, logs in scored]
+            ours = {
+                str(kind): str(form) for kind, form in parse_layers(case.layers or "moe").items()
+            }
+            own = mx_reference.quantize_layers(model, ours)
+            other = mx_reference.quantize_layers(model, {} if case.layers else MXFP4)
             near, far = (
                 [
                     divergence(log_softmax(gptoss.logits(which, tokens)), logs)

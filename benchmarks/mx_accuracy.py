@@ -1,28 +1,22 @@
-"""How far MXFP4, MXFP8 and INT8 move a weight, and a product with it: what --mxfp4-layers costs.
+"""How far MXFP4 and MXFP8 move a weight, and a product with it: what --mxfp4-layers costs.
 
     PYTHON benchmarks/mx_accuracy.py [--model FOLDER]... [--json OUT.json]
 
 PYTHON: an interpreter with our plugin of vLLM, e.g. that of the cpu target's environment; MXFP4 and
 MXFP8 are its own quantisers. Nobody here has the weights of gpt-oss, so these are made up at the
 shapes of gpt-oss-120b, from what trained weights are known to do: heavier tails than a normal
-distribution, rows of different size, and outliers that sit in single elements or input channels.
+distribution, and outliers that sit in input channels.
 With --model, the matrices of a checkpoint are measured instead: FOLDER has its *.safetensors. Of
 matrices that differ in the layer's number only (and of queries, keys and values), 8192 rows
 together, evenly spread.
 
 For each matrix and format: the relative error of the weight, ||Q(W) - W|| / ||W|| (Frobenius), and
-of y = W x for activations with outlier channels. The first pair of tables has the formats, the
-second the choice of the scale:
+of y = W x for activations with outlier channels. For MXFP4, also with other scales:
 
     mxfp4           of all powers of two the one with the least squared error
     mxfp4 largest   the exponent of the block's largest magnitude, rounded to two bits, less two
     mxfp4 OCP       without that rounding: the conversion in the OCP MX text
     mxfp8           the smallest power of two with which nothing is cut off
-    mxfp8 best      the one of half of it, it and twice it with the least squared error
-    int8/N          BF16, the largest magnitude of N elements over 127
-    mxint8          the smallest power of two with which nothing is cut off, for 32 elements
-
-"-": N does not divide the row.
 """
 
 from __future__ import annotations
@@ -46,14 +40,12 @@ MAX_ROWS = 8192
 SHAPES = {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201_088, 2880)}
 
 STANDARD_DEVIATION = 0.02
-ROW_SPREAD = 0.5
-"""Standard deviation of the logarithm of a row's size."""
 OUTLIER_SHARE = 0.005
 OUTLIER_FACTOR = 20.0
 COLUMNS_OF_X = 64
 
 Quantise = Callable[[torch.Tensor], torch.Tensor]
-Errors = dict[str, dict[str, float] | None]
+Errors = dict[str, dict[str, float]]
 
 
 def vllm_mxfp4(weight: torch.Tensor) -> torch.Tensor:
@@ -68,24 +60,14 @@ def vllm_mxfp8(weight: torch.Tensor) -> torch.Tensor:
     return values.float()
 
 
-def powers(exponent: torch.Tensor) -> torch.Tensor:
-    """2**exponent, float32 [..., 1]: from its bits, so exact."""
-    return (exponent + 127 << 23).view(torch.float32).unsqueeze(-1)
-
-
 def e2m1(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """Blocks [..., 32] rounded to E2M1 under scales of 2**exponent [...]; ties to even codes."""
-    scale = powers(exponent)
+    # 2**exponent, from its bits, so exact
+    scale = (exponent + 127 << 23).view(torch.float32).unsqueeze(-1)
     size = (blocks.abs() / scale).clamp(max=6)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     # torch.round takes ties to the even multiple, whose code is even too
     return torch.copysign(torch.round(size / step) * step * scale, blocks)
-
-
-def e4m3(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
-    """As e2m1, for E4M3."""
-    scale = powers(exponent)
-    return (blocks / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
 def exponents(blocks: torch.Tensor, limit: float) -> torch.Tensor:
@@ -94,64 +76,26 @@ def exponents(blocks: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.frexp(largest / limit).exponent
 
 
-# Seven is where rounding to two bits carries; 448.0001 because 448 itself fits.
-OCP, CARRIED, FITS_E4M3, FITS_INT8 = 8.0, 7.0, 448.0001, 127.5
+# Seven is where rounding to two bits carries.
+OCP, CARRIED = 8.0, 7.0
 
 
-def with_scale(
-    encode: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], limit: float
-) -> Quantise:
-    """An MX format whose scale follows from a block's largest magnitude."""
+def with_scale(limit: float) -> Quantise:
+    """MXFP4 whose scale follows from a block's largest magnitude."""
 
     def quantise(weight: torch.Tensor) -> torch.Tensor:
         blocks = weight.float().unflatten(-1, (-1, BLOCK))
-        return encode(blocks, exponents(blocks, limit)).flatten(-2)
+        return e2m1(blocks, exponents(blocks, limit)).flatten(-2)
 
     return quantise
-
-
-def best_mxfp8(weight: torch.Tensor) -> torch.Tensor:
-    """MXFP8 under the best of three scales."""
-    blocks = weight.float().unflatten(-1, (-1, BLOCK))
-    exponent = exponents(blocks, FITS_E4M3)
-    tried = torch.stack([e4m3(blocks, exponent + shift) for shift in (0, -1, 1)])
-    best = (tried - blocks).square().sum(-1).argmin(0)
-    return tried.take_along_dim(best[None, ..., None], 0).squeeze(0).flatten(-2)
-
-
-def int8(group: int) -> Quantise:
-    """INT8 with a BF16 scale for `group` elements."""
-
-    def quantise(weight: torch.Tensor) -> torch.Tensor:
-        groups = weight.float().unflatten(-1, (-1, group))
-        largest = groups.abs().amax(dim=-1, keepdim=True)
-        scale = (largest / 127).bfloat16().float().clamp(min=2.0**-100)
-        return ((groups / scale).round().clamp(-128, 127) * scale).flatten(-2)
-
-    return quantise
-
-
-def int8_codes(blocks: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
-    """As e2m1, for integers of eight bits."""
-    scale = powers(exponent)
-    return (blocks / scale).round().clamp(-127, 127) * scale
 
 
 FORMATS: dict[str, Quantise] = {
     "mxfp4": vllm_mxfp4,
     "mxfp8": vllm_mxfp8,
-    "mxint8": with_scale(int8_codes, FITS_INT8),
-    "int8/128": int8(128),
-    "int8/64": int8(64),
-    "int8/32": int8(32),
-    "mxfp4 largest": with_scale(e2m1, CARRIED),
-    "mxfp4 OCP": with_scale(e2m1, OCP),
-    "mxfp8 best": best_mxfp8,
+    "mxfp4 largest": with_scale(CARRIED),
+    "mxfp4 OCP": with_scale(OCP),
 }
-TABLES = (
-    ("mxfp4", "mxfp8", "mxint8", "int8/128", "int8/64", "int8/32"),
-    ("mxfp4", "mxfp4 largest", "mxfp4 OCP", "mxfp8", "mxfp8 best"),
-)
 
 
 def made_up(rows: int, columns: int, kind: str, seed: int) -> torch.Tensor:
@@ -165,11 +109,6 @@ def made_up(rows: int, columns: int, kind: str, seed: int) -> torch.Tensor:
         for _ in range(degrees):
             squares += torch.randn(rows, columns, generator=generator).square()
         weight /= (squares / degrees).sqrt()
-    elif kind == "spread of rows":
-        weight *= torch.exp(ROW_SPREAD * torch.randn(rows, 1, generator=generator))
-    elif kind == "outlier elements":
-        chosen = torch.rand(rows, columns, generator=generator) < OUTLIER_SHARE / 5
-        weight[chosen] *= OUTLIER_FACTOR
     elif kind == "outlier columns":
         weight[:, _some(columns, generator)] *= OUTLIER_FACTOR
     else:
@@ -185,9 +124,6 @@ def _some(count: int, generator: torch.Generator) -> torch.Tensor:
 KINDS = (
     "normal",
     "student 5",
-    "student 3",
-    "spread of rows",
-    "outlier elements",
     "outlier columns",
 )
 
@@ -202,15 +138,12 @@ def activations(columns: int, seed: int) -> torch.Tensor:
 
 
 def measure(weight: torch.Tensor, seed: int) -> Errors:
-    """Errors of every format on one weight [N, K]; None where the format cannot have it."""
+    """Errors of every format on one weight [N, K]."""
     exact = weight.float()
     x = activations(exact.shape[1], seed)
     y = exact @ x
     results: Errors = {}
     for name, quantise in FORMATS.items():
-        if exact.shape[1] % int(name.partition("/")[2] or BLOCK) != 0:
-            results[name] = None
-            continue
         error = quantise(weight) - exact
         results[name] = {
             "weight": float(error.norm() / exact.norm()),
@@ -255,13 +188,12 @@ def of_checkpoint(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 def print_tables(results: dict[str, Errors]) -> None:
     """Print Markdown."""
-    for names in TABLES:
-        for field, title in (("weight", "of the weight"), ("product", "of y = W x")):
-            print(f"\nrelative error {title}\n")
-            print(f"| {' | '.join(('layer, weights', *names))} |\n|{'---|' * (len(names) + 1)}")
-            for label, errors in results.items():
-                cells = [f"{found[field]:.4f}" if (found := errors[n]) else "-" for n in names]
-                print(f"| {label} | {' | '.join(cells)} |")
+    for field, title in (("weight", "of the weight"), ("product", "of y = W x")):
+        print(f"\nrelative error {title}\n")
+        print(f"| {' | '.join(('layer, weights', *FORMATS))} |\n|{'---|' * (len(FORMATS) + 1)}")
+        for label, errors in results.items():
+            cells = [f"{errors[name][field]:.4f}" for name in FORMATS]
+            print(f"| {label} | {' | '.join(cells)} |")
 
 
 def main() -> None:
@@ -274,17 +206,13 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    def made_up_layers() -> Iterator[tuple[str, torch.Tensor]]:
-        for number, (layer, (rows, columns)) in enumerate(SHAPES.items()):
-            for kind in KINDS:
-                weight = made_up(min(rows, options.rows), columns, kind, seed=number)
-                yield f"{layer}, {kind}", weight
-
     def layers() -> Iterator[tuple[str, torch.Tensor]]:
-        if not options.model:
-            yield from made_up_layers()
         for folder in options.model:
             yield from of_checkpoint(folder)
+        for number, (layer, (rows, columns)) in enumerate(SHAPES.items()):
+            for kind in KINDS if not options.model else ():
+                weight = made_up(min(rows, options.rows), columns, kind, seed=number)
+                yield f"{layer}, {kind}", weight
 
     start = time.monotonic()
     results: dict[str, Errors] = {}

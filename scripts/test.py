@@ -9,8 +9,7 @@
     python3 scripts/test.py FILE …           # these test files alone
     python3 scripts/test.py --setup          # only the environment
 
-Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure, and ends
-with an error if one failed.
+Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
 # By file, or by the groups of a folder's conftest.py: tests that share fixtures stay in one worker.
 _BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-# groups in the order of the tests, in which the longest come first
 _BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")
 # memory for a worker in each lane: some tests fill 3 GB
 _WORKERS_GIB = 6.0
@@ -66,8 +64,7 @@ class Steps:
 
     def run(self, name: str, *command: str | Path, images: bool = False) -> bool:
         """Run one step, with what makes images if it does; returns whether it succeeded."""
-        apart = self._apart
-        start = time.monotonic()
+        apart, start = self._apart, time.monotonic()
         with self._printing:
             print(f"\n-- {name}: started" if apart else f"\n== {name}", flush=True)
         done = subprocess.run(
@@ -163,7 +160,6 @@ def main() -> int:
             steps.run("unit and integration", *pytest(*_BY_FILE, *folders))
 
         def patches() -> None:
-            prove(steps)
             check = (sys.executable, "build.py", "patches", "check")
             steps.run("patch lint and exact application", *check)
             # while the code that makes them is rewritten
@@ -182,8 +178,7 @@ def main() -> int:
                 steps.run("whole build, with image", *words, images=True)
 
         # Two lanes: most tests wait for a server or a container, and what one lane waits, the other
-        # computes. The tests that fill most memory, two nodes with vLLM, are the first of the
-        # images'; by then the other lane has not come to the patches.
+        # computes. The tests that fill most memory come first, when the patches' have not begun.
         if options.lint:
             lint(steps, bin_)
         elif options.files:
@@ -224,16 +219,6 @@ def haproxy(folder: Path) -> str:
         print(f"\n== left out: tests with HAProxy, which this machine lacks: {done.stderr[-300:]}")
         return ""
     return f":{folder}/bin"
-
-
-def prove(steps: Steps) -> None:
-    """Compile the kernels that a CI run proves."""
-    proofs = ("python3", "-m", "tools.proofs")  # of the developers' environment
-    if shutil.which("nvcc"):
-        steps.run("proofs, the smallest set", *proofs, "--ci")
-    else:
-        print("\n== most proofs: left out, nvcc (CUDA 13.0) is not on this machine")
-        steps.run("proofs without nvcc", *proofs, "decode-kernels")
 
 
 def bases(steps: Steps, stack: ExitStack) -> None:

@@ -132,7 +132,7 @@ class Hub:
                 handler.close_connection = True
             return
         if self.token and auth != f"Bearer {self.token}":
-            self._send(handler, 403 if auth else 401, b"{}")
+            self._send(handler, 403 if auth else 401, b"{}", {"X-Error-Code": "GatedRepo"})
             return
         model = re.escape(self.model)
         if match := re.fullmatch(rf"/api/models/{model}(?:/revision/(.+))?", path):

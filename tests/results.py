@@ -47,6 +47,15 @@ def build_of(name: str, checkout: Path = ROOT, /, **chosen: Any) -> Build:
     return Build(context_of(name, checkout, **chosen), tools, serving)
 
 
+def older_natives(context: Context) -> bool:
+    """Return whether a wheel of a target has the native files of an older release."""
+    files = (
+        context.pins.upstream(name).files[plan.files[context.platform]]
+        for name, plan in context.target.wheels.items()
+    )
+    return any(file.natives is not None for file in files)
+
+
 def artefact(result: T, path: Path = Path(), *, seconds: float = 0) -> Artefact[T]:
     """Return an artefact that is in no store."""
     return Artefact("f" * 64, {}, result, path, seconds)

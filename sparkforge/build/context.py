@@ -69,11 +69,7 @@ class Context(Project):
         return self.serve_with(self.serving)
 
     def serve_with(self, profile: Profile) -> tuple[str, ...]:
-        """Return the same with another profile.
-
-        Of memory it names the most that the profile allows; an image holds the profile itself, and
-        works out what the machine has available.
-        """
+        """Return the same with another profile; of memory it names the most that it allows."""
         return (*profile.options(most_memory=True), *self.target.serve)
 
     @property
@@ -105,14 +101,6 @@ class Context(Project):
     def lock(self) -> Path:
         """The hash-locked requirements of the other wheels."""
         return self.root / self.target.requirements[self.platform]
-
-    @property
-    def older_natives(self) -> bool:
-        """Whether a wheel has the native files of an older release."""
-        return any(
-            self.pins.upstream(name).files[plan.files[self.platform]].natives is not None
-            for name, plan in self.target.wheels.items()
-        )
 
     def layers(self, wheel: str) -> tuple[str, ...]:
         """Return the upstreams whose series go onto a wheel: its own, and those it carries."""

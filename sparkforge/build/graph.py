@@ -16,9 +16,7 @@ from sparkforge.build.results import (
     ExternalResult,
     FilesResult,
     Product,
-    SeriesResult,
     SmokeResult,
-    SourceResult,
     WheelhouseResult,
     WheelResult,
 )
@@ -40,9 +38,8 @@ from sparkforge.runtime.engine import BaseImage
 class Graph(Parts):
     """The results of a target; those of ``Parts`` are what its product is made of."""
 
-    sources: Mapping[str, Cached[SourceResult]]
-    series: Mapping[str, Cached[SeriesResult]]
-    """``sources``, ``series``: by upstream; a series where it has patches."""
+    trees: Mapping[str, Tree]
+    """By upstream."""
     kernels: Cached[FilesResult] | None
     """Of the plugin; None where pins.yaml has none."""
     externals: Mapping[str, Cached[ExternalResult]]
@@ -95,16 +92,20 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
     for name in context.target.wheels:
         layers = {layer: tree_of(context, layer) for layer in context.layers(name)}
         trees |= layers
-        blocked = context.pins.upstream(name).compile.blocked
-        if builder is None or blocked is not None:
-            note = blocked or "" if builder is not None else ""
+        if builder is None:
+            wheels[name] = overlay_item(context, name, layers)
+            continue
+        from sparkforge.build.compile import inputs, natives  # not needed by overlays
+
+        upstream, compiled = context.pins.upstream(name), natives.natives_of(context, name)
+        if not compiled:
+            note = upstream.compile.blocked or "its series changes no native file"
             wheels[name] = overlay_item(context, name, layers, note=note)
             continue
-        from sparkforge.build.compile import items  # not needed by overlays
-
-        fetched = items.external_items(context, name)
-        externals |= {f"{name}/{external}": item for external, item in fetched.items()}
-        wheels[name] = items.compile_item(context, tools, name, builder, layers, fetched)
+        needed = upstream.externals if natives.reads_externals(compiled) else ()
+        fetched = {key: inputs.external_item(context, name, key) for key in needed}
+        externals |= {f"{name}/{key}": item for key, item in fetched.items()}
+        wheels[name] = natives.compile_item(context, tools, name, builder, layers, fetched)
     pin = context.pins.plugin
     kernels = None if pin is None else kernels_item(context, pin)
     plugin = None if pin is None or kernels is None else plugin_item(context, pin, kernels)
@@ -112,13 +113,11 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
     pack = None
     if context.pack:
         from sparkforge.build.packs import modules  # not needed by targets without a GPU
-        from sparkforge.build.packs.names import UPSTREAM
-        from sparkforge.build.stages.packs import packs_item
+        from sparkforge.build.packs.pack import packs_item
 
         chosen = modules.pinned(context.pack, f"targets.{context.target_name}.pack")
-        pack = packs_item(context, trees.get(UPSTREAM), chosen, tools.jobs)
+        pack = packs_item(context, trees.get(modules.UPSTREAM), chosen, tools.jobs)
     parts = Parts(wheels, plugin, pack, house)
-    sources = {name: tree.source for name, tree in trees.items()}
     product: Cached[Product]
     unpatched = None
     if tools.engine is not None and tools.base is not None:
@@ -129,17 +128,14 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
         unpatched = None if serving.arguments else unpatched_environment(context, house)
     smoke = None
     if context.target.smoke is not None:
-        smoke = smoke_item(context, tools, serving, product, unpatched, wheels, sources)
-    patched = {name: tree.series for name, tree in trees.items() if tree.series is not None}
-    return Graph(
-        *(wheels, plugin, pack, house), sources, patched, kernels, externals, product, smoke
-    )
+        smoke = smoke_item(context, tools, serving, product, unpatched, wheels, trees)
+    return Graph(wheels, plugin, pack, house, trees, kernels, externals, product, smoke)
 
 
 def _builder(context: Context, tools: Tools) -> Cached[BuilderResult] | None:
     if context.wheels != "compile":
         return None
-    from sparkforge.build.compile.builder import builder_item  # not needed by overlays
+    from sparkforge.build.compile.inputs import builder_item  # not needed by overlays
 
     return builder_item(context, tools)
 

@@ -11,8 +11,8 @@ from sparkforge.build import image
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context
 from sparkforge.build.publish import made
-from sparkforge.build.results import ImageResult, Product, SourceResult, WheelResult
-from sparkforge.build.stages.trees import source_of
+from sparkforge.build.results import ImageResult, Product, WheelResult
+from sparkforge.build.stages.trees import Tree
 from sparkforge.core import gitread
 from sparkforge.core.errors import UsageError
 from sparkforge.core.run import call
@@ -122,15 +122,12 @@ def mask_files(work: Path) -> dict[str, Path]:
 def originals(
     context: Context,
     wheels: Mapping[str, Cached[WheelResult]],
-    sources: Mapping[str, Cached[SourceResult]],
+    trees: Mapping[str, Tree],
     work: Path,
 ) -> dict[str, Path]:
     """Write the files that our series replaces as they were, by their path in the wheel.
 
     Mounted over an image's own, they make the unpatched release of it.
-
-    Args:
-        sources: before the patches, of the upstreams that have any.
     """
     restored = {}
     for name, wheel in wheels.items():
@@ -143,7 +140,7 @@ def originals(
             origin = origin_of(rules, member)
             assert origin is not None  # it was replaced by a file that has this place
             layer = rules[origin[0]]
-            source = source_of(context.store, layer, sources[layer].result)
+            source = trees[layer].before(context)
             with gitread.reading(source.repo) as reader:
                 content = reader.content(source.commit, origin[1])
             assert content is not None

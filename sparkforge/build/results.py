@@ -36,22 +36,19 @@ class ExternalResult:
 
 @dataclass(frozen=True)
 class SeriesResult:
-    """A patched source."""
+    """A source before and after its patches; changed paths with the last patch of each."""
 
     source: str
-    """Commit before the patches; ``commit``, ``tree``: after them."""
     commit: str
     tree: str
     touched: Mapping[str, str]
-    """Changed paths, each with the name of the last patch that changes it."""
 
 
 @dataclass(frozen=True)
 class FilesResult:
-    """Files of the result's folder: machine code of kernels, a checkpoint."""
+    """Files of the result's folder, by path with their sha256: machine code, a checkpoint."""
 
     files: Mapping[str, str]
-    """sha256 of each, by its path."""
 
 
 def all_intact(artefact: Artefact[FilesResult]) -> bool:
@@ -79,15 +76,16 @@ class OwnWheel:
 
 @dataclass(frozen=True)
 class WheelResult(OwnWheel):
-    """A wheel of an upstream, and which of its members are ours."""
+    """A wheel of an upstream, and which of its members are ours.
+
+    ``left_out``: changed files that no wheel ships; ``compile_only``: the build rules of these.
+    """
 
     replaced: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Changed files of the repository that no wheel ships."""
     compile_only: tuple[str, ...] = ()
-    """Of these, build rules, which only a compile uses."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,9 @@ class NativeFile:
 
 @dataclass(frozen=True)
 class CompiledWheelResult(WheelResult):
-    """A compiled wheel."""
+    """A wheel of an upstream, with compiled native files."""
 
     natives: Mapping[str, NativeFile] = field(default_factory=dict)
-    differs: tuple[str, ...] = ()
-    """Files that no patch changes, and that differ from the release's."""
     compiled: Literal[True] = True
 
 
@@ -137,12 +133,11 @@ class EnvironmentResult:
 
 @dataclass(frozen=True)
 class ImageResult:
-    """An image in the engine."""
+    """An image in the engine; ``digest``: of its manifest, where the engine's store has one."""
 
     tag: str
     image_id: str
     digest: str | None
-    """Of its manifest; None where the engine's store has none."""
     base: str
     system: tuple[str, ...]
     """Packages of the distribution, as ``sbom.system`` lists them."""

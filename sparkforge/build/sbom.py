@@ -33,8 +33,9 @@ from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkforge import __version__
+from sparkforge.build.cached import result_of
 from sparkforge.build.context import Context
-from sparkforge.build.packs.names import UPSTREAM
+from sparkforge.build.packs.modules import UPSTREAM
 from sparkforge.build.results import (
     CompiledWheelResult,
     EnvironmentResult,
@@ -315,10 +316,10 @@ def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
         yield _file(release.file, release.sha256)
         for name in context.layers(wheel):
-            series = graph.series.get(name)
-            if series is not None and series.found is not None:
-                provider, tree = graph.sources[name].result.provider, series.result.tree
-                yield _source_read(name, provider, context.upstream(name), tree)
+            tree = graph.trees[name]
+            if (patched := result_of(tree.series)) is not None:
+                provider = tree.source.result.provider
+                yield _source_read(name, provider, context.upstream(name), patched.tree)
             for patch in context.series_of(name).patches:
                 yield _named(f"patches/{name}/{patch.name}", patch.sha256)
 

@@ -52,12 +52,8 @@ def build_of(
         msg = "--jobs needs --wheels compile or a pack: this build compiles nothing"
         raise UsageError(msg, "omit it")
     made_with = _tools(project.pins, name, variant, tools, until, plan_only=plan_only)
-    context = replace(
-        Context.of(project, name, wanted),
-        source=plan,
-        wheels=variant.wheels or "overlay",
-        pack=pack,
-    )
+    context = Context.of(project, name, wanted)
+    context = replace(context, source=plan, wheels=variant.wheels or "overlay", pack=pack)
     timeout_s = server.ready_timeout or Serving.ready_timeout_s
     serving = Serving(server.port, timeout_s, arguments)
     if made_with.engine is not None and target.absent and target.cuda_arch and not pack:

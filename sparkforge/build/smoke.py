@@ -28,9 +28,9 @@ from sparkforge.build.results import (
     ImageResult,
     Product,
     SmokeResult,
-    SourceResult,
     WheelResult,
 )
+from sparkforge.build.stages.trees import Tree
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.errors import ServerError
 from sparkforge.core.log import log
@@ -53,14 +53,14 @@ def run(
     product: Artefact[Product],
     unpatched: Artefact[EnvironmentResult] | None,
     wheels: Mapping[str, Cached[WheelResult]],
-    sources: Mapping[str, Cached[SourceResult]],
+    trees: Mapping[str, Tree],
     work: Path,
 ) -> SmokeResult:
     """Test a build; with arguments of the user's, without the unpatched release.
 
     Args:
         unpatched: the environment of the release; None: the image with its files put back.
-        wheels, sources: of the build, by upstream.
+        wheels, trees: of the build, by upstream.
         work: an empty folder.
     """
     make_tiny_gpt_oss(work / "model")
@@ -87,7 +87,7 @@ def run(
         return report
     files: dict[str, Path] = {}
     if isinstance(product.result, ImageResult):
-        files = {**originals(context, wheels, sources, work), **mask_files(work)}
+        files = {**originals(context, wheels, trees, work), **mask_files(work)}
     # with AMX the release has a backend of its own
     hidden = {**UNPATCHED_VARIABLES, **isa.without_amx()}
     with start(unpatched or product, of_release(context.serve), hidden, files) as server:

@@ -20,14 +20,14 @@ from sparkforge.build.options import (
     VariantOptions,
     platform_of,
 )
-from sparkforge.build.packs import toolchain
+from sparkforge.build.packs import recipe
 from sparkforge.build.results import EnvironmentResult, PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
 from sparkforge.core import disk, plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -91,7 +91,7 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     start = time.monotonic()
     tested = project.pins.target(options.target).smoke is not None and options.until == STAGES[-1]
     if not tested and (arguments or options.server != ServerOptions()):
-        msg = "--port, --ready-timeout and arguments are for the smoke test, which is not run"
+        msg = "--port and --ready-timeout are for the smoke test, which this build does not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
         return _dry_run(project, options)
@@ -109,10 +109,12 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     )
     # before anything else is fetched
     if cached.makes(todo, planned, EnvironmentResult):
-        interpreter.ensure(context.store, context.target.python, offline=context.access.offline)
+        environment.ensure_python(
+            context.store, context.target.python, offline=context.access.offline
+        )
     if cached.makes(todo, planned, PackResult):
         try:
-            toolchain.host(context.platform)
+            recipe.host(context.platform)
         except MachineError as error:
             raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
     build.run(options.until, planned)

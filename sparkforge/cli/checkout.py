@@ -82,23 +82,17 @@ def docs(options: DocsOptions = DocsOptions()) -> int:
 
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
-    from sparkforge.check import report
+    from sparkforge.check import report, roofline
     from sparkforge.check.accept import command as accept
-    from sparkforge.check.perf import kernelrecord, roofline
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins
     folder = root / "docs"
-    case = roofline.case(all_pins.target(_ROOFLINE_TARGET), _ROOFLINE_TARGET)
     patches = chosen_series(None, root, all_pins)
-    recorded = kernelrecord.load()
-    kernels = f"{roofline.markdown(case)}\n\n{kernelrecord.markdown(recorded)}"
-    if all_pins.plugin is not None:
-        kernelrecord.check(recorded, root, all_pins.plugin)
+    kernels = roofline.markdown(all_pins.target(_ROOFLINE_TARGET))
     return {
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
-        folder / "roofline.svg": roofline.svg(case),
         folder / "status.md": report.status(folder / "status.md"),
         folder / "variables.md": variables((root / "docker-compose.yml").read_text("utf-8")),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),

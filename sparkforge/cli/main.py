@@ -58,16 +58,16 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "judge": {
         "explain": ("cli.build:explain", "show what would be rebuilt, and which input changed"),
-        "roofline": ("cli.roofline:run", "compute the decode speed that bandwidth allows"),
+        "roofline": ("check.roofline:run", "compute the decode speed that bandwidth allows"),
         "bench": ("", "measure speed and answers of the last build; compare two results"),
         "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
         "bench compare": ("check.bench.command:compare_results", "compare two results"),
         "bench quality": (
-            "cli.bench:measure_quality",
+            "check.quality:measure_quality",
             "measure the effect of --mxfp4-layers",
         ),
         "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),
-        "proofs": ("check.proofs.command:run", "check the machine code in a target's wheels"),
+        "proofs": ("check.proofs:run", "check the machine code in a target's wheels"),
         "report": ("check.report:run", "write one HTML page about the last build"),
     },
     "questions": {

@@ -29,9 +29,8 @@ def git(
     repo: Path, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None
 ) -> str:
     """Run git as ``isolated`` does; return its output without the last newline."""
-    return (
-        git_bytes(repo, *args, stdin=stdin, env=env).decode(errors="surrogateescape").rstrip("\n")
-    )
+    data = git_bytes(repo, *args, stdin=stdin, env=env)
+    return data.decode(errors="surrogateescape").rstrip("\n")
 
 
 def git_bytes(
@@ -63,7 +62,7 @@ def head(folder: Path) -> str:
 
 
 def init_bare(repo: Path) -> None:
-    """Create a bare repository if it is missing, whole or not; the caller has its lock."""
+    """Create a bare repository if it is missing, complete or not at all; the lock is held."""
     if (repo / "HEAD").exists():
         return
     fresh = repo.with_name(f".{repo.name}.new")
@@ -266,9 +265,6 @@ def clone_at(
 
     Args:
         finish: called with the clone before it is moved to its place.
-
-    Raises:
-        UsageError: the folder cannot be created.
     """
     fresh = where.with_name(f".{where.name}-{os.getpid()}")
     try:

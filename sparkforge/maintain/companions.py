@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from sparkforge.build.context import STAGES
 from sparkforge.build.options import chosen_series
-from sparkforge.build.packs.names import LOCK
+from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.stages.thirdparty import PYTHON
 from sparkforge.core.disk import disk_errors, write_files
 from sparkforge.core.errors import CommandError, RebaseStopped
@@ -35,7 +35,7 @@ from sparkforge.maintain.patchtests import Result
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.pins.types import Platform
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources import sizes, wheelhouse
 from sparkforge.sources.project import ROOT, Project
 from sparkforge.sources.wheelhouse import Locked, Wanted
@@ -43,7 +43,7 @@ from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
     from sparkforge.maintain.job import Plan
-    from sparkforge.maintain.landing import Landing
+    from sparkforge.maintain.landing import Files
 
 _INPUT = re.compile(r"-r (requirements/[\w.-]+\.in)$", re.MULTILINE)
 _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/dev.txt"}
@@ -53,7 +53,8 @@ _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/
 class Tried:
     """A move that was tried, and in which nothing failed."""
 
-    landing: Landing
+    files: Files
+    """What the rebase itself writes."""
     project: Project
     """The throw-away checkout."""
     before: Mapping[str, str]
@@ -75,7 +76,7 @@ class Tried:
         return rows
 
 
-def tried(project: Project, landing: Landing, plan: Plan, folder: Path) -> Tried:
+def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
     """Make requirements, locks and sizes for a move, and try all of it; the checkout stays.
 
     Args:
@@ -93,7 +94,7 @@ def tried(project: Project, landing: Landing, plan: Plan, folder: Path) -> Tried
                 symlinks=True,
                 ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
             )
-        write_files({folder / path.relative_to(root): d for path, d in landing.files.items()})
+        write_files({folder / path.relative_to(root): d for path, d in files.items()})
         write_files({folder / name: text.encode() for name, text in lists.items()})
         _lock(project, folder, lists, before)
         path = folder / project.pins_path.name
@@ -112,7 +113,7 @@ def tried(project: Project, landing: Landing, plan: Plan, folder: Path) -> Tried
         for name, target in here.pins.targets.items()
         if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}
     ]
-    done = Tried(landing, here, before, fresh, builds, _tested(here, moved))
+    done = Tried(files, here, before, fresh, builds, _tested(here, moved))
     log.table(done.rows)
     for one in done.tests:
         if one.verdict == "not noticed":
@@ -239,7 +240,7 @@ def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None
     names = [Path(name).name for name in made]
     if not names:
         return
-    env = {"UV": str(interpreter.uv_program()), "PYTHONPATH": str(ROOT)}
+    env = {"UV": str(environment.uv_program()), "PYTHONPATH": str(ROOT)}
     try:
         call("bash", "scripts/lock.sh", *names, cwd=here, env=env, stream=True)
     except CommandError as error:
@@ -355,5 +356,5 @@ def _fetch_missing(store: Store, missing: list[Locked], wanted: Wanted) -> None:
         part.write_text("".join(lines), encoding="utf-8")
         wheels.mkdir()
         these = replace(wanted, lock=part, tools=())
-        uv = interpreter.uv_program()
+        uv = environment.uv_program()
         wheelhouse.fill(store, these, Index(), uv, offline=False, into=wheels)

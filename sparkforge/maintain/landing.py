@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,8 @@ if TYPE_CHECKING:
     from sparkforge.maintain.job import Job, Part, Plan
 
 
-@dataclass(frozen=True)
-class Landing:
-    """What a rebase writes into the checkout, without its report."""
-
-    files: Mapping[Path, bytes | None]
-    series: Mapping[str, Series]
-    """The moved series, by upstream."""
+Files = dict[Path, bytes | None]
+"""What a rebase writes into the checkout, without its report; None: removed."""
 
 
 def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], list[Note]]:
@@ -48,15 +43,14 @@ def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], l
     # before the checkout is read: changes of an export in the meantime would be lost
     with job.project.locked() as project:
         root, own = project.root, plan.parts[0]
-        landing = planned(job, project, plan)
-        files = dict(landing.files)
+        files, moved = planned(job, project, plan)
         if tried is not None:
-            if landing.files != tried.landing.files or companions.texts_of(root) != tried.before:
+            if files != tried.files or companions.texts_of(root) != tried.before:
                 msg = f"{root}: changed while the move was tried"
                 raise UsageError(msg, f"build.py rebase {own.upstream} --continue tries it again")
             files |= {root / name: text.encode() for name, text in tried.requirements.items()}
         here = project if tried is None else tried.project
-        notes = disagreeing(replace(here, pins=project.pins), plan, landing.series)
+        notes = disagreeing(replace(here, pins=project.pins), plan, moved)
         page = root / f"dist/rebase/{own.upstream}-{own.pinned['version']}-{own.target.version}.md"
         page.write_text(_report(job, plan, notes, tried), encoding="utf-8")
         changed = [
@@ -74,12 +68,12 @@ def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], l
         return page, changed, notes
 
 
-def planned(job: Job, project: Project, plan: Plan) -> Landing:
-    """Return what a rebase writes; changes nothing."""
+def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Series]]:
+    """Return what a rebase writes, and the moved series by upstream; changes nothing."""
     job.check_clean(plan.companions)
     job.check_same(plan)
     root, path = project.root, project.pins_path
-    files: dict[Path, bytes | None] = {}
+    files: Files = {}
     fresh: dict[str, Series] = {}
     records: dict[str, Recorded | None] = {}
     for part in plan.parts:
@@ -95,14 +89,14 @@ def planned(job: Job, project: Project, plan: Plan) -> Landing:
     log = page.read_text(encoding="utf-8") if page.exists() else "# Changelog\n"
     newest = _SECTION.search(log)
     # once the last release was made, the counter is raised
-    raised = newest is None or newest["date"] != "unreleased"
+    raised = newest is None or newest[1] != "unreleased"
     counter = project.pins.release.counter + raised
     text = _pins_text(project, plan, counter, records)
     files[path] = text.encode()
     after = pins.parse(path, text)
     targets = sorted(after.targets.values(), key=lambda one: plan.upstream not in one.wheels)
     files[page] = _changelog(log, plan, release_name(after, targets[0])).encode()
-    return Landing(files | exporting.page(root, after, fresh), fresh)
+    return files | exporting.page(root, after, fresh), fresh
 
 
 def disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:
@@ -159,21 +153,14 @@ def _pins_text(
     return text
 
 
-_SECTION = re.compile(r"^## (?:(?P<version>\S+) \((?P<date>[^)\n]*)\)[ \t]*$)?", re.MULTILINE)
+_SECTION = re.compile(r"^## \S+ \(([^)\n]*)\)[ \t]*$", re.MULTILINE)
 
 
 def _changelog(text: str, plan: Plan, release: str) -> str:
-    """Return the changelog with lines about a rebase at the end of the release's section.
+    """Return the changelog with lines about a rebase at the end of the unreleased section.
 
-    An unreleased section becomes that of the release; before one with a date there will be a new
-    section. Where the first heading is no release's, the lines go below it.
+    That becomes the section of the release. Without one there will be a new one, on top.
     """
-    newest = _SECTION.search(text)
-    if newest and newest["version"] not in (None, release):
-        done = newest["date"] != "unreleased"
-        rest = text[newest.start() if done else newest.end() :]
-        between = "\n\n" if done else ""
-        text = f"{text[: newest.start()]}## {release} (unreleased){between}{rest}"
     lines = []
     for part in plan.parts:
         if part.upstream in plan.moved:
@@ -186,16 +173,20 @@ def _changelog(text: str, plan: Plan, release: str) -> str:
             kinds = Counter(result.answer or str(result.verdict) for result in results)
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
             change = f"{part.pinned['tag']} → {part.target.tag}"
-            lines.append(f"* {part.upstream} {change}: {len(results)} patches ({counts}).")
+            lines.append(f"* {part.upstream} {change}: {len(results)} patches ({counts}).\n")
         for result in part.results:
             if result.commit is None:
                 name, why = result.patch.removesuffix(".patch"), result.detail[-1]
-                lines.append(f"  * {part.upstream}: dropped {name} ({result.verdict}): {why}")
-    sections = [match.start() for match in _SECTION.finditer(text)]
-    end = sections[1] if len(sections) > 1 else len(text)
-    head, tail = text[:end].rstrip("\n"), text[end:]
-    between = "\n" if sections and head.splitlines()[-1].startswith(("*", " ")) else "\n\n"
-    return head + between + "\n".join(lines) + "\n" + (f"\n{tail}" if tail else "")
+                lines.append(f"  * {part.upstream}: dropped {name} ({result.verdict}): {why}\n")
+    newest, heading = _SECTION.search(text), f"## {release} (unreleased)"
+    if newest is None or newest[1] != "unreleased":
+        at = len(text) if newest is None else newest.start()
+        rest = f"\n{text[at:]}" if text[at:] else ""
+        return f"{text[:at].rstrip()}\n\n{heading}\n\n{''.join(lines)}{rest}"
+    following = text.find("\n## ", newest.end())
+    end = len(text) if following < 0 else following
+    section = text[newest.end() : end].rstrip()
+    return f"{text[: newest.start()]}{heading}{section}\n{''.join(lines)}{text[end:]}"
 
 
 def _report(job: Job, plan: Plan, notes: Iterable[Note], tried: Tried | None) -> str:

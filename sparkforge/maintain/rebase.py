@@ -98,8 +98,8 @@ def _move(options: Options, job: Job) -> int:
     tried = None
     if plan.companions:
         with job.project.locked() as held:  # not longer: a trial takes minutes
-            planned = landing.planned(job, held, plan)
-        tried = companions.tried(held, planned, plan, job.folder / "checkout")
+            files, _ = landing.planned(job, held, plan)
+        tried = companions.tried(held, files, plan, job.folder / "checkout")
     page, changed, notes = landing.land(job, plan, tried)
     for path in changed:
         log.info(f"changed: {path.relative_to(job.project.root)}")

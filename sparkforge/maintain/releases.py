@@ -23,7 +23,6 @@ from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, UsageError
 from sparkforge.core.index import sha256_of
-from sparkforge.core.log import log
 from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources import download, sources
 from sparkforge.sources.project import Project
@@ -125,7 +124,7 @@ def resolve(
             what = f"files.{key}: {error.what}; {like.file} stays"
             notes.append((what, f"add it to upstreams.{name}.files.{key} when it is published"))
     stated = None if but is None else _stated_commit(source)
-    found = commit or fresh.commit or _commit(access, name, fresh, stated)
+    found = commit or fresh.commit or (stated if stated and len(stated) == 40 else None)
     if found is None:
         what = f"upstreams.{name}: the commit of {fresh.tag} is unknown; it states {stated}"
         notes.append((what, f"with git access: build.py pins resolve {name}; or --commit SHA"))
@@ -214,20 +213,6 @@ def _stated_commit(source: Source) -> str | None:
             if found := _STATED.search(text):
                 return found[1]
     return None
-
-
-def _commit(access: Access, name: str, fresh: Upstream, stated: str | None) -> str | None:
-    """Return a release's commit: as it states itself, or of the tag in its repository."""
-    if stated is not None and len(stated) == 40:
-        return stated
-    url = access.mirrors.get(name, fresh.git)
-    if access.offline and "://" in url:
-        return None
-    try:
-        return git.remote_tag(url, fresh.tag)
-    except CommandError as error:
-        log.warning(f"{name}: {url} cannot be read for {fresh.tag}: {error.what.splitlines()[-1]}")
-        return None
 
 
 def _tagged(access: Access, name: str, pinned: Upstream, spec: str) -> Upstream:

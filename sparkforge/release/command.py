@@ -1,11 +1,19 @@
-"""`build.py release`: check the last build of a target, collect its files, sign them, push."""
+"""`build.py release`: check the last build of a target, collect its files, sign them, push.
+
+cosign does all the cryptography. It gets keys by reference (a file, or a name in a key service) and
+passwords through its own variable. Neither is read here, so neither can appear in output.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cyclopts import Parameter
@@ -13,16 +21,22 @@ from cyclopts import Parameter
 from sparkforge.build import publish, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions
-from sparkforge.build.receipt import PROVENANCE, SUMS, Receipt
+from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.core import git
 from sparkforge.core.disk import disk_errors, read_json, sha256_file
-from sparkforge.core.errors import CheckError, UsageError
+from sparkforge.core.errors import CheckError, CommandError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.run import call
 from sparkforge.pins.pins import Pins
-from sparkforge.release import signing
 from sparkforge.runtime import engine
 from sparkforge.sources.project import Checkout, PinsFile, checkout
 
+SIGNED = (receipt.NAME, SUMS, SBOM, PROVENANCE)
+"""The signed files; the receipt has the hashes of all others."""
+_ATTACHED = ("cyclonedx", "slsaprovenance1")
+"""cosign's names of what is attached to an image: its SBOM and its provenance."""
+# a key needs no root of trust; without this cosign would download one
+_NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
 # files of the checkout that a build reads, beside the plugin's folder
 _INPUTS = ("pins.yaml", "patches", "requirements", "scripts", "sparkforge", "Dockerfile")
 
@@ -42,25 +56,21 @@ class Options:
     """target whose last build to release"""
     push: str | None = None
     """push the image there, with signature, SBOM and provenance"""
-    keyless: bool = False
-    """sign by identity instead of a key"""
     dry_run: bool = False
     """check, and write, sign and push nothing"""
-    signer: signing.Signer = signing.Signer()
+    key: str | None = None
+    """private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD"""
     pins: PinsFile = None
     output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:
     """Check the last build of a target, and make a release of it."""
-    signer, target = options.signer, options.target
-    signs = options.keyless or signer.key is not None
-    if options.keyless and signer.key is not None:
-        raise UsageError("--keyless and --key conflict", "give only one")
-    if not signs and (options.push is not None or signer.no_log):
-        msg = "--push and --no-log are for signed releases"
-        raise UsageError(msg, "add --key FILE (cosign generate-key-pair), or --keyless")
-    signing.check_key(signer.key)
+    key, target = options.key, options.target
+    if key is None and options.push is not None:
+        msg = "--push is for signed releases"
+        raise UsageError(msg, "add --key FILE (cosign generate-key-pair)")
+    check_key(key)
     to = None if options.push is None else engine.repository(options.push)
     here = checkout(options.pins)
     version = release_name(here.pins, here.pins.target(target))
@@ -83,12 +93,12 @@ def run(options: Options) -> int:
             made.mkdir(parents=True)
             for name in (*built.files, SUMS, receipt.NAME):
                 publish.link(dist / name, made / name)
-        if signs:  # the files first: a wrong password is known before hours of pushing
-            signing.sign_folder(made, signer)
-        if image is not None and reference is not None:
+        if key is not None:  # the files first: a wrong password is known before hours of pushing
+            sign_folder(made, key)
+        if key is not None and image is not None and reference is not None:
             # the local tag ends with the image's id: no other image ever gets it
             engine.push(image.image_id, reference, image.tag.rpartition(":")[2])
-            signing.sign_image(reference, made, signer)
+            sign_image(reference, made, key)
         with disk_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
@@ -104,7 +114,7 @@ def run(options: Options) -> int:
             "commit": commit,
             "folder": str(folder),
             "image": reference,
-            "signed": signs and not options.dry_run,
+            "signed": key is not None and not options.dry_run,
             "dry_run": options.dry_run,
             "next": steps,
         }
@@ -162,3 +172,114 @@ def _problems(
         yield f"the build is of files that were not committed: {again}"
     elif not git.git_ok(here.root, "diff", "--quiet", made, commit, "--", *inputs(here.pins)):
         yield f"the build is of commit {made[:12]}, whose inputs differ: {again}"
+
+
+# -- signatures --------------------------------------------------------------------------------
+
+
+def check_key(key: str | None) -> None:
+    """Refuse a missing file, or a key in place of its name; ``env://…``, ``pkcs11:…`` are names."""
+    if key is not None and "-----BEGIN" in key:
+        msg = "--key: is the key itself; others can read command lines"
+        raise UsageError(msg, "give a file, or env://VARIABLE")
+    if key is not None and ":" not in key and not Path(key).is_file():
+        msg = f"--key {key}: no such file"
+        raise UsageError(msg, "give an existing key; create one with cosign generate-key-pair")
+
+
+def sign_folder(folder: Path, key: str) -> None:
+    """Sign the files of a build, each into a bundle beside it."""
+    for name in SIGNED:
+        bundle = folder / (name + SUFFIX)
+        _cosign("sign-blob", *_signing(key), *_format(), "--bundle", bundle, folder / name)
+        log.info(f"signed  {bundle.name}")
+
+
+def sign_image(image: str, folder: Path, key: str) -> None:
+    """Sign an image in its registry, and attach SBOM and provenance as signed statements.
+
+    Args:
+        image: REGISTRY/NAME@sha256:….
+        folder: with the SBOM and the provenance.
+    """
+    _cosign("sign", *_signing(key), image)
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        predicate = Path(work) / "predicate.json"
+        statement = json.loads((folder / PROVENANCE).read_text())
+        predicate.write_text(json.dumps(statement["predicate"]))
+        for kind, path in zip(_ATTACHED, (folder / SBOM, predicate), strict=True):
+            # --replace: a repeated push leaves one statement of each kind
+            how = ("--replace", "--type", kind, "--predicate", path)
+            _cosign("attest", *_signing(key), *how, image)
+    log.info(f"signed  {image}, with its SBOM and provenance")
+
+
+def check_folder(folder: Path, key: str) -> list[str]:
+    """Check the signatures in a folder, and its files against the signed receipt.
+
+    Returns:
+        The names of all signed files.
+
+    Raises:
+        UsageError: it is no folder of a release.
+        CheckError: a signature is missing or is another's, or a file is not the signed one.
+    """
+    built = receipt.load(folder / receipt.NAME)
+    if built is None:
+        msg = f"{folder}: has no valid {receipt.NAME}"
+        raise UsageError(msg, "give the folder of a release, or REGISTRY/NAME@sha256:…")
+    files = {*SIGNED, *built.files}
+    known = {*files, *(name + SUFFIX for name in SIGNED)}
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    problems = receipt.problems(folder, built)  # whose hashes are signed themselves
+    problems += [f"{name}: not signed" for name in sorted(there - known)]
+    for name in SIGNED:
+        bundle = ("--bundle", folder / (name + SUFFIX), folder / name)
+        try:
+            _verify("verify-blob", key, *_format(), *bundle)
+        except CheckError as error:
+            problems.append(f"{name}: {error.what}")
+    if problems:
+        msg = f"{folder}: not verified:\n" + "\n".join(problems)
+        raise CheckError(msg, "get it from a trusted source, or build it: build.py")
+    return sorted(files)
+
+
+def check_image(image: str, key: str) -> None:
+    """Check the signature of an image in its registry, and of the attached SBOM and provenance."""
+    _verify("verify", key, image)
+    for kind in _ATTACHED:
+        _verify("verify-attestation", key, "--type", kind, image)
+    log.info(f"signed: {image}, its SBOM and its provenance")
+
+
+def _signing(key: str) -> list[str]:
+    # no entry in the public log, which a key does not need; cosign 3 has two options for that
+    modern = [] if _format() else ["--use-signing-config=false"]
+    return ["--yes", "--key", key, "--tlog-upload=false", *modern]
+
+
+def _format() -> list[str]:
+    """Return the option with which cosign 2 uses cosign 3's format.
+
+    They differ in their help: Debian's builds do not report their version.
+    """
+    text = call("cosign", "sign-blob", "--help", check=False).stdout
+    return [] if b"--use-signing-config" in text else ["--new-bundle-format"]
+
+
+def _verify(command: str, key: str, *words: str | os.PathLike[str]) -> None:
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        root = Path(work) / "trusted_root.json"
+        root.write_text(_NO_ROOT)
+        how = ("--key", key, "--insecure-ignore-tlog", "--trusted-root", root)
+        _cosign(command, *how, *words)
+
+
+def _cosign(*words: str | os.PathLike[str]) -> None:
+    """Run cosign; CheckError with its output if it fails."""
+    try:
+        call("cosign", *words)
+    except CommandError as error:
+        remedy = "see cosign's output; a private key needs its password in COSIGN_PASSWORD"
+        raise CheckError(f"cosign: {error.what}", remedy) from None

@@ -19,7 +19,7 @@ from sparkforge.core.plain import json_of
 if TYPE_CHECKING:
     import requests
 
-CHAT, COMPLETIONS, RESPONSES = "/chat/completions", "/completions", "/responses"
+CHAT, COMPLETIONS = "/chat/completions", "/completions"
 LOOPBACK = "127.0.0.1"
 CONNECT_S = 5.0
 SILENCE_S = 600.0

@@ -1,6 +1,8 @@
 """Wheels → a virtual environment, the result of a build without a container engine.
 
-It has the same wheels from the same wheelhouse as the image.
+It has the same wheels from the same wheelhouse as the image. Its Python is the machine's own, else
+the one that uv pins: uv, which is locked with the driver, has a CPython build with its sha256 for
+each minor version, and refuses a file with another hash. The download is stored in the store.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core.disk import read_json, write_file
-from sparkforge.core.errors import BuildError, CommandError
+from sparkforge.core.errors import BuildError, CommandError, FetchError, IntegrityError
+from sparkforge.core.index import pip_settings
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
-from sparkforge.runtime.interpreter import uv_program
+from sparkforge.store.store import INTERPRETERS, Store
 
 VLLM_CACHE = "VLLM_CACHE_ROOT"
 _LISTING = "files.json"
@@ -250,3 +253,70 @@ def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
                 if member in members and path.read_bytes() == archive.read(member):
                     wrong.remove(path)
     return sorted(wrong)
+
+
+# -- the interpreter -----------------------------------------------------------------------------
+
+
+def uv_program() -> Path:
+    """Return the uv that is locked with the driver."""
+    from uv import find_uv_bin
+
+    return Path(find_uv_bin())
+
+
+def find_python(store: Store, version: str) -> Path | None:
+    """Return an existing interpreter of this version, e.g. ``3.11``: the machine's or the store's.
+
+    Nothing is downloaded or created.
+    """
+    words: tuple[str, ...] = ("python", "find", "--no-python-downloads", "--no-project", version)
+    found = call(uv_program(), *words, check=False)
+    if found.returncode != 0:
+        words = (*words, "--managed-python")
+        found = call(uv_program(), *words, env=_variables(store), check=False)
+    return Path(os.fsdecode(found.stdout).strip()) if found.returncode == 0 else None
+
+
+def ensure_python(store: Store, version: str, *, offline: bool) -> Path:
+    """Return an interpreter of this version; if there is none, uv downloads its pinned one.
+
+    uv's own settings apply: ``UV_PYTHON_INSTALL_MIRROR``, or ``python-install-mirror`` in uv.toml.
+
+    Raises:
+        FetchError: there is none that runs here, and no download.
+        IntegrityError: the download has another hash.
+    """
+    if found := find_python(store, version):
+        return found
+    absent = f"this machine has no Python {version}, which the wheels are locked for"
+    remedy = (
+        f"run once without --offline, set a mirror in UV_PYTHON_INSTALL_MIRROR, install Python"
+        f" {version} (the system's package manager, pyenv), or build an image with --base"
+    )
+    if offline:
+        raise FetchError(f"{absent}, and --offline is set", remedy)
+    folder = store.cache_path(INTERPRETERS)
+    with store.lock(INTERPRETERS):
+        log.info(f"{absent}: uv downloads its pinned build into {folder} and checks the hash")
+        try:
+            install = ("python", "install", "--no-bin", version)
+            call(uv_program(), *install, env=_variables(store))
+        except CommandError as error:
+            wrong = "Hash mismatch" in error.what  # uv's message for a file with another hash
+            kind = IntegrityError if wrong else FetchError
+            raise kind(f"{absent}, and uv cannot download one:\n{error.what}", remedy) from error
+    if found := find_python(store, version):
+        return found
+    raise FetchError(f"{absent}; the one in {folder} does not run here", remedy)
+
+
+def _variables(store: Store) -> dict[str, str | None]:
+    """Return the variables with which uv looks for interpreters in the store, and puts them."""
+    # certificates of a company are in pip's settings; uv reads this variable
+    cert = None if "SSL_CERT_FILE" in os.environ else pip_settings().get("cert")
+    return {
+        "UV_PYTHON_INSTALL_DIR": str(store.root / INTERPRETERS),
+        "VIRTUAL_ENV": None,
+        **({"SSL_CERT_FILE": cert} if cert else {}),
+    }

@@ -72,10 +72,6 @@ class NoTokenError(ValueError):
     """The server answers, but made no token."""
 
 
-class NoProgressError(NoTokenError):
-    """The server answers, but its engine makes no progress."""
-
-
 class StatusError(ValueError):
     """The server answered with another status than 200."""
 
@@ -96,7 +92,7 @@ class Client:
     def observe(self, before: Counters | None) -> Counters:
         """Check for progress since ``before``, or cause it; returns the current counters.
 
-        Raises PROBLEMS, and NoTokenError or NoProgressError where the engine is the reason.
+        Raises PROBLEMS, and NoTokenError where the engine is the reason.
         """
         end = time.monotonic() + self.timeout_s
         self.ask(end, "GET", "/health")
@@ -109,7 +105,7 @@ class Client:
             # behind a long queue a token takes long, but then other requests change the counters
             if before is None or (after := self._counters(end)) == now:
                 msg = f"no step of the engine, and no token within {self.timeout_s:.0f} s"
-                raise NoProgressError(msg) from None
+                raise NoTokenError(msg) from None
             return after
         except PROBLEMS as error:
             raise NoTokenError(f"{type(error).__name__}: {error}") from error

@@ -261,7 +261,9 @@ class Launch:
         if mode == "auto" and mark and mark.exists() and mark.read_text(errors="replace") == key:
             say("preflight: passed before, with this build, device and driver")
             return 0
-        command, client = serve(str(model), words), Client(door.own_socket(), LOOK_S)
+        # a worker has no door
+        place = door.own_socket() if self.entrance else door.engine_socket()
+        command, client = serve(str(model), words), Client(place, LOOK_S)
         say(f"preflight: a small model with known answers is served first; driver {driver or '-'}")
         say(shlex.join(command))
         server = self._supervised(command, client)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # doubled with every attempt; also for Retry-After
+_FIRST_WAIT_S = 1.0  # doubled with every attempt
 _NETWORK = "check the network, proxy and certificates, then run again: it continues"
 _Progress = Callable[[int, int | None], None]
 
@@ -131,7 +131,7 @@ def _download(url: str, partial: Path, name: str, size: int | None, progress: _P
                 if attempt == _ATTEMPTS or not retries or isinstance(error, ValueError):
                     msg = f"{name}: download failed after {attempt} attempts: {error}"
                     raise FetchError(msg, _NETWORK) from error
-                wait = _wait_s(error.response, attempt)
+                wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
                 log.warning(f"{name}: {error}; retrying in {wait:.0f} s")
                 time.sleep(wait)
 
@@ -142,19 +142,6 @@ def _refuse_longer(partial: Path, name: str, size: int | None, length: int) -> N
         partial.unlink(missing_ok=True)
         msg = f"{name}: at least {length} bytes, but {size} are recorded"
         raise IntegrityError(msg, "check where the file came from; fix a wrong recorded size")
-
-
-def _wait_s(response: requests.Response | None, attempt: int) -> float:
-    """Return the pause after a failed attempt: the server's, up to a limit."""
-    from urllib3 import Retry
-    from urllib3.exceptions import InvalidHeader
-
-    backoff: float = _FIRST_WAIT_S * 2 ** (attempt - 1)
-    header = response.headers.get("Retry-After") if response is not None else None
-    try:
-        return min(max(Retry().parse_retry_after(header or "0"), backoff), _LONGEST_WAIT_S)
-    except InvalidHeader:
-        return backoff
 
 
 def _stream(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.packs.toolchain import found
+from sparkforge.build.packs.recipe import found
 from sparkforge.core.disk import sha256_file
 from tests.modules import SMALLEST
 from tests.support import ROOT, make_wheel

@@ -165,7 +165,6 @@ def test_compiled_extension_loads(receipt: Any, clone: Clone, tmp_path: Path) ->
 
 def test_python_is_of_the_patched_tree(receipt: Any, clone: Clone) -> None:
     out = item(receipt, "wheel vllm")["outputs"]
-    assert out["differs"] == []
     touched = item(receipt, "series vllm")["outputs"]["touched"]
     in_wheel = {path for path in touched if path.startswith("vllm/")}
     assert in_wheel == set(out["replaced"] + out["added"])
@@ -187,11 +186,9 @@ def test_record_hashes_match(receipt: Any, clone: Clone, project: str) -> None:
                 assert stated == f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
-def test_flashinfer_is_built_of_its_patched_tree(receipt: Any, clone: Clone) -> None:
+def test_wheel_without_changed_native_files_is_overlaid(receipt: Any, clone: Clone) -> None:
     out = item(receipt, "wheel flashinfer")["outputs"]
-    assert out["compiled"]
-    # a build of the whole tree changes just what an overlay would
-    assert out["differs"] == []
+    assert "natives" not in out
     assert len(out["replaced"]) >= 10
     assert out["version"].endswith("+spark.1")
     with zipfile.ZipFile(clone.wheel("flashinfer_python")) as archive:

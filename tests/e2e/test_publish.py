@@ -137,7 +137,7 @@ def published(
 ) -> Iterator[Published]:
     """Push the image, interrupted once; then remove it from the engine."""
     baked = image_of(small)
-    words = ("release", "--target", "rtx", "--key", str(keys / "cosign.key"), "--no-log", "--push")
+    words = ("release", "--target", "rtx", "--key", str(keys / "cosign.key"), "--push")
     folder = tmp_path_factory.mktemp("registry-that-stops")
     with registry_with(folder) as (address, process):
         name = f"{address}/team/sparkforge"

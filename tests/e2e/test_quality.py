@@ -13,7 +13,7 @@ from sparkforge.core.errors import CheckError
 def test_the_gate_sees_what_is_beyond_noise(checkout: Path) -> None:
     words = (
         "--target cpu --engine none --layers lm_head=mxfp8 --layers qkv,o,lm_head"
-        " --prompts 4 --questions 3 --tokens 24 --json"
+        " --prompts 4 --tokens 24 --json"
     )
     done = subprocess.run(
         [sys.executable, checkout / "build.py", "bench", "quality", *words.split()],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from sparkforge.runtime.servers import free_port
 from sparkforge.serving import cluster
 from sparkforge.serving.errors import EX_CONFIG, EX_PROTOCOL, EX_TEMPFAIL, EX_UNAVAILABLE
 from tests.haproxy import needs_haproxy
+from tests.integration import test_warmup
 from tests.support import PATIENCE_S, ROOT, wait_for
 
 pytestmark = needs_haproxy
@@ -40,56 +40,28 @@ os.execv(sys.executable, [sys.executable, {str(ROOT / "tests/fake_server.py")!r}
 """
 
 
-class Node:
+class Node(test_warmup.Started):
     """One machine's entrypoint."""
 
+    vllm = VLLM
+
     def __init__(self, folder: Path, sockets: Path, role: str, port: int, **variables: str) -> None:
-        self.folder = folder / role
-        self.folder.mkdir()
-        (folder / "model").mkdir(exist_ok=True)
-        (folder / "model" / "config.json").write_text("{}")
-        (folder / "model" / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-        (sockets / role).mkdir()
-        vllm = self.folder / "bin" / "vllm"
-        vllm.parent.mkdir()
-        vllm.write_text(VLLM)
-        vllm.chmod(0o755)
-        self.output = self.folder / "output"
-        self.api_port = free_port(0)
-        env = {
-            **os.environ,
-            "PATH": f"{vllm.parent}:{os.environ['PATH']}",
-            "TMPDIR": str(sockets / role),
-            "PYTHONPATH": str(ROOT),
+        model = folder / "model"
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text("{}")
+        (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        for own in (folder := folder / role, sockets := sockets / role):
+            own.mkdir()
+        given = {
             "SPARKFORGE_CLUSTER_ROLE": role,
             "SPARKFORGE_CLUSTER": f"{HEAD},{WORKER},lo,{port}",
-            "SPARKFORGE_MODEL": str(folder / "model"),
-            "SPARKFORGE_RELEASE": "1",
+            "SPARKFORGE_MODEL": str(model),
             "SPARKFORGE_PROFILE": "",
-            "SPARKFORGE_LISTEN": f"127.0.0.1:{self.api_port}",
-            **variables,
         }
-        self.env = env
-        with self.output.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "scripts/entrypoint.py")],
-                env=env,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                cwd=self.folder,
-            )
+        super().__init__(folder, sockets, {**given, **variables})
 
     def said(self, text: str) -> bool:
-        return text in self.output.read_text()
-
-    def health(self) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(ROOT / "scripts/healthcheck.py")],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return text in self.text()
 
     @property
     def half(self) -> int:
@@ -127,7 +99,7 @@ def node(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Node]]:
 
 def both(node: Callable[..., Node]) -> tuple[Node, Node]:
     head, worker = node("head"), node("worker")
-    wait_for(lambda: head.said("first token") and worker.health().returncode == 0)
+    wait_for(lambda: head.said("first token") and worker.health() == "well")
     return head, worker
 
 
@@ -136,10 +108,10 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
 ) -> None:
     worker = node("worker")
     wait_for(lambda: worker.said("waiting for the head"))
-    assert "starting: waiting for the other machine" in worker.health().stderr
+    assert "starting: waiting for the other machine" in worker.health()
     assert not worker.said("words ")  # nothing is started alone
     head = node("head")
-    wait_for(lambda: head.said("first token") and worker.health().returncode == 0)
+    wait_for(lambda: head.said("first token") and worker.health() == "well")
     assert "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1" in head.output.read_text()
     assert head.said("host 127.0.0.1\n")
     assert "--node-rank 1 --master-addr 127.0.0.1" in worker.output.read_text()
@@ -174,7 +146,7 @@ def test_none_outlives_the_other(node: Callable[..., Node], role: str, victim: s
     assert other.said(f"the {role} has gone")
     assert not Path(f"/proc/{left}").exists()
     if role == "head":
-        assert "no link to the head" in worker.health().stderr
+        assert "no link to the head" in worker.health()
 
 
 def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:

@@ -85,7 +85,11 @@ def test_broken_nvidia_smi_is_an_error(tmp_path: Path, script: str, fragment: st
     assert (gpu["state"], fragment in gpu["seen"]) == ("error", True), gpu
 
 
-@pytest.mark.parametrize("data", [None, b"", b"[]", b'{"findings": 1}', b"\xff", zipped("{}")])
+@pytest.mark.parametrize(
+    "data",
+    [None, b"", b"[]", b'{"findings": 1}', b"\xff", zipped("{}")],
+    ids=["none", "empty", "list", "object", "bytes", "archive"],
+)
 def test_unusable_file_is_refused(tmp_path: Path, data: bytes | None) -> None:
     if data is not None:
         (tmp_path / "f").write_bytes(data)

@@ -6,23 +6,20 @@ The hub is a stand-in on loopback (tests/hub.py), and so is vLLM; the rest is re
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sparkforge.runtime.servers import free_port
 from sparkforge.serving.errors import EX_CONFIG
 from tests.haproxy import needs_haproxy
 from tests.hub import COMMIT, Hub
-from tests.integration.test_supervise import end_group
-from tests.support import PATIENCE_S, ROOT, health_check, wait_for
+from tests.integration import test_warmup
+from tests.support import PATIENCE_S, wait_for
 
 pytestmark = needs_haproxy
 
@@ -34,56 +31,24 @@ FILES = {
 }
 
 
-class Started:
-    """The entrypoint of one container; the program named vllm is a stand-in."""
+class Started(test_warmup.Started):
+    """The entrypoint of one container."""
 
     def __init__(
         self, folder: Path, sockets: Path, home: Path, hub: Hub, number: int, **variables: str
     ) -> None:
-        self.port = free_port(0)
         self.home = home
-        own = folder / f"container-{number}"
-        own.mkdir()
-        temporary = sockets / str(number)
-        temporary.mkdir()
-        tools = folder / "bin"
-        tools.mkdir(exist_ok=True)
-        (tools / "vllm").write_text(
-            f'#!/bin/sh\necho "vllm $*"\nexec "{sys.executable}" "{ROOT}/tests/fake_server.py" '
-            '"$TMPDIR/sparkforge/vllm.sock"\n'
-        )
-        (tools / "vllm").chmod(0o755)
-        (folder / "profile.json").write_text('{"evict_page_cache": true}')
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("SPARKFORGE_", "HF_", "HUGGING"))
-        }
-        self.env = {
-            **kept,
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "TMPDIR": str(temporary),
+        for own in (folder := folder / f"container-{number}", sockets := sockets / str(number)):
+            own.mkdir()
+        (folder / "evict.json").write_text('{"evict_page_cache": true}')
+        given = {
             "NO_PROXY": "*",
-            "PYTHONPATH": str(ROOT),
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(home),
             "SPARKFORGE_MODEL": f"some/model@{COMMIT}",
-            "SPARKFORGE_PROFILE": str(folder / "profile.json"),
-            "SPARKFORGE_LISTEN": f"127.0.0.1:{self.port}",
-            **variables,
+            "SPARKFORGE_PROFILE": str(folder / "evict.json"),
         }
-        self.output = own / "output"
-        with self.output.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [sys.executable, ROOT / "scripts/entrypoint.py"],
-                env=self.env,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                cwd=own,
-            )
-
-    def text(self) -> str:
-        return self.output.read_text()
+        super().__init__(folder, sockets, {**given, **variables})
 
     def says(self, words: str) -> str:
         """Wait until it has said something; returns all that it said."""
@@ -93,17 +58,6 @@ class Started:
 
     def ends(self) -> int:
         return self.process.wait(PATIENCE_S)
-
-    def kill(self) -> None:
-        """End it with all its processes."""
-        self.process.kill()
-        self.process.wait()
-        for engine in re.findall(r"^engine (\d+)", self.text(), re.MULTILINE):
-            end_group(int(engine))
-
-    def health(self) -> str:
-        done = health_check(self.env)
-        return "well" if done.returncode == 0 else done.stderr
 
     def downloads(self) -> list[int]:
         """Return the processes that download, whoever is their parent."""

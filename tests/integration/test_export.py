@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.cli import main
-from tests.integration.worktrees import Tree, contents, snapshot
+from tests.integration.worktrees import Tree, snapshot
 from tests.project import PATCH, PATCHED, Project
 from tests.support import BODY
 
@@ -292,19 +291,3 @@ def test_a_folder_that_is_no_work_tree(tree: Tree, tmp_path: Path) -> None:
     for folder in (tmp_path / "no such", tmp_path, tree.project.repo.path):
         _, err = tree.run("patches", "export", str(folder), code=2)
         assert "patches apply" in err
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to nobody")
-def test_a_checkout_that_can_not_be_written(tree: Tree) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    before = contents(tree.project.root)
-    mount = ["mount", "--bind", "-o", "ro", str(tree.project.patches), str(tree.project.patches)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no right to mount")
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", str(tree.project.patches)], check=True)
-        tree.run("patches", "export", str(tree.path), code=11)
-    finally:
-        subprocess.run(["umount", str(tree.project.patches)], check=True)
-    assert contents(tree.project.root) == before
-    tree.export()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build import cached
-from sparkforge.build.compile.externals import ARCHIVE, external_item
+from sparkforge.build.compile.inputs import ARCHIVE, external_item
 from sparkforge.build.results import (
     ExternalResult,
 )

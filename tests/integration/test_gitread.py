@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core import git, gitread
-from sparkforge.core.errors import CommandError
+from sparkforge.core import git, gitread, gitsafe
+from sparkforge.core.errors import CommandError, StoreError
 from sparkforge.core.gitsafe import DamagedRepository
 from tests.support import ROOT, Repo, wait_for
 
@@ -111,6 +111,25 @@ def test_damage_is_told_as_everywhere(tmp_path: Path, repo: Repo) -> None:
         pytest.raises(DamagedRepository, match=r"store\.git: damaged: "),
     ):
         reader.blob(blob)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_another_users_repository_is_read_where_git_trusts_it(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (repo.path, *repo.path.rglob("*")):
+        os.chown(path, 12345, 12345)
+    with pytest.raises(StoreError):
+        git.git(repo.path, "log")
+    with gitread.reading(repo.path) as reader, pytest.raises(StoreError):
+        reader.commit("HEAD")
+    settings = tmp_path / "gitconfig"
+    settings.write_text('[safe]\n\tdirectory = "*"\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    gitsafe.trusted_folders.cache_clear()
+    with gitread.reading(repo.path) as reader:
+        assert reader.commit("HEAD").message == "First\n\nWhy."
+    gitsafe.trusted_folders.cache_clear()
 
 
 def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:

@@ -84,21 +84,6 @@ def test_a_diff_gets_subject_reason_and_author(tree: Tree, tmp_path: Path) -> No
     assert "From: sparkforge <sparkforge@localhost>" in text
 
 
-def test_line_numbers_are_made_ours(tree: Tree, outside: Path) -> None:
-    """A change made on other line numbers applies, and comes out exact."""
-    repo = tree.project.repo
-    repo("checkout", "--quiet", "--detach", "v1.0")
-    mod = repo.path / "demo" / "mod.py"
-    base = repo.commit({"demo/mod.py": b"# one\n# two\n" + mod.read_bytes()})
-    repo.commit(
-        {"demo/mod.py": mod.read_bytes().replace(b"line_5 = 1", b"line_5 = 6")},
-        f"Change line five\n\n{WHY}",
-    )
-    outside.write_text(repo("format-patch", "--stdout", f"{base}..HEAD") + "\n")
-    imported(tree, outside, *GIVEN)
-    assert "@@ -3,7 +3,7 @@" in patch_text(tree, "change-line-five.patch")
-
-
 def test_a_diff_of_the_release_is_merged_with_the_series(tree: Tree, outside: Path) -> None:
     repo = tree.project.repo
     repo("checkout", "--quiet", "--detach", "v1.0")

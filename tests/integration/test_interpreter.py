@@ -18,7 +18,7 @@ import pytest
 
 from sparkforge.core.errors import FetchError, IntegrityError
 from sparkforge.core.run import call
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.store.store import INTERPRETERS, Store
 from tests.support import Page, Server
 
@@ -86,7 +86,7 @@ def test_own_interpreter_is_used(
     (own / f"python{VERSION}").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(own))
     offer(server, monkeypatch, archive())
-    assert interpreter.ensure(store, VERSION, offline=False).exists()
+    assert environment.ensure_python(store, VERSION, offline=False).exists()
     assert server.requests == []
 
 
@@ -94,13 +94,13 @@ def test_missing_interpreter_is_downloaded_once(
     store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(server, monkeypatch, archive())
-    assert interpreter.find(store, VERSION) is None
+    assert environment.find_python(store, VERSION) is None
     assert not (store.root / INTERPRETERS).exists()  # looking makes nothing
     with pytest.raises(FetchError):
-        interpreter.ensure(store, VERSION, offline=True)
-    python = interpreter.ensure(store, VERSION, offline=False)
+        environment.ensure_python(store, VERSION, offline=True)
+    python = environment.ensure_python(store, VERSION, offline=False)
     assert call(python, "-c", "print(6 * 7)").stdout == b"42\n"
-    assert interpreter.ensure(store, VERSION, offline=True) == python
+    assert environment.ensure_python(store, VERSION, offline=True) == python
     assert server.requests.count(("/python.tar.gz", None)) == 1
 
 
@@ -109,11 +109,11 @@ def test_mirror_and_hash_of_the_pinned_interpreter(
 ) -> None:
     monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", server.url("/mirror"))
     with pytest.raises(FetchError):
-        interpreter.ensure(store, "3.11", offline=False)
+        environment.ensure_python(store, "3.11", offline=False)
     ((asked, _),) = set(server.requests)
     assert asked.startswith("/mirror/")
     assert "/cpython-3.11." in asked
     server.add(asked, Page(archive()))  # the mirror has that file, and it is another
     with pytest.raises(IntegrityError):
-        interpreter.ensure(store, "3.11", offline=False)
-    assert interpreter.find(store, "3.11") is None
+        environment.ensure_python(store, "3.11", offline=False)
+    assert environment.find_python(store, "3.11") is None

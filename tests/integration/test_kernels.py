@@ -20,7 +20,7 @@ from sparkforge.core.errors import BuildError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Plugin
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources import wheelhouse
 from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import intake
@@ -338,7 +338,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Store(folder / "store"),
         wanted,
         Index(),
-        interpreter.uv_program(),
+        environment.uv_program(),
         offline=False,
         into=folder / "wheels",
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.runtime.interpreter import uv_program
+from sparkforge.runtime.environment import uv_program
 from tests.support import ROOT, Page, Server, make_wheel, sha256
 
 

@@ -12,7 +12,7 @@ import pytest
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, patchtests
 from sparkforge.pins.pins import load
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.series import series
 from sparkforge.sources import wheelhouse
 from tests.forked import killed
@@ -143,6 +143,7 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     """A project like ours: vLLM and FlashInfer, and torch, which wants a Triton."""
     project = upstream.project
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("UV_EXCLUDE_NEWER", "")  # the index of tests gives no upload times
     monkeypatch.setattr(patchtests, "dev_python", lambda root: Path(sys.executable))
     for name in PARTS:
         for version in ("1.0", "2.0", "3.0"):
@@ -176,7 +177,7 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     (folder / "sizes.txt").touch()
     (project.root / "scripts").mkdir()
     (project.root / "scripts" / "lock.sh").write_text(lock_script())
-    env = {"UV": str(interpreter.uv_program())}
+    env = {"UV": str(environment.uv_program())}
     call("bash", "scripts/lock.sh", cwd=project.root, env=env)
     (project.root / "tests" / "test_it.py").write_text(TESTS)
     return upstream

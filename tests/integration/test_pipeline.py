@@ -259,8 +259,7 @@ def test_a_full_disk_stops_the_build_and_room_lets_it_go_on(
     filler = room / "filler"
     filler.write_bytes(bytes(300 * 1024 - pages * 4096))
     _, err = project.run(*BUILD, code=11)
-    assert "disk is full" in err
-    assert "--store DIR" in err
+    assert "No space left on device" in err
     assert not list((project.store / "artefacts").rglob("*.whl"))
     filler.unlink()
     project.build()

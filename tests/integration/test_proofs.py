@@ -1,4 +1,4 @@
-"""Units and wheels on the smallest kernel, with the real nvcc and the real cuobjdump."""
+"""Wheels on the smallest kernel, with the real nvcc and the real cuobjdump."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from sparkforge.core.errors import BuildError, CheckError, MachineError, UsageError
+from sparkforge.core.errors import BuildError, CheckError, UsageError
 from tests.support import PATIENCE_S, ROOT, make_wheel
-from tools.proofs import nvcc
 
-SOURCE = nvcc.INCLUDE / "block_scaled.cu"
+SOURCE = ROOT / "tests/patches/cuda/block_scaled.cu"
 CUBINS = "vllm_sparkforge/decode/cubins"
 MMA = {"QMMA.SF.16832.F32.E4M3.E4M3.E8": 1}
 
@@ -81,46 +80,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("proofs") / "store"
 
 
-def test_smallest_kernel_passes_and_its_stub_is_found(store: Path) -> None:
-    run(store, "tools.proofs", "block-scaled-mma", "block-scaled-mma-plain")
-    document = report(store, "report.json")
-    assert document["ok"] is True
-    found = {proof["label"]: proof for proof in document["proofs"]}
-    assert set(found) == {
-        *(f"block-scaled-mma {arch}" for arch in ("121a", "120f")),
-        *(f"block-scaled-mma-plain {arch}" for arch in ("121", "120")),
-    }
-    assert found["block-scaled-mma 121a"]["kernels"][0]["mma"] == MMA
-    assert found["block-scaled-mma-plain 121"]["kernels"][0]["traps"] is True
-
-
-def test_source_that_nvcc_refuses_is_named(store: Path, tmp_path: Path) -> None:
-    fake = tmp_path / "nvcc"
-    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo a release\n[ "$1" = --version ]\n')
-    fake.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    words = ("tools.proofs", "block-scaled-mma")
-    assert "block-scaled-mma 121a" in run(store, *words, code=CheckError.exit_code, PATH=path)
-
-
-def test_without_nvcc_units_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    only = {"PATH": str(tmp_path / "bin")}
-    words = ("tools.proofs", "block-scaled-mma")
-    assert "nvcc" in run(tmp_path / "store", *words, code=MachineError.exit_code, **only)
-
-
 def test_library_for_the_device_keeps_the_contract(store: Path, tmp_path: Path) -> None:
     code = compiled(tmp_path, "good", "120f", "90")
     files = {"demo/kernels.so": code, "demo/script.so": b"INPUT(other)"}
     (library,) = check(store, make_wheel(tmp_path, files=files))["libraries"]
     assert library["images"] == {"120f": 1, "90": 1}
     assert (library["kernels"], library["mma"], library["problems"]) == (1, MMA, [])
-    # a library is read once, whichever wheel it is in
-    (readers,) = (store / "artefacts" / "proof-readers").glob("*/bin")
-    (readers / "nvdisasm").rename(tmp_path / "nvdisasm")
-    check(store, make_wheel(tmp_path, files={"other/same.so": code}))
-    (tmp_path / "nvdisasm").rename(readers / "nvdisasm")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,8 @@ def test_abort_leaves_nothing(upstream: Upstream) -> None:
     assert upstream.rebase("demo", "--abort") == {"aborted": False}
     assert upstream.rebase("demo") == {"upstream": "demo", "under_way": False}
     assert files_of(upstream.root) == before
-    assert [path.name for path in (upstream.root / "dist/rebase").iterdir()] != ["demo"]
+    left = sorted(path.name for path in (upstream.root / "dist/rebase").iterdir())
+    assert left == ["lock", "rerere"]
 
 
 def test_all_of_it_upstreamed(upstream: Upstream) -> None:
@@ -132,13 +133,9 @@ def test_all_of_it_upstreamed(upstream: Upstream) -> None:
             "## 2.0-spark.3 (unreleased)\n\n* A.\n\n## 0.9 (2025-01-01)\n",
             "## 2.0-spark.3 (unreleased)\n\n* A.\nLINE\n## 0.9 (2025-01-01)\n",
         ),
-        (
-            "## next\n\n* A.\n\n## 0.9 (2025-01-01)\n",
-            "## next\n\n* A.\nLINE\n## 0.9 (2025-01-01)\n",
-        ),
-        ("", "LINE"),
+        ("## next\n\n* A.\n", "## next\n\n* A.\n\n## 2.0-spark.4 (unreleased)\n\nLINE"),
     ],
-    ids=["unreleased", "released", "its own", "another form", "none"],
+    ids=["unreleased", "released", "its own", "another form"],
 )
 def test_the_line_goes_below_the_release_that_is_built_now(
     upstream: Upstream, before: str, after: str
@@ -309,17 +306,10 @@ def test_what_no_longer_agrees(upstream: Upstream) -> None:
         (["demo", "--onto", "0" * 40, "--mirror", "demo=REPO"], 2),  # no tag names it
         (["demo", "--onto", "v9.9"], 4),  # the repository is out of reach
         (["demo", "--onto", "v9.9", "--offline"], 4),
-        (["demo", "--onto", " "], 2),
-        (["demo", "--dry-run"], 2),
         (["demo", "--continue"], 2),  # none under way
         (["demo", "--skip", "why"], 2),
-        (["demo", "--onto", "latest", "--continue"], 2),
         (["demo", "--onto", "latest", "--commit", "abc"], 2),
-        (["--abort"], 2),
-        (["--continue"], 2),  # whose?
-        (["demo", "--commit", "a" * 40], 2),
         (["demo", "--onto", "latest", "--dry-run", "--commit", "a" * 40], 2),
-        (["demo", "--abort", "--commit", "a" * 40], 2),
         (["nobody", "--onto", "latest"], 2),
         (["demo", "--onto", "latest", "--dry-run", "--with-companions"], 2),
     ],

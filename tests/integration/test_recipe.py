@@ -14,7 +14,7 @@ import pytest
 from sparkforge.build.image import VENV
 from sparkforge.check.verify import imagecheck
 from sparkforge.check.verify.imagecheck import File
-from sparkforge.runtime.interpreter import uv_program
+from sparkforge.runtime.environment import uv_program
 from tests.support import ROOT, make_wheel, sha256
 
 BIN, PYTHON = f"{sys.base_prefix}/bin", "{}.{}".format(*sys.version_info)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import CheckError, MachineError, UsageError
-from sparkforge.release.signing import SIGNED
+from sparkforge.core.errors import CheckError, UsageError
+from sparkforge.release.command import SIGNED
 from tests.project import Project
 
 CHANGELOG = "# Changelog\n\n## 1.0-spark.3 (2026-11-23)\n\n* A change.\n"
@@ -64,7 +64,7 @@ def refused(project: Project, *words: str) -> str:
 
 
 def test_a_release_is_signed_and_verified(committed: Project) -> None:
-    out, _ = committed.run(*RELEASE, "--key", KEY, "--no-log", "--json")
+    out, _ = committed.run(*RELEASE, "--key", KEY, "--json")
     folder = folder_of(committed)
     assert json.loads(out)["folder"] == str(folder)
     names = {committed.wheel.name, *SIGNED, *(f"{name}.sigstore.json" for name in SIGNED)}
@@ -120,6 +120,7 @@ def test_a_build_of_other_inputs_is_not_released(committed: Project) -> None:
 
 def test_a_damaged_or_missing_build_is_not_released(committed: Project) -> None:
     dist = committed.root / "dist" / "tiny"
+    assert "no image" in refused(committed, "--key", KEY, "--push", "127.0.0.1:9/xy")
     (dist / "sbom.cdx.json").write_text("{}")
     assert "sbom.cdx.json: " in refused(committed)
     (dist / "receipt.json").write_text('{"items": 3}')
@@ -130,30 +131,12 @@ def test_a_damaged_or_missing_build_is_not_released(committed: Project) -> None:
     "words",
     [
         (*RELEASE, "--push", "127.0.0.1:9/xy"),
-        (*RELEASE, "--no-log"),
-        (*RELEASE, "--keyless", "--key", KEY),
         (*RELEASE, "--key", "none.key"),
         (*RELEASE, "--key", "-----BEGIN KEY-----\nx"),
-        (*RELEASE, "--keyless", "--push", "https://127.0.0.1:9/xy"),
-        ("verify", ".", "--identity", "me"),
-        ("verify", ".", "--key", KEY, "--issuer", "u"),
+        (*RELEASE, "--key", KEY, "--push", "https://127.0.0.1:9/xy"),
         ("verify", "--key", KEY),
         ("verify", ".", "--key", KEY),
     ],
 )
 def test_conflicting_options(committed: Project, words: tuple[str, ...]) -> None:
     committed.run(*words, code=UsageError.exit_code)
-
-
-def test_an_image_is_needed_to_push(committed: Project) -> None:
-    assert "no image" in refused(committed, "--keyless", "--push", "127.0.0.1:9/xy")
-
-
-def test_a_missing_cosign_is_an_error(committed: Project, tmp_path: Path) -> None:
-    folder = tmp_path / "few"
-    folder.mkdir()
-    for place in os.environ["PATH"].split(":"):
-        if (Path(place) / "git").exists():
-            (folder / "git").symlink_to(Path(place) / "git")
-            break
-    committed.run(*RELEASE, "--keyless", code=MachineError.exit_code, PATH=str(folder))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
-from sparkforge.serving.health import Client, NoProgressError
+from sparkforge.serving.health import Client, NoTokenError
 from sparkforge.serving.supervise import session
 from tests.support import PATIENCE_S, ROOT, health, inner, wait_for
 
@@ -404,7 +404,7 @@ def test_a_look_sees_progress_or_causes_it(fake: tuple[Path, int]) -> None:
     os.kill(engine, signal.SIGSTOP)
     before = client.observe(second)
     start = time.monotonic()
-    with pytest.raises(NoProgressError, match="no step of the engine, and no token within"):
+    with pytest.raises(NoTokenError, match="no step of the engine, and no token within"):
         client.observe(before)
     assert time.monotonic() - start < PATIENCE_S
 
@@ -416,7 +416,7 @@ def test_the_health_check_tells_a_stopped_engine(fake: tuple[Path, int], sockets
     start = time.monotonic()
     said = health(sockets)
     assert said.returncode == 1
-    assert said.stderr.startswith("unhealthy: NoProgressError: no step of the engine")
+    assert said.stderr.startswith("unhealthy: NoTokenError: no step of the engine")
     assert time.monotonic() - start < PATIENCE_S
     os.kill(engine, signal.SIGCONT)
     assert health(sockets).returncode == 0

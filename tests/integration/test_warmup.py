@@ -26,6 +26,12 @@ pytestmark = needs_haproxy
 class Started:
     """The entrypoint; the program named vllm is the stand-in."""
 
+    vllm = (
+        '#!/bin/sh\nfor one; do [ "$last" = --uds ] && at=$one; last=$one; done\n'
+        'echo "the stand-in gets $*"\n'
+        f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$at"\n'
+    )
+
     def __init__(
         self,
         folder: Path,
@@ -37,16 +43,13 @@ class Started:
         self.port = free_port(0)
         tools = folder / "bin with a space"
         tools.mkdir(exist_ok=True)
-        (tools / "vllm").write_text(
-            '#!/bin/sh\nfor one; do [ "$last" = --uds ] && at=$one; last=$one; done\n'
-            'echo "the stand-in gets $*"\n'
-            f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$at"\n'
-        )
+        (tools / "vllm").write_text(self.vllm)
         (tools / "vllm").chmod(0o755)
         (folder / "model").mkdir(exist_ok=True)
         (folder / "model" / "config.json").write_text("{}")
         (folder / "profile.json").write_text(json.dumps({"warm_up": "full"}))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("SPARKFORGE_")}
+        ours = ("SPARKFORGE_", "HF_", "HUGGING")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         self.env = {
             **kept,
             "PATH": f"{tools}:{os.environ['PATH']}",

@@ -42,6 +42,7 @@ _GROUPS = {
     "test_flashinfer_python": "flashinfer",
     "test_flashinfer_moe_module": "flashinfer",
     "test_flashinfer_moe_sources": "flashinfer",
+    "test_machine_code": "flashinfer",
     "test_mxfp8_moe_sm12x": "flashinfer",
     "test_packs": "flashinfer",
     # what forks.py starts for one of them is there for the others

@@ -11,12 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.patches.checkout import ROOT
-from tools.proofs.nvcc import INCLUDES
 
 PROBES = Path(__file__).with_name("probes")
 STUBS = ROOT / "sparkforge" / "build" / "packs" / "include"  # names of cuBLAS's status codes
 TIMEOUT_S = 1800
 _INTERNAL = "csrc/nv_internal"
+INCLUDES = (
+    _INTERNAL,
+    f"{_INTERNAL}/include",
+    f"{_INTERNAL}/tensorrt_llm/cutlass_extensions/include",
+    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels/include",
+    f"{_INTERNAL}/tensorrt_llm/kernels/cutlass_kernels",
+    "3rdparty/cccl/cub",
+    "3rdparty/cccl/libcudacxx/include",
+    "3rdparty/cccl/thrust",
+    "include",
+    "csrc",
+    "3rdparty/cutlass/include",
+    "3rdparty/cutlass/tools/util/include",
+    "3rdparty/spdlog/include",
+)
 # gen_cutlass_fused_moe_sm120_module's, without what shapes device code only
 SM120_MACROS = (
     "COMPILE_BLACKWELL_TMA_GEMMS",

@@ -26,7 +26,7 @@ from sparkforge.core.errors import SparkforgeError, UsageError
 from sparkforge.core.index import Index, pip_settings, sha256_of
 from sparkforge.core.run import call
 from sparkforge.maintain.releases import version_of
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.runtime.environment import python_path
 from sparkforge.sources.download import fetch
 from sparkforge.sources.sources import Access
@@ -94,8 +94,8 @@ def _sources(index: Index, version: Version, folder: Path) -> Path:
 def _environment(
     folder: Path, version: Version, native: Version, newer: Path | None, wheels: list[Path]
 ) -> None:
-    uv, python = interpreter.uv_program(), python_path(folder)
-    access = interpreter.ensure(store(), "3.11", offline=False)
+    uv, python = environment.uv_program(), python_path(folder)
+    access = environment.ensure_python(store(), "3.11", offline=False)
     call(uv, "venv", "--quiet", "--relocatable", "--python", access, python.parents[1])
     install = (uv, "pip", "install", "--quiet", "--python", python)
     call(*install, "--no-deps", f"{_CPU}=={native}", *wheels)

@@ -21,7 +21,7 @@ from sparkforge.runtime import isa
 from tests.patches import dequant_probe
 from tests.patches.dequant_probe import TIMEOUT_S
 from tests.patches.probing import PROMPT, assert_close, result_of, runner
-from tests.results import context_of
+from tests.results import context_of, older_natives
 
 # The engine may be shown more than the CPU has only where nothing runs; so these are real ones.
 EXTENSION = {"amx": "_C", "avx512_bf16": "_C", "avx512": "_C_AVX512", "avx2": "_C_AVX2"}
@@ -90,7 +90,7 @@ def test_a_first_request_of_one_token_and_the_logits(
     best = isa.here()
     if best is None or isa.INSTRUCTION_SETS.index(shown) < isa.INSTRUCTION_SETS.index(best):
         pytest.skip(f"this CPU has no {shown}, and what it lacks cannot be made up")
-    if shown == "amx" and not experts and context_of("cpu").older_natives:
+    if shown == "amx" and not experts and older_natives(context_of("cpu")):
         pytest.skip(
             "vLLM's AMX kernel is of an older release than its Python files (docs/build.md)"
         )

@@ -19,11 +19,9 @@ from typing import Any
 
 import pytest
 
-from sparkforge.check.proofs import cuobjdump
-from sparkforge.core.index import Index
-from sparkforge.sources.sources import Access
+from sparkforge.build.context import Context
+from sparkforge.check import machinecode
 from tests.patches import cuda_archs
-from tests.patches.checkout import ROOT, store
 from tests.patches.cuda_archs import MARLIN_HELPERS, Configured, Tree, loads_on
 
 GOLDEN = Path(__file__).with_name("golden") / "cuda-archs.json"
@@ -271,7 +269,7 @@ def test_marlin_s_helpers_are_native_on_sm12x(
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc (CUDA 13.0) is not on this machine")
 def test_a_helper_s_machine_code_is_sm_120(
-    patched: Tree, torch: Path, matrix: Any, tmp_path: Path
+    patched: Tree, torch: Path, matrix: Any, cpu_context: Context, tmp_path: Path
 ) -> None:
     source = MARLIN_HELPERS[2]
     (code,) = matrix["13.0.88", "12.1"][1].flags[source]
@@ -290,8 +288,7 @@ def test_a_helper_s_machine_code_is_sm_120(
         check=True,
         timeout=1800,
     )
-    access = Access(Index(), {}, offline=False)
-    readers = cuobjdump.readers(store(), ROOT, "linux/amd64", access)
+    readers = machinecode.readers(cpu_context)
     kernels = readers.read(fatbin)
     assert len(kernels) == 4  # weights of 4 and 8 bits, each for A of 16 and 8 bits
     for kernel in kernels:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.build.packs import modules, units
+from sparkforge.build.packs import modules, recipe
 from tests.patches.moe_dispatch import (
     SM120_MACROS,
     fused,
@@ -67,7 +67,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     for kind in ("stock", "patched"):
         folder = tmp_path_factory.mktemp("described") / kind
         here = tree("flashinfer", folder, patched=kind == "patched", only=("flashinfer", "csrc"))
-        (described,) = units.describe(here, "12.0f", (module,))
+        (described,) = recipe.describe(here, "12.0f", (module,))
         found[kind] = [unit.source for unit in described.units]
     return found
 

@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.check.perf.shapes import SHAPES
-from sparkforge.check.perf.traffic import Moe, padded_dense, padded_experts
+from sparkforge.check.roofline import SHAPES, Moe, padded_dense, padded_experts
 from sparkforge.series import series
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import run_module

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import Context
-from sparkforge.check.proofs import cuobjdump
-from sparkforge.check.proofs.cuobjdump import Readers
+from sparkforge.check import machinecode
+from sparkforge.check.machinecode import Readers
 from sparkforge.core.run import call
 from tests.patches import triton_aot
 from tests.patches.checkout import ROOT
@@ -23,8 +23,7 @@ KERNELS = ("mxfp8-mxfp8", "mxfp8-mxfp4", "fp8-fp8", "bf16-bf16", "bf16-tma")
 
 @pytest.fixture(scope="module")
 def readers(cpu_context: Context) -> Readers:
-    context = cpu_context
-    return cuobjdump.readers(context.store, context.root, context.platform, context.access)
+    return machinecode.readers(cpu_context)
 
 
 @pytest.fixture(scope="module")

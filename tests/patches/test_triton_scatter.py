@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import Context
-from sparkforge.check.proofs import cuobjdump
+from sparkforge.check import machinecode
 from tests.patches import triton_aot
 from tests.patches.triton_aot import SHARED_LIMIT, Built
 
@@ -24,11 +24,10 @@ def build(
     cpu_context: Context, patched_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Build:
     """Build for a capability, with our series of Triton and of triton_kernels or without."""
-    context = cpu_context
-    readers = cuobjdump.readers(context.store, context.root, context.platform, context.access)
+    readers = machinecode.readers(cpu_context)
 
     def go(capability: str, triton: bool, kernels: bool) -> Sequence[Built]:
-        folder = triton_aot.packages(context, triton=triton, kernels=kernels)
+        folder = triton_aot.packages(cpu_context, triton=triton, kernels=kernels)
         out = tmp_path_factory.mktemp("scatter")
         cases = triton_aot.build(patched_python, folder, capability, readers, out)
         assert [case.block_m for case in cases] == [16, 32]

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from sparkforge.build.context import Context
 from sparkforge.build.stages.wheels import release_wheel
-from sparkforge.check.proofs.cuobjdump import Readers
-from sparkforge.check.proofs.machinecode import Kernel
+from sparkforge.check.machinecode import Kernel, Readers
 from sparkforge.core import git
 from sparkforge.core.run import call
 from sparkforge.pins.pins import RELEASE_PLAN

@@ -1,1 +1,1 @@
-"""Compiled wheels: builder image, external sources, steps in containers, results."""
+"""Compiled wheels: builder image, external sources, native files in a container."""

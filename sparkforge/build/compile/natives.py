@@ -1,65 +1,321 @@
-"""Which native files a series changes: they are compiled, the others come from the release."""
+"""Compiled wheels: an overlay, with the native files that the series changes compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from sparkforge.build.cached import Cached, undamaged
+from sparkforge.build.compile.inputs import ARCHIVE, engine_of
+from sparkforge.build.context import Context, Tools
+from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
+from sparkforge.build.results import (
+    BuilderResult,
+    CompiledWheelResult,
+    ExternalResult,
+    NativeFile,
+)
+from sparkforge.build.stages.trees import Tree, chosen
+from sparkforge.build.stages.wheels import (
+    common_inputs,
+    holds_wheel,
+    release_wheel,
+    request_of,
+    seal,
+    series_of,
+)
+from sparkforge.core import git
 from sparkforge.core.errors import BuildError
+from sparkforge.core.log import log
+from sparkforge.core.run import call
 from sparkforge.pins.compiling import Native
 from sparkforge.pins.pins import Upstream
-from sparkforge.pins.types import rule_of
+from sparkforge.pins.types import PathRule, rule_of
+from sparkforge.runtime.engine import build_image
+from sparkforge.series.series import Series
+from sparkforge.store.store import code_of
+
+if TYPE_CHECKING:
+    from sparkforge.wheels.overlay import Layer, Request
+
+_ELF = b"\x7fELF"
+BUILD = "/build"
+"""Folder in the builder. The same on every machine: it stays in compiled files."""
+_PYTHON = "/opt/sparkforge/venv/bin/python"
+# Without these, nvcc puts temporary names and random symbols into its objects (measured)
+NVCC_FLAGS = "-objtemp --frandom-seed=1"
 
 
-def changed(
-    name: str,
-    upstream: Upstream,
-    touched: Mapping[str, str],
-    device: str,
-    named: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[Native, ...]:
-    """Return the native files to compile, as pins.yaml describes them.
+def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tuple[Native, ...]:
+    """Return the native files that a series changes, as pins.yaml describes them.
 
     Args:
-        touched: paths that the series changes, each with its patch's name.
         device: ``cuda`` or ``cpu``: the target's own.
-        named: CMake targets that rules of compiling change, each with its patch's name (its
-            trailer ``Native``).
 
     Raises:
         BuildError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
     """
     plan = upstream.compile
-    ours = [native for native in plan.natives if native.device in ("empty", device)]
     found: dict[str, Native] = {}
-    for path, patch in touched.items():
-        built = [native for native in ours if native.made_from(path)]
-        for native in built:
-            _check(native, f"{patch} changes {path}, from which {native.file} is built")
-            found[native.file] = native
-        elsewhere = any(native.made_from(path) for native in plan.natives)
-        if not elsewhere and rule_of(upstream.paths, path) is None:
-            msg = f"{patch} changes {path}, but pins.yaml does not say what is built from it"
-            raise BuildError(msg, f"add it to upstreams.{name}.compile.natives or to paths")
-    for target, patch in named.items():
-        if target not in {native.target for native in plan.natives}:
-            msg = (
-                f"{patch}: its trailer Native names {target}, but pins.yaml has no such native file"
-            )
+    for patch in patches.patches:
+        paths = [entry.path for entry in patch.entries]
+        names = {native.target for native in plan.natives}
+        known = [rule_of(upstream.paths, path) for path in paths]
+        for path, rule in zip(paths, known, strict=True):
+            if rule is None and not any(native.made_from(path) for native in plan.natives):
+                msg = f"{patch.name} changes {path}, but pins.yaml does not say what it is for"
+                raise BuildError(msg, f"add it to upstreams.{name}.compile.natives or to paths")
+        if unknown := set(patch.natives) - names:
+            msg = f"{patch.name}: its trailer Native names {', '.join(unknown)}"
             raise BuildError(msg, f"add it to upstreams.{name}.compile.natives")
-        for native in ours:
-            if native.target == target:
-                _check(native, f"{patch} changes how {native.file} is compiled")
-                found[native.file] = native
+        for native in plan.natives:
+            touched = native.target in patch.natives or any(map(native.made_from, paths))
+            if not touched or native.device not in ("empty", device):
+                continue
+            if native.blocked:
+                msg = f"{patch.name} changes {native.file}: {native.blocked}"
+                raise BuildError(msg, "leave out that patch, or pin what the compile needs")
+            found[native.file] = native
     return tuple(found[file] for file in sorted(found))
 
 
-def reads_externals(compiled: Iterable[Native]) -> bool:
+def natives_of(context: Context, name: str) -> tuple[Native, ...]:
+    """Return the native files of a wheel that are compiled; raises ``changed``'s."""
+    upstream = context.pins.upstream(name)
+    if upstream.compile.blocked:
+        return ()
+    device = "cpu" if context.target.cuda_arch is None else "cuda"
+    return changed(name, upstream, context.series_of(name), device)
+
+
+def reads_externals(natives: tuple[Native, ...]) -> bool:
     """Return whether CMake's configuration for these files reads the upstream's externals."""
-    return any(native.device != "empty" for native in compiled)
+    return any(native.device != "empty" for native in natives)
 
 
-def _check(native: Native, why: str) -> None:
-    if native.blocked:
-        msg = f"{why}: {native.blocked}"
-        raise BuildError(msg, "leave out that patch, or pin what the compile needs")
+def arch_list(cuda_arch: str | None) -> str | None:
+    """Return TORCH_CUDA_ARCH_LIST for a target's architecture.
+
+    From 10.0 on with the family's ``f``: kernels for plain 12.1 (and 12.0) that use block-scaled
+    MMA compile without a warning and hold a trap; ``a`` of 12.0 does not load on 12.1. vLLM's CMake
+    reads 12.1f as 12.0 where a file needs no more, and builds 12.0f where it needs the family's
+    instructions (every file's flags: tests/patches/golden/cuda-archs.json).
+    """
+    if cuda_arch is None:
+        return None
+    return f"{cuda_arch}f" if int(cuda_arch.partition(".")[0]) >= 10 else cuda_arch
+
+
+def script(
+    upstream: Upstream,
+    natives: tuple[Native, ...],
+    arch: str | None,
+    epoch: int,
+    redirects: Mapping[str, str],
+    jobs: int = 0,
+    namespace: str = "",
+) -> str:
+    """Return the shell script of the Dockerfile's stage ``compile``, which has no network.
+
+    Args:
+        arch: value of TORCH_CUDA_ARCH_LIST; None: no GPU.
+        redirects: variables that point at sources which CMake would fetch, with the folder below
+            ``externals``.
+        jobs: compilers at once.
+        namespace: of ccache; only builds with the same one share results.
+    """
+    variables = {
+        "SOURCE_DATE_EPOCH": str(epoch),
+        **dict.fromkeys(("HOME", "TMPDIR"), f"{BUILD}/tmp"),
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        **upstream.compile.variables,
+    }
+    if arch is not None:
+        variables |= {"TORCH_CUDA_ARCH_LIST": arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
+    if reads_externals(natives):
+        variables |= {name: f"{BUILD}/externals/{path}" for name, path in redirects.items()}
+    variables |= {
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+        "CCACHE_DIR": f"{BUILD}/ccache",
+        "CCACHE_COMPILERCHECK": "content",
+        "CCACHE_MAXSIZE": "20G",
+        "CCACHE_NAMESPACE": namespace,
+    }
+    commands: list[list[str]] = []
+    for device in dict.fromkeys(native.device for native in natives):
+        folder = f"{BUILD}/cmake/{device}"
+        targets = [native.target for native in natives if native.device == device]
+        configure = [
+            *("cmake", "-S", f"{BUILD}/tree", "-B", folder),
+            *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"),
+            *(word.replace("{device}", device) for word in upstream.compile.configure),
+            f"-DVLLM_PYTHON_EXECUTABLE={_PYTHON}",
+            f"-DFETCHCONTENT_BASE_DIR={BUILD}/cmake/fetched",
+            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
+        ]
+        if device == "cuda":
+            configure += [
+                "-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
+                "-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache",
+                "-DNVCC_THREADS=1",
+            ]
+        install = ["cmake", "--install", folder, "--strip", "--prefix", f"{BUILD}/out"]
+        commands += [configure, ["cmake", "--build", folder, "--target", *targets]]
+        commands += [[*install, "--component", target] for target in targets]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return "\n".join(["set -eux", "umask 022", *exports, *map(shlex.join, commands), ""])
+
+
+def compile_item(
+    context: Context,
+    tools: Tools,
+    name: str,
+    image: Cached[BuilderResult],
+    trees: Mapping[str, Tree],
+    fetched: Mapping[str, Cached[ExternalResult]],
+) -> Cached[CompiledWheelResult]:
+    """Return an upstream's wheel with compiled native files.
+
+    Args:
+        trees: of the upstream and of those that its wheel carries, by name.
+        fetched: external sources of the build, by name.
+
+    Raises:
+        BuildError: the series changes what can't be compiled.
+    """
+    upstream, natives = context.pins.upstream(name), natives_of(context, name)
+    file = upstream.files[context.target.wheels[name].files[context.platform]]
+    redirects = {pin.redirect: key for key, pin in upstream.externals.items()}
+    for layer in context.target.wheels[name].carries:
+        if redirect := context.pins.upstream(layer).compile.redirect:
+            redirects[redirect] = layer
+    recipe = (upstream, natives, arch_list(context.target.cuda_arch), context.epoch, redirects)
+    inputs = {
+        **common_inputs(context, name, series_of(context, name)),
+        # an overlay takes the patched files from them, a compile takes all files
+        "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
+        "builder": image.key,
+        "script": script(*recipe),
+        "externals": {key: item.key for key, item in fetched.items()},
+        "code": code_of(__name__),
+    }
+    gib = CXX_GIB if context.target.cuda_arch is None else NVCC_GIB
+    # one a store: the second build of `verify`, in an empty store, compiles everything again
+    namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
+    text = script(*recipe, width(tools.jobs, gib, KEEP_GIB), namespace)
+
+    def make(folder: Path) -> CompiledWheelResult:
+        wheel = release_wheel(context, name, file)
+        log.info(f"{name}: {', '.join(native.file for native in natives)}")
+        with context.store.temporary("compile") as work:
+            _fill(context, name, trees, fetched, work / "sources")
+            (work / "sources" / "compile.sh").write_text(text)
+            engine, builder = engine_of(tools), image.result.tag
+            if not engine.has_image(builder):  # it must not be looked up in a public registry
+                raise BuildError(f"the engine has no image {builder}", "add --force builder")
+            build_image(
+                context.root / "Dockerfile",
+                context.root,
+                engine.context,
+                # quoted: a comma in the path would begin another field
+                ("--output", f'type=local,"dest={work / "out"}"'),
+                stage="compiled",
+                platform=context.platform,
+                arguments={"BASE": builder},
+                contexts={"sources": work / "sources"},
+                options=("--no-cache-filter=compile",),  # the store keeps what is compiled
+            )
+            compiled = {}
+            for native in natives:
+                path = work / "out" / native.file
+                if not path.is_file():
+                    msg = f"CMake's target {native.target} installed no {native.file}"
+                    raise BuildError(msg, "fix compile.natives in pins.yaml")
+                compiled[native.file] = path.read_bytes()
+        ours = [trees[layer].layer(context) for layer in series_of(context, name)]
+        request = request_of(context, name, wheel, inputs["local"])
+        return overlaid(request, ours, compiled, folder)
+
+    return Cached(
+        "wheels",
+        f"wheel {name}",
+        inputs,
+        CompiledWheelResult,
+        make,
+        needs=(
+            *(item for tree in trees.values() for item in tree.items),
+            *fetched.values(),
+            image,
+        ),
+        valid=holds_wheel,
+        download=(file,),
+        commands=tuple(text.splitlines()),
+    )
+
+
+def _fill(
+    context: Context,
+    name: str,
+    trees: Mapping[str, Tree],
+    fetched: Mapping[str, Cached[ExternalResult]],
+    folder: Path,
+) -> None:
+    """Write the patched trees and the externals as the Dockerfile reads them."""
+    for empty in ("out", "cmake", "tmp"):  # the compiling user owns what is copied
+        (folder / empty).mkdir(parents=True)
+    for layer, tree in trees.items():
+        pin, patched = context.pins.upstream(layer), tree.layer(context).patched
+        if layer == name:
+            git.unpack(patched.source.repo, patched.commit, [], folder / "tree")
+        elif pin.compile.redirect is not None:
+            where = f"{patched.commit}:{pin.paths[0].repo.rstrip('/')}"
+            git.unpack(patched.source.repo, where, [], folder / "externals" / layer)
+    for key, item in fetched.items():
+        out = folder / "externals" / key
+        archive = undamaged(item.path / ARCHIVE, item.result.sha256)
+        out.mkdir(parents=True)
+        call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", out)
+
+
+def overlaid(
+    request: Request, layers: Sequence[Layer], compiled: Mapping[str, bytes], folder: Path
+) -> CompiledWheelResult:
+    """Write the release wheel with patched and compiled files.
+
+    Args:
+        compiled: native files by their path in the wheel. Their sources are in no wheel.
+
+    Raises:
+        BuildError: as ``overlay.plan``.
+    """
+    from sparkforge.wheels import archive, overlay
+
+    layers = [replace(layer, paths=(*layer.paths, *_unshipped(layer))) for layer in layers]
+    natives = {file: NativeFile(_sha256(data), "compiled") for file, data in compiled.items()}
+    with archive.opened(request.wheel) as release:
+        changes = overlay.plan(request, layers, release)
+        changes = replace(changes, fresh={**changes.fresh, **compiled}, compile_only=())
+        made = overlay.write(request, release, changes, folder)
+        for member in release.members.keys() - compiled.keys():
+            if next(release.content(member), b"").startswith(_ELF):
+                natives[member] = NativeFile(_sha256(release.read(member)), "release")
+    return CompiledWheelResult(**vars(seal(made)), natives=dict(sorted(natives.items())))
+
+
+def _sha256(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def _unshipped(layer: Layer) -> list[PathRule]:
+    """Return rules for patched files that no rule of pins.yaml places: sources of native files."""
+    return [
+        PathRule(repo=path, wheel=None, build=True)
+        for path in layer.patched.touched
+        if rule_of(layer.paths, path) is None
+    ]

@@ -113,6 +113,8 @@ def _described(tree: Path, generator: str, arguments: dict[str, Any]) -> dict[st
     module, _, name = generator.partition(":")
     make = getattr(importlib.import_module(f"flashinfer.jit.{module}"), name)
     spec = make(**{key: _value(value) for key, value in arguments.items()})
+    if spec.needs_device_linking:
+        raise SystemExit(f"{spec.name}: needs nvcc as its linker: leave it out of modules.py")
     units = []
     for source, entry in zip(spec.sources, spec.get_compile_commands(), strict=True):
         words = entry["command"].replace(f"{tree}/", "").split()
@@ -123,7 +125,6 @@ def _described(tree: Path, generator: str, arguments: dict[str, Any]) -> dict[st
     return {
         "name": spec.name,
         "link": spec.extra_ldflags or [],
-        "device_link": spec.needs_device_linking,
         # FlashInfer lists generated files as the folder has them
         "units": sorted(units, key=lambda unit: unit["source"]),
     }

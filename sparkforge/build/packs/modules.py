@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from sparkforge.core.errors import PinsError, UsageError
+from sparkforge.core.errors import PinsError
 
-Set = Literal["default", "all"]
-SETS: tuple[Set, ...] = ("default", "all")
+UPSTREAM = "flashinfer"
+LOCK = "requirements/packs.txt"
+"""The compiler's wheels."""
+SETS = ("default", "all")
 
 
 @dataclass(frozen=True)
@@ -122,31 +123,17 @@ MODULES: tuple[Module, ...] = (
 )
 
 
-def chosen(which: Set, names: Sequence[str] = ()) -> tuple[Module, ...]:
-    """Return the modules of a set, or those of these names.
-
-    Raises:
-        UsageError: there is no module of a name.
-    """
-    if not names:
-        return tuple(module for module in MODULES if which == "all" or not module.needs)
-    known = {module.name: module for module in MODULES}
-    if unknown := [name for name in names if name not in known]:
-        msg = f"--module {unknown[0]}: no such module"
-        raise UsageError(msg, f"choose from: {', '.join(known)}")
-    return tuple(known[name] for name in dict.fromkeys(names))
-
-
 def pinned(pack: Sequence[str], key: str) -> tuple[Module, ...]:
-    """Return the modules of a target's pack: of sets, of options, or by their names.
+    """Return the modules of a pack: of sets, of options, or by their names.
 
     Args:
-        key: of pins.yaml, for the message.
+        key: of pins.yaml, or an option, for the message.
 
     Raises:
         PinsError: there is no set, option and module of a name.
     """
-    known: dict[str, tuple[Module, ...]] = {name: chosen(name) for name in SETS}
+    default = tuple(module for module in MODULES if not module.needs)
+    known: dict[str, tuple[Module, ...]] = {"default": default, "all": MODULES}
     for module in MODULES:
         known[module.name] = (module,)
         if module.needs:

@@ -1,33 +1,35 @@
 """What decides the bytes of objects and modules: the compilers' tree, their commands, the linker's.
 
-The code of this module is in the keys of objects and modules, so an edit here compiles all of them
-again (8 CPU minutes), and an edit elsewhere none.
+The code of this module is in the keys of objects, so an edit here compiles all of them again (8 CPU
+minutes), and an edit elsewhere none.
 """
 
 from __future__ import annotations
 
+import json
+import platform
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import TYPE_CHECKING
 
+from sparkforge.build.packs.modules import Module
 from sparkforge.core import git
-from sparkforge.core.disk import code_digest
-from sparkforge.core.errors import BuildError
+from sparkforge.core.disk import code_digest, key_of, sha256_file
+from sparkforge.core.errors import BuildError, CommandError, MachineError
 from sparkforge.core.run import call
-
-if TYPE_CHECKING:
-    from sparkforge.build.packs.toolchain import Host
-    from sparkforge.build.packs.units import Described, Unit
+from sparkforge.pins.types import MACHINES, Platform
 
 READ = ("csrc", "include", "3rdparty")
 """The folders of FlashInfer's sources that compilers read."""
-OBJECT = "unit.o"
 NEWEST = {"GLIBC": (2, 39), "GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15)}
 """Versions of symbols that the image has: Ubuntu 24.04, as the locks assume (scripts/lock.sh)."""
+_PREFIX = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu"}
+_DESCRIBE = Path(__file__).with_name("describe.py")
+_GENERATED = "generated/"
 _MEMBER = re.compile(r"(nvidia/cu13/(?P<cuda>(bin|include|nvvm)/.+)|(?P<ffi>tvm_ffi/include/.+))")
 # stand-ins for cuBLAS's headers
 _CUBLAS = Path(__file__).with_name("include")
@@ -38,13 +40,8 @@ _STUBS = {"cudart": "libcudart.so.13", "cuda": "libcuda.so.1", "nvrtc": "libnvrt
 _NVCC = ("-objtemp", "--frandom-seed=1")
 # Ubuntu's linker drops libraries that nothing refers to, Debian's keeps them
 _LINK = (
-    "-shared",
-    "-s",
-    "-Wl,--no-as-needed",
-    "-Wl,--build-id=none",
-    "-Lstubs",
-    "-lcudart",
-    "-lcuda",
+    *("-shared", "-s", "-Wl,--no-as-needed", "-Wl,--build-id=none"),
+    *("-Lstubs", "-lcudart", "-lcuda"),
 )
 # the user's, which would change a result
 _FLAGS_OF_OTHERS = dict.fromkeys(
@@ -55,24 +52,77 @@ _FLAGS_OF_OTHERS = dict.fromkeys(
 )
 
 
+@dataclass(frozen=True)
+class Host:
+    """The C++ compiler for a platform's host code.
+
+    Attributes:
+        program: its name.
+        identity: for keys: its version, its target and its C library.
+    """
+
+    program: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source and its flags; paths are relative to the tree."""
+
+    source: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Described:
+    """The sources of a module, as FlashInfer compiles it; ``link``: further flags of the linker."""
+
+    name: str
+    link: tuple[str, ...]
+    units: tuple[Unit, ...]
+
+
 def digest() -> str:
     """Return one digest of the code that decides the bytes of objects and modules."""
     return code_digest(Path(__file__), _SAME_PLACE, *_CUBLAS.iterdir())
 
 
+def host(wanted: Platform) -> Host:
+    """Return the compiler for a platform: this machine's own, or the cross compiler.
+
+    Raises:
+        MachineError: it is missing.
+    """
+    program, package = "g++", "g++"
+    if MACHINES.get(platform.machine()) != wanted:
+        program = f"{_PREFIX[wanted]}-g++"
+        package = f"g++-{_PREFIX[wanted].replace('_', '-')}"  # Debian's name
+    try:
+        version = call(program, "--version").stdout.decode().splitlines()[0]
+        macros = call(program, "-dM", "-E", "-include", "features.h", "-xc++", "/dev/null").stdout
+        target = call(program, "-dumpmachine").stdout.decode().strip()
+    except (MachineError, CommandError) as error:
+        msg = f"{program} is missing, which compiles the host code of FlashInfer's modules"
+        raise MachineError(msg, f"sudo apt-get install {package}") from error
+    libc = dict(re.findall(r"#define __GLIBC(_MINOR)?__ (\d+)", macros.decode()))
+    return Host(program, f"{version}, {target}, glibc {libc.get('')}.{libc.get('_MINOR')}")
+
+
+def found(wanted: Platform) -> Host | None:
+    """Return the compiler for a platform; None: it is missing."""
+    try:
+        return host(wanted)
+    except MachineError:
+        return None
+
+
 def fill(repo: Path, commit: str, wheels: Path, host: Host, tree: Path) -> None:
-    """Write FlashInfer's sources, the compilers and the stubs into a new folder.
+    """Write FlashInfer's sources, nvcc (``cuda``), tvm-ffi's headers and the stubs into a folder.
 
     Args:
         wheels: folder with those of nvcc and tvm-ffi.
     """
     git.unpack(repo, commit, (*READ, "flashinfer"), tree)
-    _unpack(wheels, tree)
-    stubs(host, tree / "stubs")
-
-
-def _unpack(wheels: Path, folder: Path) -> None:
-    """Write nvcc into ``cuda`` and tvm-ffi's headers into ``tvm_ffi`` of a folder."""
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.namelist():
@@ -80,21 +130,23 @@ def _unpack(wheels: Path, folder: Path) -> None:
                 if match is None or member.endswith("/"):
                     continue
                 cuda = match["cuda"]
-                path = folder / (f"cuda/{cuda}" if cuda else match["ffi"])
+                path = tree / (f"cuda/{cuda}" if cuda else match["ffi"])
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.read(member))
                 if cuda and "bin/" in cuda:
                     path.chmod(0o755)
     for name in _TOLD_THE_PATH:
-        program = folder / "cuda" / name
+        program = tree / "cuda" / name
         program.rename(program.with_name(f"{program.name}.real"))
         shutil.copy(_SAME_PLACE, program)
         program.chmod(0o755)
     for header in _CUBLAS.glob("*.h"):
-        (folder / "cuda" / "include" / header.name).write_bytes(header.read_bytes())
+        shutil.copy(header, tree / "cuda" / "include")
+    stubs(host, tree / "stubs")
+    (tree / "objects").mkdir()
 
 
-def stubs(compiler: Host, folder: Path) -> None:
+def stubs(host: Host, folder: Path) -> None:
     """Write libraries without functions, which modules name as those that they need.
 
     A module's own functions are looked up when it is loaded: by then torch has loaded libcudart
@@ -104,52 +156,84 @@ def stubs(compiler: Host, folder: Path) -> None:
     for name, soname in _STUBS.items():
         out = folder / f"lib{name}.so"
         linked = ("-shared", "-nostdlib", f"-Wl,-soname,{soname}")
-        call(compiler.program, *linked, "-xc++", "/dev/null", "-o", out)
+        call(host.program, *linked, "-xc++", "/dev/null", "-o", out)
 
 
-def compile_unit(
-    tree: Path, host: Host, unit: Unit, name: str, folder: Path
-) -> CompletedProcess[bytes]:
-    """Compile a unit to ``OBJECT`` in a folder; returns the compiler's end, good or not.
+def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Described, ...]:
+    """Return the sources of modules by FlashInfer's own code; writes generated ones into the tree.
+
+    Args:
+        arch: e.g. ``12.1f``.
+
+    Raises:
+        BuildError: FlashInfer's code has changed so that it cannot be asked, or gives a module
+            another name than the list.
+    """
+    request = tree / "request.json"
+    asked = [{"generator": module.generator, "arguments": module.arguments} for module in modules]
+    request.write_text(json.dumps({"arch": arch, "modules": asked}), encoding="utf-8")
+    try:
+        # isolated but for our own environment, which has jinja2, filelock and others
+        out = call(sys.executable, "-I", _DESCRIBE, tree, request).stdout
+    except CommandError as error:
+        msg = f"FlashInfer does not describe its modules as expected:\n{error}"
+        raise BuildError(msg, "update sparkforge/build/packs to its release") from error
+    found = tuple(
+        Described(
+            one["name"],
+            tuple(one["link"]),
+            tuple(Unit(unit["source"], tuple(unit["flags"])) for unit in one["units"]),
+        )
+        for one in json.loads(out.splitlines()[-1])
+    )
+    for module, described in zip(modules, found, strict=True):
+        if module.name != described.name:
+            msg = f"FlashInfer calls the module {module.name} {described.name}"
+            raise BuildError(msg, "update sparkforge/build/packs/modules.py")
+    return found
+
+
+def contents(tree: Path, unit: Unit) -> str:
+    """Return a digest of a unit's source, and of the headers that were generated for it."""
+    path = tree / unit.source
+    files = [path]
+    if unit.source.startswith(_GENERATED):
+        files += sorted(
+            file for file in path.parent.iterdir() if file.suffix not in (".cu", ".cpp")
+        )
+    return key_of({file.name: sha256_file(file) for file in files})
+
+
+def compile_unit(tree: Path, host: Host, unit: Unit, name: str, out: Path) -> None:
+    """Compile a unit to an object.
 
     Args:
         name: of the unit, the same wherever it is compiled.
+
+    Raises:
+        CommandError: the compiler fails.
     """
     # relative: -objtemp puts nvcc's own files beside it, and some of their names stay in the object
-    out = f"objects/{name}.o"
+    object_file = f"objects/{name}.o"
     program = [host.program]
     if unit.source.endswith(".cu"):
         program = ["cuda/bin/nvcc", *_NVCC, "-ccbin", host.program]
-    words = (*program, "-c", unit.source, *unit.flags, "-o", out)
-    done = call(*words, cwd=tree, env=_FLAGS_OF_OTHERS, check=False)
-    if done.returncode == 0:
-        (tree / out).rename(folder / OBJECT)
-    return done
+    words = (*program, "-c", unit.source, *unit.flags, "-o", object_file)
+    call(*words, cwd=tree, env=_FLAGS_OF_OTHERS)
+    (tree / object_file).rename(out)
 
 
-def link(tree: Path, host: Host, module: Described, objects: Sequence[Path], folder: Path) -> Path:
-    """Link a module into a folder; returns the library.
+def link(tree: Path, host: Host, module: Described, objects: Sequence[Path], out: Path) -> None:
+    """Link a module's objects, in the order of their sources.
 
     Raises:
         CommandError: the linker fails.
-        BuildError: the library needs newer ones than the image has.
+        BuildError: the library needs newer C or C++ libraries than the image has.
     """
-    out = folder / f"{module.name}.so"
-    env = _FLAGS_OF_OTHERS
-    call(host.program, *objects, *_LINK, *module.link, "-o", out, cwd=tree, env=env)
-    check_versions(out)
-    out.chmod(0o444)
-    return out
-
-
-def check_versions(library: Path) -> None:
-    """Check that the image's C and C++ libraries have what a module needs of them.
-
-    Raises:
-        BuildError: this machine's are newer.
-    """
-    text = call("readelf", "--version-info", "--wide", library).stdout.decode()
+    words: list[str | Path] = [*objects, *_LINK, *module.link, "-o", out]
+    call(host.program, *words, cwd=tree, env=_FLAGS_OF_OTHERS)
+    text = call("readelf", "--version-info", "--wide", out).stdout.decode()
     for kind, version in sorted(set(re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI)_([\d.]+)", text))):
-        if tuple(int(part) for part in version.split(".")) > NEWEST[kind]:
-            msg = f"{library.name} needs {kind}_{version}, which the image lacks"
+        if tuple(map(int, version.split("."))) > NEWEST[kind]:
+            msg = f"{module.name} needs {kind}_{version}, which the image lacks"
             raise BuildError(msg, "compile on Debian 12, Ubuntu 24.04 or older")

@@ -23,14 +23,14 @@ from sparkforge.build.results import (
     PluginResult,
     Product,
     SmokeResult,
-    SourceResult,
     WheelhouseResult,
     WheelResult,
     all_intact,
 )
+from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core.disk import key_of, sha256_file
-from sparkforge.runtime import environment, interpreter, isa
+from sparkforge.runtime import environment, isa
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Artefact, code_of
@@ -97,7 +97,9 @@ def environment_item(
     def make(folder: Path) -> EnvironmentResult:
         with context.store.unpacked() as unpacked:
             ingredients = environment.Ingredients(
-                python=interpreter.ensure(context.store, version, offline=context.access.offline),
+                python=environment.ensure_python(
+                    context.store, version, offline=context.access.offline
+                ),
                 lock=context.lock,
                 wheelhouse=house.path / WHEELS,
                 unpacked=unpacked,
@@ -116,7 +118,7 @@ def environment_item(
         return python.exists() and not environment.changed(artefact.path)
 
     def fetches() -> Fetches:
-        here = interpreter.find(context.store, version) is not None
+        here = environment.find_python(context.store, version) is not None
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
     return Cached(
@@ -241,14 +243,14 @@ def smoke_item(
     product: Cached[Product],
     unpatched: Cached[EnvironmentResult] | None,
     wheels: Mapping[str, Cached[WheelResult]],
-    sources: Mapping[str, Cached[SourceResult]],
+    trees: Mapping[str, Tree],
 ) -> Cached[SmokeResult]:
     """Return the smoke test of an image or an environment.
 
     Args:
         unpatched: the release without our series, to compare with; None for an image, whose
             original files are put back, and where nothing is compared.
-        wheels, sources: of an image, by upstream.
+        wheels, trees: of an image, by upstream.
     """
     inputs = {
         "product": product.key,
@@ -259,16 +261,13 @@ def smoke_item(
         "arguments": list(serving.arguments),
         "code": code_of(__name__),
     }
-    # a wheel has files to be put back where its series has patches, and then it needs their source
-    needed = {item for wheel in wheels.values() for item in wheel.needs}
-    sources = {name: item for name, item in sources.items() if item in needed}
 
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
 
         release = None if unpatched is None else unpatched.artefact
         return smoke.run(
-            *(context, tools.engine, serving, product.artefact, release, wheels, sources), folder
+            *(context, tools.engine, serving, product.artefact, release, wheels, trees), folder
         )
 
     further = () if unpatched is None else (unpatched,)
@@ -278,5 +277,5 @@ def smoke_item(
         inputs,
         SmokeResult,
         make,
-        needs=(product, *further, *wheels.values(), *sources.values()),
+        needs=(product, *further, *wheels.values()),
     )

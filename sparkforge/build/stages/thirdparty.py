@@ -14,7 +14,7 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import MachineError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
@@ -28,19 +28,14 @@ PYTHON = "3.11"
 
 
 def _fill(project: Project, wanted: Wanted, into: Path) -> int:
-    """Put a lock's wheels into a folder; returns their number."""
+    """Put a lock's wheels into a new folder; returns their number."""
     from sparkforge.sources import wheelhouse  # not needed by a build in which nothing changed
 
     into.mkdir()
-    return wheelhouse.fill(
-        project.store,
-        wanted,
-        project.access.index,
-        interpreter.uv_program(),
-        offline=project.access.offline,
-        into=into,
-        known=sizes.read(project.root / sizes.FILE),
-    )
+    access, uv = project.access, environment.uv_program()
+    known = sizes.read(project.root / sizes.FILE)
+    given = (project.store, wanted, access.index, uv)
+    return wheelhouse.fill(*given, offline=access.offline, into=into, known=known)
 
 
 def _fetches(project: Project, wanted: Wanted) -> Fetches:

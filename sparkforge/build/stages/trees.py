@@ -17,7 +17,7 @@ from sparkforge.series.series import Patched
 from sparkforge.sources import sources
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.sources import Source
-from sparkforge.store.store import Artefact, Store, code_of
+from sparkforge.store.store import Artefact, code_of
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 def chosen(context: Context, name: str) -> SourcePlan:
     """Return the provider of an upstream's source: the build's, or git for a mirror."""
     return "git" if name in context.access.mirrors else context.source
-
-
-def source_of(store: Store, name: str, result: SourceResult) -> Source:
-    """Return the source of an upstream from its result."""
-    repo = store.git_path(name)
-    return Source(name, result.provider, repo, result.commit, result.tree, result.origin)
 
 
 def source_item(context: Context, name: str) -> Cached[SourceResult]:
@@ -81,7 +75,7 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
     }
 
     def make(folder: Path) -> SeriesResult:
-        before = source_of(context.store, name, source.result)
+        before = Tree(name, source, None).before(context)
         patched = series.apply_recorded(context.store, patches, before, upstream)
         known = before.provider in upstream.patched
         note = "as recorded" if known else f"from {before.provider}, not recorded in pins.yaml"
@@ -114,11 +108,16 @@ class Tree:
         """What makes the tree."""
         return (self.source,) if self.series is None else (self.source, self.series)
 
+    def before(self, context: Context) -> Source:
+        """Return the source without patches."""
+        made, repo = self.source.result, context.store.git_path(self.upstream)
+        return Source(self.upstream, made.provider, repo, made.commit, made.tree, made.origin)
+
     def layer(self, context: Context) -> Layer:
         """Return the patched tree, and the places of its files in a wheel."""
         from sparkforge.wheels import overlay
 
-        source = source_of(context.store, self.upstream, self.source.result)
+        source = self.before(context)
         patched = Patched(source, source.commit, source.tree)
         if self.series is not None:
             made = self.series.result

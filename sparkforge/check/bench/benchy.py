@@ -20,7 +20,7 @@ from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.run import call
-from sparkforge.runtime import interpreter
+from sparkforge.runtime import environment
 from sparkforge.runtime.client import Place
 from sparkforge.sources import wheelhouse
 from sparkforge.sources.sources import Access
@@ -81,7 +81,7 @@ def install(store: Store, root: Path, platform: str, access: Access) -> tuple[Pa
     inputs["code"] = code_of(__name__)
 
     def make(folder: Path) -> _Installed:
-        wheels, venv, uv = folder / "wheels", folder / "venv", interpreter.uv_program()
+        wheels, venv, uv = folder / "wheels", folder / "venv", environment.uv_program()
         wanted = wheelhouse.Wanted(
             lock=lock, tools=(), python=minor, platform=platform, torch_backend=None
         )

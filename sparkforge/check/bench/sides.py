@@ -119,7 +119,7 @@ def of_build(
     if built is not None:
         graph, folder = build.graph, work / "originals"
         folder.mkdir()
-        restored = originals(context, graph.wheels, graph.sources, folder)
+        restored = originals(context, graph.wheels, graph.trees, folder)
         return [side("unpatched", product, launch, restored, **theirs), patched]
     item = unpatched_environment(context)
     cached.run(context, cached.ordered([item]))

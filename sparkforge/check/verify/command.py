@@ -25,8 +25,7 @@ from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call, have
 from sparkforge.pins.types import MACHINES
-from sparkforge.release import signing
-from sparkforge.release.command import inputs
+from sparkforge.release.command import check_folder, check_image, check_key, inputs
 from sparkforge.runtime import engine
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -41,13 +40,14 @@ class Options:
 
     image: str | None = field(default=None, kw_only=False)
     """image to compare with this checkout: a receipt.json, a name that the engine knows, or
-    REGISTRY/NAME@sha256:…; with --key or --identity its signature is checked first; with these
-    also the folder of a release"""
+    REGISTRY/NAME@sha256:…; with --key its signature is checked first; with it also the
+    folder of a release"""
     target: str | None = None
     """target to rebuild and compare"""
     until: Annotated[str, Parameter(choices=("wheels", "image"))] = "image"
     """compare up to this stage (default: image)"""
-    trust: signing.Trust = signing.Trust()
+    key: str | None = None
+    """require signatures by this public key"""
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
     variant: VariantOptions = VariantOptions()
@@ -56,21 +56,21 @@ class Options:
 
 def run(options: Options = Options()) -> int:
     """Build a target a second time, or check an image; CheckError if something differs."""
-    signed = signing.required(options.trust)
-    if (options.image is None) == (options.target is None) or (signed and options.target):
+    check_key(options.key)
+    if (options.image is None) == (options.target is None) or (options.key and options.target):
         raise UsageError("give an image, or --target NAME without --key", "build.py verify --help")
     if options.image is None:
         return _build_again(options, str(options.target), Project.open(options.project))
     published = engine.is_published(options.image)
-    if signed and not published:
-        files = signing.check_folder(Path(options.image), options.trust)
+    if options.key and not published:
+        files = check_folder(Path(options.image), options.key)
         log.info(f"signed: {len(files)} files of {options.image}")
         log.document({"signed": files})
         return 0
-    if signed:
-        signing.check_image(options.image, options.trust)
+    if options.key:
+        check_image(options.image, options.key)
     elif published:
-        log.warning("the signature is not checked: give --key, or --identity and --issuer")
+        log.warning("the signature is not checked: give --key")
     return _image(options.image, Project.open(options.project), published=published)
 
 

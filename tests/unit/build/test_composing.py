@@ -138,10 +138,9 @@ def test_names_of_a_published_image_count_once(
     engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published = {}
-    for one in engine.held:
-        if one.tags in ([NEW], [MID], [OLD]):
-            published[one.tags[0]] = f"r.example.org/team/spark@sha256:{one.tags[0][-1] * 64}"
-            one.attrs["RepoDigests"] = [published[one.tags[0]]]
+    for one in (one for one in engine.held if one.tags[0] in (NEW, MID, OLD)):
+        published[one.tags[0]] = f"r.example.org/team/spark@sha256:{one.tags[0][-1] * 64}"
+        one.attrs["RepoDigests"] = [published[one.tags[0]]]
     env = tmp_path / ".env"
     for used in (NEW, published[NEW]):
         env.write_text(f"SPARKFORGE_IMAGE_SPARK={used}\n")
@@ -150,8 +149,6 @@ def test_names_of_a_published_image_count_once(
         assert json.loads(capsys.readouterr().out)["removed"] == [OLD, published[OLD]]
         assert run("rollback", "--target", "spark") == 0
         assert composing.read(env)["SPARKFORGE_IMAGE_SPARK"] == MID
-    env.write_text(f"SPARKFORGE_IMAGE_SPARK={OLD}\n")
-    assert run("rollback", "--target", "spark") == BuildError.exit_code
 
 
 def test_rollback_to_a_missing_image_fails(engine: Images, run: Run, tmp_path: Path) -> None:
@@ -178,17 +175,13 @@ def test_images_lists_newest_first_and_marks_used(
     engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={MID}\nSPARKFORGE_IMAGE_CPU=away:1\n")
-    assert run("images", "--target", "spark", "--json") == 0
+    assert run("images", "--json") == 0
     said = json.loads(capsys.readouterr().out)
-    assert [(one["image"], one["used"]) for one in said["images"]] == [
-        (NEW, False),
-        (MID, True),
-        (OLD, False),
-    ]
+    found = [(one["image"], one["used"]) for one in said["images"] if one["target"] == "spark"]
+    assert found == [(NEW, False), (MID, True), (OLD, False)]
+    assert said["missing"] == {"cpu": "away:1"}
     assert run("images") == 0
-    said = "".join(capsys.readouterr())
-    assert f"* {MID}" in " ".join(said.split())
-    assert "SPARKFORGE_IMAGE_CPU is away:1" in said
+    assert f"* {MID}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -211,17 +204,12 @@ def test_prune_keeps_used_and_previous_image(
 ) -> None:
     (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={used}\n")
     before = engine.held
-    assert run("images", "--prune", "--dry-run", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"removed": gone, "stay": {}, "dry_run": True}
-    assert engine.held == before
-    assert run("images", "--prune", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"removed": gone, "stay": {}, "dry_run": False}
+    for words in (("--dry-run",), ()):
+        assert engine.held == before
+        assert run("images", "--prune", "--json", *words) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said == {"removed": gone, "stay": {}, "dry_run": bool(words)}
     assert engine.held == [one for one in before if one.tags[0] not in gone]
-    if used == NEW:
-        assert run("rollback", "--target", "spark") == 0
-        assert composing.read(tmp_path / ".env")["SPARKFORGE_IMAGE_SPARK"] == MID
 
 
 def test_prune_keeps_images_of_containers(

@@ -87,7 +87,7 @@ def test_every_item_comes_once_after_its_needs(target: str, wheels: str, engine:
 def test_only_a_compile_brings_a_builder() -> None:
     stages = {"overlay": [], "compile": ["builder's wheelhouse", "builder"]}
     for wheels, labels in stages.items():
-        items = graph("cpu", wheels=wheels).until("smoke")
+        items = graph("spark", wheels=wheels).until("wheels")
         assert [item.label for item in items if item.stage == "builder"] == labels
 
 

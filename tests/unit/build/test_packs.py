@@ -13,46 +13,36 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkforge.build.graph import graph_of
-from sparkforge.build.packs import compiling, modules, recipe, toolchain, units, wheel
-from sparkforge.build.stages import packs
+from sparkforge.build.packs import modules, pack, recipe
+from sparkforge.build.packs.modules import MODULES
+from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.stages.trees import tree_of
-from sparkforge.check.perf.shapes import SHAPES
+from sparkforge.check.roofline import SHAPES
 from sparkforge.cli.main import main
 from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
 from sparkforge.store.store import Store
 from tests.patches.probes.probe_packs import HEAD_SIZE, HEADS
 from tests.results import context_of
-from tests.support import alive, python, wait_for
 
-PACK = wheel.Pack(
-    version="0.7.0.post1+spark.1",
-    architecture="sm121f",
-    platform="linux/arm64",
-    commit="c" * 40,
-    compiler="nvcc 13.0.88",
-    host="g++ 12",
-    modules=(wheel.Entry("one", "1" * 64, 3, 2, ""), wheel.Entry("two", "2" * 64, 5, 1, "--x")),
-)
+ABOUT = {
+    "version": "0.7.0.post1+spark.1",
+    "architecture": "sm121f",
+    "platform": "linux/arm64",
+    "commit": "c" * 40,
+    "compiler": "nvcc 13.0.88",
+    "host": "g++ 12",
+}
+HOST = Host("g++", "this one")
 
 
 # -- the list ----------------------------------------------------------------------------------
-
-
-def test_default_set_needs_no_option() -> None:
-    default = modules.chosen("default")
-    assert len(default) == 5
-    assert not [one for one in default if one.needs]
-    assert modules.chosen("all") == modules.MODULES
-    names = [one.name for one in modules.MODULES]
-    assert len(set(names)) == len(names)
 
 
 def test_both_models_have_the_shapes_of_the_list() -> None:
@@ -67,37 +57,28 @@ def test_both_models_have_the_shapes_of_the_list() -> None:
     assert all(ratio in name for name in attention if name.startswith("xqa_"))
 
 
-def test_modules_are_chosen_by_name() -> None:
-    chosen = modules.chosen("default", ["fused_moe_120", "sampling", "sampling"])
-    assert [one.name for one in chosen] == ["fused_moe_120", "sampling"]
-    with pytest.raises(UsageError) as error:
-        modules.chosen("default", ["nothing"])
-    assert error.value.what == "--module nothing: no such module"
-    assert "sampling" in error.value.remedy
+def names(*chosen: str) -> list[str]:
+    return [one.name for one in modules.pinned(chosen, "key")]
 
 
 def test_pack_takes_sets_options_and_names() -> None:
-    assert modules.pinned(["default"], "key") == modules.chosen("default")
-    assert modules.pinned(["sampling", "default"], "key") == modules.chosen("default")
-    names = [one.name for one in modules.pinned(["fused_moe_120", "sampling"], "key")]
-    assert names == ["fused_moe_120", "sampling"]
-    fp8 = [one.name for one in modules.pinned(["--kv-cache-dtype fp8"], "key")]
+    default = modules.pinned(["default"], "key")
+    assert len(default) == 5
+    assert not [one for one in default if one.needs]
+    assert modules.pinned(["sampling", "default"], "key") == default
+    assert len(set(names("all"))) == len(MODULES)
+    assert names("fused_moe_120", "sampling", "sampling") == ["fused_moe_120", "sampling"]
+    fp8 = names("--kv-cache-dtype fp8")
     assert len(fp8) == 4
     assert all("e4m3" in name for name in fp8)
-    with pytest.raises(PinsError, match="key: 'nothing' is no set, option or module"):
-        modules.pinned(["default", "nothing"], "key")
-
-
-def test_largest_units_count_most() -> None:
-    moe = "generated/cutlass_instantiations/120/gemm_grouped/120/x.generated.cu"
-    assert compiling.memory_gib(units.Unit(moe, ())) == compiling.LARGEST_GIB
-    assert compiling.memory_gib(units.Unit("csrc/sampling.cu", ())) < compiling.LARGEST_GIB
+    with pytest.raises(PinsError, match="nothing"):
+        names("default", "nothing")
 
 
 def test_target_without_gpu_has_no_pack() -> None:
     context = context_of("cpu")
     with pytest.raises(UsageError, match="target cpu has no GPU"):
-        packs.packs_item(context, tree_of(context, "flashinfer"), modules.chosen("default"))
+        pack.packs_item(context, tree_of(context, "flashinfer"), MODULES[:1])
 
 
 def test_list_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,11 +106,11 @@ def test_missing_cross_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MachineError) as error:
-        toolchain.host("linux/arm64")
+        recipe.host("linux/arm64")
     assert error.value.what.startswith("aarch64-linux-gnu-g++ is missing")
     assert error.value.remedy == "sudo apt-get install g++-aarch64-linux-gnu"
     with pytest.raises(MachineError) as error:
-        toolchain.host("linux/amd64")
+        recipe.host("linux/amd64")
     assert error.value.remedy == "sudo apt-get install g++"
 
 
@@ -140,10 +121,10 @@ def test_pack_without_compiler_is_planned_only(
     context = context_of("spark")
     there = graph_of(context).pack
     monkeypatch.setattr(platform, "machine", lambda: here["linux/amd64"])
-    monkeypatch.setattr(toolchain, "_PREFIX", {"linux/arm64": "no-such"})
+    monkeypatch.setattr(recipe, "_PREFIX", {"linux/arm64": "no-such"})
     item = graph_of(context).pack
     assert there is not None and item is not None
-    assert item.inputs["host"] == toolchain.MISSING
+    assert item.inputs["host"] == "none on this machine"
     assert {**item.inputs, "host": ""} == {**there.inputs, "host": ""}
     with pytest.raises(MachineError, match=r"no-such-g\+\+ is missing"):
         item.make(tmp_path)
@@ -156,96 +137,31 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
 def test_newer_libc_than_the_image_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, library = tmp_path / "a.cc", tmp_path / "a.so"
+    source, built = tmp_path / "a.cc", tmp_path / "a.o"
     source.write_text("#include <cstdlib>\nvoid *f() { return std::malloc(1); }\n")
-    call("g++", "-shared", "-fPIC", source, "-o", library)
-    recipe.check_versions(library)
+    call("g++", "-c", "-fPIC", source, "-o", built)
+    recipe.stubs(HOST, tmp_path / "stubs")
+    one = Described("a", (), ())
+    recipe.link(tmp_path, HOST, one, [built], tmp_path / "a.so")
     monkeypatch.setattr(recipe, "NEWEST", {"GLIBC": (2, 1), "GLIBCXX": (3,), "CXXABI": (1,)})
-    with pytest.raises(BuildError, match=r"a\.so needs GLIBC_2\.[\d.]+, which the image lacks"):
-        recipe.check_versions(library)
+    with pytest.raises(BuildError, match="GLIBC_2"):
+        recipe.link(tmp_path, HOST, one, [built], tmp_path / "a.so")
 
 
 @needs_compiler
 def test_host_compiler_names_its_libc() -> None:
     target = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[platform.machine()]
-    found = toolchain.host(target)  # type: ignore[arg-type]
+    found = recipe.host(target)  # type: ignore[arg-type]
     assert found.program == "g++"
     assert ", glibc 2." in found.identity
 
 
-@needs_compiler
-def test_unused_object_is_superseded(store: Store, tmp_path: Path) -> None:
-    host = toolchain.Host("g++", "this one")
-    source = tmp_path / "a.cpp"
-    described = [
-        units.Described(name, (), False, (units.Unit("a.cpp", (f"-DNAME={name}",)),))
-        for name in ("one", "two")
-    ]
-
-    def compiled(text: str, architecture: str) -> set[str]:
-        source.write_text(text)
-        request = compiling.Request(store, tmp_path, {}, architecture, "nvcc", host, 1)
-        return {made.key for made in compiling.compile_units(request, described).values()}
-
-    def kept() -> set[str]:
-        store.clean(superseded=True)
-        return {path.parent.name for path in store.root.glob("artefacts/packs/*/unit.o")}
-
-    before = compiled("int one;", "12.1f")
-    newer = compiled("int two;", "12.1f")
-    other = compiled("int three;", "12.0f")
-    assert len(before | newer | other) == 6
-    assert kept() == {key[:32] for key in newer | other}
-
-
-@pytest.mark.parametrize(
-    ("does", "remedy"),
-    [
-        ("echo 'a.cpp:1: error: no'; exit 1", "fix the source"),
-        ("echo 'fatal error: Killed signal terminated program cc1plus'; exit 1", "free memory"),
-        ("kill -9 $$", "free memory"),
-    ],
-)
-def test_killed_compiler_hints_at_memory(
-    store: Store, tmp_path: Path, does: str, remedy: str
-) -> None:
-    fake = tmp_path / "g++"
-    fake.write_text(f"#!/bin/sh\n{does}\n")
-    fake.chmod(0o755)
-    (tmp_path / "a.cpp").write_text("")
-    host = toolchain.Host(str(fake), "this one")
-    request = compiling.Request(store, tmp_path, {}, "12.1f", "nvcc", host, 1)
-    described = units.Described("one", (), False, (units.Unit("a.cpp", ()),))
-    with pytest.raises(BuildError, match=r"a\.cpp: cannot be compiled") as error:
-        compiling.compile_units(request, [described])
-    assert error.value.remedy.startswith(remedy)
-
-
-DRIVER = """
-import sys
-from pathlib import Path
-from sparkforge.build.packs import compiling, toolchain, units
-from sparkforge.store.store import Store
-tree = Path(sys.argv[1])
-host = toolchain.Host(str(tree / "g++"), "this one")
-request = compiling.Request(Store(tree / "store"), tree, {}, "12.1f", "nvcc", host, 1)
-compiling.compile_units(request, [units.Described("one", (), False, (units.Unit("a.cpp", ()),))])
-"""
-
-
-def test_compilers_end_after_kill_9_of_driver(tmp_path: Path) -> None:
-    fake, note = tmp_path / "g++", tmp_path / "pids"
-    # in silence, with a child of its own that has the memory
-    fake.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! >{note}.new; mv {note}.new {note}\nwait\n")
-    fake.chmod(0o755)
-    (tmp_path / "a.cpp").write_text("")
-    driver = python(DRIVER, tmp_path)
-    wait_for(note.exists)
-    pids = [int(word) for word in note.read_text().split()]
-    assert all(map(alive, pids))
-    driver.kill()
-    driver.communicate()
-    wait_for(lambda: not any(map(alive, pids)))
+def test_refused_source_is_named(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "a.cpp").write_text("int no")
+    described = Described("one", (), (Unit("a.cpp", ()),))
+    with pytest.raises(BuildError, match=r"a\.cpp: cannot be compiled"):
+        pack.libraries(store, tmp_path, HOST, [described], {}, 1)
 
 
 @needs_compiler
@@ -256,26 +172,28 @@ def test_user_variables_change_no_library(
     monkeypatch.setenv("CPATH", str(tmp_path / "own"))
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.h").write_text("")
-    host = toolchain.Host("g++", "this one")
-    recipe.stubs(host, tmp_path / "stubs")
+    recipe.stubs(HOST, tmp_path / "stubs")
+    (tmp_path / "objects").mkdir()
     (tmp_path / "a.cpp").write_text(
         '#if __has_include("a.h")\n#error seen\n#endif\nint one() { return 1; }\n'
     )
-    request = compiling.Request(store, tmp_path, {}, "12.1f", "nvcc", host, 1)
-    described = units.Described("one", (), False, (units.Unit("a.cpp", ("-fPIC",)),))
-    made = compiling.link(request, described, compiling.compile_units(request, [described]))
-    assert b"/of/the/user" not in (made.path / "one.so").read_bytes()
+    described = Described("one", (), (Unit("a.cpp", ("-fPIC",)),))
+    made = pack.libraries(store, tmp_path, HOST, [described], {}, 1)
+    assert b"/of/the/user" not in made["one"].read_bytes()
 
 
 # -- the wheel ---------------------------------------------------------------------------------
 
 
-def written(folder: Path, pack: wheel.Pack = PACK) -> Path:
+def written(folder: Path, platform: str = "linux/arm64") -> Path:
     folder.mkdir()
     libraries = {"one": folder / "one.so", "two": folder / "two.so"}
     libraries["one"].write_bytes(b"one")
     libraries["two"].write_bytes(b"two22")
-    return wheel.write(pack, libraries, 1_795_219_200, folder)
+    listed = [modules.Module("one", "", {}), modules.Module("two", "", {}, "--x")]
+    described = [Described(name, (), (Unit(name, ()),)) for name in ("one", "two")]
+    about = {**ABOUT, "platform": platform}
+    return folder / pack.write(listed, described, libraries, about, 1_795_219_200, folder).file
 
 
 def test_pack_wheel_is_complete_and_reproducible(tmp_path: Path) -> None:
@@ -299,7 +217,7 @@ def test_pack_wheel_is_complete_and_reproducible(tmp_path: Path) -> None:
 
 
 def test_pack_package_has_flashinfers_interface(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", replace(PACK, platform="linux/amd64"))
+    path = written(tmp_path / "a", "linux/amd64")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")
     package = tmp_path / "site" / "flashinfer_jit_cache"

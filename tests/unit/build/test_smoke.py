@@ -23,6 +23,7 @@ from sparkforge.build.results import (
     SourceResult,
     WheelResult,
 )
+from sparkforge.build.stages.trees import Tree
 from sparkforge.core import git
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.runtime import servers
@@ -202,7 +203,7 @@ def test_files_come_from_their_own_place(store: Store, tmp_path: Path) -> None:
         author = "A <a@example.invalid>"
         commit = git.import_tree(repo, tree, ref="refs/x", message="x", author=author, epoch=0)
         result = SourceResult("release", commit, commit, "here")
-        return reached(item(result), result)
+        return Tree(upstream, reached(item(result), result), None)
 
     def wheel(*replaced: str) -> Any:
         result = WheelResult("x.whl", "0" * 64, "1", replaced=replaced)

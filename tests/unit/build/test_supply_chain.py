@@ -192,8 +192,10 @@ def test_the_recipe_is_all_that_a_build_reads() -> None:
 def built(provider: Provider = "release", **more: Any) -> Build:
     build = build_of("spark", base=BASE, **more)
     graph = build.graph
-    reached(graph.sources["vllm"], SourceResult(provider, "a" * 40, "b" * 40, "here"))
-    reached(graph.series["vllm"], SeriesResult("a" * 40, "c" * 40, "d" * 40, {}))
+    tree = graph.trees["vllm"]
+    assert tree.series is not None
+    reached(tree.source, SourceResult(provider, "a" * 40, "b" * 40, "here"))
+    reached(tree.series, SeriesResult("a" * 40, "c" * 40, "d" * 40, {}))
     for name, wheel in WHEELS.items():
         reached(graph.wheels[name], wheel)
     reached(graph.product, ImageResult("x:1", "sha256:1", None, BASE.reference, ()))

@@ -195,9 +195,7 @@ def test_both_sides_of_an_image_get_the_options_of_their_result(
         context=build.context,
         serving=build.serving,
         tools=build.tools,
-        graph=SimpleNamespace(
-            product=SimpleNamespace(artefact=image), own=(), wheels={}, sources={}
-        ),
+        graph=SimpleNamespace(product=SimpleNamespace(artefact=image), own=(), wheels={}, trees={}),
     )
     work = tmp_path / "work"
     work.mkdir()

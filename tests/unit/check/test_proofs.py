@@ -1,47 +1,40 @@
-"""Proofs of units: cuobjdump's words into facts, facts against promises, on recorded listings."""
+"""Machine code: cuobjdump's words into facts; facts against contracts."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sparkforge.build.cubins import Kernel as Listed
-from sparkforge.check.perf import kernelrecord
-from sparkforge.check.perf.kernelrecord import Recorded
-from sparkforge.check.proofs import machinecode
-from sparkforge.check.proofs.machinecode import Kernel
-from sparkforge.core import plain
-from sparkforge.core.errors import CheckError, PinsError, UsageError
+from sparkforge.check import machinecode, proofs
+from sparkforge.check.machinecode import Kernel, Library, Readers
+from sparkforge.core.errors import CheckError
 from sparkforge.pins import pins
+from sparkforge.pins.compiling import Contract
 from tests.support import ROOT
-from tools.proofs import __main__ as command
-from tools.proofs import checks, decode, nvcc, units
-from tools.proofs.checks import Promise
-from tools.proofs.decode import Stage
-from tools.proofs.units import UNITS
 
 DATA = ROOT / "tests" / "data" / "proofs"
 QMMA = "QMMA.SF.16832.F32.E4M3.E4M3.E8"
-PROMISE = Promise(units.MXFP8_MXFP8, kernels=1)
 
 
-def read(name: str) -> list[Kernel]:
+def listings(name: str) -> tuple[str, str]:
     sass, usage = ((DATA / f"{name}.{kind}").read_text() for kind in ("sass", "usage"))
-    return machinecode.read(sass, usage)
+    return sass, usage
 
 
 @pytest.fixture
 def good() -> Kernel:
-    (kernel,) = read("block_scaled-121a")
+    (kernel,) = machinecode.read(*listings("block_scaled-121a"))
     return kernel
 
 
 @pytest.fixture
 def stub() -> Kernel:
-    (kernel,) = read("block_scaled-121")
+    (kernel,) = machinecode.read(*listings("block_scaled-121"))
     return kernel
 
 
@@ -51,20 +44,18 @@ def test_kernel_and_stub_are_read(good: Kernel, stub: Kernel) -> None:
     assert (good.registers, good.stack, good.local, good.shared, good.traps) == (24, 0, 0, 0, False)
     assert {"QMMA", "LDG", "STG", "EXIT"} <= set(good.opcodes)
     assert "NOP" not in good.opcodes
-    assert plain.load(Kernel, plain.as_json(good)) == good
     assert (stub.target, stub.mma, stub.traps) == ("sm_121", {}, True)
     assert stub.opcodes == ("BPT", "BRA", "LDC")
 
 
 def test_static_and_dynamic_shared_memory() -> None:
-    shared = {re.sub(r"^_Z2|Pi$", "", kernel.name): kernel.shared for kernel in read("shared")}
+    kernels = machinecode.read(*listings("shared"))
+    shared = {re.sub(r"^_Z2|Pi$", "", kernel.name): kernel.shared for kernel in kernels}
     # four ints; an array that is sized at the launch; none
     assert shared == {"st": 16, "dy": 0, "no": 0}
     name = "_ZN7cutlass24sparkforge_device_kernelINS_4gemm3FooILi7EEELi98304EEEvNT_6ParamsE"
-    sass, usage = ((DATA / f"block_scaled-121a.{kind}").read_text() for kind in ("sass", "usage"))
-    (kernel,) = machinecode.read(
-        sass.replace("block_scaled", name), usage.replace("block_scaled", name)
-    )
+    texts = (text.replace("block_scaled", name) for text in listings("block_scaled-121a"))
+    (kernel,) = machinecode.read(*texts)
     assert kernel.shared_dynamic == 98304
 
 
@@ -78,129 +69,116 @@ def test_predicates_do_not_hide_instructions() -> None:
     usage = " Function k:\n  REG:8 STACK:32 SHARED:0 LOCAL:0 CONSTANT[0]:928\n"
     (kernel,) = machinecode.read(text, usage)
     assert (kernel.opcodes, kernel.stack) == (("BRA", "STL", "UMOV"), 32)
-    assert any("spills: 32 B" in one for one in checks.problems([kernel], Promise(None), "121a"))
 
 
-@pytest.mark.parametrize("damage", ["no sass", "no usage", "no instructions"])
-def test_unreadable_listings_are_refused(damage: str) -> None:
-    sass, usage = ((DATA / f"block_scaled-121a.{kind}").read_text() for kind in ("sass", "usage"))
-    if damage == "no instructions":
-        sass = re.sub(r"/\*[0-9a-f]{4}\*/.*", "", sass)
+def test_unreadable_listings_are_refused() -> None:
+    sass, usage = listings("block_scaled-121a")
+    bare = re.sub(r"/\*[0-9a-f]{4}\*/.*", "", sass)
+    for texts in (("", usage), (sass, ""), (bare, usage)):
+        with pytest.raises(CheckError):
+            machinecode.read(*texts)
+
+
+# lists an image for 12.0 and one for its family, and extracts what stands in the file beside it
+CUOBJDUMP = """\
+#!/bin/sh
+case $2 in
+    --dump-resource-usage)
+        for number in 1 2; do
+            arch=$([ $number = 1 ] && echo 120 || echo 120f)
+            printf 'Fatbin elf code:\\n====\\narch = sm_%s\\n Function kernel%s:\\n' $arch $number
+        done ;;
+    -xelf) touch $(cat "$0.extracts") ;;
+esac
+"""
+
+
+def test_all_listed_images_are_extracted(tmp_path: Path) -> None:
+    (tmp_path / "cuobjdump").write_text(CUOBJDUMP)
+    (tmp_path / "cuobjdump").chmod(0o755)
+    extracts = tmp_path / "cuobjdump.extracts"
+    (tmp_path / "x.so").write_bytes(b"\x7fELF....")
+
+    def library(work: str, names: str) -> Library:
+        extracts.write_text(names)
+        (tmp_path / work).mkdir()
+        paths = [tmp_path / "x.so"]
+        return Readers(tmp_path).library(paths, "12.0", ["120f"], tmp_path / work)
+
+    assert library("a", "x.1.sm_120.cubin x.2.sm_120.cubin").images == {"120": 1, "120f": 1}
     with pytest.raises(CheckError):
-        machinecode.read("" if damage == "no sass" else sass, "" if damage == "no usage" else usage)
+        library("b", "x.1.sm_120.cubin")
 
 
-def test_good_kernel_passes_and_stub_fails(good: Kernel, stub: Kernel) -> None:
-    assert checks.problems([good], PROMISE, "121a", 1) == []
-    (problem,) = checks.problems([stub], PROMISE, "121", 1)
-    assert checks.STUB in problem
-    # the machine code of a family target has its number
-    assert checks.problems([replace(good, target="sm_120")], PROMISE, "120f") == []
+# -- contracts -------------------------------------------------------------------------------
+
+LIMITS: Mapping[str, Any] = {
+    "registers": 255,
+    "shared": 101_376,
+    "foreign": r"UTC\w*|LDTM|[HQ]GMMA",
+}
+BAD = "_Z3bad"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"mma": {}},
-        {"mma": {QMMA: 4, "HMMA.16816.F32.BF16": 2}},
-        {"mma": {"QMMA.SF.16832.F32.E4M3.E2M1.E8": 4}},
-        {"target": "sm_121"},
-        {"opcodes": ("QMMA", "UTCQMMA")},
-        {"opcodes": ("LDTM", "QMMA")},
-        {"stack": 8},
-        {"local": 16},
-        {"shared_dynamic": checks.SHARED_LIMIT, "shared": 16},
-    ],
-)
-def test_every_fault_is_found(good: Kernel, change: dict[str, object]) -> None:
-    bad = replace(good, **change)  # type: ignore[arg-type]
-    (problem,) = checks.problems([bad], PROMISE, "121a")
-    assert problem.startswith("block_scaled: ")
-
-
-def test_missing_kernels_and_sizes_are_found(good: Kernel) -> None:
-    assert checks.problems([], PROMISE, "121a")
-    assert checks.problems([good, good], PROMISE, "121a", 1)
-    assert checks.problems([good], replace(PROMISE, sized=True), "121a")
-    fine = replace(good, opcodes=("QMMA", "UTMALDG", "UTMASTG"), shared_dynamic=checks.SHARED_LIMIT)
-    assert checks.problems([fine], PROMISE, "121a") == []  # SM12x has TMA's loads and stores
-
-
-def test_control_passes_only_as_a_stub(good: Kernel, stub: Kernel) -> None:
-    def ok(kernel: Kernel, arch: str, *, control: bool) -> bool:
-        problems = tuple(checks.problems([kernel], PROMISE, arch))
-        return command.Verdict("", control, (kernel,), problems).ok
-
-    assert ok(stub, "121", control=True)
-    assert not ok(good, "121a", control=True)
-    assert not ok(replace(good, stack=8), "121a", control=True)
-    assert ok(good, "121a", control=False)
-    assert not ok(stub, "121", control=False)
-
-
-def test_units_are_sound() -> None:
-    assert len({unit.name for unit in UNITS}) == len(UNITS)
-    for unit in UNITS:
-        sources = [unit.text, unit.file, unit.generated, unit.stage or None]
-        assert sum(source is not None for source in sources) == 1, unit.name
-        assert set(unit.ci) <= set(unit.archs)
-        if unit.file and not unit.tree:
-            assert (nvcc.INCLUDE / unit.file).is_file()
-        re.compile(unit.promise.mma or "")
-    chosen = units.choose([], ci=True)
-    assert {unit.name for unit in chosen} == {unit.name for unit in UNITS if unit.ci}
-    with pytest.raises(UsageError):
-        units.choose(["moe-typo"], ci=False)
-
-
-# -- decode kernels --------------------------------------------------------------------------
-
-LISTED = (Listed("dense", 80, 6144, 0, 0), Listed("combine", 40, 64, 0, 0))
-USAGES = {"dense": (80, 0, 6144, 0), "combine": (40, 0, 64, 0)}
+def broken(
+    *kernels: Kernel,
+    ptx: tuple[str, ...] = (),
+    images: Mapping[str, int] | None = None,
+    **rules: Any,
+) -> list[tuple[str, str]]:
+    """Return rule and kernel of each problem of a library that has rules of its own."""
+    agreed = Contract.model_validate({**LIMITS, "libraries": [{"files": "demo/*.so", **rules}]})
+    library = Library(images or {"120f": 1}, {}, kernels, ptx)
+    found = proofs.check("demo/kernels.so", library, agreed, "12.1")
+    return [(problem.rule, problem.kernel) for problem in found]
 
 
 @pytest.mark.parametrize(
-    ("usages", "wrong"),
+    ("rule", "change"),
     [
-        (USAGES, []),
-        ({}, ["no machine code for sm_121a"]),
-        ({**USAGES, "dense": (81, 0, 6144, 0)}, ["dense"]),
-        ({**USAGES, "dense": (80, 8, 6144, 0)}, ["dense", "dense"]),
-        ({**USAGES, "combine": (40, 0, 64, 4)}, ["combine"]),
-        ({**USAGES, "more": (1, 0, 0, 0)}, ["more"]),
-        ({"dense": USAGES["dense"]}, ["combine"]),
+        ("", {"traps": True, "opcodes": ("BPT", "EXIT", "LDG", "STG")}),  # an assertion
+        ("registers", {"registers": 256}),
+        ("stack", {"stack": 8}),
+        ("stack", {"local": 8}),
+        ("shared", {"shared": 101_377}),
+        ("shared", {"shared": 1, "shared_dynamic": 101_376}),
+        ("foreign", {"opcodes": ("EXIT", "LDTM", "STG")}),
+        ("stub", {"traps": True, "opcodes": ("BPT", "CALL", "EXIT", "LDC"), "mma": {}}),
     ],
 )
-def test_decode_kernels_match_their_manifest(
-    usages: dict[str, tuple[int, int, int, int]], wrong: list[str]
-) -> None:
-    stage = Stage(Recorded({}, "", {"121a": LISTED}), {"121a": usages}, ())
-    assert [one.partition(":")[0] for one in decode.problems(stage, "121a")] == wrong
+def test_each_limit_names_the_kernel(good: Kernel, rule: str, change: dict[str, Any]) -> None:
+    wrong = [(rule, BAD)] if rule else []
+    assert broken(good, replace(good, name=BAD, **change)) == wrong
 
 
-def test_listed_spills_are_allowed() -> None:
-    listed = {"121a": (Listed("dense", 80, 0, 8, 16),)}
-    stage = Stage(Recorded({}, "", listed), {"121a": {"dense": (80, 8, 0, 0)}}, ("dense",))
-    assert decode.problems(stage, "121a") == []
-    assert decode.problems(replace(stage, spills=()), "121a")
+def test_code_that_does_not_run_as_it_is(good: Kernel) -> None:
+    assert broken(images={"90a": 3}) == [("loads", "")]
+    assert broken(images={"90a": 3}, unused="for 9.0") == []
+    assert broken(good, ptx=("_Z6repack",)) == [("native", "_Z6repack")]
+    excuse = [{"kernels": "repack", "reason": "once"}]
+    assert broken(good, ptx=("_Z6repack", BAD), jit=excuse) == [("native", BAD)]
 
 
-def test_record_is_of_these_sources_and_architectures(tmp_path: Path) -> None:
-    recorded = kernelrecord.load()
-    plugin = pins.load(ROOT / "pins.yaml").plugin
-    assert plugin is not None
-    assert set(recorded.kernels) == set(plugin.architectures)
-    kernelrecord.check(recorded, ROOT, plugin)
-    assert kernelrecord.FILE.read_text() == kernelrecord.text(recorded)
-    (source, *_) = recorded.sources
-    with pytest.raises(PinsError):
-        kernelrecord.check(replace(recorded, sources={source: "0"}), ROOT, plugin)
-    with pytest.raises(PinsError):
-        kernelrecord.load(tmp_path / "none.json")
+def test_needed_kernels_have_their_instruction(good: Kernel) -> None:
+    needs = [{"kernels": "scaled", "mma": r"[QO]MMA\.SF\..*", "least": 2}]
+    plain = replace(good, name="scaled_2", mma={"HMMA.16816.F32.BF16": 4})
+    assert broken(good, needs=needs) == [("mma", "")]
+    assert broken(good, plain, needs=needs) == [("mma", "scaled_2")]
+    assert broken(good, replace(good, name="scaled_2"), needs=needs) == []
 
 
-def test_record_is_a_table() -> None:
-    recorded = Recorded({}, "", {"90a": LISTED, "121a": (Listed("dense", 90, 8192, 0, 12),)})
-    lines = kernelrecord.markdown(recorded).splitlines()
-    assert lines[2:4] == ["| `combine` | 40 | - | 64 |", "| `dense` | 80 | 90 | 6,144 to 8,192 |"]
-    assert lines[-1].endswith(": `dense`: 12 bytes.")
+def test_exceptions_apply_to_one_library(good: Kernel) -> None:
+    bad = replace(good, name=BAD, stack=8)
+    assert broken(bad, stack=8) == []
+    assert broken(bad, stack=8, files="other/*.so") == [("stack", BAD)]
+    stub = replace(good, traps=True, opcodes=("BPT",), mma={})
+    assert broken(stub, stubs=[{"kernels": "scaled", "reason": "9.0"}]) == []
+
+
+def test_contracts_in_pins_give_reasons() -> None:
+    loaded = pins.load(ROOT / "pins.yaml")
+    assert {name for name, one in loaded.targets.items() if one.machine_code} == {"rtx", "spark"}
+    for agreed in loaded.contracts.values():
+        for library in agreed.libraries:
+            excused = (*library.jit, *library.stubs)
+            assert all(len(one.reason) > 10 for one in excused), library.files

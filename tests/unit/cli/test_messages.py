@@ -62,7 +62,7 @@ pins resolve vlm
 pins check --pins no/such
 bench quality --target cpu --layers qv
 bench quality --target cpu --max-kl x
-bench quality --target cpu --top 0
+bench quality --target cpu --tokens 0
 bench --target cpu --url http://127.0.0.1:9 --vs unpatched
 bench compare a
 bench compare no/a no/b
@@ -79,12 +79,10 @@ watch --known vllm=x
 verify
 verify --target cpu --key no/such
 release --target cpu --push example.org/x
-release --target cpu --keyless --key x
 proofs --target cpu
 packs --target cpu
-packs --target spark --module nothing
 model fetch --target cpu
-roofline --target spark --bandwidth 0
+roofline --target spark --batch 0
 roofline --target spark --layers qv
 doctor --readings no/such
 doctor --report --readings x

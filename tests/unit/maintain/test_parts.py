@@ -6,9 +6,6 @@ import ast
 import sys
 from pathlib import Path
 
-import pytest
-
-from sparkforge.core.errors import SeriesError
 from sparkforge.core.index import Index
 from sparkforge.maintain import ablate
 from sparkforge.pins import pins
@@ -49,10 +46,3 @@ def test_each_part_that_can_be_switched_off_has_a_test() -> None:
     for test in named.values():
         file, _, function = test.partition("::")
         assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
-
-
-def test_a_plugin_that_names_no_tests(tmp_path: Path) -> None:
-    (tmp_path / "plugin").mkdir()
-    (tmp_path / "plugin" / "pyproject.toml").write_text("[project]\nname = 'a'\n", encoding="utf-8")
-    with pytest.raises(SeriesError, match="cannot be read: 'tool'"):
-        ablate.parts_of(tmp_path, _plugin("plugin/"))

@@ -117,27 +117,6 @@ def test_server_error_is_retried(store: Store, server: Server, status: int) -> N
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize(
-    ("header", "wait_s"),
-    [
-        ("7", 7.0),
-        ("0", 2.0),
-        ("86400", 60.0),
-        ("soon", 2.0),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 2.0),
-    ],
-)
-def test_retry_after_is_limited(
-    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch, header: str, wait_s: float
-) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(download, "_FIRST_WAIT_S", 2.0)
-    monkeypatch.setattr("time.sleep", waits.append)  # the server's pauses, too
-    url = server.add("/f", Page(DATA, statuses=[503], headers={"Retry-After": header}))
-    assert get(store, url).read_bytes() == DATA
-    assert waits[0] == wait_s
-
-
 def test_gzip_encoded_tarball_is_not_unpacked(store: Store, server: Server) -> None:
     data = gzip.compress(b"a tarball", mtime=0)
     url = server.add("/f", Page(data, headers={"Content-Encoding": "gzip"}))

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from sparkforge.build.packs.names import LOCK
+from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.stages.thirdparty import PYTHON
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins

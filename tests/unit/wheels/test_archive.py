@@ -50,28 +50,6 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("descriptors", [False, True])
-def test_copied_members_keep_their_bytes(tmp_path: Path, descriptors: bool) -> None:
-    source = make_wheel(
-        tmp_path,
-        files=FILES,
-        stored=["demo/b.bin"],
-        executable=["demo/run"],
-        descriptors=descriptors,
-    )
-    target = copied(source, tmp_path / "out.zip")
-    assert packed(target) == packed(source)
-    with zipfile.ZipFile(target) as wheel:
-        assert wheel.testzip() is None
-        for name, data in FILES.items():
-            assert wheel.read(name) == data
-        modes = {info.filename: info.external_attr >> 16 for info in wheel.infolist()}
-        assert modes["demo/run"] == 0o100755
-        assert modes["demo/a.py"] == 0o100644  # 664 in the source: somebody's umask
-        assert {info.date_time for info in wheel.infolist()} == {(2023, 11, 14, 22, 13, 20)}
-        assert all(not info.flag_bits & 8 for info in wheel.infolist())
-
-
 def test_another_reader_agrees(tmp_path: Path) -> None:
     target = copied(make_wheel(tmp_path, files=FILES, descriptors=True), tmp_path / "out.zip")
     out = subprocess.run(

@@ -1,0 +1,154 @@
+"""What a compile needs besides its tree: the builder image, and sources that CMake would fetch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import WHEELS, Context, Tools
+from sparkforge.build.results import BuilderResult, ExternalResult
+from sparkforge.build.stages.thirdparty import wheelhouse_item
+from sparkforge.core.disk import code_digest, intact, key_of, sha256_file
+from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
+from sparkforge.core.log import log
+from sparkforge.core.run import call
+from sparkforge.runtime.engine import OLDEST_ENGINE, Engine, build_image
+from sparkforge.sources.download import Fetches
+from sparkforge.store.store import code_of
+
+ARCHIVE = "source.tar"
+# CMake and ninja are locked wheels. patch: vLLM's CMake patches one header of torch with it.
+# libnuma-dev: its CPU kernels
+_PACKAGES = ("ccache", "g++", "gcc", "git", "libc6-dev", "libnuma-dev", "patch")
+
+
+def engine_of(tools: Tools) -> Engine:
+    """Return the engine that compiles; MachineError if none is used here."""
+    if tools.engine is None:
+        remedy = f"start Docker Engine {OLDEST_ENGINE} or newer, or use --wheels overlay"
+        raise MachineError("compiling wheels needs a container engine", remedy)
+    return tools.engine
+
+
+def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
+    """Return the image with compilers and build requirements, on the target's base or --base.
+
+    Raises:
+        BuildError: the target names no requirements for a builder.
+        MachineError: the target has no base image, and none is named.
+    """
+    base, target = tools.base, context.target
+    if base is None:
+        msg = f"target {context.target_name} has no base image in pins.yaml to compile in"
+        raise MachineError(msg, "give one: --base IMAGE (with Python and apt)")
+    lock = target.builder.get(context.platform)
+    if lock is None:
+        msg = f"targets.{context.target_name}: has no builder for {context.platform}"
+        raise BuildError(msg, "add a lock of its upstreams' build requirements (builder:)")
+    house = wheelhouse_item(context, context.root / lock, "builder's wheelhouse", "builder")
+    packages = (*_PACKAGES, f"python{target.python}-dev")
+    inputs = {
+        "base": base.digest,
+        "wheelhouse": house.key,
+        "python": target.python,
+        "platform": context.platform,
+        "packages": list(packages),
+        "epoch": context.epoch,
+        "recipe": code_digest(context.root / "Dockerfile"),
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path) -> BuilderResult:
+        from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+        engine = engine_of(tools)
+        name = f"sparkforge/builder-{context.target_name}:{key_of(inputs)[:12]}"
+        ours = folder / "wheels"
+        ours.mkdir()
+        (ours / "requirements.txt").write_bytes((context.root / lock).read_bytes())
+        build_image(
+            context.root / "Dockerfile",
+            context.root,
+            engine.context,
+            engine.kept_as(name),
+            stage="builder",
+            platform=context.platform,
+            arguments={
+                "BASE": base.reference,
+                "PYTHON_VERSION": target.python,
+                "SOURCE_DATE_EPOCH": str(context.epoch),
+                "SYSTEM_PACKAGES": " ".join(packages),
+            },
+            contexts={"wheels": ours, "wheelhouse": house.path / WHEELS},
+            ca_bundle=tools.ca_bundle,
+        )
+        image_id = engine.image_id(name)
+        log.info(f"builder {name} ({image_id})")
+        return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
+
+    return Cached(
+        "builder",
+        "builder",
+        inputs,
+        BuilderResult,
+        make,
+        needs=(house,),
+        valid=lambda artefact: (
+            tools.engine is None or tools.engine.has_image(artefact.result.image_id)
+        ),
+        # an engine may lose the image of which all wheels are made
+        intermediate=True,
+    )
+
+
+def external_item(context: Context, upstream: str, external: str) -> Cached[ExternalResult]:
+    """Return a repository that an upstream's CMake would fetch, with submodules, as an archive.
+
+    It is fetched by its full SHA. A commit's tree has the SHAs of its submodules, so it pins them.
+
+    Raises (when it is made):
+        FetchError: git cannot fetch it, or one of its submodules.
+    """
+    pin = context.pins.upstream(upstream).externals[external]
+    name = f"{upstream}/{external}"
+
+    def make(folder: Path) -> ExternalResult:
+        url = context.access.mirrors.get(name, pin.git)
+        local = "://" not in url and Path(url).exists()
+        if context.access.offline and not local:
+            msg = f"{name}: commit {pin.commit[:12]} is not in the store, and --offline is set"
+            remedy = f"run once without --offline, or give --mirror {name}=PATH of a clone"
+            raise FetchError(msg, remedy)
+        url = str(Path(url).resolve()) if local else url
+        log.info(f"{name}: fetching {pin.commit[:12]} from {url}")
+        with context.store.temporary("external") as work:
+            # whether submodules may be folders of this machine
+            files = f"protocol.file.allow={'always' if local else 'never'}"
+            git = ("git", "-C", work, "-c", files, "-c", "core.hooksPath=/dev/null")
+            deep = ("submodule", "--quiet", "update", "--init", "--recursive", "--depth=1")
+            try:
+                for words in (
+                    ("init", "--quiet", "--template="),
+                    ("remote", "add", "origin", url),  # addresses of submodules may be relative
+                    ("fetch", "--quiet", "--depth=1", "--no-tags", "origin", pin.commit),
+                    ("checkout", "--quiet", "FETCH_HEAD"),
+                    (*deep, "--checkout"),
+                ):
+                    call(*git, *words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
+            except CommandError as error:
+                msg = f"{name}: git could not fetch {pin.commit[:12]} from {url}:\n{error}"
+                remedy = f"check the network, or give --mirror {name}=URL-or-path"
+                raise FetchError(msg, remedy) from error
+            out = folder / ARCHIVE
+            call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
+        return ExternalResult(pin.commit, sha256_file(out))
+
+    return Cached(
+        "sources",
+        f"external {name}",
+        {"commit": pin.commit, "code": code_of(__name__)},
+        ExternalResult,
+        make,
+        valid=lambda artefact: intact(artefact.path / ARCHIVE, artefact.result.sha256),
+        fetches=lambda: Fetches(unknown=(f"{name} by git",)),
+    )

@@ -1,0 +1,215 @@
+"""FlashInfer's modules → objects in the store → a wheel of libraries."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from sparkforge.build.cached import Cached
+from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.jobs import KEEP_GIB, width
+from sparkforge.build.packs import recipe
+from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
+from sparkforge.build.packs.recipe import Described, Host, Unit
+from sparkforge.build.results import PackResult
+from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.trees import Tree
+from sparkforge.build.stages.wheels import holds_wheel
+from sparkforge.core import git
+from sparkforge.core.disk import intact, key_of, sha256_file
+from sparkforge.core.errors import BuildError, CommandError, UsageError
+from sparkforge.core.log import counted, log
+from sparkforge.core.run import in_parallel
+from sparkforge.store.store import Store, code_of
+from sparkforge.wheels import archive
+
+DISTRIBUTION, PACKAGE = "flashinfer-jit-cache", "flashinfer_jit_cache"
+OBJECT = "unit.o"
+_SHIM = Path(__file__).with_name("shim.py")
+_TAGS = {"linux/amd64": "py3-none-linux_x86_64", "linux/arm64": "py3-none-linux_aarch64"}
+_METADATA = (
+    "Summary: FlashInfer's modules for gpt-oss on SM 12.x, compiled by sparkforge",
+    "License-Expression: Apache-2.0",
+)
+_LARGE = re.compile(r"gemm_grouped/")
+# GiB that one compiler takes at most; nvcc 13.0.88 on x86-64 (docs/build.md)
+_LARGEST_GIB, _OTHER_GIB = 8.0, 2.0
+
+
+@dataclass(frozen=True)
+class ObjectResult:
+    """An object."""
+
+    sha256: str
+
+
+def libraries(
+    store: Store,
+    tree: Path,
+    host: Host,
+    modules: Sequence[Described],
+    shared: Mapping[str, object],
+    jobs: int | None,
+) -> dict[str, Path]:
+    """Return the libraries of modules by name, compiling the objects that the store lacks.
+
+    Args:
+        tree: as ``recipe.fill`` writes it, with generated files; it gets the libraries.
+        shared: inputs of all units, for their keys.
+        jobs: compilers at once; None: as many as fit in memory.
+
+    Raises:
+        BuildError: a compiler or the linker fails, or a library needs newer ones than the image's.
+    """
+    found: dict[Unit, Path] = {}
+    inputs = {
+        unit: {
+            "source": unit.source,
+            "contents": recipe.contents(tree, unit),
+            "flags": list(unit.flags),
+            "host": host.identity,
+            "code": recipe.digest(),
+            **shared,
+        }
+        for module in modules
+        for unit in module.units
+    }
+    for unit, keys in inputs.items():
+        kept = store.find("packs", keys, ObjectResult)
+        if kept is not None and intact(kept.path / OBJECT, kept.result.sha256):
+            found[unit] = kept.path / OBJECT
+    missing = [unit for unit in inputs if unit not in found]
+    of = f"{counted(len(inputs), 'unit')} of {counted(len(modules), 'module')}"
+    log.info(f"{of}, {len(missing)} to compile")
+
+    def compiled(unit: Unit, _: Event) -> Path:
+        def make(folder: Path) -> ObjectResult:
+            try:
+                name = key_of(inputs[unit])[:16]
+                recipe.compile_unit(tree, host, unit, name, folder / OBJECT)
+            except CommandError as error:
+                hint = "fix the source, or the patch that changed it; --jobs 1 if memory ran out"
+                raise BuildError(f"{unit.source}: cannot be compiled:\n{error}", hint) from error
+            return ObjectResult(sha256_file(folder / OBJECT))
+
+        # again: one that is there is damaged
+        return store.build("packs", inputs[unit], ObjectResult, make, again=True).path / OBJECT
+
+    for gib in (_LARGEST_GIB, _OTHER_GIB):
+        todo = [u for u in missing if (gib == _LARGEST_GIB) == bool(_LARGE.search(u.source))]
+        at_once = width(jobs, gib, KEEP_GIB)
+        for unit, path in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
+            found[unit] = path
+            log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+    made = {module.name: tree / f"{module.name}.so" for module in modules}
+    for module in modules:
+        parts = [found[unit] for unit in module.units]
+        try:
+            recipe.link(tree, host, module, parts, made[module.name])
+        except CommandError as error:
+            raise BuildError(f"{module.name} cannot be linked:\n{error}") from error
+    return made
+
+
+def write(
+    modules: Sequence[Module],
+    described: Sequence[Described],
+    libraries: Mapping[str, Path],
+    about: Mapping[str, str],
+    epoch: int,
+    folder: Path,
+) -> PackResult:
+    """Write the wheel with the package that FlashInfer looks for; the same inputs, the same bytes.
+
+    ``about`` is for the manifest: version (FlashInfer's, and ours after a plus, as FlashInfer wants
+    it), architecture (as it names it, e.g. ``sm121f``), platform, commit, and compilers.
+    """
+    entries, members = [], {}
+    for module, units in zip(modules, described, strict=True):
+        path = libraries[module.name]
+        entry = {"name": module.name, "sha256": sha256_file(path), "size": path.stat().st_size}
+        entries.append({**entry, "units": len(units.units), "needs": module.needs})
+        members[f"{PACKAGE}/modules/{module.name}/{module.name}.so"] = path.read_bytes()
+    manifest = {"schema": 1, "distribution": DISTRIBUTION, **about, "modules": entries}
+    package = {
+        f"{PACKAGE}/__init__.py": _SHIM.read_bytes(),
+        f"{PACKAGE}/manifest.json": f"{json.dumps(manifest, indent=1)}\n".encode(),
+    }
+    version, tag = about["version"], _TAGS[about["platform"]]
+    wheel = archive.Fresh(DISTRIBUTION, version, tag, _METADATA, {**package, **members}, {})
+    path = archive.write_fresh(wheel, epoch, folder)
+    hashes = {str(entry["name"]): str(entry["sha256"]) for entry in entries}
+    units_in_all = len({unit for one in described for unit in one.units})
+    return PackResult(path.name, sha256_file(path), version, hashes, units=units_in_all)
+
+
+def packs_item(
+    context: Context, tree: Tree | None, modules: Sequence[Module], jobs: int | None = None
+) -> Cached[PackResult]:
+    """Return the wheel of these modules for a target.
+
+    A machine without the C++ compiler for its host code can plan it, not make it.
+
+    Raises:
+        UsageError: the target has no GPU, or none of FlashInfer.
+    """
+    arch = context.target.cuda_arch
+    if arch is None or tree is None or UPSTREAM not in context.target.wheels:
+        msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
+        raise UsageError(msg, "choose spark or rtx")
+    host = recipe.found(context.platform)
+    upstream = context.pins.upstream(UPSTREAM)
+    nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
+    compiler = sha256_file(nvcc.lock)
+    family = f"{arch}f"
+    local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
+    version = f"{upstream.version}+{local}"
+    inputs = {
+        "upstream_commit": upstream.commit_or_unknown,
+        "series": context.series_of(UPSTREAM).sha256,
+        "modules": [module.name for module in modules],
+        "architecture": family,
+        "platform": context.platform,
+        "compiler": compiler,
+        "host": "none on this machine" if host is None else host.identity,
+        "version": version,
+        "epoch": context.epoch,
+        "code": code_of(__name__),
+    }
+
+    def make(folder: Path) -> PackResult:
+        host = recipe.host(context.platform)
+        patched = tree.layer(context).patched
+        repo, commit = patched.source.repo, patched.commit
+        with context.store.temporary("packs") as work:
+            where = work / "tree"
+            nvcc.fill(context, work / WHEELS)
+            recipe.fill(repo, commit, work / WHEELS, host, where)
+            ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
+            shared = {"tree": dict(zip(recipe.READ, ids, strict=True)), "compiler": compiler}
+            described = recipe.describe(where, family, modules)
+            found = libraries(context.store, where, host, described, shared, jobs)
+            about = {
+                "version": version,
+                "architecture": f"sm{family.replace('.', '')}",
+                "platform": context.platform,
+                "commit": commit,
+                "compiler": f"nvcc {nvcc.version()}",
+                "host": host.identity,
+            }
+            return write(modules, described, found, about, context.epoch, folder)
+
+    return Cached(
+        "packs",
+        "pack flashinfer",
+        inputs,
+        PackResult,
+        make,
+        needs=tree.items,
+        valid=holds_wheel,
+        fetches=lambda: nvcc.fetches(context),
+    )

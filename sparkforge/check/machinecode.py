@@ -1,0 +1,264 @@
+"""Machine code, by cuobjdump and nvdisasm of requirements/proofs.txt → facts about its kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from sparkforge.build.jobs import width
+from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.core.disk import sha256_file
+from sparkforge.core.errors import CheckError, CommandError
+from sparkforge.core.run import call, in_parallel
+from sparkforge.pins.compiling import compiles
+from sparkforge.sources.project import Project
+from sparkforge.store.store import code_of
+
+LOCK = "requirements/proofs.txt"
+_TOOL = re.compile(r".*/bin/(cuobjdump|nvdisasm)")
+_READER_GIB = 1.5  # an image of 19 MB takes 0.55 here, and as much in cuobjdump
+_FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
+_TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
+# offset, an optional predicate, the instruction with its modifiers, operands
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\S+\s+)?([A-Z][A-Z0-9_.]*)[^;\n]*);")
+_USAGE = re.compile(
+    r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE
+)
+# the second template argument of sparkforge_device_kernel, tests/patches/cuda/
+_SHARED_BYTES = re.compile(r"sparkforge_device_kernel.*?Li(\d+)EEEv")
+# the system's part of each block's shared memory (1 KiB in addition to the 99 of a block); the
+# listing adds it to all kernels of a module if one of them uses shared memory
+_RESERVED_SHARED = 1024
+_MMA = re.compile(r"^(UTC)?[A-Z]{0,2}MMA\b")
+# cuobjdump -all --dump-resource-usage: one of these for each image, followed by its functions
+_IMAGE = re.compile(r"^Fatbin (elf|ptx) code:\n=+\narch = sm_(\w+)$", re.MULTILINE)
+_MAGIC = (b"\x7fELF", b"!<arch>", b"\x50\xed\x55\xba")  # an object, an archive, a fatbin
+_ENTRY = re.compile(rb"\.entry\s+([\w$.]+)")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Facts about one kernel's machine code.
+
+    Attributes:
+        target: e.g. ``sm_121a``; for 120f ``sm_120``.
+        registers, stack, local: per thread; local memory outside the stack (bytes) is spilled.
+        shared, shared_dynamic: static bytes per block, and those that a CUTLASS kernel requests at
+            its launch; None: not in the code.
+        mma: number of each matrix instruction with its modifiers.
+        traps: whether it has a trap (``BPT.TRAP``), like an empty stub.
+        code: digest of the instructions with their operands.
+    """
+
+    name: str
+    target: str
+    registers: int
+    stack: int
+    local: int
+    shared: int
+    shared_dynamic: int | None
+    mma: Mapping[str, int]
+    opcodes: tuple[str, ...]
+    traps: bool
+    code: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """Machine code of a library, or of all cubins of a folder.
+
+    Attributes:
+        images, ptx: number of cubins and of PTX texts by architecture.
+        kernels: of the cubins for the device, each content once.
+        jit: kernels in no such cubin, which the driver compiles from PTX.
+    """
+
+    images: Mapping[str, int]
+    ptx: Mapping[str, int]
+    kernels: tuple[Kernel, ...]
+    jit: tuple[str, ...]
+
+
+def usages(text: str) -> dict[str, tuple[int, int, int, int]]:
+    """Return registers, stack, static shared and local memory of each kernel of one cubin."""
+    found = {}
+    for name, *numbers in _USAGE.findall(text):
+        registers, stack, shared, local = map(int, numbers)
+        found[name] = (registers, stack, max(0, shared - _RESERVED_SHARED), local)
+    return found
+
+
+def read(sass: str, usage: str) -> list[Kernel]:
+    """Read the output of ``cuobjdump -sass`` and ``cuobjdump --dump-resource-usage`` for one cubin.
+
+    Raises:
+        CheckError: they name different kernels, or the output is not understood.
+    """
+    target, resources = _TARGET.search(sass), usages(usage)
+    pieces = _FUNCTION.split(sass)[1:]
+    bodies = dict(zip(pieces[::2], map(_INSTRUCTION.findall, pieces[1::2]), strict=True))
+    if bodies.keys() != resources.keys() or not all(bodies.values()) or (bodies and not target):
+        msg = "cuobjdump's listings can't be read, or name different kernels"
+        raise CheckError(msg, "check that nvdisasm and cuobjdump have the same version")
+    found = []
+    for name, body in bodies.items():
+        words = Counter(word for _, word in body if word != "NOP")
+        dynamic = _SHARED_BYTES.search(name)
+        registers, stack, shared, local = resources[name]
+        kernel = Kernel(
+            name=name,
+            target=target[1] if target else "",
+            registers=registers,
+            stack=stack,
+            local=local,
+            shared=shared,
+            shared_dynamic=int(dynamic[1]) if dynamic else None,
+            mma={word: number for word, number in sorted(words.items()) if _MMA.match(word)},
+            opcodes=tuple(sorted({word.partition(".")[0] for word in words})),
+            traps=any(word.startswith("BPT.TRAP") for word in words),
+            code=hashlib.sha256("\n".join(text for text, _ in body).encode()).hexdigest()[:16],
+        )
+        found.append(kernel)
+    return found
+
+
+@dataclass(frozen=True)
+class Readers:
+    """cuobjdump and nvdisasm, in one folder."""
+
+    folder: Path
+
+    def run(self, *words: str | Path, cwd: Path | None = None) -> str:
+        """Return cuobjdump's output; CommandError if it fails."""
+        # it needs nvdisasm on the PATH, and without it prints nothing, and no error
+        env = {"PATH": f"{self.folder}{os.pathsep}{os.environ.get('PATH', '')}"}
+        return call(self.folder / "cuobjdump", *words, cwd=cwd, env=env).stdout.decode()
+
+    def read(self, cubin: Path) -> list[Kernel]:
+        """Read a cubin; CheckError if it can't be read."""
+        return read(self.run("-sass", cubin), self.run("--dump-resource-usage", cubin))
+
+    def library(
+        self, paths: Sequence[Path], capability: str, architectures: Iterable[str], work: Path
+    ) -> Library:
+        """Read a library, or cubins as one.
+
+        Args:
+            capability: of the device, e.g. ``12.1``.
+            architectures: of its own code, e.g. ``120f``.
+            work: folder for the images.
+
+        Raises:
+            CheckError: cuobjdump can't read one of them.
+        """
+        images, ptx = Counter[str](), Counter[str]()
+        cubins: list[Path] = []
+        entries: set[str] = set()
+        for path in paths:
+            with path.open("rb") as file:
+                if not file.read(8).startswith(_MAGIC):
+                    continue  # for example a linker's script
+            elf, texts = self._images(path)
+            images += elf
+            ptx += texts
+            cubins += self._extract("elf", path, elf, elf.keys() & set(architectures), work)
+            jit = {arch for arch in texts if compiles(arch, capability)}
+            for text in self._extract("ptx", path, texts, jit, work):
+                entries.update(match.decode() for match in _ENTRY.findall(text.read_bytes()))
+        kernels: dict[tuple[str, str], Kernel] = {}
+        largest_first = sorted(cubins, key=lambda path: -path.stat().st_size)
+
+        def one(cubin: Path, _: Event) -> list[Kernel]:
+            return self.read(cubin)
+
+        for found in in_parallel(one, largest_first, width(None, _READER_GIB)):
+            kernels.update({(kernel.name, kernel.code): kernel for kernel in found})
+        return Library(
+            dict(sorted(images.items())),
+            dict(sorted(ptx.items())),
+            tuple(kernels[key] for key in sorted(kernels)),
+            tuple(sorted(entries - {name for name, _ in kernels})),
+        )
+
+    def _images(self, path: Path) -> tuple[Counter[str], Counter[str]]:
+        """Return the number of cubins with a kernel, and of PTX texts, by architecture."""
+        found = {"elf": Counter[str](), "ptx": Counter[str]()}
+        try:
+            usage = self.run("-all", "--dump-resource-usage", path)
+        except CommandError as error:
+            if "does not contain device code" in str(error):
+                return found["elf"], found["ptx"]
+            raise CheckError(f"{path.name}: {error.what}", "check that it is complete") from error
+        pieces = _IMAGE.split(usage)
+        if usage and len(pieces) == 1:  # a single cubin
+            (arch,) = re.findall(r"\.sm_(\w+)\.cubin$", self.run("-lelf", path), re.MULTILINE)
+            found["elf"][arch] += 1
+        for form, arch, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            if form == "ptx" or " Function " in text:
+                found[form][arch] += 1
+        return found["elf"], found["ptx"]
+
+    def _extract(
+        self, form: str, path: Path, listed: Counter[str], archs: set[str], work: Path
+    ) -> list[Path]:
+        """Extract the images of some architectures; CheckError if some of them are missing."""
+        if not archs:
+            return []
+        into = work / f"{path.name}.{form}"
+        into.mkdir()
+        # by the ends of cuobjdump's file names; 120f's cubins have 120's
+        ends = {
+            arch: f".sm_{arch.removesuffix('f')}.cubin" if form == "elf" else f".sm_{arch}.ptx"
+            for arch in listed
+        }
+        wanted = sorted({ends[arch] for arch in archs})
+        self.run("-all", f"-x{form}", ",".join(wanted), path, cwd=into)
+        found = sorted(into.iterdir())
+        number = sum(listed[arch] for arch in listed if ends[arch] in wanted)
+        if len(found) < number:
+            msg = f"{path.name}: cuobjdump lists {number} images, and extracts {len(found)}"
+            raise CheckError(msg, "check that it is complete, and that the disk is not full")
+        return found
+
+
+@dataclass(frozen=True)
+class ReadersResult:
+    """The names of the programs."""
+
+    programs: tuple[str, ...]
+
+
+def readers(project: Project) -> Readers:
+    """Return the readers for this machine, fetched if the store lacks them.
+
+    Raises:
+        MachineError, FetchError, IntegrityError: as ``LockedCompiler.fill``.
+    """
+    locked = LockedCompiler(project.root / LOCK, "nvidia-cuda-cuobjdump")
+
+    def make(folder: Path) -> ReadersResult:
+        programs = folder / "bin"
+        programs.mkdir()
+        locked.fill(project, folder / "wheels")
+        for wheel in (folder / "wheels").glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                for member in archive.namelist():
+                    if match := _TOOL.fullmatch(member):
+                        (programs / match[1]).write_bytes(archive.read(member))
+                        (programs / match[1]).chmod(0o755)
+        return ReadersResult(tuple(sorted(path.name for path in programs.iterdir())))
+
+    here = platform.machine()
+    inputs = {"lock": sha256_file(locked.lock), "platform": here, "code": code_of(__name__)}
+    made = project.store.build("proof-readers", inputs, ReadersResult, make)
+    # without this `clean --superseded` would remove it
+    project.store.remember("proofs", f"readers {here}", made)
+    return Readers(made.path / "bin")

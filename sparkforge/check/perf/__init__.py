@@ -1,1 +1,0 @@
-"""Roofline and quality of the dense layers' formats."""

@@ -1,0 +1,201 @@
+"""`build.py proofs`: machine code of a target's wheels, compared with its contract of pins.yaml."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from sparkforge.build.options import OutputOptions
+from sparkforge.check.machinecode import Library, Readers, readers
+from sparkforge.core.disk import write_file
+from sparkforge.core.errors import CheckError, UsageError
+from sparkforge.core.log import log
+from sparkforge.pins.compiling import Contract, Excused
+from sparkforge.pins.pins import Target
+from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.wheels import archive, intake
+
+_NATIVE = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin|a|o|pyd)$")
+# a stub at most reads constants, and stops; an assertion's trap comes with other work
+_WORK = re.compile(r"LD[GSL]?|LDSM|LDGSTS|ST[GSL]?|ATOM\w*|RED\w*|UTMA\w*|UBLK\w*")
+_SHOWN = 5  # problems of a library in the log; the report has all
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A broken rule.
+
+    Attributes:
+        rule: its name in docs/kernels.md.
+        kernel: mangled name; "": the library as a whole.
+        text: the problem.
+    """
+
+    rule: str
+    kernel: str
+    text: str
+
+
+def check(file: str, library: Library, contract: Contract, capability: str) -> Iterator[Problem]:
+    """Yield the rules that a library breaks; none if the target does not use it."""
+    rules = contract.rules(file)
+    if rules.unused is not None:
+        return
+    if not library.kernels and not library.jit:
+        archs = ", ".join(sorted({*library.images, *library.ptx}))
+        yield Problem("loads", "", f"has code for {archs}: nothing of it runs on {capability}")
+    for name in library.jit:
+        if not _excused(name, rules.jit):
+            text = f"is in PTX only: compiled at run time on {capability}"
+            yield Problem("native", name, text)
+    for need in rules.needs:
+        named = [kernel for kernel in library.kernels if re.search(need.kernels, kernel.name)]
+        if len(named) < need.least:
+            text = f"has {len(named)} kernels {need.kernels}, not {need.least}"
+            yield Problem("mma", "", text)
+        for kernel in named:
+            if not any(re.fullmatch(need.mma, word) for word in kernel.mma):
+                has = ", ".join(kernel.mma) or "none"
+                text = f"has no {need.mma}; matrix instructions: {has}"
+                yield Problem("mma", kernel.name, text)
+    stack = contract.stack if rules.stack is None else rules.stack
+    for kernel in library.kernels:
+        name = kernel.name
+        stub = kernel.traps and not any(map(_WORK.fullmatch, kernel.opcodes))
+        if stub and not _excused(name, rules.stubs):
+            yield Problem("stub", name, "only traps: an empty stub")
+        if foreign := [word for word in kernel.opcodes if re.fullmatch(contract.foreign, word)]:
+            yield Problem("foreign", name, f"uses {', '.join(foreign)}, which the device lacks")
+        for limit, value, most in (
+            ("registers", kernel.registers, contract.registers),
+            ("stack", kernel.stack + kernel.local, stack),
+            ("shared", kernel.shared + (kernel.shared_dynamic or 0), contract.shared),
+        ):
+            if value > most:
+                yield Problem(limit, name, f"{limit}: {value}, the limit is {most}")
+
+
+def _excused(name: str, exceptions: Sequence[Excused]) -> bool:
+    return any(re.search(exception.kernels, name) for exception in exceptions)
+
+
+def libraries(
+    wheel: Path, target: Target, tools: Readers, work: Path
+) -> Iterator[tuple[str, Library]]:
+    """Yield the files of a wheel with machine code; a folder's cubins are one (``FOLDER/*.cubin``).
+
+    Raises:
+        BuildError: it is not a wheel, or a file differs from its RECORD.
+        CheckError: machine code can't be read.
+    """
+    assert target.machine_code is not None and target.cuda_arch is not None
+    with archive.opened(wheel) as source:
+        record = intake.read(source).record
+        groups: dict[str, list[str]] = {}
+        for member in sorted(filter(_NATIVE.search, source.members)):
+            name = re.sub(r"[^/]*\.(cubin|fatbin)$", "*.cubin", member)
+            groups.setdefault(name, []).append(member)
+        for number, (name, members) in enumerate(groups.items()):
+            folder = work / str(number)
+            folder.mkdir()
+            paths = []
+            for member in members:
+                if not record.get(member):
+                    raise source.wrong(f"{member} has no hash in its RECORD")
+                paths.append(folder / member.rpartition("/")[2])
+                with paths[-1].open("wb") as out:
+                    out.writelines(intake.checked(source, record, member))
+            architectures = target.machine_code.architectures
+            library = tools.library(paths, target.cuda_arch, architectures, folder)
+            shutil.rmtree(folder)
+            if library.images or library.ptx:
+                yield name, library
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``proofs``."""
+
+    wheel: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = ()
+    """wheels to check (default: those of the target's last build)"""
+    target: str
+    """target whose contract in pins.yaml applies"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+
+
+def run(options: Options) -> int:
+    """Read wheels, compare them with the target's contract, and write the report.
+
+    Raises:
+        UsageError: the target has no contract, or a file is missing.
+        BuildError: a file is no wheel.
+        CheckError: a rule is broken; the report is written.
+    """
+    project = Project.open(options.project)
+    target = project.pins.target(options.target)
+    code, capability = target.machine_code, target.cuda_arch
+    if code is None or capability is None:
+        msg = f"{options.target}: pins.yaml has no machine_code for this target"
+        raise UsageError(msg, "use a target with a GPU")
+    built = project.root / "dist" / options.target
+    wheels = options.wheel or sorted((*built.glob("*.whl"), *built.glob("packs/*.whl")))
+    if not wheels or not all(path.is_file() for path in wheels):
+        msg = f"no such wheels: {', '.join(map(str, wheels)) or built}"
+        hint = f"run build.py --target {options.target} --until wheels, or name wheels"
+        raise UsageError(msg, hint)
+    project.store.sweep()
+    tools = readers(project)
+    contract, found, failed = project.pins.contracts[code.contract], [], set()
+    for wheel in wheels:
+        log.heading(f"{wheel.name}: machine code for {capability}")
+        with project.store.temporary("proofs") as work:
+            for file, library in libraries(wheel, target, tools, work):
+                problems = list(check(file, library, contract, capability))
+                unused = contract.rules(file).unused or ""
+                kernels = library.kernels
+                document = {
+                    "wheel": wheel.name,
+                    "file": file,
+                    "unused": unused,
+                    "images": library.images,
+                    "ptx": library.ptx,
+                    "kernels": len(kernels),
+                    "mma": dict(sorted(Counter(word for k in kernels for word in k.mma).items())),
+                    "stack": max((k.stack + k.local for k in kernels), default=0),
+                    "ptx_only": list(library.jit),
+                    "problems": [asdict(problem) for problem in problems],
+                }
+                found.append(document)
+                if problems:
+                    failed.add(wheel.name)
+                verdict = "unused" if unused else "FAILED" if problems else "ok"
+                log.info(f"  {verdict:6}  {file}: {len(library.kernels)} kernels")
+                for one in problems[:_SHOWN]:
+                    log.info(f"          {one.rule}: {one.kernel[:60]} {one.text}")
+                if len(problems) > _SHOWN:
+                    log.info(f"          and {len(problems) - _SHOWN} more problems")
+    report = {
+        "target": options.target,
+        "capability": capability,
+        "ran_on": "no GPU: disassembled only",
+        "ok": not failed,
+        "wheels": [wheel.name for wheel in wheels],
+        "libraries": found,
+    }
+    path = project.root / "dist" / "proofs" / f"wheels-{options.target}.json"
+    write_file(path, f"{json.dumps(report, indent=1, sort_keys=True)}\n".encode())
+    log.heading(f"{len(wheels) - len(failed)} of {len(wheels)} wheels keep the contract; {path}")
+    if failed:
+        raise CheckError(f"failed: {', '.join(sorted(failed))}", f"see {path}")
+    log.document(report)
+    return 0

@@ -1,1 +1,0 @@
-"""Proofs from machine code: patched kernels compile for SM12x, to the required instructions."""

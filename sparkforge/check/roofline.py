@@ -1,0 +1,266 @@
+"""`build.py roofline`: ceilings of decoding speed, a memory's bandwidth / the bytes of a step.
+
+A ceiling is neither a measurement nor a promise: no engine can be faster. A step reads the weights
+as the backend stores them (with padding, scales and biases), keys and values of the context, norms,
+sinks and rows of the embedding. Not counted: activations, new keys and values (under 1 MB per
+token), caches between steps, and all computation. 1 GB is 10^9 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from sparkforge.build.options import OutputOptions
+from sparkforge.core import pages
+from sparkforge.core.errors import UsageError
+from sparkforge.core.log import log
+from sparkforge.pins.pins import Target
+from sparkforge.sources.project import PinsFile, checkout
+
+GB = 10**9
+NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
+CONTEXT = 2048
+"""Default number of tokens."""
+HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
+
+Format = Literal["bf16", "mxfp8", "mxfp4"]
+Kind = Literal["qkv", "o", "lm_head"]
+Moe = Literal["marlin-release", "marlin", "flashinfer_cutlass", "triton"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_BF16 = 2
+# an MX format has an E8M0 scale byte for 32 weights (OCP Microscaling Formats 1.0)
+WEIGHT_BYTES: Mapping[Format, float] = {"bf16": _BF16, "mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32}
+
+MOE_MULTIPLES: Mapping[Moe, tuple[int, int]] = {
+    "marlin-release": (256, 128),
+    "marlin": (64, 64),
+    "flashinfer_cutlass": (128, 128),
+    "triton": (1, 64),
+}
+"""Multiples that hidden and intermediate size are padded to, by MoE backend of vLLM 0.33.0.
+
+Source: mxfp4_round_up_hidden_size_and_intermediate_size in fused_moe/oracle/mxfp4.py, checked by
+tests/patches/test_marlin_moe_padding.py. ``marlin-release`` is Marlin in the release, ``marlin`` is
+Marlin with our series. It pads the rows of w2 on, to 128, which the decode kernels do not read and
+Marlin does (0.7 % more of gpt-oss's experts).
+"""
+
+_STEPS: tuple[tuple[str, Moe, str], ...] = (
+    ("release", "marlin-release", ""),
+    ("exact", "marlin", ""),
+    ("balanced", "marlin", "qkv=mxfp8,o=mxfp8,lm_head=mxfp8"),
+    ("fast", "marlin", "qkv,o,lm_head"),
+    ("fast, experts by CUTLASS", "flashinfer_cutlass", "qkv,o,lm_head"),
+    ("fast, experts by Triton", "triton", "qkv,o,lm_head"),
+)
+"""Name, MoE backend and --mxfp4-layers of each row: the release, then our profiles."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A gpt-oss model: decoder layers with attention, a router and experts, and a head.
+
+    The numbers are those of ``config.json`` at the revision in pins.yaml. A test compares the
+    totals with OpenAI's.
+    """
+
+    layers: int
+    experts: int
+    """Of a layer; a token uses ``top_k`` of them."""
+    sliding_window: int = 128
+    """Tokens that half of the layers attend to."""
+    hidden: int = 2880
+    intermediate: int = 2880
+    top_k: int = 4
+    heads: int = 64
+    """Query heads; each has one sink."""
+    kv_heads: int = 8
+    head_dim: int = 64
+    vocab: int = 201088
+    """Rows of the embedding and of the separate head."""
+
+    @property
+    def qkv_rows(self) -> int:
+        """Outputs of the fused q, k and v projection."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def o_columns(self) -> int:
+        """Inputs of the output projection."""
+        return self.heads * self.head_dim
+
+
+SHAPES: Mapping[str, Shape] = {
+    "gpt-oss-120b": Shape(layers=36, experts=128),
+    "gpt-oss-20b": Shape(layers=24, experts=32),
+}
+"""By the model's name in pins.yaml."""
+
+
+def parse_layers(text: str) -> dict[Kind, Format]:
+    """Read the value of ``--mxfp4-layers`` (``qkv,o,lm_head=mxfp8``) as our plugin of vLLM does.
+
+    Raises:
+        UsageError: a kind or format is unknown, or a kind occurs twice; ``moe`` has no effect.
+    """
+    chosen: dict[str, Format] = {}
+    for item in text.split(","):
+        name, _, given = item.strip().partition("=")
+        known = name in (*KINDS, "moe") and name not in chosen
+        if not known or given not in (("", "mxfp4") if name == "moe" else ("", "mxfp4", "mxfp8")):
+            msg = f"--layers {text}: {item.strip()!r} is unknown, or occurs twice"
+            raise UsageError(msg, "for example qkv,o,lm_head=mxfp8")
+        chosen[name] = "mxfp8" if given == "mxfp8" else "mxfp4"
+    return {kind: chosen[kind] for kind in KINDS if kind in chosen}
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def padded_experts(shape: Shape, moe: Moe) -> tuple[int, int]:
+    """Return hidden and intermediate size as an MoE backend stores them."""
+    hidden, intermediate = MOE_MULTIPLES[moe]
+    return _up(shape.hidden, hidden), _up(shape.intermediate, intermediate)
+
+
+def padded_dense(rows: int, columns: int) -> tuple[int, int]:
+    """Return the rows and columns of a dense weight as Marlin stores it.
+
+    Its tiles need rows by 64 and columns by 128, or vice versa; the smaller product is used (vLLM
+    0.33.0, quantization/utils/marlin_utils.py, marlin_padded_nk).
+    """
+    candidates = (_up(rows, 64), _up(columns, 128)), (_up(rows, 128), _up(columns, 64))
+    return min(candidates, key=lambda shape: (shape[0] * shape[1], sum(shape)))
+
+
+def distinct_experts(experts: int, top_k: int, batch: int) -> float:
+    """Return the average number of experts of a layer that a step of ``batch`` tokens reads.
+
+    Tokens choose independently and evenly. Real routers have preferences: a real step reads fewer.
+    """
+    return experts * (1 - (1 - top_k / experts) ** batch)
+
+
+def _dense(rows: int, columns: int, form: Format) -> float:
+    if form != "bf16":
+        rows, columns = padded_dense(rows, columns)
+    return rows * columns * WEIGHT_BYTES[form]
+
+
+def step_bytes(
+    shape: Shape, moe: Moe, formats: Mapping[Kind, Format], *, context: int, batch: int = 1
+) -> dict[str, float]:
+    """Return the bytes that one decoding step reads, by part.
+
+    Args:
+        formats: of dense layers; others are BF16.
+        context: tokens that each of the ``batch`` sequences attends to, with its own.
+    """
+    form: Mapping[Kind, Format] = {"qkv": "bf16", "o": "bf16", "lm_head": "bf16", **formats}
+    hidden, layers = shape.hidden, shape.layers
+    wide, inner = padded_experts(shape, moe)
+    expert = 3 * inner * wide * WEIGHT_BYTES["mxfp4"] + (2 * inner + wide) * _BF16
+    read = distinct_experts(shape.experts, shape.top_k, batch)
+    tokens = layers // 2 * (context + min(context, shape.sliding_window))
+    norms, sinks = (2 * layers + 1) * hidden, layers * shape.heads
+    return {
+        "experts": layers * read * expert,
+        "router": layers * (hidden + 1) * shape.experts * _BF16,
+        "qkv": layers * (_dense(shape.qkv_rows, hidden, form["qkv"]) + shape.qkv_rows * _BF16),
+        "o": layers * (_dense(hidden, shape.o_columns, form["o"]) + hidden * _BF16),
+        "lm_head": _dense(shape.vocab, hidden, form["lm_head"]),
+        "kv": batch * tokens * 2 * shape.kv_heads * shape.head_dim * _BF16,
+        # and one row of the embedding for each sequence
+        "other": (norms + sinks + batch * hidden) * _BF16,
+    }
+
+
+def rows(
+    shape: Shape,
+    bandwidth: float,
+    context: int = CONTEXT,
+    batch: int = 1,
+    layers: str | None = None,
+) -> list[dict[str, Any]]:
+    """Return the table: the release, the series with each format, and ``layers`` if given.
+
+    Each row has the bytes of a step, the ceiling over all sequences, and its ratio to the release.
+    ``bandwidth`` is in GB/s. UsageError: ``layers`` is invalid.
+    """
+    asked: list[tuple[str, Moe, str]] = []
+    if layers is not None:
+        parse_layers(layers)  # also refuses an empty value
+        asked = [(f"--layers {layers}", "marlin", layers)]
+    made: list[dict[str, Any]] = []
+    for name, moe, spec in (*_STEPS, *asked):
+        formats = parse_layers(spec) if spec else {}
+        step = step_bytes(shape, moe, formats, context=context, batch=batch)
+        total = sum(step.values())
+        speed = batch * bandwidth * GB / total
+        gain = speed / made[0]["ceiling_tok_s"] if made else 1.0
+        row = {"name": name, "moe": moe, "layers": spec, "bytes": step, "ceiling_tok_s": speed}
+        made.append({**row, "gain": gain, "gb_per_token": total / batch / GB})
+    return made
+
+
+def _cells(row: Mapping[str, Any], batch: int = 1) -> tuple[str, ...]:
+    step = row["bytes"]
+    rest = step["router"] + step["other"]
+    parts = (step["experts"], step["qkv"] + step["o"], step["lm_head"], step["kv"], rest)
+    figures = (*(part / batch / GB for part in parts), row["gb_per_token"])
+    speed = f"{row['ceiling_tok_s']:.1f} tok/s"
+    return row["name"], *(f"{figure:.3f}" for figure in figures), speed, f"x{row['gain']:.2f}"
+
+
+def _of(target: Target, model: str | None = None) -> tuple[str, float]:
+    """Return a model's name and the bandwidth of a target's memory, GB/s."""
+    wanted = model or target.model or ""
+    if wanted not in SHAPES or target.memory_gb_s is None:
+        msg = "the target has no known model, or no memory_gb_s in pins.yaml"
+        raise UsageError(msg, f"use a target with a GPU, and a model of {', '.join(SHAPES)}")
+    return wanted, target.memory_gb_s
+
+
+def markdown(target: Target) -> str:
+    """Return the table of docs/kernels.md."""
+    model, bandwidth = _of(target)
+    lines = [_cells(row) for row in rows(SHAPES[model], bandwidth)]
+    return pages.table(HEAD, lines, right=range(1, len(HEAD)))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``roofline``."""
+
+    target: str
+    """target whose memory and model to use"""
+    model: str | None = None
+    """model (default: the target's)"""
+    context: PositiveInt = CONTEXT
+    """context length in tokens (default: 2048)"""
+    batch: PositiveInt = 1
+    """sequences decoded at once (default: 1)"""
+    layers: str | None = None
+    """add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8"""
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
+
+
+def run(options: Options) -> int:
+    """Print the bytes that each configuration reads a token, and the ceiling that follows."""
+    model, bandwidth = _of(checkout(options.pins).pins.target(options.target), options.model)
+    context, batch = options.context, options.batch
+    table = rows(SHAPES[model], bandwidth, context, batch, options.layers)
+    case = {"model": model, "bandwidth_gb_s": bandwidth, "context": context, "batch": batch}
+    log.document({"note": NOTE, **case, "rows": table})
+    log.heading(f"{model}, {context} tokens of context, batch {batch}, at {bandwidth:g} GB/s")
+    log.info(NOTE)
+    log.table([HEAD, *(_cells(row, batch) for row in table)])
+    return 0

@@ -1,1 +1,0 @@
-"""Tools for maintainers, which no build needs."""

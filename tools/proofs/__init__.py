@@ -1,1 +1,0 @@
-"""Compile kernels, disassemble them, and compare them with what they promise: README.md."""
