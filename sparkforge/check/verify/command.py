@@ -99,7 +99,8 @@ def _build_again(options: Options, name: str, project: Project) -> int:
             again.run(until)
         finally:
             os.umask(before)
-        for new in map(wheel_path, again.graph.own):
+        made = (item for item in again.graph.own if item.found is not None)  # up to that stage
+        for new in map(wheel_path, made):
             old = dist / new.name
             pairs[new.name] = sha256_file(old) if old.is_file() else None, sha256_file(new)
             if len(set(pairs[new.name])) > 1 and have("diffoscope"):
