@@ -10,13 +10,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from email.parser import BytesHeaderParser, HeaderParser
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
-from zipfile import BadZipFile, ZipFile
 
-from cyclonedx.model import AttachedText, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model import AttachedText, HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import (
     Commit,
@@ -27,7 +26,6 @@ from cyclonedx.model.component import (
     PatchClassification,
     Pedigree,
 )
-from cyclonedx.model.license import LicenseExpression
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -45,7 +43,6 @@ from sparkforge.build.results import (
 )
 from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import BuildError
 from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
@@ -103,9 +100,6 @@ def document(
         third_party: folder of the other verified wheels, or None where none were fetched.
         base: of the image; None describes no image.
         system: the distribution's packages in the image, as ``system`` lists them.
-
-    Raises:
-        BuildError: a third-party wheel can't be read.
     """
     parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
     if plugin is not None:
@@ -123,9 +117,7 @@ def document(
         for path in sorted(third_party.glob("*.whl")):
             package = canonicalize_name(parse_wheel_filename(path.name)[0])
             if package in wanted:
-                part = _wheel(path.name, sha256_file(path), f"wheel-{package}")
-                part.licenses = _licenses(path)
-                parts.append(part)
+                parts.append(_wheel(path.name, sha256_file(path), f"wheel-{package}"))
     if base is not None:
         purl = PackageURL("oci", None, "base-image", base.digest)
         sha256 = base.digest.removeprefix("sha256:")
@@ -176,18 +168,12 @@ def _pedigree(
     facts["commit"] = upstream.commit_or_unknown
     purl = _source(upstream)
     source = _part(purl.name, upstream.tag, f"source-{reference}", facts, purl=purl)
-    url = XsUri(f"{upstream.git.removesuffix('.git')}/commit/{upstream.commit}")
-    kinds = {True: PatchClassification.BACKPORT, False: PatchClassification.UNOFFICIAL}
+    texts = [one.path.read_text(encoding="utf-8") for one in patches.patches]
+    diffs = [Diff(text=AttachedText(content=text)) for text in texts]
     return Pedigree(
         ancestors=[*ancestors, source],
-        commits=[Commit(uid=upstream.commit, url=url)] if upstream.commit else [],
-        patches=[
-            Patch(
-                type=kinds[one.trailers.get("Upstream-Status", "").startswith("Backport")],
-                diff=Diff(text=AttachedText(content=one.path.read_text(encoding="utf-8"))),
-            )
-            for one in patches.patches
-        ],
+        commits=[Commit(uid=upstream.commit)] if upstream.commit else [],
+        patches=[Patch(type=PatchClassification.UNOFFICIAL, diff=diff) for diff in diffs],
     )
 
 
@@ -228,19 +214,6 @@ def _part(
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else [],
         properties=[Property(name=f"sparkforge:{k}", value=v) for k, v in (facts or {}).items()],
     )
-
-
-def _licenses(wheel: Path) -> list[LicenseExpression]:
-    """Return the SPDX expression that a wheel states; older free text is not guessed at."""
-    try:
-        with ZipFile(wheel) as archive:
-            names = (one for one in archive.namelist() if one.count("/") == 1)
-            member = next(one for one in names if one.endswith(".dist-info/METADATA"))
-            stated = BytesHeaderParser().parsebytes(archive.read(member))["License-Expression"]
-    except (BadZipFile, StopIteration):
-        msg = f"{wheel.name}: not a readable wheel"
-        raise BuildError(msg, "run build.py clean, then build again") from None
-    return [] if stated is None else [LicenseExpression(str(stated).strip())]
 
 
 # -- provenance --------------------------------------------------------------------------------

@@ -82,12 +82,14 @@ def test_a_second_build_starts_and_imports_no_more_than_it_needs(project: Projec
     project.build()
     out, err = project.run(*BUILD, "--verbose", PYTHONPROFILEIMPORTTIME="1")
     started = [line for line in (out + err).splitlines() if line.strip().startswith("+ ")]
-    assert len(started) == 2, started  # git finds the source's commit, and the series'
+    # git finds the source's commit, and the series'; it may be asked whom the user trusts
+    started = [line for line in started if " config " not in line]
+    assert len(started) == 2, started
     assert all(" cat-file " in line for line in started)
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
-    assert {"sparkforge.build.cached", "sparkforge.sources.wheelhouse", "yaml"} <= imported
+    assert {"sparkforge.build.cached", "sparkforge.build.stages.thirdparty", "yaml"} <= imported
     slow = "docker git jinja2 requests urllib3 unearth numpy filelock rich cyclonedx uv"
-    assert not imported & {*slow.split(), "packaging.markers"}
+    assert imported & {*slow.split(), "packaging.markers"} == set()
 
 
 def test_a_dry_run_makes_nothing_and_asks_nobody(project: Project) -> None:
@@ -382,8 +384,6 @@ def test_patches_are_listed_checked_and_applied(project: Project, tmp_path: Path
     (patch,) = json.loads(out)["demo"]
     assert patch["file"] == PATCH
     assert patch["files"] == ["demo/mod.py"]
-    out, _ = project.run("patches", "stats", "--json")
-    assert json.loads(out) == {"demo": {PATCH: {"files": 1, "added": 1, "removed": 1}}}
     out, _ = project.run("patches", "check", "--json")
     checked = json.loads(out)["demo"]
     assert checked["patches"] == 1

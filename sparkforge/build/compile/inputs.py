@@ -105,9 +105,6 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
     """Return a repository that an upstream's CMake would fetch, with submodules, as an archive.
 
     It is fetched by its full SHA. A commit's tree has the SHAs of its submodules, so it pins them.
-
-    Raises (when it is made):
-        FetchError: git cannot fetch it, or one of its submodules.
     """
     pin = context.pins.upstream(upstream).externals[external]
     name = f"{upstream}/{external}"

@@ -51,10 +51,7 @@ NVCC_FLAGS = "-objtemp --frandom-seed=1"
 
 
 def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tuple[Native, ...]:
-    """Return the native files that a series changes, as pins.yaml describes them.
-
-    Args:
-        device: ``cuda`` or ``cpu``: the target's own.
+    """Return the native files that a series changes, for ``cuda`` or ``cpu``.
 
     Raises:
         BuildError: a patch changes what no rule of pins.yaml names, or what can't be compiled.

@@ -126,11 +126,7 @@ MODULES: tuple[Module, ...] = (
 def pinned(pack: Sequence[str], key: str) -> tuple[Module, ...]:
     """Return the modules of a pack: of sets, of options, or by their names.
 
-    Args:
-        key: of pins.yaml, or an option, for the message.
-
-    Raises:
-        PinsError: there is no set, option and module of a name.
+    ``key`` of pins.yaml, or an option, is for the PinsError where there is none of a name.
     """
     default = tuple(module for module in MODULES if not module.needs)
     known: dict[str, tuple[Module, ...]] = {"default": default, "all": MODULES}

@@ -54,12 +54,7 @@ _FLAGS_OF_OTHERS = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Host:
-    """The C++ compiler for a platform's host code.
-
-    Attributes:
-        program: its name.
-        identity: for keys: its version, its target and its C library.
-    """
+    """The C++ compiler for a platform's host code; ``identity``: version, target and C library."""
 
     program: str
     identity: str
@@ -117,11 +112,7 @@ def found(wanted: Platform) -> Host | None:
 
 
 def fill(repo: Path, commit: str, wheels: Path, host: Host, tree: Path) -> None:
-    """Write FlashInfer's sources, nvcc (``cuda``), tvm-ffi's headers and the stubs into a folder.
-
-    Args:
-        wheels: folder with those of nvcc and tvm-ffi.
-    """
+    """Write the sources, nvcc (``cuda``), headers of tvm-ffi and the stubs into a folder."""
     git.unpack(repo, commit, (*READ, "flashinfer"), tree)
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
@@ -162,12 +153,8 @@ def stubs(host: Host, folder: Path) -> None:
 def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Described, ...]:
     """Return the sources of modules by FlashInfer's own code; writes generated ones into the tree.
 
-    Args:
-        arch: e.g. ``12.1f``.
-
-    Raises:
-        BuildError: FlashInfer's code has changed so that it cannot be asked, or gives a module
-            another name than the list.
+    ``arch`` is e.g. ``12.1f``. BuildError: FlashInfer's code has changed so that it cannot be
+    asked, or gives a module another name than the list.
     """
     request = tree / "request.json"
     asked = [{"generator": module.generator, "arguments": module.arguments} for module in modules]
@@ -205,14 +192,7 @@ def contents(tree: Path, unit: Unit) -> str:
 
 
 def compile_unit(tree: Path, host: Host, unit: Unit, name: str, out: Path) -> None:
-    """Compile a unit to an object.
-
-    Args:
-        name: of the unit, the same wherever it is compiled.
-
-    Raises:
-        CommandError: the compiler fails.
-    """
+    """Compile a unit to an object, under a name that is the same everywhere; or CommandError."""
     # relative: -objtemp puts nvcc's own files beside it, and some of their names stay in the object
     object_file = f"objects/{name}.o"
     program = [host.program]
@@ -227,8 +207,7 @@ def link(tree: Path, host: Host, module: Described, objects: Sequence[Path], out
     """Link a module's objects, in the order of their sources.
 
     Raises:
-        CommandError: the linker fails.
-        BuildError: the library needs newer C or C++ libraries than the image has.
+        CommandError, BuildError: the linker fails; the image lacks libraries as new.
     """
     words: list[str | Path] = [*objects, *_LINK, *module.link, "-o", out]
     call(host.program, *words, cwd=tree, env=_FLAGS_OF_OTHERS)

@@ -48,24 +48,31 @@ def wheelhouse_item(
     context: Context, lock: Path | None = None, label: str = "wheelhouse", stage: str = "wheelhouse"
 ) -> Cached[WheelhouseResult]:
     """Return the folder of a lock's wheels; without a lock: the target's own."""
-    from sparkforge.sources import wheelhouse
-
-    lock = context.lock if lock is None else lock
-    # the image's build installs with the uv that the driver is locked to
-    driver = wheelhouse.read_lock(context.root / "requirements" / "driver.txt")
-    tools = tuple(item for item in driver if item.name == "uv")
-    target = context.target
-    wanted = wheelhouse.Wanted(lock, tools, target.python, context.platform, target.torch_backend)
+    lock, target = lock or context.lock, context.target
+    driver = context.root / "requirements" / "driver.txt"
     inputs = {
         "lock": sha256_file(lock),
-        "tools": [item.requirement for item in tools],
+        "driver": sha256_file(driver),
         "python": target.python,
         "platform": context.platform,
         "code": code_of(__name__),
     }
 
+    def wanted() -> Wanted:
+        from sparkforge.sources import wheelhouse  # not needed by a build in which nothing changed
+
+        # the image's build installs with the uv that the driver is locked to
+        tools = tuple(item for item in wheelhouse.read_lock(driver) if item.name == "uv")
+        backend = target.torch_backend
+        return wheelhouse.Wanted(lock, tools, target.python, context.platform, backend)
+
+    def sound(artefact: Artefact[WheelhouseResult]) -> bool:
+        from sparkforge.sources import wheelhouse
+
+        return not wheelhouse.damaged(artefact.path / WHEELS, wanted())
+
     def make(folder: Path) -> WheelhouseResult:
-        count = _fill(context, wanted, folder / WHEELS)
+        count = _fill(context, wanted(), folder / WHEELS)
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
         return WheelhouseResult(count)
 
@@ -75,8 +82,8 @@ def wheelhouse_item(
     return Cached(
         *(stage, label, inputs, WheelhouseResult, make),
         valid=complete,
-        sound=lambda artefact: not wheelhouse.damaged(artefact.path / WHEELS, wanted),
-        fetches=lambda: _fetches(context, wanted),
+        sound=sound,
+        fetches=lambda: _fetches(context, wanted()),
     )
 
 

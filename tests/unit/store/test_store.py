@@ -261,7 +261,7 @@ def test_file_as_store_is_refused(tmp_path: Path, below: str) -> None:
         ("build/packs/include/cublasLt.h", True),
         ("core/git.py", True),
         ("cli/main.py", False),
-        ("inspect/__init__.py", False),
+        ("check/__init__.py", False),
         ("maintain/__init__.py", False),
         ("release/__init__.py", False),
     ],
