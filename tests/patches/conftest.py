@@ -38,34 +38,20 @@ os.environ |= {"OPENBLAS_NUM_THREADS": "1", **ONE_THREAD}
 
 HERE = Path(__file__).resolve().parent
 # Files that share a fixture of the session; every other file is a group of its own.
-_GROUPS = {
-    "test_flashinfer_python": "flashinfer",
-    "test_flashinfer_moe_module": "flashinfer",
-    "test_flashinfer_moe_sources": "flashinfer",
-    "test_machine_code": "flashinfer",
-    "test_mxfp8_moe_sm12x": "flashinfer",
-    "test_packs": "flashinfer",
+_SHARED = {
+    "flashinfer": (
+        "flashinfer_python flashinfer_moe_module flashinfer_moe_sources machine_code "
+        "mxfp8_moe_sm12x packs"
+    ),
     # what forks.py starts for one of them is there for the others
-    "test_bf16_dequant": "forks",
-    "test_cpu_isa": "forks",
-    "test_decode_half": "forks",
-    "test_decode_kernels": "forks",
-    "test_decode_parts": "forks",
-    "test_decode_rotary": "forks",
-    "test_decode_row_major": "forks",
-    "test_fastsafetensors": "forks",
-    "test_forks": "forks",
-    "test_harmony_text": "forks",
-    "test_kernel_benchmarks": "forks",
-    "test_marlin_moe_padding": "forks",
-    "test_mxfp4_layers": "forks",
-    "test_mxfp8_moe_backend": "forks",
-    "test_plugin": "forks",
-    "test_profiles": "forks",
-    "test_selection": "forks",
-    "test_stock": "forks",
-    "test_unified_memory": "forks",
+    "forks": (
+        "bf16_dequant cpu_isa decode_choice decode_half decode_kernels decode_parts "
+        "decode_rotary decode_row_major fastsafetensors forks harmony_text "
+        "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
+        "profiles selection stock unified_memory"
+    ),
 }
+_GROUPS = {f"test_{name}": group for group, names in _SHARED.items() for name in names.split()}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
 _LONGEST = ("forks", "test_chat", "flashinfer", "test_serving")

@@ -10,12 +10,12 @@ stands in is told in cmake/cuda_archs.cmake; in a tree, two things beside:
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import cmake
 
+from sparkforge.core.run import call
 from tests.patches import trees
 
 _HERE = Path(__file__).parent / "cmake"
@@ -28,17 +28,9 @@ _GENERATED = (
     *(f"moe/marlin_moe_wna16/sm{sm}_kernel_x.cu" for sm in (75, 80, 89)),
     "quantization/machete/generated/x.cu",
 )
-_MARLIN = "csrc/quantization/marlin"
+_HELPERS = ("marlin", "marlin_int4_fp8_preprocess", "gptq_marlin_repack", "awq_marlin_repack")
 MARLIN_HELPERS = (
-    *(
-        f"{_MARLIN}/{name}.cu"
-        for name in (
-            "marlin",
-            "marlin_int4_fp8_preprocess",
-            "gptq_marlin_repack",
-            "awq_marlin_repack",
-        )
-    ),
+    *(f"csrc/quantization/marlin/{name}.cu" for name in _HELPERS),
     "csrc/moe/marlin_moe_wna16/ops.cu",
 )
 
@@ -72,26 +64,15 @@ class Tree:
     def configure(self, archs: str, cuda: str) -> Configured:
         """Run CMakeLists.txt for TORCH_CUDA_ARCH_LIST and a version of nvcc."""
         out = self.folder / "flags"
-        done = subprocess.run(
-            [
-                _cmake(),
-                f"-DARCHS={archs}",
-                f"-DCUDA={cuda}",
-                f"-DTORCH={self.torch}",
-                f"-DSTAND_INS={self.folder / 'stand-ins'}",
-                f"-DOUT={out}",
-                "-P",
-                _HERE / "cuda_archs.cmake",
-            ],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
-        )
-        said = [" ".join(part.split()) for part in done.stderr.split("CMake ")[1:]]
+        given = {"ARCHS": archs, "CUDA": cuda, "TORCH": self.torch, "OUT": out}
+        given["STAND_INS"] = self.folder / "stand-ins"
+        words = [f"-D{name}={value}" for name, value in given.items()]
+        script = _HERE / "cuda_archs.cmake"
+        done = call(_cmake(), *words, "-P", script, cwd=self.folder, check=False, timeout=1800)
+        printed = done.stderr.decode()
+        said = [" ".join(part.split()) for part in printed.split("CMake ")[1:]]
         errors = [one for one in said if one.startswith("Error")]
-        assert bool(errors) == bool(done.returncode), done.stderr
+        assert bool(errors) == bool(done.returncode), printed
         flags: dict[str, tuple[str, ...]] = {}
         for line in out.read_text(encoding="utf-8").splitlines():
             source, flag = line.removeprefix(f"{self.folder}/").split("|")
@@ -114,15 +95,8 @@ class Tree:
             'message("${out}")\n',
             encoding="utf-8",
         )
-        done = subprocess.run(
-            [_cmake(), "-P", script],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=True,
-        )
-        return [arch for arch in done.stderr.strip().split(";") if arch]
+        printed = call(_cmake(), "-P", script, cwd=self.folder, timeout=1800).stderr.decode()
+        return [arch for arch in printed.strip().split(";") if arch]
 
 
 def make(folder: Path, torch: Path, *, patched: bool) -> Tree:

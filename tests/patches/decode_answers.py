@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.patches import probing
 from tests.patches.checkout import CHECKOUT
-from tests.patches.probing import run_module
 
 TIMEOUT_S = 1800
 CAPABILITIES = ("8.9", "9.0", "10.0", "12.0", "12.1")
@@ -37,9 +37,6 @@ def layout(folder: Path) -> Any:
 
 def ask(python: Path, places: Any, folder: Path) -> Any:
     """Return what probe_decode_kernels.py writes; ``places`` is what ``layout`` returns."""
-    asked, out = folder / "asked.json", folder / "out.json"
     request = {"places": places, "capabilities": CAPABILITIES}
-    asked.write_text(json.dumps(request), encoding="utf-8")
-    run_module(python, "probe_decode_kernels", asked, out, folder=folder)
-    answers = json.loads(out.read_text(encoding="utf-8"))
+    answers = probing.ask(python, "probe_decode_kernels", request, folder=folder)
     return answers | {"computed": Steps(answers["computed"])}

@@ -61,13 +61,13 @@ def too_little(tiny: TinyCheckpoint) -> list[int]:
     return [tiny.bf16_expert_bytes - 1, tiny.bf16_expert_bytes + (1 << 30) - 1]
 
 
-def _read_raw(folder: Path) -> tuple[dict[str, Any], bytes]:
+def read_raw(folder: Path) -> tuple[dict[str, Any], bytes]:
     raw = (folder / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     return json.loads(raw[8:start]), raw[start:]
 
 
-def _write_raw(source: Path, dest: Path, header: dict[str, Any], data: bytes) -> Path:
+def write_raw(source: Path, dest: Path, header: dict[str, Any], data: bytes) -> Path:
     """A copy of the checkpoint `source` with other weights."""
     dest.mkdir()
     for file in source.glob("*.json"):
@@ -79,16 +79,16 @@ def _write_raw(source: Path, dest: Path, header: dict[str, Any], data: bytes) ->
 
 def _with_scale(source: Path, dest: Path, scale: int) -> Path:
     """A copy in which one block of a down projection has another scale."""
-    header, data = _read_raw(source)
+    header, data = read_raw(source)
     entry = header["model.layers.2.mlp.experts.down_proj_scales"]
     start, end = entry["data_offsets"]
     position = start + 5 * (end - start) // entry["shape"][0]  # the first scale of expert 5
-    return _write_raw(source, dest, header, data[:position] + bytes([scale]) + data[position + 1 :])
+    return write_raw(source, dest, header, data[:position] + bytes([scale]) + data[position + 1 :])
 
 
 def _split_experts(source: Path, dest: Path) -> Path:
     """A copy with one tensor an expert, its number before the name of the projection."""
-    header, data = _read_raw(source)
+    header, data = read_raw(source)
     split: dict[str, Any] = {}
     for name, entry in header.items():
         prefix, found, projection = name.partition(".mlp.experts.")
@@ -105,4 +105,4 @@ def _split_experts(source: Path, dest: Path) -> Path:
                 "shape": shape,
                 "data_offsets": [offset, offset + size],
             }
-    return _write_raw(source, dest, split, data)
+    return write_raw(source, dest, split, data)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from tests.patches import probing
 from tests.patches.checkout import ROOT
-from tests.patches.probing import run_module
 
 QUESTIONS = "autotuner,architectures,mxfp8_moe"
 
 
-def ask(python: Path, source: Path) -> dict[str, Any]:
+def ask(python: Path, source: Path) -> Any:
     """Return a tree's answers (probes/probe_flashinfer.py) by question."""
-    out = source.parent / f"{source.name}.json"
     variables = {
         "PYTHONPATH": f"{source}{os.pathsep}{ROOT}",
         "FLASHINFER_WORKSPACE_BASE": str(source.parent / "workspace"),
         "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
     }
-    run_module(
-        python, "probe_flashinfer", QUESTIONS, out, folder=source.parent, variables=variables
-    )
-    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return result
+    probe = "probe_flashinfer"
+    return probing.ask(python, probe, QUESTIONS, folder=source.parent, variables=variables)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.core.run import call
 from tests.patches.checkout import ROOT
 
 PROBES = Path(__file__).with_name("probes")
@@ -87,14 +87,7 @@ def generate(tree: Path, folder: Path, arch: str) -> dict[str, str]:
         ".generate_gemm_operations(sys.argv[2], sys.argv[3])"
     )
     words: list[str | Path] = [sys.executable, "-B", "-c", code, tree / "flashinfer/jit/gemm"]
-    done = subprocess.run(
-        [*words, folder, f"{arch};{arch}-real"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    call(*words, folder, f"{arch};{arch}-real", timeout=TIMEOUT_S)
     return {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for path in folder.rglob("*.generated.cu")
@@ -142,16 +135,8 @@ def kernels_of(files: dict[str, str], folder: str) -> Counter[str]:
 def preprocess(source: Path, macros: Sequence[str]) -> str:
     """Return what is left of a source where these macros are defined, without its headers."""
     text = re.sub(r"^\s*#\s*(include|pragma).*$", "", source.read_text(), flags=re.MULTILINE)
-    done = subprocess.run(
-        ["c++", "-E", "-P", "-xc++", *(f"-D{name}" for name in macros), "-"],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    defined = [f"-D{name}" for name in macros]
+    return call("c++", "-E", "-P", "-xc++", *defined, "-", stdin=text.encode()).stdout.decode()
 
 
 def runners(text: str, template: str) -> set[tuple[str, ...]]:
@@ -184,7 +169,7 @@ def compile_host(tree: Path, source: Path, out: Path, *, link: bool = False) -> 
         words += ["-isystem", include]
     words += ["-Xcompiler", "-ffunction-sections,-fdata-sections"]
     words += ["--expt-relaxed-constexpr", "-static-global-template-stub=false", "-arch=sm_121a"]
-    _call([*words, *(() if link else ("-c",)), source, "-o", out])
+    call(*words, *(() if link else ("-c",)), source, "-o", out, timeout=TIMEOUT_S)
 
 
 def build_probe(tree: Path, folder: Path) -> Path:
@@ -200,13 +185,8 @@ def build_probe(tree: Path, folder: Path) -> Path:
         compile_host(tree, source, objects[-1])
     program = folder / "probe"
     # what of the host sources nobody calls wants more of the CUDA runtime
-    _call(["c++", "-Wl,--gc-sections", PROBES / "probe_fake_cudart.cpp", *objects, "-o", program])
+    call("c++", "-Wl,--gc-sections", PROBES / "probe_fake_cudart.cpp", *objects, "-o", program)
     return program
-
-
-def _call(words: list[str | Path]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @dataclass(frozen=True)
@@ -254,12 +234,9 @@ class Answers:
 
 def ask(program: Path, capability: int) -> Answers:
     """Run a probe for a capability such as 121."""
-    done = subprocess.run(
-        [program, str(capability)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    out = call(program, str(capability), timeout=TIMEOUT_S).stdout.decode()
     # a refusal is logged, on the same stream in parts
-    said = [line for line in done.stdout.splitlines() if re.match(r"[a-z0-9]+-(bf|f)16 ", line)]
+    said = [line for line in out.splitlines() if re.match(r"[a-z0-9]+-(bf|f)16 ", line)]
 
     def tactics(name: str, kind: str) -> tuple[str, ...]:
         head = f"{name} tactic {kind}:"
@@ -274,5 +251,5 @@ def ask(program: Path, capability: int) -> Answers:
         )
         for name in dict.fromkeys(line.partition(" ")[0] for line in said)
     }
-    counts = re.findall(r"^(\w+) tactics (\d+)$", done.stdout, re.MULTILINE)
+    counts = re.findall(r"^(\w+) tactics (\d+)$", out, re.MULTILINE)
     return Answers(runners, {name: int(count) for name, count in counts})

@@ -111,6 +111,28 @@ def run_module(
     assert code == 0, f"exit code {code}\n{said[-6000:]}"
 
 
+def ask(
+    python: Path,
+    probe: str,
+    *words: Any,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+) -> Any:
+    """Run a module as ``run_module`` does; return the JSON that it writes.
+
+    Args:
+        words: its arguments before the path of its answer; a dictionary goes by a file of JSON.
+    """
+    asked, out = folder / "asked.json", folder / "out.json"
+    given: list[str | Path] = []
+    for word in words:
+        if isinstance(word, dict):
+            asked.write_text(json.dumps(word), encoding="utf-8")
+        given.append(asked if isinstance(word, dict) else word)
+    run_module(python, probe, *given, out, folder=folder, variables=variables)
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
 def result_of(out: Path) -> dict[str, Any]:
     """Return what a probe wrote as its result, an entry a step."""
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ from tests.patches.cuda_archs import MARLIN_HELPERS, Configured, Tree, loads_on
 
 GOLDEN = Path(__file__).with_name("golden") / "cuda-archs.json"
 CUDA = ("12.8.93", "12.9.86", "13.0.88")
-WITH_12 = (
+WITH_12 = [
     "12.0",
     "12.0a",
     "12.0f",
@@ -42,8 +42,8 @@ WITH_12 = (
     "9.0a;12.0f",
     "8.0;8.6;9.0;12.0",
     "7.5;8.0;8.6;8.9;9.0;10.0;12.0",
-)
-WITHOUT_12 = (
+]
+WITHOUT_12 = [
     "7.5",
     "8.0",
     "8.6",
@@ -63,11 +63,12 @@ WITHOUT_12 = (
     "9.0a;10.0f",
     "10.0;10.3",
     "7.5;8.0;8.6;8.7;8.9;9.0;10.0;11.0",
-)
+]
 _QUANT = "csrc/quantization"
 FP4 = f"{_QUANT}/fp4/nvfp4_scaled_mm_sm120_kernels.cu"
 SCALED_MM = f"{_QUANT}/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
 QUTLASS = "fetched/qutlass/qutlass/csrc/gemm.cu"
+Matrix = dict[tuple[str, str], tuple[Configured, Configured]]
 CUTLASS_SM12X = (FP4, f"{_QUANT}/fp4/nvfp4_blockwise_moe_kernel.cu", SCALED_MM)
 
 
@@ -98,7 +99,7 @@ def changed(patched: Tree, tmp_path: Path) -> Iterator[Tree]:
 
 
 @pytest.fixture(scope="module")
-def matrix(stock: Tree, patched: Tree) -> dict[tuple[str, str], tuple[Configured, Configured]]:
+def matrix(stock: Tree, patched: Tree) -> Matrix:
     """By CUDA and list: as released, and with the series."""
     return {
         (cuda, archs): (stock.configure(archs, cuda), patched.configure(archs, cuda))
@@ -112,7 +113,7 @@ def _name(sources: list[str]) -> str:
     return f"{Path(first).stem} and {len(others)} more" if others else first
 
 
-def _table(matrix: dict[tuple[str, str], tuple[Configured, Configured]]) -> dict[str, Any]:
+def _table(matrix: Matrix) -> dict[str, Any]:
     """Fold sources that come out alike everywhere into a group, named after its first."""
     columns: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     sources = {source for both in matrix.values() for one in both for source in one.flags}
@@ -131,9 +132,7 @@ def _table(matrix: dict[tuple[str, str], tuple[Configured, Configured]]) -> dict
     return {"groups": groups, "flags": rows}
 
 
-def test_flags_are_as_recorded(
-    matrix: dict[tuple[str, str], tuple[Configured, Configured]],
-) -> None:
+def test_flags_are_as_recorded(matrix: Matrix) -> None:
     for both in matrix.values():
         assert [one.error for one in both] == ["", ""]
     found = _table(matrix)
@@ -165,9 +164,7 @@ WARNED = {
 
 
 @pytest.mark.parametrize("cuda", CUDA)
-def test_lists_that_12_1_cannot_load_are_warned_about(
-    cuda: str, matrix: dict[tuple[str, str], tuple[Configured, Configured]]
-) -> None:
+def test_lists_that_12_1_cannot_load_are_warned_about(cuda: str, matrix: Matrix) -> None:
     for archs in WITH_12:
         before, after = matrix[cuda, archs]
         ours = [one for one in after.warnings if "will not load on compute capability 12.1" in one]
@@ -194,7 +191,7 @@ PLAIN = {"120", "121"}
 
 
 def test_cutlass_is_never_compiled_for_a_plain_12_x(
-    stock: Tree, changed: Tree, matrix: dict[tuple[str, str], tuple[Configured, Configured]]
+    stock: Tree, changed: Tree, matrix: Matrix
 ) -> None:
     for both in matrix.values():
         for one in both:
@@ -246,9 +243,7 @@ def test_the_loose_intersection(
 # -- Marlin's helpers ------------------------------------------------------------------------------
 
 
-def test_marlin_s_helpers_are_native_on_sm12x(
-    matrix: dict[tuple[str, str], tuple[Configured, Configured]],
-) -> None:
+def test_marlin_s_helpers_are_native_on_sm12x(matrix: Matrix) -> None:
     for (cuda, archs), (before, after) in matrix.items():
         # what the sources get that are compiled for each listed architecture
         wanted = before.flags["csrc/sampler.cu"]

@@ -17,7 +17,6 @@ TWO_PATHS = 0.012
 An output norm that is applied twice makes it 0.036, a sum that an Eagle head gets twice 0.25."""
 FEW = ["route_4", "experts_gate_up_4", "experts_down_4", "experts_combine"]
 NORMS = ["add_norm", "add_norm"]
-NOT_USED = "INFO: Decode kernels are not used for norms and routers: "
 
 
 @pytest.fixture(scope="module")
@@ -130,95 +129,3 @@ def test_a_model_compares_the_kernels_once(half: Any) -> None:
     assert experts.startswith((used.format(192), used.format(256)))
     assert norms.startswith("INFO: Decode kernels are used for norms and routers 32 x 192: ")
     assert half["model"]["off"]["said"] == []
-
-
-# -- choice ----------------------------------------------------------------------------------------
-
-REFUSED = {
-    "another backend": "the experts are not MXFP4 with Marlin or CUTLASS as MoE backend",
-    "no MXFP4": "the experts are not MXFP4 with Marlin or CUTLASS as MoE backend",
-    "LoRA": "LoRA is enabled",
-    "another router": "experts are chosen by OtherRouter",
-    "float16": "activations are torch.float16, not bfloat16",
-    "two devices": "the model is spread over devices",
-    "returned experts": "the experts of each token are returned",
-    "offloaded": "weights are offloaded to the host",
-    "prefetched": "weights are offloaded to the host",
-    "k = 96": "a hidden size of 96",
-    "k = 3136": "a hidden size of 3136",
-    "24 experts": "24 experts",
-    "144 experts": "144 experts",
-    "float16 norm": "norms and routers are not bfloat16",
-    "float32 router": "norms and routers are not bfloat16",
-}
-UNSAID = ("another norm", "a pipeline")
-FITS = ("padded", "not padded", "the largest")
-
-
-def test_every_reason_has_a_case(half: Any) -> None:
-    cases = {name.rpartition(", ")[0] for name in half["choice"]["refused"]}
-    assert cases == {*REFUSED, *UNSAID, *FITS}
-
-
-@pytest.mark.parametrize("layer", [*REFUSED, *UNSAID])
-def test_a_layer_that_it_cannot_take_leaves_all_as_they_are(half: Any, layer: str) -> None:
-    answer = half["choice"]["refused"][f"{layer}, auto"]
-    said = [f"{NOT_USED}{REFUSED[layer]}."] if layer in REFUSED else []
-    assert answer == {"joined": 0, "said": said}
-
-
-@pytest.mark.parametrize("layer", FITS)
-def test_layers_that_fit_are_joined(half: Any, layer: str) -> None:
-    assert half["choice"]["refused"][f"{layer}, auto"] == {"joined": 3, "said": []}
-
-
-@pytest.mark.parametrize("layer", [*REFUSED, *UNSAID, *FITS])
-def test_off_joins_nothing_and_says_nothing(half: Any, layer: str) -> None:
-    assert half["choice"]["refused"][f"{layer}, off"] == {"joined": 0, "said": []}
-
-
-# -- the self-check --------------------------------------------------------------------------------
-
-TOO_LARGE = "more than 0.02"
-WRONG = {
-    "3 % too large": TOO_LARGE,
-    "NaN": "they differ by nan",
-    "an error": "RuntimeError: CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS",
-    "add_norm 3 % too large": TOO_LARGE,
-    "route 3 % too large": TOO_LARGE,
-    "experts_combine 3 % too large": TOO_LARGE,
-    "the rows of 8 NaN": "they differ by nan",
-    "an expert twice": "ValueError: a row has an expert twice",
-    "rows without experts": "ValueError: a row has an expert twice",
-    "experts beside those chosen": TOO_LARGE,
-    "padding that has experts": "ValueError: a row that pads has experts",
-}
-
-
-@pytest.mark.parametrize("option", ["auto", "on"])
-@pytest.mark.parametrize("name", ["right", "1 % too large", "large logits"])
-def test_right_kernels_pass(half: Any, name: str, option: str) -> None:
-    answer = half["choice"]["self_check"][f"{name}, {option}"]
-    assert answer["used"]
-    assert not answer["compared again"]
-    (line,) = answer["said"]
-    assert line.startswith("INFO: Decode kernels are used for norms and routers 32 x 192: ")
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_kernels_are_switched_off(half: Any, name: str) -> None:
-    answer = half["choice"]["self_check"][f"{name}, auto"]
-    assert not answer["used"]
-    assert not answer["compared again"]
-    (line,) = answer["said"]
-    assert line.startswith("WARNING: Decode kernels for norms and routers are switched off. ")
-    assert WRONG[name] in line
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_kernels_are_an_error_where_they_were_asked_for(half: Any, name: str) -> None:
-    answer = half["choice"]["self_check"][f"{name}, on"]
-    assert answer["raised"].startswith(
-        "decode_kernels is on: those for norms and routers 32 x 192 "
-    )
-    assert WRONG[name] in answer["raised"]

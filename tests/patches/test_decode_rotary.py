@@ -98,76 +98,7 @@ def test_nothing_is_computed_between_operator_and_attention(rotary: Any) -> None
     assert answer["error"] < ROUNDED
 
 
-# -- choice ----------------------------------------------------------------------------------------
-
-REFUSED = {
-    "float16": "activations are torch.float16, not bfloat16",
-    "an FP8 cache": "the KV cache is torch.uint8, not bfloat16",
-    "another backend": "the attention backend FLEX_ATTENTION",
-    "a direct call": "the attention backend TRITON_ATTN",
-    "an encoder": "the attention has no cache of its own",
-    "another layer's cache": "the attention has no cache of its own",
-    "a cache in parts": "the cache is spread over devices",
-    "heads of 128": "heads of 128, 64 of them rotated",
-    "values of 128": "heads of 64, 64 of them rotated",
-    "half rotated": "heads of 64, 32 of them rotated",
-    "GPT-J": "another kind of rotary embedding",
-    "BF16 cosines": "another kind of rotary embedding",
-}
-
-
-def test_every_reason_has_a_case(rotary: Any) -> None:
-    assert {name.rpartition(", ")[0] for name in rotary["refused"]} == {*REFUSED, "fits"}
-
-
-@pytest.mark.parametrize("layer", [*REFUSED, "fits"])
-def test_a_layer_that_it_cannot_take_leaves_all_as_they_are(rotary: Any, layer: str) -> None:
-    joined = layer == "fits"
-    said = f"INFO: Decode kernels are not used for {NAME}: {REFUSED.get(layer)}."
-    answers = {option: rotary["refused"][f"{layer}, {option}"] for option in ("auto", "off")}
-    assert answers["auto"] == {"joined": joined, "said": [] if joined else [said]}
-    assert answers["off"] == {"joined": False, "said": []}
-
-
-# -- the self-check --------------------------------------------------------------------------------
-
-WRONG = {
-    "3 % too large": "more than 0.02",
-    "NaN": "they differ by nan",
-    "an error": "RuntimeError: CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS",
-    "rotated the other way": "more than 0.02",
-    "another slot": "ValueError: a slot that is no row's was written",
-    "padding that is written": "ValueError: a slot that is no row's was written",
-    "nothing written": "more than 0.02",
-}
-
-
 def test_a_model_compares_the_kernel_once(rotary: Any) -> None:
     (line,), nothing = rotary["compute"]["said"]
     assert line.startswith(f"INFO: Decode kernels are used for {NAME} 4 x 2: they differ by 0.00")
     assert nothing == []
-
-
-@pytest.mark.parametrize("option", ["auto", "on"])
-def test_a_right_kernel_passes(rotary: Any, option: str) -> None:
-    answer = rotary["self_check"][f"right, {option}"]
-    assert answer["used"]
-    assert not answer["compared again"]
-    assert len(answer["said"]) == 1
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_kernels_are_switched_off(rotary: Any, name: str) -> None:
-    answer = rotary["self_check"][f"{name}, auto"]
-    assert not answer["used"]
-    assert not answer["compared again"]
-    (line,) = answer["said"]
-    assert line.startswith(f"WARNING: Decode kernels for {NAME} are switched off. ")
-    assert WRONG[name] in line
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_kernels_are_an_error_where_they_were_asked_for(rotary: Any, name: str) -> None:
-    answer = rotary["self_check"][f"{name}, on"]
-    assert answer["raised"].startswith(f"decode_kernels is on: those for {NAME} 4 x 2 ")
-    assert WRONG[name] in answer["raised"]

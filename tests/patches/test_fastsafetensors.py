@@ -45,7 +45,7 @@ def result(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
         "devices": ["NVIDIA GB10", "NVIDIA H200"],
     }
     run = runner(PROBE, request, folder, TIMEOUT_S, forked=True)
-    out = run(patched_python, "tensors,unified,logits")
+    out = run(patched_python, "packages,tensors,unified,logits")
     return json.loads((out / "result.json").read_text())
 
 

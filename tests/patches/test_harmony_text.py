@@ -12,18 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.patches.probing import run_module
+from tests.patches.probing import ask
 
 COUNT = 600
 
 
 @pytest.fixture(scope="module")
-def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("harmony")
-    out = folder / "answers.json"
-    run_module(patched_python, "probe_harmony_text", str(COUNT), out, folder=folder)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    return ask(patched_python, "probe_harmony_text", str(COUNT), folder=folder)
 
 
 def test_tokens_are_those_of_oss_harmony(answers: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from sparkforge.build.context import Context
 from sparkforge.check import machinecode
 from sparkforge.check.machinecode import Kernel
+from sparkforge.core.run import call
 from tests.patches.moe_dispatch import INCLUDES, TIMEOUT_S
 from tests.support import ROOT
 
@@ -83,11 +83,8 @@ class Compiler:
     def kernels(self, source: Path, arch: str, *words: str | Path) -> list[Kernel]:
         """Compile a source for an architecture, without host code, and read it."""
         cubin = self.folder / f"{source.stem}-{arch}.cubin"
-        command = ["nvcc", "-std=c++17", *words, f"-arch=sm_{arch}", "-cubin", source, "-o", cubin]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        out = ("-cubin", source, "-o", cubin)
+        call("nvcc", "-std=c++17", *words, f"-arch=sm_{arch}", *out, timeout=TIMEOUT_S)
         return self.readers.read(cubin)
 
 

@@ -9,7 +9,6 @@ own functions.
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import tarfile
@@ -23,7 +22,7 @@ import pytest
 from sparkforge.check.roofline import SHAPES, Moe, padded_dense, padded_experts
 from sparkforge.series import series
 from tests.patches.checkout import CHECKOUT, ROOT
-from tests.patches.probing import run_module
+from tests.patches.probing import ask
 from tests.patches.releases import release_file
 
 BLOCKS = (8, 16, 32, 48, 64)
@@ -216,14 +215,11 @@ def _quick(kernels: Kernels, hidden: int, inner: int) -> bool:
 
 
 def _ask(python: Path, folder: Path, variables: Mapping[str, str] | None = None) -> Any:
-    asked, out = folder / "asked.json", folder / "out.json"
     experts = [
         [backend, SHAPE.hidden, width] for backend in (*BACKENDS, "MARLIN") for width in WIDTHS
     ]
     questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts, "dense": DENSE}
-    asked.write_text(json.dumps(questions), encoding="utf-8")
-    run_module(python, "probe_marlin_padding", asked, out, folder=folder, variables=variables)
-    return json.loads(out.read_text(encoding="utf-8"))
+    return ask(python, "probe_marlin_padding", questions, folder=folder, variables=variables)
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,13 @@ reads the tensors as FlashInfer would (probes/mxfp8_moe_reference.py).
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patches.probes.probe_mxfp8_moe import CASES, MISTAKES
-from tests.patches.probing import run_module
+from tests.patches.probing import ask
 from tests.patches.releases import release_file
 from tests.patches.test_selection import _missing
 
@@ -25,9 +24,7 @@ WANTED = "FLASHINFER_CUTLASS"
 
 @pytest.fixture(scope="module")
 def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("mxfp8")
-    run_module(patched_python, "probe_mxfp8_moe", folder / "out.json", folder=folder)
-    return json.loads((folder / "out.json").read_text(encoding="utf-8"))
+    return ask(patched_python, "probe_mxfp8_moe", folder=tmp_path_factory.mktemp("mxfp8"))
 
 
 @pytest.mark.parametrize("name", CASES)

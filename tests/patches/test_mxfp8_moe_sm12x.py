@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from sparkforge.core.run import call
 from tests.patches.moe_dispatch import TIMEOUT_S, compile_host
 from tests.patches.mxfp8_moe import (
     E4M3,
@@ -182,13 +182,7 @@ def test_cutlass_puts_scales_where_we_do(trees: dict[str, Path], tmp_path: Path)
     source = Path(__file__).with_name("probes") / "probe_scale_layout.cu"
     compile_host(trees["patched"], source, probe, link=True)
     for rows, columns in ((1, 4), (128, 4), (300, 6), (257, 9)):
-        done = subprocess.run(
-            [probe, str(rows), str(columns)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
-        )
+        done = call(probe, str(rows), str(columns), timeout=TIMEOUT_S)
         said = np.array([line.split() for line in done.stdout.splitlines()], dtype=int)
         ours = [
             [row, column, *[scale_offset(row, column, columns)] * 3]

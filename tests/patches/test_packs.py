@@ -28,7 +28,7 @@ from sparkforge.store.store import Artefact
 from tests.modules import SMALLEST
 from tests.patches.checkout import CHECKOUT, ROOT, store
 from tests.patches.pack_calls import CALLS, LEFT_OUT
-from tests.patches.probing import run_module
+from tests.patches.probing import ask
 from tests.patches.trees import tree
 from tests.results import context_of
 
@@ -43,13 +43,13 @@ def loaded(
     folder = tmp_path_factory.mktemp("packs")
     found = {}
     for kind, version in (("stock", "12.1"), ("patched", "12.1"), ("patched", "12.0")):
-        out = folder / f"{kind}-{version}.json"
         variables = {
             "PYTHONPATH": f"{trees[kind]}{os.pathsep}{ROOT}",
             "FLASHINFER_WORKSPACE_BASE": str(folder / "workspace"),
         }
-        run_module(stock_python, "probe_packs", version, out, folder=folder, variables=variables)
-        found[kind, version] = json.loads(out.read_text(encoding="utf-8"))
+        found[kind, version] = ask(
+            stock_python, "probe_packs", version, folder=folder, variables=variables
+        )
     return found
 
 
@@ -192,8 +192,7 @@ def test_flashinfer_loads_a_pack_and_compiles_nothing(
     soname = "-Wl,-soname,libcuda.so.1"
     call("g++", "-shared", soname, "-xc++", "/dev/null", "-o", libraries / "libcuda.so.1")
 
-    def loads(arch: str) -> dict[str, Any]:
-        out = tmp_path / f"{arch}.json"
+    def loads(arch: str) -> Any:
         variables = {
             "PYTHONPATH": os.pathsep.join(map(str, (trees["patched"], ROOT, site))),
             "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "workspace"),
@@ -201,9 +200,7 @@ def test_flashinfer_loads_a_pack_and_compiles_nothing(
             "FLASHINFER_DISABLE_JIT": "1",
             "LD_LIBRARY_PATH": str(libraries),
         }
-        run_module(stock_python, "probe_pack_loads", out, folder=tmp_path, variables=variables)
-        answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return answer
+        return ask(stock_python, "probe_pack_loads", folder=tmp_path, variables=variables)
 
     # 12.1 is what FlashInfer reads of a GB10, as 12.1a; a pack for 12.0f serves it, too
     for arch in ("12.0", "12.1"):

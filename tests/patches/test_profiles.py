@@ -7,7 +7,6 @@ No patch is tested here; it stands here for the interpreters that are baked for 
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -21,7 +20,7 @@ from sparkforge.serving import profile as profiles
 from sparkforge.serving.options import CONFIG, for_plugin
 from sparkforge.serving.profile import Profile, Watch
 from tests.patches.checkout import CHECKOUT
-from tests.patches.probing import run_module
+from tests.patches.probing import ask
 from tests.support import ROOT
 
 PINS = pins.load(CHECKOUT / "pins.yaml")
@@ -53,10 +52,8 @@ def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
         for name, choice in CHOSEN
     }
     folder = tmp_path_factory.mktemp("profiles")
-    asked, out = folder / "asked.json", folder / "out.json"
-    asked.write_text(json.dumps({"options": options, "wrong": WRONG}), encoding="utf-8")
-    run_module(patched_python, "probe_profiles", asked, out, folder=folder)
-    return json.loads(out.read_text(encoding="utf-8"))
+    asked = {"options": options, "wrong": WRONG}
+    return ask(patched_python, "probe_profiles", asked, folder=folder)
 
 
 @pytest.mark.parametrize(("name", "choice"), CHOSEN)
@@ -68,7 +65,7 @@ def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str, choice: st
     told = [key for key in document if key in found]
     assert {key: found[key] for key in told} == {key: document[key] for key in told}
     # keys that are no option of vLLM; a new key must be in one of the two
-    ours = {
+    ours = [
         "model",
         "choices",
         "choice",
@@ -81,8 +78,8 @@ def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str, choice: st
         "warm_up",
         "answers",
         "cuda_arch",
-    }
-    assert set(document) - set(told) <= ours
+    ]
+    assert set(document) - set(told) <= set(ours)
     assert found["mxfp4_layers"] == document["choices"][choice].get("mxfp4_layers")
 
 

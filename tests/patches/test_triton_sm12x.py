@@ -6,7 +6,6 @@ device by the real triton_kernels, in the variant that vLLM asks for, and fits i
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,22 @@ from typing import Any
 import pytest
 
 from tests.patches.probes.fake_cuda import SHARED_MEMORY
-from tests.patches.probing import run_module
+from tests.patches.probing import ask
 from tests.patches.releases import release_file, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("triton")
     prefix = "vllm/third_party/triton_kernels/"
     unpack(release_file("vllm", "cuda-arm64"), prefix, folder / "packages" / "triton_kernels")
-    out = folder / "out.json"
     variables = {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder / 'packages'}",
         "TRITON_CACHE_DIR": str(folder / "cache"),
     }
-    run_module(patched_python, "probe_triton", "12.1", out, folder=folder, variables=variables)
-    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return result
+    return ask(patched_python, "probe_triton", "12.1", folder=folder, variables=variables)
 
 
 @pytest.mark.parametrize("tokens", ["1", "8", "64", "512"])

@@ -8,7 +8,6 @@ what its graphs, its largest step and everything else take is made up. Nothing i
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from sparkforge.serving import memory
 from sparkforge.serving.memory import Reading
 from sparkforge.serving.profile import MemoryPlan
 from tests.patches.checkout import CHECKOUT
-from tests.patches.probing import run_module
+from tests.patches.probing import ask
 from tests.patches.unified_memory import GIB, Machine
 
 TOTAL = 119.7
@@ -81,12 +80,9 @@ def _share(state: dict[str, Any]) -> float:
     return memory.utilisation(_plan(), reading, cuda_total=machine.total)
 
 
-def _run(python: Path, states: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    asked, told = folder / "states.json", folder / "told.json"
-    asked.write_text(json.dumps({name: {**MODEL, **state} for name, state in states.items()}))
-    run_module(python, "probe_unified_memory", asked, told, folder=folder)
-    found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
-    return found
+def _run(python: Path, states: dict[str, dict[str, Any]], folder: Path) -> Any:
+    asked = {name: {**MODEL, **state} for name, state in states.items()}
+    return ask(python, "probe_unified_memory", asked, folder=folder)
 
 
 def _all_states() -> dict[str, dict[str, Any]]:

@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, mx_layer, without_fusions
+from tests.patches.probes.decode_device import (
+    configured,
+    fail,
+    forget,
+    mx_layer,
+    right,
+    without_fusions,
+)
 
 
 class _BegunError(Exception):
@@ -98,15 +105,10 @@ def cache(launches: Any) -> dict[str, Any]:
     """The keys of starts of one configuration, by what the self-check of a layer finds."""
     import torch
     from vllm.compilation.caching import aot_compile_hash_factors
-    from vllm_sparkforge.decode import selfcheck
-
-    def fail(_: Any) -> Any:
-        raise RuntimeError("CUDA out of memory")
 
     @contextmanager
     def start(form: str) -> Iterator[Any]:
-        selfcheck._passed.clear()
-        selfcheck._switched_off.clear()
+        forget()
         torch.manual_seed(1)
         with configured("auto", mxfp4_layers=f"qkv={form}") as config, marlin():
             begin(config)
@@ -115,7 +117,6 @@ def cache(launches: Any) -> dict[str, Any]:
     def key(config: Any) -> str:
         return str(aot_compile_hash_factors(config))
 
-    right = lambda result: result  # noqa: E731
     result: dict[str, Any] = {}
     for form in ("mxfp4", "mxfp8"):
         for name, spoil in {"passes": right, "fails": fail, "passes again": right}.items():
@@ -133,11 +134,11 @@ def cache(launches: Any) -> dict[str, Any]:
                     power == 0 for power in scales
                 ]
                 result[f"{form} {name} layer fails"] = {"key": key(config)}
-    result["saved"] = _saved(launches, start, fail)
+    result["saved"] = _saved(launches, start)
     return result
 
 
-def _saved(launches: Any, start: Any, fail: Any) -> dict[str, Any]:
+def _saved(launches: Any, start: Any) -> dict[str, Any]:
     """Which starts use the graph that one before them has saved, and what they compute."""
     import torch
     from vllm.compilation.decorators import support_torch_compile
@@ -156,7 +157,6 @@ def _saved(launches: Any, start: Any, fail: Any) -> dict[str, Any]:
         type("Model", (torch.nn.Module,), {"__init__": init, "forward": forward})
     )
     x = torch.ones(2, 128, dtype=torch.bfloat16)
-    right = launches.spoil
     result = {}
     with (
         mock.patch.dict(os.environ, {"VLLM_USE_AOT_COMPILE": "1"}),

@@ -150,6 +150,32 @@ def without_fusions() -> Iterator[None]:
         yield
 
 
+def forget() -> None:
+    """Forget what self-checks found."""
+    from vllm_sparkforge.decode import selfcheck
+
+    selfcheck._passed.clear()
+    selfcheck._switched_off.clear()
+
+
+def right(result: Any) -> Any:
+    return result
+
+
+def fail(_: Any) -> Any:
+    raise RuntimeError("CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+
+SPOILS: dict[str, Callable[[Any], Any]] = {
+    "right": right,
+    "3 % too large": lambda result: result * 1.03,
+    "1 % too large": lambda result: result * 1.01,
+    "NaN": lambda result: result * float("nan"),
+    "an error": fail,
+}
+"""What is done to a kernel's result."""
+
+
 class Named:
     """An error code of the driver."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, error_of, load, logged
+from tests.patches.probes.decode_device import configured, error_of, forget, load, logged
 
 
 def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[Any, Any, Any]:
@@ -18,7 +18,6 @@ def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[An
     import torch
     import vllm._custom_ops as ops
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
-    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
     from vllm_sparkforge.quant import few_rows
 
     from tests.patches.probes import marlin_layout
@@ -29,23 +28,27 @@ def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[An
     ops.moe_sum = lambda parts, out, *_: out.copy_(parts.sum(1))
     marlin_moe.moe_align_block_size = marlin_layout.align
     marlin_moe.get_marlin_workspace = lambda device: torch.zeros(4)
-    size = {
-        "hidden": hidden,
-        "intermediate": inner,
-        "experts": experts,
-        "top_k": 4,
-        "tokens": 9,
-        "ranks": 1,
-        "seed": 5,
-    }
+    size = {"hidden": hidden, "intermediate": inner, "experts": experts}
+    size |= {"top_k": 4, "tokens": 9, "ranks": 1, "seed": 5}
     data = _checkpoint(size)
     config = _moe_config(size)
     for name, value in moe.items():
         setattr(config, name, value)
-    layer = torch.nn.Module()
+    layer, quant = converted("MARLIN", data)
+    marlin = few_rows(marlin_moe.MarlinExperts)(config, quant)
+    marlin.activation = lambda _, output, both, **__: output.copy_(_swiglu(both))
+    return marlin, layer, data
+
+
+def converted(backend_name: str, data: dict[str, Any], **limits: float) -> tuple[Any, Any]:
+    """Return a layer with a checkpoint's weights in a backend's format, and their scales."""
+    import torch
+    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
+
+    layer, backend = torch.nn.Module(), oracle.Mxfp4MoeBackend[backend_name]
     layer.params_dtype = torch.bfloat16
-    converted = oracle.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
-        oracle.Mxfp4MoeBackend.MARLIN,
+    tensors = oracle.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
+        backend,
         layer,
         *(data[f"{name}_weight"] for name in ("w13", "w2")),
         *(data[f"{name}_weight_scale"] for name in ("w13", "w2")),
@@ -53,39 +56,34 @@ def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[An
         w2_bias=data["w2_bias"],
     )
     names = ("w13_weight", "w2_weight", "w13_scale", "w2_scale", "w13_bias", "w2_bias")
-    for name, tensor in zip(names, converted, strict=True):
+    for name, tensor in zip(names, tensors, strict=True):
         setattr(layer, name, torch.nn.Parameter(tensor, requires_grad=False))
-    quant = oracle.make_mxfp4_moe_quant_config(
-        mxfp4_backend=oracle.Mxfp4MoeBackend.MARLIN,
-        w1_scale=layer.w13_scale,
-        w2_scale=layer.w2_scale,
-        w1_bias=layer.w13_bias,
-        w2_bias=layer.w2_bias,
-        swiglu_limit=7.0,
+    scales = {"w1_scale": layer.w13_scale, "w2_scale": layer.w2_scale}
+    biases = {"w1_bias": layer.w13_bias, "w2_bias": layer.w2_bias}
+    return layer, oracle.make_mxfp4_moe_quant_config(
+        mxfp4_backend=backend, swiglu_limit=7.0, **scales, **biases, **limits
     )
-    marlin = few_rows(marlin_moe.MarlinExperts)(config, quant)
-    marlin.activation = lambda _, output, both, **__: output.copy_(_swiglu(both))
-    return marlin, layer, data
 
 
-def _apply(marlin: Any, layer: Any, data: dict[str, Any], rows: int, **others: Any) -> Any:
+def apply(experts: Any, layer: Any, data: dict[str, Any], rows: int, **others: Any) -> Any:
+    """Compute some rows; ``others`` are other arguments than the usual ones."""
     import torch
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
     out = torch.full((rows, data["x"].shape[1]), torch.nan, dtype=torch.bfloat16)
     arguments = {
+        "hidden_states": data["x"][:rows],
         "topk_weights": data["topk_weights"][:rows],
         "topk_ids": data["topk_ids"][:rows],
-        "expert_map": None,
+        "a1q_scale": None,
     } | others
-    marlin.apply(
+    experts.apply(
         output=out,
-        hidden_states=data["x"][:rows],
         w1=layer.w13_weight,
         w2=layer.w2_weight,
         activation=MoEActivation.SWIGLUOAI,
         global_num_experts=data["w13_weight"].shape[0],
-        a1q_scale=None,
+        expert_map=None,
         a2_scale=None,
         workspace13=torch.empty(0),
         workspace2=torch.empty(0),
@@ -100,7 +98,6 @@ def experts(launches: Any) -> dict[str, Any]:
     """Few rows and more, against the checkpoint in float64."""
     import torch
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
-    from vllm_sparkforge.decode import selfcheck
 
     from tests.patches.probes.probe_marlin_padding import _reference
 
@@ -112,12 +109,12 @@ def experts(launches: Any) -> dict[str, Any]:
         wanted = _reference(data)
         for rows in (0, 1, 2, 3, 4, 5, 8, 9):
             launches.names.clear()
-            out = _apply(marlin, layer, data, rows)
+            out = apply(marlin, layer, data, rows)
             error = error_of(out, wanted[:rows]) if rows else 0.0
             result[str(rows)] = {"error": error, "launches": list(launches.names)}
         ids = data["topk_ids"][:3].clone()
         ids[1] = -1
-        out = _apply(marlin, layer, data, 3, topk_ids=ids.to(torch.int64))
+        out = apply(marlin, layer, data, 3, topk_ids=ids.to(torch.int64))
         result["padding"] = {
             "zeros": not out[1].any(),
             "error": error_of(out[::2], wanted[:3:2]),
@@ -126,7 +123,7 @@ def experts(launches: Any) -> dict[str, Any]:
         launches.names.clear()
         marlin._lora_context = None
         marlin.uses_decode_kernels = False
-        _apply(marlin, layer, data, 1)
+        apply(marlin, layer, data, 1)
         result["switched off"] = list(launches.names)
 
     refused = {
@@ -136,7 +133,7 @@ def experts(launches: Any) -> dict[str, Any]:
         "no bias": {"has_bias": False},
     }
     for name, moe in refused.items():
-        selfcheck._passed.clear()
+        forget()
         with configured("auto"), logged() as lines:
             marlin, layer, data = experts_layer(192, 128, 6, **moe)
             load(marlin, layer)

@@ -12,7 +12,15 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, error_of, load, logged
+from tests.patches.probes.decode_device import (
+    SPOILS,
+    configured,
+    error_of,
+    forget,
+    load,
+    logged,
+    right,
+)
 
 HIDDEN, INNER, EXPERTS, LAYERS, WORDS = 192, 64, 32, 3, 64
 PADDED = 256
@@ -212,7 +220,6 @@ def compute(launches: Any, made: Made) -> dict[str, Any]:
     from vllm.forward_context import set_forward_context
     from vllm.model_executor.layers.fused_moe.runner import moe_runner
     from vllm_sparkforge.decode import layer as ours
-    from vllm_sparkforge.decode import selfcheck
 
     half = made.model.layers[0].moe_half
     x, residual = _clear_rows(made, 17)
@@ -251,13 +258,12 @@ def compute(launches: Any, made: Made) -> dict[str, Any]:
     half.prepare(marlin)
     with mock.patch.object(marlin, "hooked", return_value=True):
         result["a hook"] = {rows: call(rows) for rows in (3, 9)}
-    selfcheck._passed.clear()
-    launches.spoil = lambda value: value * 1.03
+    forget()
+    launches.spoil = SPOILS["3 % too large"]
     half.prepare(marlin)
-    launches.spoil = lambda value: value
+    launches.spoil = right
     result["failed self-check"] = {rows: call(rows) for rows in (0, 3, 9)}
-    selfcheck._passed.clear()
-    selfcheck._switched_off.clear()
+    forget()
     half.prepare(marlin)
     result["prepared again"] = call(3)
     return result

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, logged
+from tests.patches.probes.decode_device import SPOILS, configured, forget, logged, right
 
 
 def choice(launches: Any, made: Any) -> dict[str, Any]:
@@ -102,46 +102,34 @@ def _separate(model: Any) -> list[Any]:
 
 def _self_check(launches: Any, made: Any) -> dict[str, Any]:
     import torch
-    from vllm_sparkforge.decode import layer, selfcheck
+    from vllm_sparkforge.decode import layer
 
     block = made.model.layers[0]
     marlin = block.mlp.experts.routed_experts.quant_method.moe_kernel.fused_experts
 
-    def fail(_: Any) -> Any:
-        raise RuntimeError("CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS")
-
     def only(kernel: str) -> Callable[[Any], Any]:
         return lambda x: x * (1.03 if launches.names[-1].startswith(kernel) else 1)
 
-    def twice(ids: Any) -> Any:
-        return torch.where(ids < 0, ids, ids[:, :1])
-
     spoils: dict[str, Callable[[Any], Any]] = {
-        "3 % too large": lambda x: x * 1.03,
-        "1 % too large": lambda x: x * 1.01,
-        "NaN": lambda x: x * torch.nan,
-        "an error": fail,
+        **SPOILS,
+        "large logits": right,  # of which BF16 keeps little
         "add_norm 3 % too large": only("add_norm"),
         "route 3 % too large": only("route"),
         "experts_combine 3 % too large": only("experts_combine"),
         "the rows of 8 NaN": lambda x: x * torch.nan if launches.names[-1] == "route_8" else x,
     }
     choices: dict[str, Callable[[Any], Any]] = {
-        "an expert twice": twice,
+        "an expert twice": lambda ids: torch.where(ids < 0, ids, ids[:, :1]),
         "experts beside those chosen": lambda ids: torch.where(ids < 0, ids, (ids + 1) % 32),
         "padding that has experts": lambda ids: torch.where(ids < 0, torch.arange(4), ids),
         "rows without experts": lambda ids: torch.full_like(ids, -1),
     }
-    right = lambda x: x  # noqa: E731
-    # with large logits, of which BF16 keeps little
-    cases = {"right": (right, right), "large logits": (right, right)}
-    cases |= {name: (spoil, right) for name, spoil in spoils.items()}
+    cases = {name: (spoil, right) for name, spoil in spoils.items()}
     cases |= {name: (right, choose) for name, choose in choices.items()}
     result: dict[str, Any] = {}
     for name, (launches.spoil, launches.choose) in cases.items():
         for option in ("auto", "on"):
-            selfcheck._passed.clear()
-            selfcheck._switched_off.clear()
+            forget()
             router, norm = block.mlp.router, block.post_attention_layernorm
             router.weight.data *= 64 if name == "large logits" else 1
             found: dict[str, Any] = {}
@@ -159,6 +147,5 @@ def _self_check(launches: Any, made: Any) -> dict[str, Any]:
             router.weight.data /= 64 if name == "large logits" else 1
             result[f"{name}, {option}"] = found | {"said": lines}
     launches.spoil = launches.choose = right
-    selfcheck._passed.clear()
-    selfcheck._switched_off.clear()
+    forget()
     return result

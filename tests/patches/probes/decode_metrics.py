@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, logged
+from tests.patches.probes.decode_device import configured, forget, logged
 
 WEEK_S = 7 * 24 * 3600
 
@@ -19,9 +19,9 @@ WEEK_S = 7 * 24 * 3600
 def metrics(_: Any) -> dict[str, Any]:
     """What workers leave, what two API servers show of it, and whether the compile cache minds."""
     from vllm import envs
-    from vllm_sparkforge.decode import selfcheck, verdicts
+    from vllm_sparkforge.decode import verdicts
 
-    selfcheck._passed.clear()
+    forget()
     folder = Path(envs.VLLM_CACHE_ROOT) / "sparkforge"
     folder.mkdir(exist_ok=True)
     old, others = folder / "1-0-0.json", folder / "2-0-0.json"
@@ -70,8 +70,7 @@ def _rank(*found: tuple[str, bool]) -> None:
         difference = 0.0 if right else 1.0
         passed = selfcheck.passes(kind, (number, 8), False, lambda found=difference: found)
         assert passed == right
-    selfcheck._passed.clear()
-    selfcheck._switched_off.clear()
+    forget()
 
 
 def _text(config: Any, engines: list[int]) -> list[str]:

@@ -16,6 +16,7 @@ from unittest import mock
 from tests.patches.probes import decode_cache, decode_half, decode_metrics, decode_rotary
 from tests.patches.probes.decode_device import (
     configured,
+    forget,
     linear_layer,
     load,
     logged,
@@ -62,8 +63,7 @@ def _in_use(made: tuple[Any, Any]) -> dict[str, Any]:
 
     block, attention = made
     used = {}
-    selfcheck._passed.clear()
-    selfcheck._switched_off.clear()
+    forget()
     with configured("auto", mxfp4_layers="qkv") as config, logged() as lines:
         norms = block.post_attention_layernorm, block.mlp.router, block.mlp.experts
         used["norms"] = layer.join(config, *norms, block.input_layernorm) is not None

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import types
 from typing import Any
+from unittest import mock
 
 from tests.patches.probes.decode_device import (
     configured,
     error_of,
     fake_shape,
+    forget,
     linear_layer,
     load,
     random_weight,
@@ -78,8 +80,6 @@ def dense_layers(launches: Any) -> dict[str, Any]:
     import torch
     from vllm_sparkforge.decode import dense, module
 
-    from tests.patches.probes import decode_contract
-
     result = {}
     for kind in ("mxfp4", "mxfp8"):
         for name, (n, k, counts) in SHAPES.items():
@@ -98,46 +98,36 @@ def dense_layers(launches: Any) -> dict[str, Any]:
                     "launches": list(launches.names),
                     "fake": fake_shape(dense.mx_linear, x, *packed, bias, n),
                 }
-    weight, scale = random_weight("mxfp4", 48, 128)
-    packed = dense.pack(weight, scale)
-    x = torch.randn(2, 3, 128).to(torch.bfloat16)
-    out = dense.mx_linear(x, *packed, None, 48)
-    wanted = x.to(torch.float64) @ values_of(weight, scale).T
-    result["without a bias, three dimensions"] = {
-        "error": error_of(out, wanted),
-        "shape": list(out.shape),
-        "fake": fake_shape(dense.mx_linear, x, *packed, None, 48),
-    }
-    # less shared memory than the rows of lm_head take
-    module.max_shared_memory = lambda device: 16 * 96 * 2 - 1
-    weight, scale = random_weight("mxfp4", 65_552, 64)
-    launches.names.clear()
-    x = torch.randn(9, 64).to(torch.bfloat16)
-    out = dense.mx_linear(x, *dense.pack(weight, scale), None, 65_552)
-    result["wide without the shared memory"] = {
-        "error": error_of(out, x.to(torch.float64) @ values_of(weight, scale).T),
-        "shape": list(out.shape),
-        "launches": list(launches.names),
-        "fake": [9, 65_552],
-    }
-    module.max_shared_memory = lambda device: decode_contract.SHARED_MEMORY
-    weight, scale = random_weight("mxfp4", 48, 128)
-    packed = dense.pack(weight, scale)
+
+    def one(n: int, k: int, x: Any) -> dict[str, Any]:
+        """Without a bias."""
+        weight, scale = random_weight("mxfp4", n, k)
+        packed = dense.pack(weight, scale)
+        launches.names.clear()
+        out = dense.mx_linear(x, *packed, None, n)
+        return {
+            "error": error_of(out, x.to(torch.float64) @ values_of(weight, scale).T),
+            "shape": list(out.shape),
+            "launches": list(launches.names),
+            "fake": fake_shape(dense.mx_linear, x, *packed, None, n),
+        }
+
+    def random(*shape: int) -> Any:
+        return torch.randn(*shape).to(torch.bfloat16)
+
+    result["without a bias, three dimensions"] = one(48, 128, random(2, 3, 128))
     # an offset of half a boundary
-    x = torch.randn(129).to(torch.bfloat16)[1:].view(1, 128)
-    out = dense.mx_linear(x, *packed, None, 48)
-    result["an address that is no multiple of 16"] = {
-        "error": error_of(out, x.to(torch.float64) @ values_of(weight, scale).T),
-        "shape": list(out.shape),
-        "fake": fake_shape(dense.mx_linear, x, *packed, None, 48),
-    }
+    x = random(129)[1:].view(1, 128)
+    result["an address that is no multiple of 16"] = one(48, 128, x)
+    # less shared memory than the rows of lm_head take
+    with mock.patch.object(module, "max_shared_memory", lambda device: 16 * 96 * 2 - 1):
+        result["wide without the shared memory"] = one(65_552, 64, random(9, 64))
     return result
 
 
 def bf16_layers(launches: Any) -> dict[str, Any]:
     """Unquantized linear layers: which calls go through the kernels, and their errors."""
     import torch
-    from vllm_sparkforge.decode import selfcheck
 
     ours, others = "gpt_oss_mxfp4", None
     cases = {
@@ -152,7 +142,7 @@ def bf16_layers(launches: Any) -> dict[str, Any]:
     }
     result: dict[str, Any] = {}
     for name, (n, k, dtype, option, quantization) in cases.items():
-        selfcheck._passed.clear()
+        forget()
         with configured(option):
             layer = linear_layer(n, k, dtype, quantization)
             load(layer.quant_method, layer)

@@ -14,7 +14,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from tests.patches.probes.decode_device import configured, error_of, logged, without_fusions
+from tests.patches.probes.decode_device import (
+    SPOILS,
+    configured,
+    error_of,
+    forget,
+    logged,
+    right,
+    without_fusions,
+)
 
 HIDDEN, HEADS, KV_HEADS, SIZE = 128, 4, 2, 64
 BLOCKS, BLOCK = 6, 16
@@ -178,7 +186,6 @@ def compute(launches: Any) -> dict[str, Any]:
     """Results and launches of a layer by number of rows, against the layer without the operator."""
     import torch
     from vllm_sparkforge.decode import rotary as ours
-    from vllm_sparkforge.decode import selfcheck
 
     layer, config, said = _make("auto")
     usual, off, nothing = _make("off")
@@ -234,26 +241,14 @@ def compute(launches: Any) -> dict[str, Any]:
         except ValueError as error:
             result[name] = str(error)
 
-    selfcheck._passed.clear()
-    launches.spoil = lambda value: value * 1.03
-    with _forget():
-        layer.attn.decode_rotary.prepare()
-    launches.spoil = lambda value: value
+    forget()
+    launches.spoil = SPOILS["3 % too large"]
+    layer.attn.decode_rotary.prepare()
+    launches.spoil = right
+    forget()
     result["failed self-check"] = {rows: call(rows, "slots first") for rows in (0, 1, 5, 9)}
     result["failed self-check, no cache yet"] = call(3, "heads first", "none")
     return result
-
-
-@contextmanager
-def _forget() -> Iterator[None]:
-    """Forget what was compared, before and after."""
-    from vllm_sparkforge.decode import selfcheck
-
-    selfcheck._passed.clear()
-    selfcheck._switched_off.clear()
-    yield
-    selfcheck._passed.clear()
-    selfcheck._switched_off.clear()
 
 
 def graph() -> dict[str, Any]:
@@ -345,16 +340,9 @@ def self_check(launches: Any) -> dict[str, Any]:
     """What becomes of wrong kernels."""
     import torch
 
-    def fail(_: Any) -> Any:
-        raise RuntimeError("CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS")
-
-    right = lambda x: x  # noqa: E731
     size = BLOCK * 4  # slots of the cache that the check makes
     cases: dict[str, tuple[Any, Any]] = {
-        "right": (right, right),
-        "3 % too large": (lambda x: x * 1.03, right),
-        "NaN": (lambda x: x * torch.nan, right),
-        "an error": (fail, right),
+        **{name: (spoil, right) for name, spoil in SPOILS.items() if name != "1 % too large"},
         "rotated the other way": (lambda x: x.flip(-1), right),
         "another slot": (right, lambda slots: torch.where(slots < 0, slots, (slots + 1) % size)),
         "padding that is written": (right, lambda slots: slots.where(slots >= 0, slots.max() ^ 1)),
@@ -363,20 +351,20 @@ def self_check(launches: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, (launches.spoil, launches.move) in cases.items():
         for option in ("auto", "on"):
-            with _forget():
-                try:
-                    layer, _, said = _make(option)
-                    launches.names.clear()
-                    layer.attn.decode_rotary.prepare()
-                    used = layer.attn.decode_rotary._checked
-                    result[f"{name}, {option}"] = {
-                        "used": used,
-                        "compared again": bool(launches.names),
-                        "said": said,
-                    }
-                except RuntimeError as error:
-                    result[f"{name}, {option}"] = {"raised": str(error)}
+            forget()
+            try:
+                layer, _, said = _make(option)
+                launches.names.clear()
+                layer.attn.decode_rotary.prepare()
+                result[f"{name}, {option}"] = {
+                    "used": layer.attn.decode_rotary._checked,
+                    "compared again": bool(launches.names),
+                    "said": said,
+                }
+            except RuntimeError as error:
+                result[f"{name}, {option}"] = {"raised": str(error)}
     launches.spoil = launches.move = right
+    forget()
     return result
 
 

@@ -12,7 +12,16 @@ from typing import Any
 
 from tests.patches.mxfp8_moe import decode as decode_mxfp8
 from tests.patches.mxfp8_moe import quantize, scale_offset
-from tests.patches.probes.decode_device import configured, error_of, load, logged
+from tests.patches.probes import decode_experts
+from tests.patches.probes.decode_device import (
+    SPOILS,
+    configured,
+    error_of,
+    forget,
+    load,
+    logged,
+    right,
+)
 
 HIDDEN, INNER, EXPERTS = 192, 96, 6
 PADDED = {"hidden": 256, "inner": 128}
@@ -125,29 +134,8 @@ def _layer(cutlass: Cutlass) -> tuple[Any, Any, dict[str, Any]]:
         "w2_weight_scale": F.pad(data["w2_weight_scale"], (0, inner_more // 32, 0, more)),
         "w2_bias": F.pad(data["w2_bias"], (0, more)),
     }
-    layer = torch.nn.Module()
     sys.modules["flashinfer"].block_scale_interleave = _interleave  # type: ignore[attr-defined]
-    converted = oracle.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
-        backend,
-        layer,
-        *(padded[f"{name}_weight"] for name in ("w13", "w2")),
-        *(padded[f"{name}_weight_scale"] for name in ("w13", "w2")),
-        w13_bias=padded["w13_bias"],
-        w2_bias=padded["w2_bias"],
-    )
-    names = ("w13_weight", "w2_weight", "w13_scale", "w2_scale", "w13_bias", "w2_bias")
-    for name, tensor in zip(names, converted, strict=True):
-        setattr(layer, name, torch.nn.Parameter(tensor, requires_grad=False))
-    quant = oracle.make_mxfp4_moe_quant_config(
-        mxfp4_backend=backend,
-        w1_scale=layer.w13_scale,
-        w2_scale=layer.w2_scale,
-        w1_bias=layer.w13_bias,
-        w2_bias=layer.w2_bias,
-        gemm1_alpha=1.702,
-        gemm1_beta=1.0,
-        swiglu_limit=7.0,
-    )
+    layer, quant = decode_experts.converted(backend.name, padded, gemm1_alpha=1.702, gemm1_beta=1.0)
     moe.flashinfer_cutlass_fused_moe = cutlass
     moe.activation_to_flashinfer_type = lambda activation: activation.value
     ours.moe_kernel_quantize_input = lambda x, *_, **__: (_mxfp8(x), torch.ones(1))
@@ -158,36 +146,17 @@ def _layer(cutlass: Cutlass) -> tuple[Any, Any, dict[str, Any]]:
 def _apply(experts: Any, layer: Any, data: dict[str, Any], rows: int) -> Any:
     """Compute rows as the modular kernel does: quantised only where the experts want it so."""
     import torch
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
-    x = data["x"][:rows]
-    out = torch.full(x.shape, torch.nan, dtype=torch.bfloat16)
-    deferred = experts.expects_unquantized_inputs
-    experts.apply(
-        output=out,
-        hidden_states=x if deferred else _mxfp8(x),
-        w1=layer.w13_weight,
-        w2=layer.w2_weight,
-        topk_weights=data["topk_weights"][:rows],
-        topk_ids=data["topk_ids"][:rows],
-        activation=MoEActivation.SWIGLUOAI,
-        global_num_experts=EXPERTS,
-        expert_map=None,
-        a1q_scale=None if deferred else torch.ones(1),
-        a2_scale=None,
-        workspace13=None,
-        workspace2=None,
-        expert_tokens_meta=None,
-        apply_router_weight_on_input=False,
-    )
-    return out[:, :HIDDEN]
+    given = {}
+    if not experts.expects_unquantized_inputs:
+        given = {"hidden_states": _mxfp8(data["x"][:rows]), "a1q_scale": torch.ones(1)}
+    return decode_experts.apply(experts, layer, data, rows, **given)[:, :HIDDEN]
 
 
 def row_major(launches: Any) -> dict[str, Any]:
     """Few rows and more, and the self-check."""
     import torch
-    from vllm_sparkforge.decode import experts as decode_experts
-    from vllm_sparkforge.decode import selfcheck
+    from vllm_sparkforge.decode.experts import products
 
     from tests.patches.probes.probe_marlin_padding import _reference
 
@@ -195,8 +164,7 @@ def row_major(launches: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
 
     def loaded(option: str, spoil: Any = None, **moe: Any) -> tuple[Any, Any, Any, list[str]]:
-        selfcheck._passed.clear()
-        selfcheck._switched_off.clear()
+        forget()
         with configured(option), logged() as lines:
             experts, layer, data = _layer(cutlass)
             for name, value in moe.items():
@@ -221,7 +189,7 @@ def row_major(launches: Any) -> dict[str, Any]:
     # as the operator of half a layer calls them: rows without their padding
     weights = experts.decode_weights(layer.w13_weight, layer.w2_weight)
     x = data["x"][:3, :HIDDEN].contiguous()
-    sums = decode_experts.products(x, weights, data["topk_ids"][:3], data["topk_weights"][:3])
+    sums = products(x, weights, data["topk_ids"][:3], data["topk_weights"][:3])
     total = sums.view(3, 4, HIDDEN).double().sum(1)
     result["without padding"] = {"error": error_of(total, wanted[:3]), "inner": weights.inner}
 
@@ -245,11 +213,9 @@ def row_major(launches: Any) -> dict[str, Any]:
             out = _apply(one, its_layer, its_data, 3)
             result["off computes"] = error_of(out, wanted[:3])
 
-    kept = launches.spoil
-    launches.spoil = lambda values: values * 1.03
+    launches.spoil = SPOILS["3 % too large"]
     result["3 % too large"] = loaded("auto")[3]
-    launches.spoil = kept
+    launches.spoil = right
     cutlass.spoil = lambda values: values.flip(-1)
     result["CUTLASS is wrong"] = loaded("auto")[3]
-    cutlass.spoil = lambda values: values
     return result

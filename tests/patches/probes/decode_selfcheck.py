@@ -5,10 +5,18 @@ Runs inside the interpreter under test; used by probe_decode_kernels.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from tests.patches.probes.decode_device import configured, linear_layer, load, logged, random_weight
+from tests.patches.probes.decode_device import (
+    SPOILS,
+    configured,
+    forget,
+    linear_layer,
+    load,
+    logged,
+    random_weight,
+    right,
+)
 from tests.patches.probes.decode_experts import experts_layer
 
 
@@ -17,17 +25,6 @@ def self_check(launches: Any) -> dict[str, Any]:
     import torch
     from vllm_sparkforge.decode import selfcheck
     from vllm_sparkforge.mx.linear import DecodeKernel
-
-    def fail(result: Any) -> Any:
-        raise RuntimeError("CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS")
-
-    spoils: dict[str, Callable[[Any], Any]] = {
-        "right": lambda result: result,
-        "3 % too large": lambda result: result * 1.03,
-        "1 % too large": lambda result: result * 1.01,
-        "NaN": lambda result: result * torch.nan,
-        "an error": fail,
-    }
 
     def dense(
         kind: str,
@@ -78,11 +75,7 @@ def self_check(launches: Any) -> dict[str, Any]:
     selfcheck.passes("MXFP4", (1, 1), True, lambda: float(torch.rand(1)) * 0)
     result["same random numbers"] = bool((torch.get_rng_state() == before).all())
 
-    def forget() -> None:
-        selfcheck._passed.clear()
-        selfcheck._switched_off.clear()
-
-    for name, spoil in spoils.items():
+    for name, spoil in SPOILS.items():
         for option in ("auto", "on"):
             launches.spoil = spoil
             forget()
@@ -114,7 +107,7 @@ def self_check(launches: Any) -> dict[str, Any]:
                     "used": marlin.uses_decode_kernels,
                     "said": lines,
                 }
-    launches.spoil = lambda result: result
+    launches.spoil = right
     forget()
     with configured("auto"):
         result["k = 96"] = dense("mxfp4", 48, 96)

@@ -36,6 +36,7 @@ from tests.patches.probes.decode_device import (
     Named,
     configured,
     emulate,
+    forget,
     logged,
     mx_layer,
     ship,
@@ -52,7 +53,7 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
     start(capability, shipped)
     emulate()
     import torch
-    from vllm_sparkforge.decode import module, selfcheck
+    from vllm_sparkforge.decode import module
 
     damaged = ship(folder / f"damaged {capability}")
     for file in damaged.glob("*.cubin"):
@@ -70,7 +71,7 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
     }
 
     def ask(option: str) -> dict[str, Any]:
-        selfcheck._passed.clear()
+        forget()
         packed = []
         with configured(option) as config, logged() as lines:
             for form in ("mxfp4", "mxfp8"):

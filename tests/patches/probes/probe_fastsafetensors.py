@@ -8,12 +8,12 @@ way; the rest is the real loader, with the file reader that fastsafetensors take
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import probe_logits as base  # type: ignore[import-not-found]  # beside this file when it runs
 
@@ -34,12 +34,12 @@ def on_the_cpu() -> Iterator[list[dict[str, Any]]]:
             asked.append({**shown, "copier": self.loader.copier_class.__name__})
 
     kind: Any = type(current_platform)  # a CPU has no number
-    module.ParallelLoader, kind.current_device = OnTheCpu, classmethod(lambda cls: 0)
-    try:
+    first = classmethod(lambda cls: 0)
+    with (
+        mock.patch.object(module, "ParallelLoader", OnTheCpu),
+        mock.patch.object(kind, "current_device", first, create=True),
+    ):
         yield asked
-    finally:
-        module.ParallelLoader = real
-        del kind.current_device
 
 
 def tensors(request: dict[str, Any], out: Path) -> Any:
@@ -112,17 +112,10 @@ def unified(request: dict[str, Any], out: Path) -> Any:
     }
 
 
-def main() -> None:
-    steps, request_path, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    request = json.loads(request_path.read_text(encoding="utf-8"))
+def packages(request: dict[str, Any], out: Path) -> Any:
+    """Put fastsafetensors on the path; the first step."""
     sys.path.insert(0, request["packages"])
-    result = {}
-    for name in steps.split(","):
-        result[name] = {"tensors": tensors, "logits": logits, "unified": unified}[name](
-            request, out
-        )
-    (out / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    base.main(globals())

@@ -40,31 +40,10 @@ http://a.b/c?d=e&f 'S'd 0x1F base64/+A==""",
 )
 WORDS += ["a\u0301", "e\u0300\u0323", "\u0301\u0302", "\U00012400", "\U00012401 \U0001246e"]
 WORDS += [*"\ue000\ufffd\u200b\u200d\x00\x1b\x7f\u0085\u2028\ufeff"]
-BLANKS = [
-    " ",
-    "  ",
-    "\n",
-    "\r\n",
-    "\r",
-    "\t",
-    " \n",
-    "\n\n",
-    "\u00a0",
-    "\u3000",
-    "\v\f",
-    " \r\n \n",
-]
-RUNS = [
-    *"xX=é中 \n\r\t1\"\\'/.-_a\u0301😀\u00a0",
-    "\r\n",
-    "Ab",
-    "null",
-    "nul",
-    " \n",
-    "a ",
-    "'s",
-    "//\n",
-]
+BLANKS = [" ", "  ", "\n", "\r\n", "\r", "\t", " \n", "\n\n", "\u00a0", "\u3000", "\v\f"]
+BLANKS += [" \r\n \n"]
+RUNS = [*"xX=é中 \n\r\t1\"\\'/.-_a\u0301😀\u00a0"]
+RUNS += ["\r\n", "Ab", "null", "nul", " \n", "a ", "'s", "//\n"]
 
 
 def text(rng: random.Random, most: int) -> str:

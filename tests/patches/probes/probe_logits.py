@@ -14,10 +14,10 @@ import functools
 import gc
 import json
 import os
+import re
 import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -79,26 +79,38 @@ def drop_engine() -> None:
     cleanup_dist_env_and_memory()
 
 
+def save_logits(engine: Any, prompt: list[int], path: Path) -> Any:
+    """Write the logits of all positions of a prompt, and return them."""
+    import numpy as np
+
+    rows, _ = raw_logits(engine, prompt, 1)
+    np.save(path, rows)
+    return rows
+
+
+def attempt(action: Callable[[], Any]) -> dict[str, Any]:
+    """What `action` raises, or what it returns."""
+    try:
+        return {"type": None, "message": "", "value": action()}
+    except Exception as error:
+        return {"type": type(error).__name__, "message": str(error)}
+
+
 def failure(checkpoint: str, **options: Any) -> dict[str, Any]:
     """How starting an engine fails, and whether it got as far as reading weights."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+    real = DefaultModelLoader.load_weights
     loads: list[bool] = []
-    original = DefaultModelLoader.load_weights
 
     def load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
         loads.append(True)
-        return original(self, *args, **kwargs)
+        return real(self, *args, **kwargs)
 
-    DefaultModelLoader.load_weights = load_weights
-    try:
-        make_engine(checkpoint, **options)
-    except Exception as error:
-        return {"type": type(error).__name__, "message": str(error), "loaded": bool(loads)}
-    finally:
-        DefaultModelLoader.load_weights = original
-        drop_engine()
-    return {"type": None, "message": "", "loaded": bool(loads)}
+    with mock.patch.object(DefaultModelLoader, "load_weights", load_weights):
+        said = attempt(lambda: bool(make_engine(checkpoint, **options)))
+    drop_engine()
+    return said | {"loaded": bool(loads)}
 
 
 def raw_logits(engine: Any, prompt: list[int], count: int) -> tuple[Any, list[int]]:
@@ -131,18 +143,12 @@ def expert_parameters(model: Any) -> list[dict[str, Any]]:
     ]
 
 
-@contextmanager
-def amx_is(there: bool) -> Iterator[None]:
+def amx_is(there: bool) -> Any:
     """Selection as on a CPU with AMX, or without, whatever this one has. No kernel may run inside
     that is selected for AMX."""
     import torch
 
-    original = torch.cpu._is_amx_tile_supported
-    torch.cpu._is_amx_tile_supported = lambda: there
-    try:
-        yield
-    finally:
-        torch.cpu._is_amx_tile_supported = original
+    return mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: there)
 
 
 def auto(request: dict[str, Any], out: Path) -> Any:
@@ -156,15 +162,11 @@ def starved(request: dict[str, Any], out: Path) -> Any:
     from vllm_sparkforge import bf16_experts as ours
 
     results = {}
-    original = ours.get_memory_node_info
     for available in request["available"]:
-        info = original(0)
+        info = ours.get_memory_node_info(0)
         info.available_memory = available
-        ours.get_memory_node_info = lambda node_id=0, info=info: info
-        try:
+        with mock.patch.object(ours, "get_memory_node_info", return_value=info):
             results[str(available)] = failure(request["checkpoint"])
-        finally:
-            ours.get_memory_node_info = original
     return results
 
 
@@ -174,7 +176,6 @@ def damaged(request: dict[str, Any], out: Path) -> Any:
 
 def by_name(request: dict[str, Any], out: Path) -> Any:
     """The real thing: logits, tokens, and what is left of the packed weights."""
-    import numpy as np
     from torch.multiprocessing.reductions import StorageWeakRef
     from vllm_sparkforge.bf16_experts import Bf16ExpertsMethod
 
@@ -191,28 +192,14 @@ def by_name(request: dict[str, Any], out: Path) -> Any:
         original(self, layer)
         freed.append(all(storage.expired() for storage in packed))
 
-    Bf16ExpertsMethod.process_weights_after_loading = process
-    try:
+    with mock.patch.object(Bf16ExpertsMethod, "process_weights_after_loading", process):
         engine = make_engine(request["checkpoint"])
-    finally:
-        Bf16ExpertsMethod.process_weights_after_loading = original
     (parameters,) = engine.apply_model(expert_parameters)
-    logits, _ = raw_logits(engine, request["prompt"], 1)
-    np.save(out / "logits.npy", logits)
+    save_logits(engine, request["prompt"], out / "logits.npy")
     _, tokens = raw_logits(engine, request["greedy_prompt"], request["greedy_count"])
     del engine
     drop_engine()
-    return {
-        "parameters": parameters,
-        "freed": freed,
-        "tokens": tokens,
-    }
-
-
-def one_token(engine: Any) -> list[int]:
-    """The answer of one token to a prompt of one token."""
-    _, tokens = raw_logits(engine, [5], 1)
-    return tokens
+    return {"parameters": parameters, "freed": freed, "tokens": tokens}
 
 
 def experts_of(model: Any) -> list[str]:
@@ -225,9 +212,6 @@ def experts_of(model: Any) -> list[str]:
 def isa(request: dict[str, Any], out: Path) -> Any:
     """A first request of one token, then logits, on the instruction set that is shown; and when AMX
     tiles are requested of the system."""
-    import re
-
-    import numpy as np
     import torch
     from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
@@ -248,17 +232,15 @@ def isa(request: dict[str, Any], out: Path) -> Any:
         order.append("tiles")
         return init_amx() if supported() else True
 
-    GptOssForCausalLM.forward = recorded
-    torch.cpu._is_amx_tile_supported, torch.cpu._init_amx = plugin_has_amx, request_tiles
-    try:
+    with (
+        mock.patch.object(GptOssForCausalLM, "forward", recorded),
+        mock.patch.object(torch.cpu, "_is_amx_tile_supported", plugin_has_amx),
+        mock.patch.object(torch.cpu, "_init_amx", request_tiles),
+    ):
         engine = make_engine(request["checkpoint"], experts=request["experts"])
-        first = one_token(engine)
-    finally:
-        GptOssForCausalLM.forward = forward
-        torch.cpu._is_amx_tile_supported, torch.cpu._init_amx = supported, init_amx
+        _, first = raw_logits(engine, [5], 1)
     (experts,) = engine.apply_model(experts_of)
-    logits, _ = raw_logits(engine, request["prompt"], 1)
-    np.save(out / "isa.npy", logits)
+    save_logits(engine, request["prompt"], out / "isa.npy")
     del engine
     drop_engine()
     loaded = re.findall(r"/vllm/(_C\w*)\.abi3\.so", Path("/proc/self/maps").read_text())
@@ -276,25 +258,17 @@ def tiles_denied(request: dict[str, Any], out: Path) -> Any:
     import torch
     import vllm_sparkforge
 
-    init_amx, torch.cpu._init_amx = torch.cpu._init_amx, lambda: False
-    try:
-        with amx_is(True):
+    with amx_is(True), mock.patch.object(torch.cpu, "_init_amx", return_value=False):
+        vllm_sparkforge.register()
+        with mock.patch.dict(os.environ, {"VLLM_SPARKFORGE": '{"off": ["amx"]}'}):
             vllm_sparkforge.register()
-            os.environ["VLLM_SPARKFORGE"] = '{"off": ["amx"]}'
-            vllm_sparkforge.register()
-    finally:
-        torch.cpu._init_amx = init_amx
-        del os.environ["VLLM_SPARKFORGE"]
     return {}
 
 
 def streamed(request: dict[str, Any], out: Path) -> Any:
     """The same model from a checkpoint that holds one tensor an expert."""
-    import numpy as np
-
     engine = make_engine(request["streamed"])
-    logits, _ = raw_logits(engine, request["prompt"], 1)
-    np.save(out / "streamed.npy", logits)
+    save_logits(engine, request["prompt"], out / "streamed.npy")
     del engine
     drop_engine()
     return {}
@@ -314,39 +288,9 @@ def every_value(request: dict[str, Any], out: Path) -> Any:
     return {}
 
 
-def moe_config(**changes: Any) -> Any:
-    """A layer of gpt-oss-20b in the engine's words."""
-    import torch
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import (
-        FusedMoEConfig,
-        FusedMoEParallelConfig,
-        RoutingMethodType,
-    )
-
-    parallel = FusedMoEParallelConfig.make_no_parallel()
-    for name in ("tp_size", "ep_size", "use_ep"):
-        if name in changes:
-            setattr(parallel, name, changes.pop(name))
-    arguments = {
-        "num_experts": 32,
-        "experts_per_token": 4,
-        "hidden_dim": 2880,
-        "intermediate_size": 2880,
-        "num_local_experts": 32,
-        "num_logical_experts": 32,
-        "activation": MoEActivation.SWIGLUOAI,
-        "device": "cpu",
-        "routing_method": RoutingMethodType.Renormalize,
-        "moe_parallel_config": parallel,
-        "in_dtype": torch.bfloat16,
-        "has_bias": True,
-    }
-    return FusedMoEConfig(**{**arguments, **changes})
-
-
 def select(experts: str, **changes: Any) -> dict[str, Any]:
-    """What the plugin answers for one layer of a 24-layer model."""
+    """What the plugin answers for one layer of a 24-layer model, like gpt-oss-20b's."""
+    from moe_layers import moe_config  # type: ignore[import-not-found]  # beside this file
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm_sparkforge import bf16_experts as ours
     from vllm_sparkforge.quant import GptOssConfig
@@ -356,28 +300,28 @@ def select(experts: str, **changes: Any) -> dict[str, Any]:
     config.model_config = types.SimpleNamespace(
         quantization_config=None, get_num_layers=lambda parallel_config: 24
     )
-    warnings: list[str] = []
-    logger, memory_of = ours.logger, ours._available_memory_per_rank
-    ours.logger = types.SimpleNamespace(
-        warning_once=lambda text, *values: warnings.append(text % values),
-        info_once=lambda *_: None,
-    )
-    ours._available_memory_per_rank = lambda config: 1 << 50
-    try:
-        with set_current_vllm_config(config):
-            moe = moe_config(**changes)
-            method = GptOssConfig()._make_moe_method(moe)
-    except Exception as error:
-        return {"type": type(error).__name__, "message": str(error)}
-    finally:
-        ours.logger, ours._available_memory_per_rank = logger, memory_of
+
+    def make() -> Any:
+        moe = moe_config(32, 2880, 2880, **changes)
+        return moe, GptOssConfig()._make_moe_method(moe)
+
+    with (
+        mock.patch.object(ours, "logger") as logger,
+        mock.patch.object(ours, "_available_memory_per_rank", return_value=1 << 50),
+        set_current_vllm_config(config),
+    ):
+        made = attempt(make)
+    if made["type"]:
+        return made
+    moe, method = made["value"]
     cost = ours.cost(moe, config)
+    said = [call.args for call in logger.warning_once.call_args_list]
     return {
         "type": None,
         "method": type(method).__name__,
         "backend": method.mxfp4_backend.value,
         "experts": method.experts_cls.__name__,
-        "warnings": warnings,
+        "warnings": [text % tuple(values) for text, *values in said],
         "cost": {"packed": cost.packed, "bf16": cost.dequantized, "peak": cost.peak},
     }
 
@@ -408,18 +352,6 @@ def memory(request: dict[str, Any], out: Path) -> Any:
     from vllm.utils.cpu_resource_utils import MemoryNodeInfo
     from vllm_sparkforge import bf16_experts as ours
 
-    originals = {
-        name: getattr(ours, name)
-        for name in (
-            "get_allocation_nodes",
-            "get_memory_node_info",
-            "get_cgroup_memory_limit",
-            "get_cgroup_memory_usage",
-            "get_cgroup_reclaimable_memory",
-            "get_visible_memory_node",
-        )
-    }
-
     def available(
         total: int,
         free: int,
@@ -431,32 +363,30 @@ def memory(request: dict[str, Any], out: Path) -> Any:
         bound: int | None = None,
     ) -> int:
         info = MemoryNodeInfo(total_memory=total, available_memory=free)
-        ours.get_allocation_nodes = lambda: list(range(nodes if bound is None else bound))
-        ours.get_memory_node_info = lambda node_id=0: info
-        ours.get_cgroup_memory_limit = lambda: limit
-        ours.get_cgroup_memory_usage = lambda: usage
-        ours.get_cgroup_reclaimable_memory = lambda: 50
-        ours.get_visible_memory_node = lambda: list(range(nodes))
         parallel = types.SimpleNamespace(local_world_size=ranks, data_parallel_size_local=1)
         config = types.SimpleNamespace(parallel_config=parallel)
-        answer: int = ours._available_memory_per_rank(config)
-        return answer
+        with mock.patch.multiple(
+            ours,
+            get_allocation_nodes=lambda: list(range(nodes if bound is None else bound)),
+            get_memory_node_info=lambda node_id=0: info,
+            get_cgroup_memory_limit=lambda: limit,
+            get_cgroup_memory_usage=lambda: usage,
+            get_cgroup_reclaimable_memory=lambda: 50,
+            get_visible_memory_node=lambda: list(range(nodes)),
+        ):
+            return int(ours._available_memory_per_rank(config))
 
-    try:
-        return {
-            "bare": available(100, 10, ranks=1, nodes=1),
-            "wide cgroup": available(100, 10, 200, 20, ranks=1, nodes=1),
-            "tight cgroup": available(100, 10, 100, 90, ranks=1, nodes=1),
-            "two ranks, one node": available(100, 10, ranks=2, nodes=1),
-            "bound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2, bound=1),
-            "bound, three ranks, two nodes": available(100, 10, ranks=3, nodes=2, bound=1),
-            "unbound, one rank, two nodes": available(100, 10, ranks=1, nodes=2),
-            "unbound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2),
-            "unbound, cgroup wider than a node": available(150, 100, 200, 120, ranks=1, nodes=2),
-        }
-    finally:
-        for name, original in originals.items():
-            setattr(ours, name, original)
+    return {
+        "bare": available(100, 10, ranks=1, nodes=1),
+        "wide cgroup": available(100, 10, 200, 20, ranks=1, nodes=1),
+        "tight cgroup": available(100, 10, 100, 90, ranks=1, nodes=1),
+        "two ranks, one node": available(100, 10, ranks=2, nodes=1),
+        "bound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2, bound=1),
+        "bound, three ranks, two nodes": available(100, 10, ranks=3, nodes=2, bound=1),
+        "unbound, one rank, two nodes": available(100, 10, ranks=1, nodes=2),
+        "unbound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2),
+        "unbound, cgroup wider than a node": available(150, 100, 200, 120, ranks=1, nodes=2),
+    }
 
 
 def policies(request: dict[str, Any], out: Path) -> Any:
@@ -484,12 +414,13 @@ def policies(request: dict[str, Any], out: Path) -> Any:
     }
 
 
-def main() -> None:
+def main(known: dict[str, Any]) -> None:
+    """Run the steps that are asked for, which are functions of these names."""
     steps, request_path, out = sys.argv[1].split(","), Path(sys.argv[2]), Path(sys.argv[3])
     request = json.loads(request_path.read_text(encoding="utf-8"))
-    result = {step: globals()[step](request, out) for step in steps}
+    result = {step: known[step](request, out) for step in steps}
     (out / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

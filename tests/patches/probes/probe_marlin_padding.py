@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patches.probes import fake_cuda
+from tests.patches.probes.moe_layers import moe_config
 
 Layer = dict[str, Any]
 
@@ -113,30 +114,9 @@ def _shard(data: dict[str, Any], size: Layer, rank: int) -> dict[str, Any]:
 
 
 def _moe_config(size: Layer) -> Any:
-    import torch
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import (
-        FusedMoEConfig,
-        FusedMoEParallelConfig,
-        RoutingMethodType,
-    )
-
-    inner = size["intermediate"] // size["ranks"]
-    return FusedMoEConfig(
-        num_experts=size["experts"],
-        experts_per_token=size["top_k"],
-        hidden_dim=size["hidden"],
-        intermediate_size=inner,
-        num_local_experts=size["experts"],
-        num_logical_experts=size["experts"],
-        activation=MoEActivation.SWIGLUOAI,
-        device="cpu",
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
-        in_dtype=torch.bfloat16,
-        has_bias=True,
-        moe_backend="marlin",
-    )
+    inner, top_k = size["intermediate"] // size["ranks"], size["top_k"]
+    more = {"experts_per_token": top_k, "moe_backend": "marlin"}
+    return moe_config(size["experts"], size["hidden"], inner, **more)
 
 
 def _method(config: Any) -> Any:

@@ -8,26 +8,20 @@ Works like probe_logits.py, whose engine it borrows.
 from __future__ import annotations
 
 import gc
-import json
-import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import probe_logits as base  # type: ignore[import-not-found]  # beside this file when it runs
 
 QUANTIZED = ("attn.qkv_proj", "attn.o_proj", "lm_head")
 
 
-def attempt(action: Callable[[], Any]) -> dict[str, Any]:
-    """What `action` raises, or what it returns."""
-    try:
-        return {"type": None, "message": "", "value": action()}
-    except Exception as error:
-        return {"type": type(error).__name__, "message": str(error)}
+attempt = base.attempt
 
 
 def layer_tensors(model: Any) -> dict[str, dict[str, Any]]:
@@ -61,16 +55,13 @@ def stray_copies(model: Any) -> list[list[int]]:
 
 def logits(request: dict[str, Any], out: Path) -> Any:
     """One engine for each way to quantise; NAME.npy gets its logits."""
-    import numpy as np
-
     results = {}
     for name, options in request["engines"].items():
         with watch_loading() as watched:
             engine = base.make_engine(request["checkpoint"], **options)
         (tensors,) = engine.apply_model(layer_tensors)
         (strays,) = engine.apply_model(stray_copies)
-        rows, _ = base.raw_logits(engine, request["prompt"], 1)
-        np.save(out / f"{name}.npy", rows)
+        base.save_logits(engine, request["prompt"], out / f"{name}.npy")
         results[name] = {"tensors": tensors, "strays": strays, **watched}
         del engine
         base.drop_engine()
@@ -102,23 +93,18 @@ def watch_loading() -> Iterator[dict[str, Any]]:
         load(self, *args, **kwargs)
         reading.clear()
 
-    method.process_weights_after_loading = watched_process
-    DefaultModelLoader.load_weights = watched_load
-    try:
+    with (
+        mock.patch.object(method, "process_weights_after_loading", watched_process),
+        mock.patch.object(DefaultModelLoader, "load_weights", watched_load),
+    ):
         yield watched
         watched["freed"].append(all(storage.expired() for storage in storages))
-    finally:
-        method.process_weights_after_loading = process
-        DefaultModelLoader.load_weights = load
 
 
 def plain(request: dict[str, Any], out: Path) -> Any:
     """The BF16 checkpoint of the same model, as it is."""
-    import numpy as np
-
     engine = base.small_engine(request["bf16_checkpoint"])
-    rows, _ = base.raw_logits(engine, request["prompt"], 1)
-    np.save(out / "plain.npy", rows)
+    base.save_logits(engine, request["prompt"], out / "plain.npy")
     del engine
     base.drop_engine()
     return {}
@@ -132,15 +118,13 @@ def two_ranks(request: dict[str, Any], out: Path) -> Any:
     """
     import multiprocessing
 
-    import numpy as np
     from vllm.v1.executor import multiproc_executor
 
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     engine = base.make_engine(
         request["checkpoint"], tensor_parallel_size=2, **request["engines"]["all"]
     )
-    rows, _ = base.raw_logits(engine, request["prompt"], 1)
-    np.save(out / "two_ranks.npy", rows)
+    base.save_logits(engine, request["prompt"], out / "two_ranks.npy")
     del engine
     base.drop_engine()
     return {}
@@ -253,9 +237,8 @@ def linear(request: dict[str, Any], out: Path) -> Any:
         expected = x.double() @ expand(weight, scale).double().T + bias.double()
         errors = []
         for slice_elems in (cpu._SLICE_ELEMS, 700):
-            original, cpu._SLICE_ELEMS = cpu._SLICE_ELEMS, slice_elems
-            actual = cpu.mx_linear(x, weight, scale, bias)
-            cpu._SLICE_ELEMS = original
+            with mock.patch.object(cpu, "_SLICE_ELEMS", slice_elems):
+                actual = cpu.mx_linear(x, weight, scale, bias)
             assert actual.shape == (2, 3, 100), actual.shape
             assert actual.dtype == torch.bfloat16, actual.dtype
             errors.append(float((actual - expected).norm() / expected.norm()))
@@ -281,19 +264,14 @@ def engine_config(checkpoint: str, layers: str = "", **options: Any) -> Iterator
 
     config = engine_args(checkpoint, layers, **options).create_engine_config()
     names = ("get_tensor_model_parallel_rank", "get_tensor_model_parallel_world_size")
-    originals = {
-        (module, name): getattr(module, name) for module in (embedding, parameter) for name in names
-    }
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    as_rank(0, 1)
-    try:
+    with ExitStack() as stack:
+        for module in (embedding, parameter):
+            stack.enter_context(mock.patch.multiple(module, **dict.fromkeys(names)))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.bfloat16)
+        as_rank(0, 1)
         with set_current_vllm_config(config):
             yield config
-    finally:
-        torch.set_default_dtype(dtype)
-        for (module, name), original in originals.items():
-            setattr(module, name, original)
 
 
 def as_rank(rank: int, ranks: int) -> None:
@@ -366,11 +344,9 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
         lm_head = make_head(config)
         results["tied by the model"] = attempt(lambda: lm_head.tie_weights(lm_head))
     assert "embedding_modules" not in vars(GptOssForCausalLM)
-    GptOssForCausalLM.embedding_modules = {"lm_head": "output_embeddings"}
-    try:
+    modules = {"lm_head": "output_embeddings"}
+    with mock.patch.object(GptOssForCausalLM, "embedding_modules", modules, create=True):
         results["lora anywhere, head too"] = changed(lora_config=lora(None))
-    finally:
-        del GptOssForCausalLM.embedding_modules
     return results
 
 
@@ -470,13 +446,11 @@ def selectors(request: dict[str, Any], out: Path) -> Any:
     def kind(fmt: str) -> str:
         return type(kernel_of(fmt, request["shapes"][0])).__name__
 
-    here: Any = type(current_platform)
-    kept, results = here._enum, {}
-    for platform in (kept, PlatformEnum.ROCM, PlatformEnum.XPU):
-        here._enum = platform
-        for fmt in ("mxfp4", "mxfp8"):
-            results[f"{fmt}, {platform.name}"] = attempt(partial(kind, fmt))
-    here._enum = kept
+    here, results = type(current_platform), {}
+    for platform in (here._enum, PlatformEnum.ROCM, PlatformEnum.XPU):
+        with mock.patch.object(here, "_enum", platform):
+            for fmt in ("mxfp4", "mxfp8"):
+                results[f"{fmt}, {platform.name}"] = attempt(partial(kind, fmt))
     return results
 
 
@@ -555,12 +529,5 @@ def make_up_cuda() -> Callable[[list[int]], None]:
     return become
 
 
-def main() -> None:
-    steps, request_path, out = sys.argv[1].split(","), Path(sys.argv[2]), Path(sys.argv[3])
-    request = json.loads(request_path.read_text(encoding="utf-8"))
-    result = {step: globals()[step](request, out) for step in steps}
-    (out / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    base.main(globals())

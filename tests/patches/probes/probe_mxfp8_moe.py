@@ -17,8 +17,10 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.patches.probes import fake_cuda
+from tests.patches.probes.moe_layers import moe_config
 
 CASES: dict[str, dict[str, Any]] = {
     "whole tiles": {"hidden": 256, "inter": 128},
@@ -38,37 +40,16 @@ def _case(more: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "on_input": False, **more}
 
 
-def moe_config(case: dict[str, Any], **more: Any) -> Any:
+def _config(case: dict[str, Any], **more: Any) -> Any:
     """Return the layer in the engine's words."""
-    import torch
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import (
-        FusedMoEConfig,
-        FusedMoEParallelConfig,
-        RoutingMethodType,
-    )
-
-    activation = MoEActivation.SWIGLUOAI_UNINTERLEAVE if case["alpha"] else MoEActivation.SILU
-    return FusedMoEConfig(
-        **{
-            "num_experts": case["experts"],
-            "experts_per_token": case["top_k"],
-            "hidden_dim": case["hidden"],
-            "intermediate_size": case["inter"],
-            "num_local_experts": case["experts"],
-            "num_logical_experts": case["experts"],
-            "activation": activation,
-            "device": "cpu",
-            "routing_method": RoutingMethodType.Renormalize,
-            "moe_parallel_config": FusedMoEParallelConfig.make_no_parallel(),
-            "in_dtype": torch.bfloat16,
-            "moe_backend": "flashinfer_cutlass",
-            "swiglu_limit": case["limit"],
-            "swiglu_alpha": case["alpha"],
-            "swiglu_beta": case["beta"],
-            **more,
-        }
-    )
+    given = {
+        "experts_per_token": case["top_k"],
+        "has_bias": False,
+        "moe_backend": "flashinfer_cutlass",
+        **{f"swiglu_{name}": case[name] for name in ("limit", "alpha", "beta")},
+    }
+    kind = "SWIGLUOAI_UNINTERLEAVE" if case["alpha"] else "SILU"
+    return moe_config(case["experts"], case["hidden"], case["inter"], kind, **given | more)
 
 
 def _checkpoint(case: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +94,7 @@ def _layer(case: dict[str, Any], data: dict[str, Any]) -> tuple[Any, Any]:
         ModelOptMxFp8FusedMoE,
     )
 
-    config = moe_config(case)
+    config = _config(case)
     method = ModelOptMxFp8FusedMoE(ModelOptMxFp8Config(True, None, []), config)
     layer = torch.nn.Module()
     for name, value in {
@@ -249,20 +230,17 @@ def _reasons() -> dict[str, str | None]:
         for function in vars(ours).values():
             if callable(getattr(function, "cache_clear", None)):
                 function.cache_clear()
-        config = moe_config(_case({"hidden": 256, "inter": 128}), **more)
+        config = _config(_case({"hidden": 256, "inter": 128}), **more)
         try:
             backend, _ = oracle.select_mxfp8_moe_backend(config)
         except ValueError as error:
             return str(error).partition("FLASHINFER_CUTLASS: ")[2]
         return None if config.moe_backend == "flashinfer_cutlass" else str(backend.value)
 
-    parallel = FusedMoEParallelConfig.make_no_parallel()
+    parallel, sequence = (FusedMoEParallelConfig.make_no_parallel() for _ in range(2))
     parallel.dp_size = 2
-    sequence = FusedMoEParallelConfig.make_no_parallel()
     sequence.use_ep, sequence.sp_size = True, 2
-    parts = FusedMoEParallelConfig.make_no_parallel()
-    parts.use_ep, parts.ep_size = True, 2
-    in_parts = {"moe_parallel_config": parts, "num_experts": 4, "num_local_experts": 2}
+    in_parts = {"use_ep": True, "ep_size": 2, "num_experts": 4, "num_local_experts": 2}
     reasons = {
         "nothing": ask(),
         "automatically": ask(moe_backend="auto"),
@@ -276,12 +254,8 @@ def _reasons() -> dict[str, str | None]:
     }
 
     def without(holder: Any, name: str, value: Any, then: Callable[[], str | None]) -> str | None:
-        kept = getattr(holder, name)
-        setattr(holder, name, value)
-        try:
+        with mock.patch.object(holder, name, value):
             return then()
-        finally:
-            setattr(holder, name, kept)
 
     reasons["linear placement"] = without(
         get_current_vllm_config().parallel_config,

@@ -135,12 +135,5 @@ def other_vllm(request: dict[str, Any], out: Path) -> Any:
     }
 
 
-def main() -> None:
-    steps, request_path, out = sys.argv[1].split(","), Path(sys.argv[2]), Path(sys.argv[3])
-    request = json.loads(request_path.read_text(encoding="utf-8"))
-    result = {step: globals()[step](request, out) for step in steps}
-    (out / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    base.main(globals())

@@ -75,6 +75,27 @@ def compile_instead_of_launching(
     JITFunction.__getitem__ = getitem
 
 
+def routing(experts: int, rows: int, top_k: int) -> tuple[Any, Any, Any]:
+    """Return routing that names no expert: it is never read."""
+    import torch
+    from triton_kernels.matmul_ogs import GatherIndx, RoutingData, ScatterIndx
+    from triton_kernels.routing import ExptData
+
+    def zeros(size: int) -> Any:
+        return torch.zeros(size, dtype=torch.int32)
+
+    sizes = (16, 32, 64, 128)
+    data = ExptData(
+        zeros(experts),
+        zeros(experts + 1),
+        {size: zeros(experts + 1) for size in sizes},
+        {size: zeros(rows) for size in sizes},
+    )
+    gates, index = torch.zeros(rows, dtype=torch.bfloat16), zeros(rows)
+    made = RoutingData(gates, zeros(experts), experts, top_k, data)
+    return made, GatherIndx(index, index), ScatterIndx(index, index)
+
+
 def scatter(block_m: int) -> None:
     """Run one expert matmul that scatters its rows in its epilogue: MXFP4 weights, one expert each.
 
@@ -84,12 +105,8 @@ def scatter(block_m: int) -> None:
     from triton_kernels import matmul_ogs
     from triton_kernels.matmul_ogs_details import opt_flags
     from triton_kernels.numerics import InFlexData
-    from triton_kernels.routing import ExptData, RoutingData
     from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
     from triton_kernels.tensor_details import layout
-
-    def zeros(size: int) -> Any:
-        return torch.zeros(size, dtype=torch.int32)
 
     value_layout, options = layout.make_default_matmul_mxfp4_w_layout(mx_axis=1)
     scale_layout, scale_options = layout.make_default_matmul_mxfp4_w_scale_layout(
@@ -103,27 +120,17 @@ def scatter(block_m: int) -> None:
     precision = matmul_ogs.PrecisionConfig(
         weight_scale=scale, flex_ctx=matmul_ogs.FlexCtx(rhs_data=InFlexData())
     )
-    sizes = (16, 32, 64, 128)
-    experts = ExptData(
-        zeros(EXPERTS),
-        zeros(EXPERTS + 1),
-        {size: zeros(EXPERTS + 1) for size in sizes},
-        {size: zeros(ROWS) for size in sizes},
-    )
-    routing = RoutingData(
-        torch.zeros(ROWS, dtype=torch.bfloat16), zeros(EXPERTS), EXPERTS, 1, experts
-    )
     opt_flags.update_opt_flags_constraints(
         {"block_m": block_m, "is_persistent": True, "epilogue_subtile": 1}
     )
-    index = zeros(ROWS)
+    made, gather, scattered = routing(EXPERTS, ROWS, 1)
     matmul_ogs.matmul_ogs(
         torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16),
         weight,
         None,
-        routing,
-        gather_indx=matmul_ogs.GatherIndx(index, index),
-        scatter_indx=matmul_ogs.ScatterIndx(index, index),
+        made,
+        gather_indx=gather,
+        scatter_indx=scattered,
         precision_config=precision,
     )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import multiprocessing
 import os
 import sys
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.patches.probes import fake_cuda
+from tests.patches.probes.decode_device import logged
+from tests.patches.probes.moe_layers import moe_config
 
 Outcome = list[str]
 Table = dict[str, Outcome]
@@ -40,39 +41,16 @@ ALIKE = {
 SHAPES = {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201_088, 2880)}
 
 
-class _Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"WARNING: {record.getMessage()}")
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Collect the warnings of vLLM's loggers, those already given once again."""
-    import vllm.logger
-
-    vllm.logger._print_warning_once.cache_clear()
-    handler = _Warnings()
-    logger = logging.getLogger("vllm")
-    logger.addHandler(handler)
-    try:
-        yield handler.lines
-    finally:
-        logger.removeHandler(handler)
-
-
 def outcome(ask: Callable[[], str]) -> Outcome:
     """Return what a selector answered, and what it warned of."""
-    with _warnings() as warned:
+    with logged() as lines:
         try:
             answer = ask()
         except Exception as error:
             # The list of all names would stand in the table once for every wrong one.
             answer = f"{type(error).__name__}: {str(error).partition(' Expected one of ')[0]}"
-    return [" ".join(answer.split()), *(" ".join(line.split()) for line in warned)]
+    warned = [line for line in lines if not line.startswith("INFO: ")]
+    return [" ".join(line.split()) for line in (answer, *warned)]
 
 
 def fold(table: Table) -> Table:
@@ -110,14 +88,7 @@ def settings(
 
 def moe_layer(moe_backend: str, *, gpt_oss: bool) -> Any:
     """Return an MoE layer in the engine's words: gpt-oss's, or a plain one with SiLU."""
-    import torch
     from vllm.config import KernelConfig
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import (
-        FusedMoEConfig,
-        FusedMoEParallelConfig,
-        RoutingMethodType,
-    )
 
     # Refuses what is no value of --moe-backend.
     try:
@@ -125,22 +96,8 @@ def moe_layer(moe_backend: str, *, gpt_oss: bool) -> Any:
     except ValueError as error:
         msg = f"{moe_backend!r} is no value of --moe-backend"
         raise ValueError(msg) from error
-    size = 2880 if gpt_oss else 2944
-    return FusedMoEConfig(
-        num_experts=128,
-        experts_per_token=4,
-        hidden_dim=size,
-        intermediate_size=size,
-        num_local_experts=128,
-        num_logical_experts=128,
-        activation=MoEActivation.SWIGLUOAI if gpt_oss else MoEActivation.SILU,
-        device="cpu",
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
-        in_dtype=torch.bfloat16,
-        has_bias=gpt_oss,
-        moe_backend=moe_backend,
-    )
+    size, kind = (2880, "SWIGLUOAI") if gpt_oss else (2944, "SILU")
+    return moe_config(128, size, size, kind, has_bias=gpt_oss, moe_backend=moe_backend)
 
 
 def moe_names() -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patches.probes import fake_cuda
-from tests.patches.probes.probe_scatter import compile_instead_of_launching
+from tests.patches.probes.probe_scatter import compile_instead_of_launching, routing
 
 # Experts share nothing that matters here, so a few stand for 128; tokens are then multiplied.
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 4, 2880, 2880
@@ -67,29 +67,6 @@ class Layer:
             w2_scale=w2_scale,
         )
 
-    def routing(self, tokens: int) -> tuple[Any, Any, Any]:
-        """Return routing of ``tokens`` tokens that names no expert: it is never read."""
-        import torch
-        from triton_kernels.matmul_ogs import GatherIndx, RoutingData, ScatterIndx
-        from triton_kernels.routing import ExptData
-
-        rows = tokens * TOP_K
-
-        def zeros(size: int) -> Any:
-            return torch.zeros(size, dtype=torch.int32)
-
-        blocks = (16, 32, 64, 128)
-        experts = ExptData(
-            zeros(EXPERTS),
-            zeros(EXPERTS + 1),
-            {block: zeros(EXPERTS + 1) for block in blocks},
-            {block: zeros(rows) for block in blocks},
-        )
-        gates = torch.zeros(rows, dtype=torch.bfloat16)
-        routing = RoutingData(gates, zeros(EXPERTS), EXPERTS, TOP_K, experts)
-        index = zeros(rows)
-        return routing, GatherIndx(index, index), ScatterIndx(index, index)
-
     def fused(self, tokens: int) -> None:
         """Run what --moe-backend triton runs."""
         import torch
@@ -100,7 +77,7 @@ class Layer:
             torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16),
             self.w1,
             self.w2,
-            *self.routing(tokens),
+            *routing(EXPERTS, tokens * TOP_K, TOP_K),
             topk=TOP_K,
             quant_config=self.quant_config,
         )
@@ -114,7 +91,7 @@ class Layer:
         experts: Any = object.__new__(moe.UnfusedOAITritonExperts)
         experts.quant_config = self.quant_config
         experts._lora_context = None
-        experts._make_routing_data = lambda *args: self.routing(tokens)
+        experts._make_routing_data = lambda *args: routing(EXPERTS, tokens * TOP_K, TOP_K)
         experts.activation = lambda *args, **kwargs: None
         workspace = tokens * TOP_K * 2 * INTERMEDIATE
         experts.apply(
