@@ -26,7 +26,7 @@ from tests.patches.cuda_archs import MARLIN_HELPERS, Configured, Tree, loads_on
 
 GOLDEN = Path(__file__).with_name("golden") / "cuda-archs.json"
 CUDA = ("12.8.93", "12.9.86", "13.0.88")
-WITH_12 = [
+WITH_12 = (
     "12.0",
     "12.0a",
     "12.0f",
@@ -42,8 +42,8 @@ WITH_12 = [
     "9.0a;12.0f",
     "8.0;8.6;9.0;12.0",
     "7.5;8.0;8.6;8.9;9.0;10.0;12.0",
-]
-WITHOUT_12 = [
+)
+WITHOUT_12 = (
     "7.5",
     "8.0",
     "8.6",
@@ -63,7 +63,7 @@ WITHOUT_12 = [
     "9.0a;10.0f",
     "10.0;10.3",
     "7.5;8.0;8.6;8.7;8.9;9.0;10.0;11.0",
-]
+)
 _QUANT = "csrc/quantization"
 FP4 = f"{_QUANT}/fp4/nvfp4_scaled_mm_sm120_kernels.cu"
 SCALED_MM = f"{_QUANT}/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
