@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+from sparkforge.build.context import Context
+from sparkforge.core.index import Index
 from sparkforge.maintain.patchtests import CHECKOUT as _VARIABLE
+from sparkforge.pins import pins
+from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
+from tests.results import context_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = Path(os.environ.get(_VARIABLE, ROOT))
+PINS = pins.load(CHECKOUT / "pins.yaml")
+ACCESS = Access(Index(), {}, offline=False)
 
 
 def store() -> Store:
     """Return the store that the tests use."""
     return Store(Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge")))
+
+
+def context(target: str, **fields: Any) -> Context:
+    """Return a target's build, with the tests' store unless ``fields`` has another."""
+    return context_of(target, CHECKOUT, **{"store": store(), "access": ACCESS, **fields})

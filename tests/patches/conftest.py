@@ -16,15 +16,12 @@ from sparkforge.build.graph import graph_of
 from sparkforge.build.results import SmokeResult
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
-from sparkforge.core.index import Index
 from sparkforge.runtime.environment import python_path
-from sparkforge.sources.sources import Access
 from tests.patches import decode_answers as decode
 from tests.patches import dequant_probe, flashinfer_code, stock
-from tests.patches.checkout import CHECKOUT, store
+from tests.patches.checkout import context
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
-from tests.results import context_of
 from tests.support import ONE_THREAD
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
@@ -84,8 +81,7 @@ def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def cpu_context() -> Context:
     """The cpu target's build, with the store that the user has."""
-    access = Access(Index(), {}, offline=False)
-    return context_of("cpu", CHECKOUT, store=store(), access=access)
+    return context("cpu")
 
 
 @pytest.fixture(scope="session")

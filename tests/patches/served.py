@@ -19,13 +19,12 @@ import pytest
 import requests
 
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
-from sparkforge.pins import pins
 from sparkforge.runtime.environment import server_env
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import devices
 from sparkforge.serving.health import Client
 from tests.haproxy import needs_haproxy
-from tests.patches.checkout import CHECKOUT
+from tests.patches.checkout import PINS
 from tests.support import PATIENCE_S, ROOT
 
 READY_S = 900  # some 40 on a quiet machine
@@ -155,8 +154,7 @@ def serving(
     """
     if needs_haproxy.args[0]:
         pytest.skip(needs_haproxy.kwargs["reason"])
-    loaded = pins.load(CHECKOUT / "pins.yaml")
-    profile = {**loaded.profile_of(loaded.target("cpu")), "warm_up": "off", **changes}
+    profile = {**PINS.profile_of(PINS.target("cpu")), "warm_up": "off", **changes}
     # sockets have short paths only, shorter than a test's folder may be
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         sockets = Path(name)

@@ -29,9 +29,7 @@ from sparkforge.maintain.releases import version_of
 from sparkforge.runtime import environment
 from sparkforge.runtime.environment import python_path
 from sparkforge.sources.download import fetch
-from sparkforge.sources.sources import Access
-from tests.patches.checkout import CHECKOUT, store
-from tests.results import context_of
+from tests.patches.checkout import ACCESS, context, store
 
 VARIABLE = "SPARKFORGE_TEST_STOCK"
 RELEASE, WITH_PLUGIN = "release", "plugin"
@@ -47,27 +45,25 @@ def make(folder: Path, wanted: str | None) -> Version:
     Raises:
         UsageError: there is no such release, or no CPU build as old.
     """
-    access = Access(Index(), {}, offline=False)
-    known = {str(one): one for one in _releases(access.index, "vllm")}
+    known = {str(one): one for one in _releases(ACCESS.index, "vllm")}
     if not known:
         raise UsageError("the package index has no vllm", "check pip's configuration")
     version = known.get(wanted) if wanted else max(known.values())
     if version is None:
         listed = ", ".join(str(one) for one in sorted(known.values(), reverse=True)[:6])
         raise UsageError(f"the package index has no vllm {wanted}", f"its newest: {listed}")
-    natives = [one for one in _releases(access.index, _CPU) if one <= version]
+    natives = [one for one in _releases(ACCESS.index, _CPU) if one <= version]
     if not natives:
         raise UsageError(
             f"no {_CPU} in the package index is as old as {version}", "name a newer one"
         )
     native = max(natives)
-    context = context_of("cpu", CHECKOUT, store=store(), access=access)
-    build = Build(context)
+    build = Build(context("cpu"))
     build.run("kernels")
     plugin = build.graph.plugin
     assert plugin is not None
     with tempfile.TemporaryDirectory() as scratch:
-        newer = None if version == native else _sources(access.index, version, Path(scratch))
+        newer = None if version == native else _sources(ACCESS.index, version, Path(scratch))
         for name, wheels in ((RELEASE, []), (WITH_PLUGIN, [plugin.path / plugin.result.file])):
             _environment(folder / name, version, native, newer, wheels)
     print(f"vLLM {version}, native files of {_CPU} {native}: {folder}")

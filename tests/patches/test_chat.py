@@ -34,7 +34,7 @@ from sparkforge.runtime.servers import free_port
 from sparkforge.serving import door, preflight
 from sparkforge.serving.profile import Watch
 from sparkforge.serving.settings import Variables
-from tests.patches.checkout import CHECKOUT
+from tests.patches.checkout import PINS
 from tests.patches.served import READY_S, Served, serving
 from tests.support import PATIENCE_S, ROOT, linked_checkout, slow_engines, wait_for
 
@@ -51,6 +51,10 @@ SCHEMA = {
     "required": ["temperature"],
     "additionalProperties": False,
 }
+# of the Spark's profile
+TAKEN = (
+    "reasoning_parser tool_call_parser exclude_tools_when_none prefix_caching warm_up vocabulary"
+)
 # nothing listens on the discard port: whoever asks another machine fails
 DEAD = "http://127.0.0.1:9"
 NO_NETWORK = {
@@ -78,17 +82,8 @@ def model(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def server(
     patched_python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    loaded = pins.load(CHECKOUT / "pins.yaml")
-    spark = loaded.profile_of(loaded.target("spark"))
-    names = (
-        "reasoning_parser",
-        "tool_call_parser",
-        "exclude_tools_when_none",
-        "prefix_caching",
-        "warm_up",
-        "vocabulary",
-    )
-    changes = {name: spark[name] for name in names}
+    spark = PINS.profile_of(PINS.target("spark"))
+    changes = {name: spark[name] for name in TAKEN.split()}
     # vLLM's CPU sampler is compiled by torch, also where the model is not
     variables = {
         **NO_NETWORK,

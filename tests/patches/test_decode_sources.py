@@ -10,10 +10,7 @@ import pytest
 from sparkforge.build import cached
 from sparkforge.build.cubins import MANIFEST
 from sparkforge.build.graph import graph_of
-from sparkforge.core.index import Index
-from sparkforge.sources.sources import Access
-from tests.patches.checkout import CHECKOUT, store
-from tests.results import context_of
+from tests.patches.checkout import context
 
 DENSE = {
     f"dense_{weights}_{form}_{rows}"
@@ -32,19 +29,17 @@ OTHERS = {"add_norm", "experts_combine", "expand_mxfp4", "expand_mxfp8", "rotate
 @pytest.fixture(scope="module")
 def cubins() -> dict[str, dict[str, Any]]:
     """What the manifest says of each architecture."""
-    context = context_of("rtx", CHECKOUT, store=store(), access=Access(Index(), {}, offline=False))
-    item = graph_of(context).kernels
+    rtx = context("rtx")
+    item = graph_of(rtx).kernels
     assert item is not None
-    cached.run(context, [item])
+    cached.run(rtx, [item])
     made = item.artefact
     document = json.loads((made.path / MANIFEST).read_text())
     return {cubin["architecture"]: cubin for cubin in document["cubins"]}
 
 
 @pytest.mark.parametrize("architecture", ["90a", "120a", "121a"])
-def test_all_kernels_keep_to_registers(
-    cubins: dict[str, dict[str, Any]], architecture: str
-) -> None:
+def test_all_kernels_keep_to_registers(cubins: Any, architecture: str) -> None:
     kernels = {kernel["name"]: kernel for kernel in cubins[architecture]["kernels"]}
     assert set(kernels) == DENSE | BY_ROWS | OTHERS
     assert not {name for name, kernel in kernels.items() if kernel["spills"] or kernel["local"]}

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
-from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.sources import sources
-from sparkforge.sources.sources import Access
-from tests.patches.checkout import CHECKOUT, store
+from tests.patches.checkout import ACCESS, CHECKOUT, store
 from tests.patches.probing import TIMEOUT_S, runner
-from tests.patches.releases import unpack
+from tests.patches.trees import unpack
 
 PROBE = Path(__file__).with_name("probes") / "probe_fastsafetensors.py"
 WHEEL = pins.ReleaseFile(
@@ -35,7 +33,7 @@ WHEEL = pins.ReleaseFile(
 @pytest.fixture(scope="module")
 def result(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("fastsafetensors")
-    wheel = sources.fetch_release_file(store(), WHEEL, Access(Index(), {}, offline=False))
+    wheel = sources.fetch_release_file(store(), WHEEL, ACCESS)
     unpack(wheel, "", folder / "packages")
     request = {
         "packages": str(folder / "packages"),

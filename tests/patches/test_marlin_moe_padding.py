@@ -12,8 +12,9 @@ import ast
 import os
 import re
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from sparkforge.check.roofline import SHAPES, Moe, padded_dense, padded_experts
 from sparkforge.series import series
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import ask
-from tests.patches.releases import release_file
+from tests.patches.trees import release_file
 
 BLOCKS = (8, 16, 32, 48, 64)
 """Rows of a block that fused_marlin_moe chooses from."""
@@ -43,16 +44,9 @@ SIZES = [
 ]
 
 LAYERS: list[dict[str, int]] = [
-    {
-        "hidden": hidden,
-        "intermediate": inner,
-        "experts": 3,
-        "top_k": 2,
-        "tokens": tokens,
-        "ranks": ranks,
-        "seed": seed,
-    }
-    for seed, (hidden, inner, tokens, ranks) in enumerate(
+    {"experts": 3, "top_k": 2, "seed": seed}
+    | dict(zip(("hidden", "intermediate", "tokens", "ranks"), shape, strict=True))
+    for seed, shape in enumerate(
         [
             (2880, 96, 2, 1),  # gpt-oss's hidden size, padded in w2 alone
             (192, 2880, 3, 1),  # gpt-oss's intermediate size, whole and in shards
@@ -214,6 +208,23 @@ def _quick(kernels: Kernels, hidden: int, inner: int) -> bool:
     )
 
 
+def _assert_least(
+    size: tuple[int, int],
+    padded: list[int],
+    fits: Callable[[int, int], bool],
+    *,
+    inner_too: bool = True,
+) -> None:
+    (hidden, inner), (more, more_inner), what = size, padded, f"{size} as {padded}"
+    assert more >= hidden, what
+    assert more_inner >= inner, what
+    assert fits(more, more_inner), what
+    for less in range(hidden, more):
+        assert not fits(less, more_inner), f"{what}: {less}"
+    for less in range(inner, more_inner if inner_too else inner):
+        assert not fits(more, less), f"{what}: {less}"
+
+
 def _ask(python: Path, folder: Path, variables: Mapping[str, str] | None = None) -> Any:
     experts = [
         [backend, SHAPE.hidden, width] for backend in (*BACKENDS, "MARLIN") for width in WIDTHS
@@ -248,17 +259,10 @@ def test_the_kernel_is_as_the_patch_says(kernels: Kernels) -> None:
 
 
 def test_padding_is_the_least_that_marlin_takes(kernels: Kernels, patched: Any) -> None:
-    for (hidden, inner), answers in zip(SIZES, patched["sizes"], strict=True):
-        for name, (padded, padded_inner) in answers.items():
-            what = f"{name} {hidden} x {inner}: {padded} x {padded_inner}"
-            assert padded >= hidden, what
-            assert padded_inner >= inner, what
-            assert _computable(kernels, name, padded, padded_inner), what
-            for less in range(hidden, padded):
-                assert not _computable(kernels, name, less, padded_inner), f"{what}: {less}"
-            if name == "MARLIN":
-                for less in range(inner, padded_inner):
-                    assert not _computable(kernels, name, padded, less), f"{what}: {less}"
+    for size, answers in zip(SIZES, patched["sizes"], strict=True):
+        for name, padded in answers.items():
+            computable = partial(_computable, kernels, name)
+            _assert_least(size, padded, computable, inner_too=name == "MARLIN")
 
 
 def test_down_has_a_tile_with_many_columns(kernels: Kernels, patched: Any) -> None:
@@ -282,18 +286,8 @@ def test_without_the_patch_the_plugin_pads_as_little_as_it_can(
 ) -> None:
     """It cannot leave out columns of down, which is to have a tile with many of them."""
     assert plugin["sizes"][0]["MARLIN"] == [2944, 2880]
-    for (hidden, inner), before, answers in zip(
-        SIZES, stock["sizes"], plugin["sizes"], strict=True
-    ):
-        padded, padded_inner = answers["MARLIN"]
-        what = f"{hidden} x {inner}: {padded} x {padded_inner}"
-        assert padded >= hidden, what
-        assert padded_inner >= inner, what
-        assert _quick(kernels, padded, padded_inner), what
-        for less in range(hidden, padded):
-            assert not _quick(kernels, less, padded_inner), f"{what}: {less}"
-        for less in range(inner, padded_inner):
-            assert not _quick(kernels, padded, less), f"{what}: {less}"
+    for size, before, answers in zip(SIZES, stock["sizes"], plugin["sizes"], strict=True):
+        _assert_least(size, answers["MARLIN"], partial(_quick, kernels))
         assert answers["BATCHED_MARLIN"] == before["BATCHED_MARLIN"]
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.patches.probes.probe_mxfp8_moe import CASES, MISTAKES
 from tests.patches.probing import ask
-from tests.patches.releases import release_file
 from tests.patches.test_selection import _missing
+from tests.patches.trees import release_file
 
 # The result is rounded to BF16; all else is the same arithmetic on both sides.
 TOLERANCE = 0.003

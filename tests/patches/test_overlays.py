@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.index import Index
-from sparkforge.pins import pins
-from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.series import series
-from sparkforge.sources import sources
-from sparkforge.sources.sources import Access
 from sparkforge.wheels import overlay
-from tests.patches.checkout import CHECKOUT, store
-from tests.patches.releases import release_file
+from tests.patches.checkout import PINS
+from tests.patches.trees import layer, release_file
 
 CASES = [
     ("vllm", "cuda-arm64"),
@@ -28,27 +22,18 @@ CASES = [
 ]
 
 
-def layer(upstream: str) -> overlay.Layer:
-    pinned = pins.load(CHECKOUT / "pins.yaml").upstream(upstream)
-    access = Access(Index(), {}, offline=False)
-    source = sources.ensure(store(), upstream, pinned, RELEASE_PLAN, access)
-    patched = series.apply(store(), series.read(CHECKOUT / "patches" / upstream), source)
-    assert patched.touched, "no series, no proof"
-    return overlay.Layer(patched, pinned.paths)
-
-
 @pytest.mark.parametrize(("upstream", "file"), CASES)
 def test_every_series_goes_onto_every_wheel(upstream: str, file: str, tmp_path: Path) -> None:
-    loaded = pins.load(CHECKOUT / "pins.yaml")
-    carried = loaded.target("spark").wheels[upstream].carries
+    carried = PINS.target("spark").wheels[upstream].carries
     layers = [layer(name) for name in (upstream, *carried)]
+    assert all(one.patched.touched for one in layers), "no series, no proof"
     request = overlay.Request(
         wheel=release_file(upstream, file),
         name=None,
         local="spark.1",
         drop_requires=(),
-        version_file=loaded.upstream(upstream).version_file,
-        epoch=loaded.release.source_date_epoch,
+        version_file=PINS.upstream(upstream).version_file,
+        epoch=PINS.release.source_date_epoch,
     )
     made = overlay.build(request, layers, tmp_path)
     touched = {path for one in layers for path in one.patched.touched}
@@ -81,9 +66,8 @@ def test_vllm_s_wheels_carry_the_same_triton_kernels() -> None:
     found = set()
     for file in ("cuda-arm64", "cuda-amd64"):
         with zipfile.ZipFile(release_file("vllm", file)) as wheel:
-            names = [
-                n for n in wheel.namelist() if n.startswith("vllm/third_party/triton_kernels/")
-            ]
+            package = "vllm/third_party/triton_kernels/"
+            names = [name for name in wheel.namelist() if name.startswith(package)]
             assert names
             found.add(tuple((name, wheel.read(name)) for name in sorted(names)))
     assert len(found) == 1
@@ -94,4 +78,4 @@ def test_the_cpu_wheel_holds_no_triton_kernels() -> None:
     with zipfile.ZipFile(release_file("vllm", "cpu-amd64")) as wheel:
         package = "vllm/third_party/triton_kernels/"
         assert not [name for name in wheel.namelist() if name.startswith(package)]
-    assert pins.load(CHECKOUT / "pins.yaml").target("cpu").wheels["vllm"].carries == ()
+    assert PINS.target("cpu").wheels["vllm"].carries == ()

@@ -20,17 +20,15 @@ from sparkforge.build.packs.pack import packs_item
 from sparkforge.build.results import PackResult
 from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.trees import tree_of
-from sparkforge.core.index import Index
 from sparkforge.core.run import call
-from sparkforge.sources.sources import Access
 from sparkforge.sources.wheelhouse import in_store, read_lock
 from sparkforge.store.store import Artefact
 from tests.modules import SMALLEST
 from tests.patches.checkout import CHECKOUT, ROOT, store
+from tests.patches.checkout import context as context_in
 from tests.patches.pack_calls import CALLS, LEFT_OUT
 from tests.patches.probing import ask
 from tests.patches.trees import tree
-from tests.results import context_of
 
 Loaded = dict[str, list[str]]
 
@@ -158,9 +156,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Artefact[
 
 
 def in_new_store(folder: Path) -> Context:
-    access = Access(Index(), {}, offline=False)
-    own = store().borrowed(folder / "store")
-    return context_of("rtx", CHECKOUT, store=own, access=access)
+    return context_in("rtx", store=store().borrowed(folder / "store"))
 
 
 def pack(context: Context) -> Artefact[PackResult]:

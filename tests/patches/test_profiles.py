@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 
-from sparkforge.pins import pins
 from sparkforge.serving import door, launch
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.options import CONFIG, for_plugin
 from sparkforge.serving.profile import Profile, Watch
-from tests.patches.checkout import CHECKOUT
+from tests.patches.checkout import PINS
 from tests.patches.probing import ask
 from tests.support import ROOT
 
-PINS = pins.load(CHECKOUT / "pins.yaml")
 DOCUMENTS = {
     target.profile: PINS.profile_of(target) for target in PINS.targets.values() if target.profile
 }
@@ -173,7 +171,7 @@ def test_the_harmony_vocabulary_is_in_the_package_and_is_the_pinned_one(
         [patched_python, "-c", code], env=bad, capture_output=True, text=True, check=False
     )
     assert said.returncode == 1
-    assert "unset TIKTOKEN_ENCODINGS_BASE" in said.stderr
+    assert "correct TIKTOKEN_ENCODINGS_BASE" in said.stderr
     other = code.replace(pinned, "0" * 64)
     said = subprocess.run(
         [patched_python, "-c", other], env=good, capture_output=True, text=True, check=False

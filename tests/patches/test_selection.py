@@ -24,7 +24,7 @@ import pytest
 
 from tests.patches.probes import fake_cuda
 from tests.patches.probing import run_module
-from tests.patches.releases import release_file
+from tests.patches.trees import release_file
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden")

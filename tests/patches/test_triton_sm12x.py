@@ -14,7 +14,7 @@ import pytest
 
 from tests.patches.probes.fake_cuda import SHARED_MEMORY
 from tests.patches.probing import ask
-from tests.patches.releases import release_file, unpack
+from tests.patches.trees import release_file, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from sparkforge.build.context import profile_of
-from sparkforge.pins import pins
 from sparkforge.serving import memory
 from sparkforge.serving.memory import Reading
 from sparkforge.serving.profile import MemoryPlan
-from tests.patches.checkout import CHECKOUT
+from tests.patches.checkout import PINS
 from tests.patches.probing import ask
 from tests.patches.unified_memory import GIB, Machine
 
@@ -66,8 +65,7 @@ CASES = [
 
 
 def _plan() -> MemoryPlan:
-    loaded = pins.load(CHECKOUT / "pins.yaml")
-    plan = profile_of(loaded, "spark").memory
+    plan = profile_of(PINS, "spark").memory
     assert plan is not None
     return plan
 
@@ -97,12 +95,12 @@ def _all_states() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def stock(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def stock(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return _run(stock_python, _all_states(), tmp_path_factory.mktemp("stock"))
 
 
 @pytest.fixture(scope="module")
-def patched(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def patched(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return _run(patched_python, _all_states(), tmp_path_factory.mktemp("patched"))
 
 

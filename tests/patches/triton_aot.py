@@ -18,12 +18,9 @@ from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.check.machinecode import Kernel, Readers
 from sparkforge.core import git
 from sparkforge.core.run import call
-from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.series import series
-from sparkforge.series.series import Patched
-from sparkforge.sources import sources
 from sparkforge.store.store import code_of
 from sparkforge.wheels import overlay
+from tests.patches import trees
 
 _WHEEL = "cp311-amd64"
 _PROBE = Path(__file__).parent / "probes" / "probe_scatter.py"
@@ -62,16 +59,6 @@ class PackagesResult:
     """Triton, triton_kernels or both, in the artefact's folder."""
 
 
-def _layer(context: Context, upstream: str, patched: bool) -> overlay.Layer:
-    """Return an upstream's tree with its series or without."""
-    pinned = context.pins.upstream(upstream)
-    source = sources.ensure(context.store, upstream, pinned, RELEASE_PLAN, context.access)
-    tree = Patched(source, source.commit, source.tree)
-    if patched:
-        tree = series.apply(context.store, context.series_of(upstream), source)
-    return overlay.Layer(tree, pinned.paths)
-
-
 def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> Path:
     """Return a folder with Triton and triton_kernels for a path.
 
@@ -79,7 +66,8 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
         triton, kernels: whether with our series.
     """
     file = context.pins.upstream("triton").files[_WHEEL]
-    layer, ours = _layer(context, "triton", triton), _layer(context, "triton-kernels", kernels)
+    layer = trees.layer("triton", patched=triton)
+    ours = trees.patched_of("triton-kernels", patched=kernels)
     wheel = release_wheel(context, "triton", file)
 
     def release(folder: Path) -> PackagesResult:
@@ -110,14 +98,14 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
                 for member in (*made.replaced, *made.added):
                     (folder / member).unlink(missing_ok=True)  # the release's own
                     patched.extract(member, folder)
-        tree = f"{ours.patched.commit}:python/triton_kernels"
-        git.unpack(ours.patched.source.repo, tree, ["triton_kernels"], folder / "kernels")
+        tree = f"{ours.commit}:python/triton_kernels"
+        git.unpack(ours.source.repo, tree, ["triton_kernels"], folder / "kernels")
         return PackagesResult()
 
     inputs = {
         "wheel": file.sha256,
         "triton": layer.patched.tree,
-        "triton_kernels": ours.patched.tree,
+        "triton_kernels": ours.tree,
         "code": code_of("sparkforge.wheels.overlay"),
     }
     return context.store.build("test-triton", inputs, PackagesResult, make).path

@@ -1,7 +1,4 @@
-"""Whether vLLM's compile cache tells starts apart whose layers are computed in other ways.
-
-Runs inside the interpreter under test; used by probe_decode_kernels.py.
-"""
+"""Whether vLLM's compile cache tells starts apart whose layers are computed in other ways."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The decode kernels on the CPU: what a launch of each has to compute, from its operands alone.
 
-Runs inside the interpreter under test. ``Launches`` stands in for
+``Launches`` stands in for
 ``vllm_sparkforge.decode.module.launch``. It reads the memory that operands point to, checks grid,
 threads and shared memory, and computes in float64. The orders of the weights are written down here
 a second time, from kernels/csrc: test_decode_kernels.py compares both with the CUDA sources.
@@ -9,6 +9,7 @@ a second time, from kernels/csrc: test_decode_kernels.py compares both with the 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from tests.patches.probes import marlin_layout
 MULTIPROCESSORS = 48
 SHARED_MEMORY = 101_376  # of a block, on SM12x: the least of the devices that have the kernels
 E2M1 = marlin_layout.E2M1
+
+Product = Callable[[int, torch.Tensor], torch.Tensor]
+"""Of an expert's weights with a row."""
 
 
 def memory(address: int | None, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -249,22 +253,31 @@ class Launches:
                 total += memory(o.residual, rows * o.k, torch.bfloat16).view(rows, o.k)
                 self._normalized(total, o)
             return
-        row_major = words[0] == "rows"
-        gate_up, most = words[row_major] == "gate", int(words[-1])
-        if row_major:
-            self._row_major(gate_up, most, grid, threads, shared, o)
-            return
+        gate_up, most = "gate" in words[:2], int(words[-1])
+        slots = 4 * o.rows
+        ids = memory(o.ids, slots, torch.int32).tolist()
+        shares = memory(o.shares, slots, torch.float32).to(torch.float64)
+        x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
+        order = self._row_major if words[0] == "rows" else self._tiles
+        product_of = order(gate_up, most, grid, threads, shared, o, max(*ids, 0) + 1)
+        dtype, columns = (torch.bfloat16 if gate_up else torch.float32), o.n // (1 + gate_up)
+        out = memory(o.out, slots * columns, dtype).view(slots, columns)
+        for slot, expert in enumerate(ids):
+            if expert < 0:  # what stands there stays, and may be anything
+                out[slot] = torch.nan
+                continue
+            product = product_of(expert, x[slot // 4 if gate_up else slot].to(torch.float64))
+            out[slot] = self.spoil(product if gate_up else product * shares[slot]).to(dtype)
+
+    def _tiles(
+        self, gate_up: bool, most: int, grid: Any, threads: int, shared: int, o: Any, experts: int
+    ) -> Product:
         assert most in (1, 2, 4, 8)
         assert most // 2 < o.rows <= most
         assert o.n % 64 == o.k % 64 == 0
         tiles = 2 if gate_up and most == 8 else 1
         assert grid == (-(-(o.n // 64) // tiles), 4 * o.rows)
         assert (threads, shared) == (256, most * (o.k + 32) * 2)
-        slots = 4 * o.rows
-        ids = memory(o.ids, slots, torch.int32).tolist()
-        shares = memory(o.shares, slots, torch.float32).to(torch.float64)
-        x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
-        experts = max(*ids, 0) + 1
         assert o.stride >= o.n
         assert o.pitch >= o.k
         assert o.stride % 64 == o.pitch % 32 == 0
@@ -273,21 +286,17 @@ class Launches:
         scales = memory(o.scales, experts * o.pitch // 32 * o.stride, torch.uint8)
         scales = scales.view(experts, -1, o.stride)
         bias = memory(o.bias, experts * o.stride, torch.bfloat16).view(experts, o.stride)
-        dtype, columns = (torch.bfloat16, o.n // 2) if gate_up else (torch.float32, o.n)
-        out = memory(o.out, slots * columns, dtype).view(slots, columns)
-        for slot, expert in enumerate(ids):
-            if expert < 0:  # what stands there stays, and may be anything
-                out[slot] = torch.nan
-                continue
-            row = x[slot // 4 if gate_up else slot].to(torch.float64)
-            product = row @ marlin_layout.weight(weights[expert], scales[expert])[: o.k]
-            product = (product + marlin_layout.bias(bias[expert]))[: o.n]
-            product = swiglu(product[::2], product[1::2]) if gate_up else product * shares[slot]
-            out[slot] = self.spoil(product).to(dtype)
+
+        def product(expert: int, row: torch.Tensor) -> torch.Tensor:
+            found = row @ marlin_layout.weight(weights[expert], scales[expert])[: o.k]
+            found = (found + marlin_layout.bias(bias[expert]))[: o.n]
+            return swiglu(found[::2], found[1::2]) if gate_up else found
+
+        return product
 
     def _row_major(
-        self, gate_up: bool, most: int, grid: Any, threads: int, shared: int, o: Any
-    ) -> None:
+        self, gate_up: bool, most: int, grid: Any, threads: int, shared: int, o: Any, experts: int
+    ) -> Product:
         own = o.n // 2 if gate_up else o.n
         assert own % 32 == o.k % 32 == 0
         assert o.pitch % 128 == 0 <= o.pitch - o.k < 128
@@ -298,30 +307,18 @@ class Launches:
         assert (threads, shared) == (256, min(most, 2) * (-(-o.k // 128) * 128 + 32) * 2)
         assert shared + 9 * 1024 <= SHARED_MEMORY
         assert o.x % 16 == o.weights % 16 == o.scales % 16 == o.bias % 16 == 0
-        slots = 4 * o.rows
-        ids = memory(o.ids, slots, torch.int32).tolist()
-        shares = memory(o.shares, slots, torch.float32).to(torch.float64)
-        x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
         each, scales_each = o.stride * o.pitch // 2, o.stride * o.pitch // 32
-        experts = max(*ids, 0) + 1
         codes = memory(o.weights, experts * each, torch.uint8).view(experts, o.stride, -1)
         scales = memory(o.scales, experts * scales_each, torch.uint8).view(experts, -1)
         bias = memory(o.bias, experts * o.stride, torch.bfloat16).view(experts, -1)
-        dtype = torch.bfloat16 if gate_up else torch.float32
-        out = memory(o.out, slots * own, dtype).view(slots, own)
         at = row_major_scale_at(o.stride, o.pitch)
-        for slot, expert in enumerate(ids):
-            if expert < 0:
-                out[slot] = torch.nan
-                continue
-            row = x[slot // 4 if gate_up else slot].to(torch.float64)
+
+        def product(expert: int, row: torch.Tensor) -> torch.Tensor:
             nibbles = torch.stack([codes[expert] & 15, codes[expert] >> 4], -1).flatten(-2)
             factors = torch.exp2(scales[expert][at].to(torch.float64) - 127)
             weight = E2M1[nibbles.int()] * factors.repeat_interleave(32, 1)
-            product = weight[:, : o.k] @ row + bias[expert].to(torch.float64)
-            if gate_up:  # all of up before all of gate
-                half = o.stride // 2
-                product = swiglu(product[half : half + own], product[:own])
-            else:
-                product = product[:own] * shares[slot]
-            out[slot] = self.spoil(product).to(dtype)
+            found = weight[:, : o.k] @ row + bias[expert].to(torch.float64)
+            half = o.stride // 2  # all of up before all of gate
+            return swiglu(found[half : half + own], found[:own]) if gate_up else found[:own]
+
+        return product

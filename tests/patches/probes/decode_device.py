@@ -1,6 +1,6 @@
 """A device for the probes of the decode kernels, and what a build ships for it.
 
-Runs inside the interpreter under test. vLLM believes in a GPU whose memory is the CPU's.
+vLLM believes in a GPU whose memory is the CPU's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Marlin's experts with the decode kernels, with the contract in place of the kernels.
-
-Runs inside the interpreter under test; used by probe_decode_kernels.py.
-"""
+"""Marlin's experts with the decode kernels, with the contract in place of the kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A gpt-oss model whose halves of layers are one operator, with the contract as its kernels.
 
-Runs inside the interpreter under test; used by probe_decode_kernels.py. Real are the model, its
+Real are the model, its
 blocks, norms, routers, runners, experts and their loading; the attention, Marlin's CUDA operators,
 the choice of experts and the kernels are not.
 """

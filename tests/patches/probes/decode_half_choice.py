@@ -1,7 +1,4 @@
-"""Which halves of layers are one operator, and what becomes of it where its kernels are wrong.
-
-Runs inside the interpreter under test; used by decode_half.py.
-"""
+"""Which halves of layers are one operator, and what becomes of it where its kernels are wrong."""
 
 from __future__ import annotations
 
@@ -124,7 +121,7 @@ def _self_check(launches: Any, made: Any) -> dict[str, Any]:
         "padding that has experts": lambda ids: torch.where(ids < 0, torch.arange(4), ids),
         "rows without experts": lambda ids: torch.full_like(ids, -1),
     }
-    cases = {name: (spoil, right) for name, spoil in spoils.items()}
+    cases: dict[str, tuple[Any, Any]] = {n: (spoil, right) for n, spoil in spoils.items()}
     cases |= {name: (right, choose) for name, choose in choices.items()}
     result: dict[str, Any] = {}
     for name, (launches.spoil, launches.choose) in cases.items():

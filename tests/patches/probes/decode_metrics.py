@@ -1,7 +1,4 @@
-"""How /metrics learns which decode kernels are used: from the workers' checks to the text.
-
-Runs inside the interpreter under test; used by probe_decode_kernels.py.
-"""
+"""How /metrics learns which decode kernels are used: from the workers' checks to the text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which parts of the plugin are in use: with all, with one switched off, on a vLLM that differs.
-
-Runs inside the interpreter under test; used by probe_decode_kernels.py.
-"""
+"""Which parts of the plugin are in use: with all, with one switched off, on a vLLM that differs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the decode kernels' operators give, with the contract in place of the kernels.
-
-Runs inside the interpreter under test; used by probe_decode_kernels.py.
-"""
+"""What the decode kernels' operators give, with the contract in place of the kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """gpt-oss's attention whose rotary embedding and cache update are one operator, on the CPU.
 
-Runs inside the interpreter under test; used by probe_decode_kernels.py. Real are the layer, its
+Real are the layer, its
 embedding, the backends' cache updates and the splitting of graphs; the kernel is the contract, and
 so are the kernels that the backends write with. The attention itself returns its queries.
 """

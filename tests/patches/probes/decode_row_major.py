@@ -1,6 +1,6 @@
 """FlashInfer's CUTLASS MoE for MXFP4 experts with the decode kernels, with stand-ins for both.
 
-Runs inside the interpreter under test; used by probe_decode_kernels.py. Real are vLLM's
+Real are vLLM's
 conversion of the weights, its choice and FlashInferExperts. FlashInfer's operators are written down
 here, with scales where ``mxfp8_moe.scale_offset`` has them, which is compared with its sources.
 """

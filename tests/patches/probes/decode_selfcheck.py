@@ -1,7 +1,4 @@
-"""What becomes of layers whose decode kernels are wrong, or that they cannot take.
-
-Runs inside the interpreter under test; used by probe_decode_kernels.py.
-"""
+"""What becomes of layers whose decode kernels are wrong, or that they cannot take."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-BLOCK = 32
+from tests.patches import mxfp8_moe
+
+BLOCK = mxfp8_moe.BLOCK
 SWIGLU = "Swiglu"
 
 
@@ -37,24 +39,9 @@ def dense(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return values.to(torch.float64) * factors
 
 
-def offset(row: int, block: int, columns: int) -> int:
-    """Return where the scale of a row and a block of 32 lies, in bytes: the 128x4 layout.
-
-    ``columns`` is the number of blocks in a row, rounded up to four.
-    """
-    tile = (row // 128) * (columns // 4) + block // 4
-    return tile * 512 + (row % 32) * 16 + (row % 128 // 32) * 4 + block % 4
-
-
 def swizzle(scales: torch.Tensor) -> torch.Tensor:
     """Lay out [rows, blocks] in 128x4 tiles, byte by byte: uint8, one-dimensional."""
-    rows, blocks = scales.shape
-    columns = -(-blocks // 4) * 4
-    out = torch.zeros(-(-rows // 128) * 128 * columns, dtype=torch.uint8)
-    for row in range(rows):
-        for block in range(blocks):
-            out[offset(row, block, columns)] = scales[row, block]
-    return out
+    return torch.from_numpy(mxfp8_moe.swizzle(scales.numpy()))
 
 
 def unswizzle(scales: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
@@ -63,7 +50,8 @@ def unswizzle(scales: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
     flat = scales.contiguous().view(torch.uint8).reshape(-1)
     if flat.numel() != -(-rows // 128) * 128 * columns:
         raise ValueError(f"{flat.numel()} bytes of scales for {rows} rows of {blocks} blocks")
-    places = [[offset(row, block, columns) for block in range(blocks)] for row in range(rows)]
+    place = mxfp8_moe.scale_offset
+    places = [[place(row, block, blocks) for block in range(blocks)] for row in range(rows)]
     return flat[torch.tensor(places)]
 
 

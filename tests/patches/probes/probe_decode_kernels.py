@@ -2,6 +2,8 @@
 
 usage: python -m tests.patches.probes.probe_decode_kernels IN.json OUT.json
 
+Its parts are decode_*.py.
+
 IN holds "places", the tables that the CUDA sources print, or null, and "capabilities". OUT has an
 entry for each capability and one for what is computed. Real are vLLM, and the plugin's choice,
 packing, operators, self-check and expert classes; the device (fake_cuda.py), Marlin's CUDA

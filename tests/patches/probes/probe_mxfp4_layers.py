@@ -8,6 +8,7 @@ Works like probe_logits.py, whose engine it borrows.
 from __future__ import annotations
 
 import gc
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ import probe_logits as base  # type: ignore[import-not-found]  # beside this fil
 QUANTIZED = ("attn.qkv_proj", "attn.o_proj", "lm_head")
 
 
-attempt = base.attempt
+attempt: Callable[[Callable[[], Any]], dict[str, Any]] = base.attempt
 
 
 def layer_tensors(model: Any) -> dict[str, dict[str, Any]]:
@@ -265,8 +266,8 @@ def engine_config(checkpoint: str, layers: str = "", **options: Any) -> Iterator
     config = engine_args(checkpoint, layers, **options).create_engine_config()
     names = ("get_tensor_model_parallel_rank", "get_tensor_model_parallel_world_size")
     with ExitStack() as stack:
-        for module in (embedding, parameter):
-            stack.enter_context(mock.patch.multiple(module, **dict.fromkeys(names)))
+        for module, name in itertools.product((embedding, parameter), names):
+            stack.enter_context(mock.patch.object(module, name))
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.bfloat16)
         as_rank(0, 1)
