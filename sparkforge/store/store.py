@@ -297,7 +297,7 @@ class Store:
                 start = time.monotonic()
                 result = make(work)
                 seconds = round(time.monotonic() - start, 3)
-                values = {"stage": stage, "key": key_of(inputs), "inputs": inputs}
+                values: dict[str, Any] = {"stage": stage, "key": key_of(inputs), "inputs": inputs}
                 values |= {"outputs": plain.as_json(result), "seconds": seconds}
                 values["seal"] = _seal(values)
                 (work / "artefact.json").write_text(json.dumps(values, indent=1, sort_keys=True))
