@@ -38,11 +38,9 @@ def build_of(
     arguments: tuple[str, ...] = (),
     plan_only: bool = False,
 ) -> Build:
-    """Return the build that a command's options name.
+    """Return the build that a command's options name; ``arguments``: of ``vllm serve``.
 
-    Args:
-        arguments: of ``vllm serve``, after the target's own.
-        plan_only: nothing will be made, so neither an engine nor the right machine is needed.
+    ``plan_only``: nothing will be made, so neither an engine nor the right machine is needed.
     """
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
