@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from threading import Event
 from typing import Any, Generic
 
 from sparkforge.build.context import STAGES, Context
@@ -25,6 +24,7 @@ from sparkforge.store.store import Artefact, Store, T, T_co
 
 CACHED = "in the store"
 _NEW = ("never built for this target",)
+_LOST = ("its result is missing or damaged in the store",)
 _PARALLEL = 4  # results that are looked up at once
 
 
@@ -131,14 +131,10 @@ class _Lookup:
     def forced(self, item: Cached[Any]) -> bool:
         return item.stage in self.force and not item.kept
 
-    def missing(self) -> tuple[bool, ...]:
+    def missing(self) -> list[bool]:
         """Return for each item whether the store has no result that is used as it is."""
-
-        def missing(item: Cached[Any], _: Event) -> bool:
-            return not self._stands(item)
-
         # at once: it hashes wheels, and asks git and the engine
-        return tuple(in_parallel(missing, self.items, _PARALLEL))
+        return list(in_parallel(lambda item, _: not self._stands(item), self.items, _PARALLEL))
 
     def _stands(self, item: Cached[Any]) -> bool:
         found = None if self.forced(item) else item.find(self.context.store)
@@ -164,8 +160,7 @@ class Planned:
     why: tuple[str, ...] = ()
     """Inputs that differ from the newest build of this target; empty if it is cached."""
     download: int = 0
-    """Bytes that it has to fetch at most, as far as sizes are known; of a file that several
-    results need, the first has them."""
+    """Bytes to fetch at most, where known; a file that several results need counts once."""
     commands: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     """Further downloads, in words."""
@@ -179,11 +174,7 @@ class Planned:
 def plan(
     context: Context, items: Sequence[Cached[Any]], force: Collection[str] = ()
 ) -> list[Planned]:
-    """Return what a run would do, without running anything.
-
-    Args:
-        force: stages that run again although the store has their result.
-    """
+    """Return what a run would do, without running anything; ``force``: stages that run again."""
     lookup = _Lookup(context, items, force)
     counted: set[str] = set()  # sha256 of files: two results may need one, which is fetched once
     planned = []
@@ -200,9 +191,9 @@ def plan(
         } | dict(fetches.known)
         size = sum(size for sha256, size in absent.items() if sha256 not in counted)
         counted.update(absent)
-        forced = lookup.forced(item)
-        why = _why(context, item, forced=forced)
-        state = "to make again" if forced else "to make"
+        why, state = _why(context, item), "to make"
+        if lookup.forced(item):
+            why, state = ("--force",) if why == _LOST else why, "to make again"
         planned.append(Planned(*names, state, why, size, item.commands, fetches.unknown))
     return planned
 
@@ -212,14 +203,10 @@ def makes(items: Sequence[Cached[Any]], planned: Sequence[Planned], kind: type[A
     return any(one.made and item.kind is kind for item, one in zip(items, planned, strict=True))
 
 
-def _why(context: Context, item: Cached[Any], *, forced: bool) -> tuple[str, ...]:
+def _why(context: Context, item: Cached[Any]) -> tuple[str, ...]:
     """Return the inputs that differ from those of the newest result of this label."""
     last = context.store.last(context.target_name, item.label)
-    if last is None:
-        return _NEW
-    if changed := differences(last["inputs"], item.inputs):
-        return tuple(changed)
-    return ("--force",) if forced else ("its result is missing or damaged in the store",)
+    return _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or _LOST
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
@@ -231,12 +218,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "")
 
     result = []
     for key in sorted(old.keys() | new.keys()):
-        name = f"{where}.{key}" if where else str(key)
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            result += differences(before, after, name)
+            result += differences(before, after, f"{where}{key}.")
         elif before != after:
-            result.append(f"{name}: {short(before)} → {short(after)}")
+            result.append(f"{where}{key}: {short(before)} → {short(after)}")
     return result
 
 
@@ -254,9 +240,7 @@ def show(context: Context, planned: Sequence[Planned]) -> None:
         size = [human_bytes(fetches["known"])] if fetches["known"] else []
         return ", ".join([*size, *fetches["unknown"]])
 
-    mirrored = [name for name in context.access.mirrors if "/" not in name]
-    mirrors = f", with --mirror git: {', '.join(mirrored)}" if mirrored else ""
-    log.info(f"sources: {context.source}{mirrors}")
+    log.info(f"sources: {context.source}")
     for one in planned:
         fetches = f"  (fetches {text})" if (text := described([one])) else ""
         log.info(f"{one.label:28} {one.key[:12]}  {one.state}{fetches}")
@@ -286,7 +270,7 @@ def run(
     lookup = _Lookup(context, items, force)
     made: set[Cached[Any]] = set()
     renewed: set[Path] = set()
-    missing = None if planned is None else tuple(one.made for one in planned)
+    missing = None if planned is None else [one.made for one in planned]
     while True:
         try:
             return _run(lookup, lookup.missing() if missing is None else missing, made)

@@ -46,17 +46,8 @@ class Context(Project):
     def of(cls, project: Project, name: str, platform: Platform) -> Context:
         """Return a target as pins.yaml describes it; PinsError if it has no such target."""
         target = project.pins.target(name)
-        return cls(
-            project.pins_path,
-            project.pins,
-            project.store,
-            project.access,
-            target_name=name,
-            target=target,
-            platform=platform,
-            source=target.source,
-            pack=target.pack,
-        )
+        of = (project.pins_path, project.pins, project.store, project.access)
+        return cls(*of, name, target, platform, target.source, pack=target.pack)
 
     @property
     def epoch(self) -> int:
@@ -84,7 +75,7 @@ class Context(Project):
 
     @property
     def release(self) -> str:
-        """Name of the result: see ``release_name``."""
+        """See ``release_name``."""
         return release_name(self.pins, self.target)
 
     @property
@@ -109,8 +100,7 @@ class Context(Project):
     def upstream(self, name: str) -> Upstream:
         """Return an upstream; its source file, if a wheel, is the one that the target installs.
 
-        Python files are the same in the wheels of all platforms, which the recorded tree proves;
-        so nothing is fetched for them alone.
+        Python files are the same in all platforms' wheels, as the recorded tree proves.
         """
         upstream = self.pins.upstream(name)
         if not upstream.from_wheel:

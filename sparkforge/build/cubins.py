@@ -12,9 +12,9 @@ import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from sparkforge.build.jobs import width
 from sparkforge.core.disk import sha256_file
@@ -50,19 +50,9 @@ _USAGE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Resources that one kernel uses."""
-
-    name: str
-    registers: int
-    """Of a thread."""
-    shared: int
-    """Static shared memory of a block, bytes."""
-    local: int
-    """Stack of a thread, bytes."""
-    spills: int
-    """Registers that are kept in memory: bytes stored and loaded by a thread."""
+Kernel = dict[str, Any]
+"""What a kernel uses: ``registers`` and ``local`` (stack, bytes) of a thread, ``shared`` (static)
+bytes of a block, and ``spills``: bytes of registers that a thread stores and loads."""
 
 
 def unpack(wheels: Path, folder: Path) -> None:
@@ -73,18 +63,15 @@ def unpack(wheels: Path, folder: Path) -> None:
 
 
 def build(pin: Plugin, tree: Path, version: str, toolchain: Path, out: Path) -> dict[str, str]:
-    """Compile for every architecture; machine code and manifest go into ``out``.
+    """Compile for every architecture; returns the sha256 of machine code and manifest by name.
 
     Args:
         tree: folder that the source is in; all files of the source's folder are sources.
         version: of the compiler.
         toolchain: as ``unpack`` writes it.
-
-    Returns:
-        sha256 by file name.
     """
 
-    def compiled(arch: str, _: Event) -> tuple[Kernel, ...]:
+    def compiled(arch: str, _: Event) -> list[Kernel]:
         return _usage(_compile(pin.source, tree, toolchain, arch, out / f"sm_{arch}.cubin"))
 
     every = pin.architectures
@@ -104,7 +91,7 @@ def build(pin: Plugin, tree: Path, version: str, toolchain: Path, out: Path) -> 
                 "file": (cubin := out / f"sm_{arch}.cubin").name,
                 "sha256": sha256_file(cubin),
                 "size": cubin.stat().st_size,
-                "kernels": [asdict(kernel) for kernel in kernels],
+                "kernels": kernels,
             }
             for arch, kernels in found.items()
         ],
@@ -118,15 +105,8 @@ def _compile(source: str, tree: Path, toolchain: Path, arch: str, out: Path) -> 
     root = toolchain / _TOOLCHAIN
     (library,) = root.glob("lib/libnvrtc.so.*")
     done = call(
-        sys.executable,
-        "-IS",
-        _PROGRAM,
-        library,
-        source,
-        out,
-        *FLAGS,
-        f"--gpu-architecture=sm_{arch}",
-        f"--include-path={source.rpartition('/')[0]}",
+        *(sys.executable, "-IS", _PROGRAM, library, source, out),
+        *(*FLAGS, f"--gpu-architecture=sm_{arch}", f"--include-path={Path(source).parent}"),
         f"--include-path={root / 'include'}",
         cwd=tree,
         env={"LD_LIBRARY_PATH": str(library.parent)},  # it loads a second one
@@ -135,50 +115,52 @@ def _compile(source: str, tree: Path, toolchain: Path, arch: str, out: Path) -> 
     )
     text = done.stdout.decode(errors="replace")
     log.detail(text)
-    if not done.returncode:
-        return text
-    if errors := _ERROR.findall(text):
-        path, line, what = errors[0]
-        more = f", and {len(errors) - 1} more errors" if len(errors) > 1 else ""
-        remedy = "use only what NVRTC has (docs/kernels.md)"
-        raise BuildError(f"{path}:{line}: {what} (sm_{arch}{more})", remedy)
-    lines = (text or done.stderr.decode(errors="replace")).strip().splitlines()[-_SHOWN_LINES:]
-    said = "".join(f"\n    {line}" for line in lines)
-    raise BuildError(f"{source}: sm_{arch} cannot be compiled:{said}")
+    if done.returncode and (error := _ERROR.search(text)):
+        path, line, what = error.groups()
+        remedy = "use only what NVRTC has (docs/kernels.md); all errors: -v"
+        raise BuildError(f"{path}:{line}: {what} (sm_{arch})", remedy)
+    if done.returncode:
+        lines = (text or done.stderr.decode(errors="replace")).strip().splitlines()[-_SHOWN_LINES:]
+        said = "".join(f"\n    {line}" for line in lines)
+        raise BuildError(f"{source}: sm_{arch} cannot be compiled:{said}")
+    return text
 
 
-def _usage(text: str) -> tuple[Kernel, ...]:
+def _usage(text: str) -> list[Kernel]:
     """Return the kernels that a log of ptxas describes, by name."""
     kernels = []
     for match in _USAGE.finditer(text):
-        uses = {
-            name: int(value or 0) for name, value in match.groupdict().items() if name != "name"
-        }
-        spills = uses.pop("stores") + uses.pop("loads")
-        kernels.append(Kernel(match["name"], **uses, spills=spills))
-    return tuple(sorted(kernels, key=lambda kernel: kernel.name))
+        uses = {key: int(value or 0) for key, value in match.groupdict().items() if key != "name"}
+        kernels.append(
+            {
+                "name": match["name"],
+                "registers": uses["registers"],
+                "shared": uses["shared"],
+                "local": uses["local"],
+                "spills": uses["stores"] + uses["loads"],
+            }
+        )
+    return sorted(kernels, key=lambda kernel: kernel["name"])
 
 
 def _check(found: Mapping[str, Sequence[Kernel]], pin: Plugin) -> None:
     """Refuse kernels with undeclared spills, and architectures that lack a kernel."""
-    names = {arch: {kernel.name for kernel in kernels} for arch, kernels in found.items()}
-    every = set().union(*names.values())
+    every = {kernel["name"] for kernels in found.values() for kernel in kernels}
     if not every:
         msg = f"{pin.source}: no kernel is in it"
         raise BuildError(msg, 'declare kernels as extern "C" __global__')
-    for arch, here in names.items():
-        if missing := sorted(every - here):
+    spilling: dict[str, str] = {}
+    for arch, kernels in found.items():
+        if missing := sorted(every - {kernel["name"] for kernel in kernels}):
             msg = f"{pin.source}: sm_{arch} has no {missing[0]}, which others have"
             raise BuildError(msg, "compile every kernel for every architecture")
-    spilling = [
-        (kernel.name, f"\n  sm_{arch} {kernel.name}: {kernel.spills} B, {kernel.local} B of stack")
-        for arch, kernels in found.items()
-        for kernel in kernels
-        if kernel.local or kernel.spills
-    ]
-    if lines := [line for name, line in spilling if name not in pin.spills]:
+        for kernel in kernels:
+            if kernel["local"] or kernel["spills"]:
+                line = "\n  sm_{} {name}: {spills} B, {local} B of stack".format(arch, **kernel)
+                spilling[kernel["name"]] = spilling.get(kernel["name"], "") + line
+    if lines := [line for name, line in spilling.items() if name not in pin.spills]:
         msg = f"{pin.source}: kernels keep registers in memory (spills):{''.join(lines)}"
         raise BuildError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")
-    if needless := sorted(set(pin.spills) - {name for name, _ in spilling}):
+    if needless := sorted(set(pin.spills) - set(spilling)):
         msg = f"{pin.source}: {needless[0]} does not spill, but plugin.spills lists it"
         raise BuildError(msg, "remove it there, in pins.yaml")

@@ -11,7 +11,6 @@ from sparkforge.build import cached
 from sparkforge.build.cached import Cached, Planned, ordered
 from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
 from sparkforge.build.results import (
-    BuilderResult,
     EnvironmentResult,
     ExternalResult,
     FilesResult,
@@ -88,15 +87,17 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
     trees: dict[str, Tree] = {}
     externals: dict[str, Cached[ExternalResult]] = {}
     wheels: dict[str, Cached[WheelResult]] = {}
-    builder = _builder(context, tools)
+    builder = None
+    if context.wheels == "compile":  # not needed by overlays
+        from sparkforge.build.compile import inputs, natives
+
+        builder = inputs.builder_item(context, tools)
     for name in context.target.wheels:
         layers = {layer: tree_of(context, layer) for layer in context.layers(name)}
         trees |= layers
         if builder is None:
             wheels[name] = overlay_item(context, name, layers)
             continue
-        from sparkforge.build.compile import inputs, natives  # not needed by overlays
-
         upstream, compiled = context.pins.upstream(name), natives.natives_of(context, name)
         if not compiled:
             note = upstream.compile.blocked or "its series changes no native file"
@@ -130,14 +131,6 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
     if context.target.smoke is not None:
         smoke = smoke_item(context, tools, serving, product, unpatched, wheels, trees)
     return Graph(wheels, plugin, pack, house, trees, kernels, externals, product, smoke)
-
-
-def _builder(context: Context, tools: Tools) -> Cached[BuilderResult] | None:
-    if context.wheels != "compile":
-        return None
-    from sparkforge.build.compile.inputs import builder_item  # not needed by overlays
-
-    return builder_item(context, tools)
 
 
 def unpatched_environment(

@@ -116,21 +116,14 @@ def problems(folder: Path, built: Receipt | None = None) -> list[str]:
 def of(
     context: Context, items: Sequence[Cached[Any]], seconds: float, options: VariantOptions
 ) -> Receipt:
-    """Return the receipt of a run, without published files.
-
-    Args:
-        items: all that the run has reached, in order.
-        seconds: that the run took.
-    """
-    made = (
-        Made(one.stage, one.label, one.key, one.inputs, plain.as_json(one.result)) for one in items
-    )
-    times = {
-        one.label: Time("made" if one.made_now else "in the store", one.artefact.seconds)
-        for one in items
-    }
+    """Return the receipt of a run that reached these items, without published files."""
+    made, times = [], {}
+    for item in items:
+        outputs = plain.as_json(item.result)
+        made.append(Made(item.stage, item.label, item.key, item.inputs, outputs))
+        state = "made" if item.made_now else "in the store"
+        times[item.label] = Time(state, item.artefact.seconds)
     machine, python = platform.machine(), platform.python_version()
     run = Run(machine, python, round(seconds, 2), times, options)
-    pins = sha256_file(context.pins_path)
     names = (context.target_name, context.platform)
-    return Receipt(SCHEMA, __version__, *names, pins, tuple(made), run)
+    return Receipt(SCHEMA, __version__, *names, sha256_file(context.pins_path), tuple(made), run)

@@ -38,21 +38,18 @@ def build_of(
     arguments: tuple[str, ...] = (),
     plan_only: bool = False,
 ) -> Build:
-    """Return the build that a command's options name.
+    """Return the build that a command's options name; ``arguments``: of ``vllm serve``.
 
-    Args:
-        arguments: of ``vllm serve``, after the target's own.
-        plan_only: nothing will be made, so neither an engine nor the right machine is needed.
+    ``plan_only``: nothing will be made, so neither an engine nor the right machine is needed.
     """
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
-    wanted = platform_of(target)
     pack = pack_of(variant, target)
     if variant.wheels != "compile" and not pack and tools.jobs is not None:
         msg = "--jobs needs --wheels compile or a pack: this build compiles nothing"
         raise UsageError(msg, "omit it")
     made_with = _tools(project.pins, name, variant, tools, until, plan_only=plan_only)
-    context = Context.of(project, name, wanted)
+    context = Context.of(project, name, platform_of(target))
     context = replace(context, source=plan, wheels=variant.wheels or "overlay", pack=pack)
     timeout_s = server.ready_timeout or Serving.ready_timeout_s
     serving = Serving(server.port, timeout_s, arguments)
@@ -82,7 +79,7 @@ def _tools(
     *,
     plan_only: bool,
 ) -> Tools:
-    """Choose engine, base and builder; raises what `build_of` does."""
+    """Choose engine, base and builder; refuse what this machine cannot make."""
     builds = STAGES.index(until) >= STAGES.index("image")
     compiles = variant.wheels == "compile"
     if not (builds or compiles):
@@ -90,14 +87,14 @@ def _tools(
     target = all_pins.target(name)
     wanted, machine = platform_of(target), platform.machine()
     elsewhere = MACHINES.get(machine) != wanted
+    not_here = f"target {name} is for {wanted}; this machine is {machine}"
     if elsewhere and compiles and (builds or not plan_only):
-        msg = f"target {name} is for {wanted}; this machine is {machine}"
         remedy = "compile there; here use --wheels overlay, or --dry-run --until wheelhouse"
-        raise UsageError(msg, remedy)
+        raise UsageError(not_here, remedy)
     pinned = None if target.base is None else all_pins.images[target.base]
     reference = None if pinned is None else f"{pinned.repository}@{pinned.digest(wanted)}"
     base = variant.base or reference
-    chosen, builder = None, "default"
+    chosen = None
     if not (elsewhere and compiles):
         chosen, why = engine.choose(variant.engine, variant.base, reference)
         if compiles and chosen is None and not plan_only:
@@ -108,13 +105,11 @@ def _tools(
             )
             raise MachineError(msg, remedy)
         if elsewhere and builds and chosen is None:  # an environment is this machine's own
-            msg = f"{name} is for {wanted}, and this machine ({machine}) would build {why}"
-            given = "" if base is not None else ", with --base IMAGE"
             remedy = (
-                f"build on {wanted}; or an image here, with a container engine{given}; or stop"
-                f" earlier: build.py --target {name} --until wheelhouse"
+                "build there; or an image here, with a container engine and a base image (--base);"
+                f" or stop earlier: build.py --target {name} --until wheelhouse"
             )
-            raise UsageError(msg, remedy)
+            raise UsageError(f"{not_here}, and would build {why}", remedy)
         log.info(f"builds {why}" if builds else f"compiles with {why}")
     if chosen is None and not plan_only and (tools.builder or tools.ca_bundle):
         msg = "--builder and --ca-bundle need a container engine"
@@ -122,14 +117,13 @@ def _tools(
     if tools.ca_bundle is not None and not tools.ca_bundle.is_file():
         msg = f"--ca-bundle {tools.ca_bundle}: no such file"
         raise UsageError(msg, "give a PEM file of certificates")
-    resolved = None
+    resolved, builder = None, "default"
     if base is not None and (chosen is not None or compiles):
         resolved = engine.resolve(base, chosen)
     if chosen is not None and resolved is not None:
         builder = engine.builder_of(chosen, tools.builder, resolved.reference, wanted)
     if elsewhere and target.smoke is not None and until == STAGES[-1]:
-        msg = f"this target's smoke test runs on {wanted}; this machine is {machine}"
-        raise UsageError(msg, "build the image here (--until image) and test it there")
+        raise UsageError(not_here, "build the image here (--until image) and test it there")
     return Tools(chosen, resolved, builder, tools.ca_bundle, tools.jobs)
 
 
@@ -161,11 +155,7 @@ def last_variant(project: Project, name: str, variant: VariantOptions) -> Varian
 
 
 def options_of(build: Build, engine: str) -> VariantOptions:
-    """Return the options that give a build like this one again; defaults stand for themselves.
-
-    Args:
-        engine: value of --engine; recorded where it is ``none``.
-    """
+    """Return the options that give a build like this one again; ``engine``: value of --engine."""
     context, base = build.context, build.tools.base
     image = publish.image_of(build) is not None
     return VariantOptions(

@@ -88,52 +88,46 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     Args:
         arguments: of ``vllm serve`` for the smoke test; with any, dist/ stays as it is.
     """
-    start = time.monotonic()
-    tested = project.pins.target(options.target).smoke is not None and options.until == STAGES[-1]
+    start, until = time.monotonic(), options.until
+    tested = project.pins.target(options.target).smoke is not None and until == STAGES[-1]
     if not tested and (arguments or options.server != ServerOptions()):
         msg = "--port and --ready-timeout are for the smoke test, which this build does not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
         return _dry_run(project, options)
     build = build_of(
-        *(project, options.target, options.variant, options.until, options.force),
+        *(project, options.target, options.variant, until, options.force),
         tools=options.tools,
         server=options.server,
         arguments=arguments,
     )
-    context, todo = build.context, build.graph.until(options.until)
-    planned = build.plan(options.until)
-    log.heading(
-        f"{context.target_name} on {context.platform}: {sum(one.made for one in planned)}"
-        f" of {len(planned)} items to build"
-    )
+    context, todo, planned = build.context, build.graph.until(until), build.plan(until)
+    count = f"{sum(one.made for one in planned)} of {len(planned)} items to build"
+    log.heading(f"{context.target_name} on {context.platform}: {count}")
     # before anything else is fetched
     if cached.makes(todo, planned, EnvironmentResult):
-        environment.ensure_python(
-            context.store, context.target.python, offline=context.access.offline
-        )
+        offline = context.access.offline
+        environment.ensure_python(context.store, context.target.python, offline=offline)
     if cached.makes(todo, planned, PackResult):
         try:
             recipe.host(context.platform)
         except MachineError as error:
             raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
-    build.run(options.until, planned)
+    build.run(until, planned)
 
     def written() -> receipt.Receipt:
         seconds = time.monotonic() - start
         return receipt.of(context, todo, seconds, options_of(build, options.variant.engine))
 
     built = written()
-    if arguments:
-        log.document(plain.as_json(built))
-        return 0
-    if publish.reads_damage(build, built):
-        cached.run(context, todo, {build.graph.house.stage})
-        built = written()
-    seconds = time.monotonic() - start
-    folder, built = publish.publish(build, built)
+    if not arguments:
+        if publish.reads_damage(build, built):
+            cached.run(context, todo, {build.graph.house.stage})
+            built = written()
+        seconds = time.monotonic() - start
+        folder, built = publish.publish(build, built)
+        publish.summary(build, todo, folder, seconds)
     log.document(plain.as_json(built))
-    publish.summary(build, todo, folder, seconds)
     return 0
 
 
@@ -182,8 +176,7 @@ def explain(options: ExplainOptions) -> int:
     here = _is_here(project, options.target)
     until = STAGES[-1] if here else PLANNED
     build = build_of(project, options.target, variant, until, plan_only=True)
-    planned = build.plan(until)
-    source = build.context.source
+    planned, source = build.plan(until), build.context.source
     log.document({"explain": [asdict(one) for one in planned], "source": source})
     if not here:
         log.info(f"up to the {until}: the later stages run on {build.context.platform}")

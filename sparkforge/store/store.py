@@ -51,11 +51,7 @@ _OURS = "# This folder is sparkforge's store"
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     f"{_OURS}; it can be deleted, the next build fills it again.\n"
-)
-
-
-# -- the code, as a part of keys ---------------------------------------------------------
-
+).encode()
 _ROOT = Path(__file__).parents[1]
 _BUILD = (
     *("core", "store", "pins", "sources", "series", "wheels"),
@@ -64,11 +60,7 @@ _BUILD = (
 
 
 def code_of(module: str) -> str:
-    """Return the digest of the code behind a module's results: all packages of the build.
-
-    Args:
-        module: its full name. Of a module outside of the build, its folder counts as well.
-    """
+    """Return the digest of all code of the build, and of a module's folder outside of it."""
     folder = module.split(".")[1:-1]
     more = () if not folder or folder[0] in _BUILD else ("/".join(folder),)
     return _digest(*_BUILD, *more)
@@ -85,20 +77,15 @@ def _digest(*folders: str) -> str:
     return digest.hexdigest()[:16]
 
 
-# -- results -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Artefact(Generic[T_co]):
-    """A finished result in the store."""
+    """A finished result; ``key``: sha256 of ``inputs``; ``seconds`` that making it took."""
 
     key: str
-    """sha256 of ``inputs`` in canonical JSON."""
     inputs: Mapping[str, Any]
     result: T_co
     path: Path
     seconds: float
-    """Time that it took."""
 
 
 def _seal(values: Mapping[str, Any]) -> str:
@@ -120,7 +107,7 @@ class Store:
         with disk_errors(self.root):
             try:
                 if not self._marked():
-                    write_file(self.root / _TAG, _TAG_TEXT.encode())  # before what it explains
+                    write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
                 for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
                     (self.root / name).mkdir(parents=True, exist_ok=True)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
@@ -145,10 +132,7 @@ class Store:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Take a named lock; logs that another build has it.
-
-        The operating system drops the lock with its holder, also after ``kill -9``.
-        """
+        """Take a named lock, which the operating system drops with its holder."""
         from filelock import FileLock, Timeout  # not needed by a build in which nothing changed
 
         self._prepare()
@@ -206,7 +190,7 @@ class Store:
         self._prepare()
         with disk_errors(root):
             root.mkdir(parents=True)
-            write_file(root / _TAG, _TAG_TEXT.encode())
+            write_file(root / _TAG, _TAG_TEXT)
             for name in shared:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -251,10 +235,8 @@ class Store:
     def verified(self, sha256: str, name: str) -> bool:
         """Return whether a download exists and its hash matches; removes a damaged one."""
         path = self.download_path(sha256, name)
-        if not path.exists():
-            return False
-        if sha256_file(path) == sha256:
-            return True
+        if not path.exists() or sha256_file(path) == sha256:
+            return path.exists()
         log.warning(f"{path}: damaged in the store: fetching it again")
         path.unlink()
         return False
@@ -300,39 +282,30 @@ class Store:
         *,
         again: bool = False,
     ) -> Artefact[T]:
-        """Return the artefact for these inputs, built if the store lacks it.
-
-        If two builds need the same artefact at once, the second waits, then uses it.
+        """Return the artefact for these inputs, built if the store lacks it, by one build at once.
 
         Args:
             inputs: everything that determines the result; JSON values.
             make: fills the folder it is given and returns the result, a dataclass.
             again: make it even if present; the old one is kept until the new one is complete.
         """
-        if not again and (found := self.find(stage, inputs, kind)):
-            return found
         final = self._place(stage, inputs)
         with self.lock(f"{stage}-{final.name}"):
             if not again and (found := self.find(stage, inputs, kind)):
                 return found
             with self.temporary(stage) as work, disk_errors(self.root):
                 start = time.monotonic()
-                values: dict[str, Any] = {
-                    "stage": stage,
-                    "key": key_of(inputs),
-                    "inputs": inputs,
-                    "outputs": plain.as_json(make(work)),
-                    "seconds": round(time.monotonic() - start, 3),
-                }
+                result = make(work)
+                seconds = round(time.monotonic() - start, 3)
+                values: dict[str, Any] = {"stage": stage, "key": key_of(inputs), "inputs": inputs}
+                values |= {"outputs": plain.as_json(result), "seconds": seconds}
                 values["seal"] = _seal(values)
                 (work / "artefact.json").write_text(json.dumps(values, indent=1, sort_keys=True))
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if final.exists():  # the old one, or one whose record does not load
                     self._discard(final)
                 work.rename(final)
-        made = self.find(stage, inputs, kind)
-        assert made is not None
-        return made
+        return Artefact(key_of(inputs), inputs, result, final, seconds)
 
     def remember(self, target: str, label: str, artefact: Artefact[Any]) -> None:
         """Note an artefact as the newest of its label for a target (``explain`` reads it)."""

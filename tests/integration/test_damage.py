@@ -20,7 +20,7 @@ from sparkforge.core.errors import StoreError
 from sparkforge.store.store import Store
 from tests.project import PATCHED, Project
 from tests.results import context_of
-from tests.support import Page, sha256
+from tests.support import Page
 
 BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
 
@@ -44,10 +44,6 @@ def stored(project: Project, stage: str, name: str) -> Path:
     return path
 
 
-def states(receipt: dict[str, dict[str, dict[str, dict[str, str]]]]) -> dict[str, str]:
-    return {label: item["state"] for label, item in receipt["run"]["items"].items()}
-
-
 # -- wheels, dist/ ------------------------------------------------------------------------
 
 
@@ -57,19 +53,27 @@ def test_damaged_wheel_is_rebuilt(project: Project, damage: Callable[[Path], Non
     before = project.wheel.read_bytes()
     damage(stored(project, "wheels", "*.whl"))
     out, _ = project.run(*BUILD, "--dry-run", "--json")
-    plan = {step["label"]: (step["state"], step["why"]) for step in json.loads(out)["plan"]}
-    assert plan["series demo"] == ("in the store", [])
-    reason = "its result is missing or damaged in the store"
-    assert plan["wheel demo"] == ("to make", [reason])
-    out, err = project.run(*BUILD, "--json")
-    assert "wheel demo: missing, damaged or outdated in the store: rebuilding it" in err
-    assert states(json.loads(out)) == {
-        "source demo": "in the store",
-        "series demo": "in the store",
-        "wheel demo": "made",
-    }
+    plan = [step["state"] for step in json.loads(out)["plan"]]
+    assert plan == ["in the store", "in the store", "to make"]
+    states = [item["state"] for item in project.build()["run"]["items"].values()]
+    assert states == ["in the store", "in the store", "made"]
     assert project.wheel.read_bytes() == before
     assert stored(project, "wheels", "*.whl").read_bytes() == before
+
+
+def test_changed_record_and_note_are_made_again(project: Project) -> None:
+    first = project.build()
+    record = stored(project, "wheels", "artefact.json")
+    note = project.store / "last" / "tiny" / "wheel demo.json"
+    before = note.read_bytes()
+    for text in ("[1]", record.read_text().replace('"replaced"', '"added"', 1)):
+        record.write_text(text)
+        note.write_bytes(b"\xb1")
+        project.run("explain", "--target", "tiny", "--engine", "none")
+        second = project.build()
+        assert second["run"]["items"]["wheel demo"]["state"] == "made"
+        assert second["items"] == first["items"]
+        assert note.read_bytes() == before
 
 
 def test_damaged_preflight_checkpoint_is_rebuilt(
@@ -88,9 +92,7 @@ def test_damaged_preflight_checkpoint_is_rebuilt(
     weights = item.path / "preflight" / "model.safetensors"
     for damage in (flip, cut, Path.unlink):
         damage(weights)
-        with pytest.raises(
-            StoreError, match=r"model\.safetensors: missing or damaged in the store"
-        ):
+        with pytest.raises(StoreError, match=r"model\.safetensors"):
             files()
         (planned,) = cached.plan(context, [item])
         assert planned.state == "to make"
@@ -108,28 +110,6 @@ def test_damaged_dist_is_published_again(project: Project, name: str) -> None:
     path.write_bytes(copy[:-1] + b"?")
     project.build()
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("content", ["[1]", "changed"])
-def test_changed_record_is_rebuilt(project: Project, content: str) -> None:
-    first = project.build()
-    record = stored(project, "wheels", "artefact.json")
-    if content == "changed":
-        content = record.read_text().replace("source_date", "x").replace('"replaced"', '"added"', 1)
-    record.write_text(content)
-    second = project.build()
-    assert states(second)["wheel demo"] == "made"
-    assert second["items"] == first["items"]
-
-
-def test_damaged_note_is_rewritten(project: Project) -> None:
-    project.build()
-    note = project.store / "last" / "tiny" / "wheel demo.json"
-    before = note.read_bytes()
-    note.write_bytes(b"\xb1")
-    project.run("explain", "--target", "tiny", "--engine", "none")
-    project.build()
-    assert note.read_bytes() == before
 
 
 # -- git -----------------------------------------------------------------------------------
@@ -158,7 +138,6 @@ def test_damaged_repository_is_an_error_of_other_commands(project: Project) -> N
             cut(path)
     _, err = project.run("patches", "check", code=11)
     assert f"{repo}: damaged: " in err
-    assert "delete that folder: the next run fetches it again" in err
 
 
 # -- what is no store -----------------------------------------------------------------------
@@ -174,7 +153,6 @@ def test_used_folder_is_refused_as_store(project: Project, tmp_path: Path, name:
     for words in (("clean",), ("clean", "--all"), ("clean", "--superseded"), BUILD):
         _, err = project.run(*words, code=11)
         assert "is not a sparkforge store, and contains " in err
-        assert "give an empty or new folder" in err
     project.run(*BUILD, "--dry-run")
     assert sorted(project.store.rglob("*")) == before
     assert kept.read_text() == "precious"
@@ -213,7 +191,6 @@ def test_foreign_store_is_refused_unless_trusted(
     give(project.store, stranger)
     for words in (BUILD, ("patches", "check"), ("clean", "--all"), (*BUILD, "--dry-run")):
         _, err = project.run(*words, code=11)
-        assert f"{project.store}: belongs to another user" in err
         assert f"git config --global --add safe.directory {project.store}" in err
     trusts = trusting(tmp_path, project.store, repo)
     project.run("patches", "check", GIT_CONFIG_GLOBAL=trusts)
@@ -222,36 +199,33 @@ def test_foreign_store_is_refused_unless_trusted(
     assert not canary.exists()
 
 
+HOOKS = (
+    *("pre-commit", "prepare-commit-msg", "post-commit", "post-checkout"),
+    *("post-index-change", "reference-transaction"),
+)
+PROGRAMS = {
+    "core.fsmonitor": "fsmonitor",
+    **{f"filter.evil.{name}": name for name in ("clean", "smudge", "process")},
+    "alias.status": "alias",
+    "gpg.program": "gpg",
+    "diff.external": "diff",
+}
+
+
 def programs(repo: Path, canary: Path) -> None:
     """Have a repository name programs wherever git would run one for a status, a commit, a look."""
     script = repo / "evil"
     script.write_text(f"#!/bin/sh\ntouch {canary}/$1\ncat\n")
     script.chmod(0o755)
-    for key, name in (
-        ("core.fsmonitor", "fsmonitor"),
-        ("filter.evil.clean", "clean"),
-        ("filter.evil.smudge", "smudge"),
-        ("filter.evil.process", "process"),
-        ("alias.status", "alias"),
-        ("gpg.program", "gpg"),
-        ("diff.external", "diff"),
-    ):
+    for key, name in PROGRAMS.items():
         value = f"!{script} {name}" if name == "alias" else f"{script} {name}"
         subprocess.run(["git", "-C", repo, "config", key, value], check=True)
-    (repo / ".git" / "info").mkdir(exist_ok=True)
+    for folder in ("info", "hooks"):
+        (repo / ".git" / folder).mkdir(exist_ok=True)
     (repo / ".git" / "info" / "attributes").write_text("* filter=evil diff=evil\n")
-    hooks = repo / ".git" / "hooks"
-    hooks.mkdir(exist_ok=True)
-    for name in (
-        "pre-commit",
-        "prepare-commit-msg",
-        "post-commit",
-        "post-checkout",
-        "post-index-change",
-        "reference-transaction",
-    ):
-        (hooks / name).write_text(f"#!/bin/sh\ntouch {canary}/{name}\n")
-        (hooks / name).chmod(0o755)
+    for name in HOOKS:
+        (repo / ".git" / "hooks" / name).write_text(f"#!/bin/sh\ntouch {canary}/{name}\n")
+        (repo / ".git" / "hooks" / name).chmod(0o755)
 
 
 def test_programs_of_a_work_tree_do_not_run(project: Project, tmp_path: Path) -> None:
@@ -260,14 +234,10 @@ def test_programs_of_a_work_tree_do_not_run(project: Project, tmp_path: Path) ->
     project.run("patches", "apply", "demo", str(work))
     programs(work, canary)
     (work / "demo" / "mod.py").write_bytes(PATCHED + b"more = 1\n")
-    git = {
-        **os.environ,
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "core.hooksPath",
-        "GIT_CONFIG_VALUE_0": os.devnull,
-    }
-    quiet = ["-c", "core.fsmonitor=false", "-c", "filter.evil.process=", "-c", "filter.evil.clean="]
-    subprocess.run(["git", *quiet, "add", "demo/mod.py"], cwd=work, env=git, check=True)
+    names = {f"core.hooksPath={os.devnull}", "core.fsmonitor=false"}
+    names |= {"filter.evil.process=", "filter.evil.clean="}
+    quiet = [word for name in names for word in ("-c", name)]
+    subprocess.run(["git", *quiet, "add", "demo/mod.py"], cwd=work, check=True)
     assert list(canary.iterdir()) == []
     project.run("patches", "new", str(work), "Add a line to the module", EMAIL="ada@localhost")
     os.utime(work / "demo" / "__init__.py")  # git reads it again
@@ -282,7 +252,6 @@ def test_foreign_work_tree_is_refused(project: Project, tmp_path: Path, stranger
     programs(work, canary)
     give(work, stranger)
     _, err = project.run("patches", "export", str(work), code=11)
-    assert f"{work}: belongs to another user" in err
     assert f"git config --global --add safe.directory {work}" in err
     trusts = trusting(tmp_path, work)
     project.run("patches", "export", str(work), GIT_CONFIG_GLOBAL=trusts)
@@ -311,11 +280,9 @@ def test_download_stops_at_pinned_size(project: Project) -> None:
     path = "/files/demo-1.0-py3-none-any.whl"
     page = project.server.pages[path]
     project.server.pages[path] = Page(b"x" * 5_000_000, length=False)
-    _, err = project.run(*BUILD, code=5)
-    assert f"but {len(page.body)} are recorded" in err
+    project.run(*BUILD, code=5)
     assert list((project.store / "partial").iterdir()) == []
     project.server.pages[path] = page
     project.edit_pins(f"size: {len(page.body)}", f"size: {len(page.body) + 1}")
     _, err = project.run(*BUILD, code=5)
-    assert f"has {len(page.body)} bytes, but {len(page.body) + 1} are recorded" in err
-    assert sha256(page.body)[:4]
+    assert f"{len(page.body) + 1} are recorded" in err

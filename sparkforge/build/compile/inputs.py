@@ -47,6 +47,7 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         raise BuildError(msg, "add a lock of its upstreams' build requirements (builder:)")
     house = wheelhouse_item(context, context.root / lock, "builder's wheelhouse", "builder")
     packages = (*_PACKAGES, f"python{target.python}-dev")
+    dockerfile = context.root / "Dockerfile"
     inputs = {
         "base": base.digest,
         "wheelhouse": house.key,
@@ -54,7 +55,7 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         "platform": context.platform,
         "packages": list(packages),
         "epoch": context.epoch,
-        "recipe": code_digest(context.root / "Dockerfile"),
+        "recipe": code_digest(dockerfile),
         "code": code_of(__name__),
     }
 
@@ -67,10 +68,7 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         ours.mkdir()
         (ours / "requirements.txt").write_bytes((context.root / lock).read_bytes())
         build_image(
-            context.root / "Dockerfile",
-            context.root,
-            engine.context,
-            engine.kept_as(name),
+            *(dockerfile, context.root, engine.context, engine.kept_as(name)),
             stage="builder",
             platform=context.platform,
             arguments={
@@ -87,15 +85,9 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
 
     return Cached(
-        "builder",
-        "builder",
-        inputs,
-        BuilderResult,
-        make,
+        *("builder", "builder", inputs, BuilderResult, make),
         needs=(house,),
-        valid=lambda artefact: (
-            tools.engine is None or tools.engine.has_image(artefact.result.image_id)
-        ),
+        valid=lambda made: tools.engine is None or tools.engine.has_image(made.result.image_id),
         # an engine may lose the image of which all wheels are made
         intermediate=True,
     )
@@ -112,9 +104,9 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
     def make(folder: Path) -> ExternalResult:
         url = context.access.mirrors.get(name, pin.git)
         local = "://" not in url and Path(url).exists()
+        remedy = f"check the network, or give --mirror {name}=URL or PATH of a clone"
         if context.access.offline and not local:
             msg = f"{name}: commit {pin.commit[:12]} is not in the store, and --offline is set"
-            remedy = f"run once without --offline, or give --mirror {name}=PATH of a clone"
             raise FetchError(msg, remedy)
         url = str(Path(url).resolve()) if local else url
         log.info(f"{name}: fetching {pin.commit[:12]} from {url}")
@@ -134,18 +126,14 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
                     call(*git, *words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
             except CommandError as error:
                 msg = f"{name}: git could not fetch {pin.commit[:12]} from {url}:\n{error}"
-                remedy = f"check the network, or give --mirror {name}=URL-or-path"
                 raise FetchError(msg, remedy) from error
             out = folder / ARCHIVE
             call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
         return ExternalResult(pin.commit, sha256_file(out))
 
+    inputs = {"commit": pin.commit, "code": code_of(__name__)}
     return Cached(
-        "sources",
-        f"external {name}",
-        {"commit": pin.commit, "code": code_of(__name__)},
-        ExternalResult,
-        make,
-        valid=lambda artefact: intact(artefact.path / ARCHIVE, artefact.result.sha256),
+        *("sources", f"external {name}", inputs, ExternalResult, make),
+        valid=lambda made: intact(made.path / ARCHIVE, made.result.sha256),
         fetches=lambda: Fetches(unknown=(f"{name} by git",)),
     )

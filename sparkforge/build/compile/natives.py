@@ -13,12 +13,7 @@ from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.compile.inputs import ARCHIVE, engine_of
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
-from sparkforge.build.results import (
-    BuilderResult,
-    CompiledWheelResult,
-    ExternalResult,
-    NativeFile,
-)
+from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult, NativeFile
 from sparkforge.build.stages.trees import Tree, chosen
 from sparkforge.build.stages.wheels import (
     common_inputs,
@@ -56,20 +51,19 @@ def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tupl
     Raises:
         BuildError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
     """
-    plan = upstream.compile
+    natives = upstream.compile.natives
     found: dict[str, Native] = {}
     for patch in patches.patches:
         paths = [entry.path for entry in patch.entries]
-        names = {native.target for native in plan.natives}
-        known = [rule_of(upstream.paths, path) for path in paths]
-        for path, rule in zip(paths, known, strict=True):
-            if rule is None and not any(native.made_from(path) for native in plan.natives):
+        for path in paths:
+            placed = rule_of(upstream.paths, path) is not None
+            if not placed and not any(native.made_from(path) for native in natives):
                 msg = f"{patch.name} changes {path}, but pins.yaml does not say what it is for"
                 raise BuildError(msg, f"add it to upstreams.{name}.compile.natives or to paths")
-        if unknown := set(patch.natives) - names:
+        if unknown := set(patch.natives) - {native.target for native in natives}:
             msg = f"{patch.name}: its trailer Native names {', '.join(unknown)}"
             raise BuildError(msg, f"add it to upstreams.{name}.compile.natives")
-        for native in plan.natives:
+        for native in natives:
             touched = native.target in patch.natives or any(map(native.made_from, paths))
             if not touched or native.device not in ("empty", device):
                 continue
@@ -140,9 +134,9 @@ def script(
     variables |= {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
         "CCACHE_DIR": f"{BUILD}/ccache",
+        "CCACHE_NAMESPACE": namespace,
         "CCACHE_COMPILERCHECK": "content",
         "CCACHE_MAXSIZE": "20G",
-        "CCACHE_NAMESPACE": namespace,
     }
     commands: list[list[str]] = []
     for device in dict.fromkeys(native.device for native in natives):
@@ -159,8 +153,7 @@ def script(
         if device == "cuda":
             configure += [
                 "-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
-                "-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache",
-                "-DNVCC_THREADS=1",
+                *("-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"),
             ]
         install = ["cmake", "--install", folder, "--strip", "--prefix", f"{BUILD}/out"]
         commands += [configure, ["cmake", "--build", folder, "--target", *targets]]
@@ -177,14 +170,11 @@ def compile_item(
     trees: Mapping[str, Tree],
     fetched: Mapping[str, Cached[ExternalResult]],
 ) -> Cached[CompiledWheelResult]:
-    """Return an upstream's wheel with compiled native files.
+    """Return an upstream's wheel with compiled native files; raises ``changed``'s.
 
     Args:
         trees: of the upstream and of those that its wheel carries, by name.
         fetched: external sources of the build, by name.
-
-    Raises:
-        BuildError: the series changes what can't be compiled.
     """
     upstream, natives = context.pins.upstream(name), natives_of(context, name)
     file = upstream.files[context.target.wheels[name].files[context.platform]]
@@ -211,45 +201,35 @@ def compile_item(
         wheel = release_wheel(context, name, file)
         log.info(f"{name}: {', '.join(native.file for native in natives)}")
         with context.store.temporary("compile") as work:
-            _fill(context, name, trees, fetched, work / "sources")
-            (work / "sources" / "compile.sh").write_text(text)
+            sources, out = work / "sources", work / "out"
+            _fill(context, name, trees, fetched, sources)
+            (sources / "compile.sh").write_text(text)
             engine, builder = engine_of(tools), image.result.tag
             if not engine.has_image(builder):  # it must not be looked up in a public registry
                 raise BuildError(f"the engine has no image {builder}", "add --force builder")
             build_image(
-                context.root / "Dockerfile",
-                context.root,
-                engine.context,
+                *(context.root / "Dockerfile", context.root, engine.context),
                 # quoted: a comma in the path would begin another field
-                ("--output", f'type=local,"dest={work / "out"}"'),
+                ("--output", f'type=local,"dest={out}"'),
                 stage="compiled",
                 platform=context.platform,
                 arguments={"BASE": builder},
-                contexts={"sources": work / "sources"},
+                contexts={"sources": sources},
                 options=("--no-cache-filter=compile",),  # the store keeps what is compiled
             )
-            compiled = {}
             for native in natives:
-                path = work / "out" / native.file
-                if not path.is_file():
+                if not (out / native.file).is_file():
                     msg = f"CMake's target {native.target} installed no {native.file}"
                     raise BuildError(msg, "fix compile.natives in pins.yaml")
-                compiled[native.file] = path.read_bytes()
+            compiled = {native.file: (out / native.file).read_bytes() for native in natives}
         ours = [trees[layer].layer(context) for layer in series_of(context, name)]
         request = request_of(context, name, wheel, inputs["local"])
         return overlaid(request, ours, compiled, folder)
 
+    layered = (item for tree in trees.values() for item in tree.items)
     return Cached(
-        "wheels",
-        f"wheel {name}",
-        inputs,
-        CompiledWheelResult,
-        make,
-        needs=(
-            *(item for tree in trees.values() for item in tree.items),
-            *fetched.values(),
-            image,
-        ),
+        *("wheels", f"wheel {name}", inputs, CompiledWheelResult, make),
+        needs=(*layered, *fetched.values(), image),
         valid=holds_wheel,
         download=(file,),
         commands=tuple(text.splitlines()),
@@ -283,13 +263,10 @@ def _fill(
 def overlaid(
     request: Request, layers: Sequence[Layer], compiled: Mapping[str, bytes], folder: Path
 ) -> CompiledWheelResult:
-    """Write the release wheel with patched and compiled files.
+    """Write the release wheel with patched and compiled files; BuildError as ``overlay.plan``.
 
     Args:
         compiled: native files by their path in the wheel. Their sources are in no wheel.
-
-    Raises:
-        BuildError: as ``overlay.plan``.
     """
     from sparkforge.wheels import archive, overlay
 
@@ -311,8 +288,5 @@ def _sha256(data: bytes) -> str:
 
 def _unshipped(layer: Layer) -> list[PathRule]:
     """Return rules for patched files that no rule of pins.yaml places: sources of native files."""
-    return [
-        PathRule(repo=path, wheel=None, build=True)
-        for path in layer.patched.touched
-        if rule_of(layer.paths, path) is None
-    ]
+    unplaced = (path for path in layer.patched.touched if rule_of(layer.paths, path) is None)
+    return [PathRule(repo=path, wheel=None, build=True) for path in unplaced]

@@ -43,13 +43,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Compile the modules that the store lacks, and link the wheel into dist/.
-
-    Raises:
-        UsageError: the target has no GPU, or there is no such module.
-        MachineError: not a dry run, and this machine lacks the C++ compiler for the target.
-        BuildError: a compiler fails.
-    """
+    """Compile the modules that the store lacks, and link the wheel into dist/."""
     chosen = pinned([options.set], "--set")
     project = Project.open(options.project)
     start = time.monotonic()
@@ -72,17 +66,16 @@ def run(options: Options) -> int:
     context.store.sweep()
     cached.run(context, todo, planned=steps)
     result, folder = item.result, context.dist / "packs"
+    wheel = folder / result.file
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.whl"):
             old.unlink()
-        publish.link(item.path / result.file, folder / result.file)
-    size = human_bytes((folder / result.file).stat().st_size)
-    log.heading(
-        f"{counted(len(result.modules), 'module')} for {context.target_name}, {size}, in"
-        f" {time.monotonic() - start:.0f} s"
-    )
-    path = str((folder / result.file).relative_to(project.root))
+        publish.link(item.path / result.file, wheel)
+    size, path = human_bytes(wheel.stat().st_size), str(wheel.relative_to(project.root))
+    count = counted(len(result.modules), "module")
+    seconds = time.monotonic() - start
+    log.heading(f"{count} for {context.target_name}, {size}, in {seconds:.0f} s")
     log.info(path)
     log.document({**asdict(result), "file": path})
     return 0

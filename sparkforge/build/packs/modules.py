@@ -22,20 +22,15 @@ SETS = ("default", "all")
 
 @dataclass(frozen=True)
 class Module:
-    """One module of FlashInfer, a shared library.
-
-    Attributes:
-        name: FlashInfer's own, by which it looks for the library.
-        generator: function below ``flashinfer.jit`` that returns its sources, as ``module:name``.
-        arguments: of that function; ``torch.X`` stands for a data type, ``variants.X`` for a source
-            text of FlashInfer's.
-        needs: option of ``vllm serve`` that leads to it; "": the profiles' defaults do.
-    """
+    """One module of FlashInfer, a shared library, by FlashInfer's own name."""
 
     name: str
     generator: str
+    """Function below ``flashinfer.jit`` that returns its sources, as ``module:name``."""
     arguments: Mapping[str, object]
+    """``torch.X`` stands for a data type, ``variants.X`` for a source text of FlashInfer's."""
     needs: str = ""
+    """Option of ``vllm serve`` that leads to it; "": the profiles' defaults do."""
 
 
 _DTYPES = {"bf16": "torch.bfloat16", "e4m3": "torch.float8_e4m3fn"}
@@ -128,14 +123,12 @@ def pinned(pack: Sequence[str], key: str) -> tuple[Module, ...]:
 
     ``key`` of pins.yaml, or an option, is for the PinsError where there is none of a name.
     """
-    default = tuple(module for module in MODULES if not module.needs)
-    known: dict[str, tuple[Module, ...]] = {"default": default, "all": MODULES}
-    for module in MODULES:
-        known[module.name] = (module,)
-        if module.needs:
-            known[module.needs] = (*known.get(module.needs, ()), module)
-    if unknown := [name for name in pack if name not in known]:
-        msg = f"{key}: {unknown[0]!r} is no set, option or module"
-        hint = f"give {' or '.join(SETS)}, or options or names of build.py packs --list"
-        raise PinsError(msg, hint)
-    return tuple({module.name: module for name in pack for module in known[name]}.values())
+    chosen: dict[str, Module] = {}
+    for name in pack:
+        wanted = "" if name == "default" else name or None
+        found = [one for one in MODULES if name in ("all", one.name) or one.needs == wanted]
+        if not found:
+            hint = f"give {' or '.join(SETS)}, or options or names of build.py packs --list"
+            raise PinsError(f"{key}: {name!r} is no set, option or module", hint)
+        chosen |= {module.name: module for module in found}
+    return tuple(chosen.values())

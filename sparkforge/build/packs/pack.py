@@ -65,7 +65,6 @@ def libraries(
     Raises:
         BuildError: a compiler or the linker fails, or a library needs newer ones than the image's.
     """
-    found: dict[Unit, Path] = {}
     inputs = {
         unit: {
             "source": unit.source,
@@ -78,6 +77,7 @@ def libraries(
         for module in modules
         for unit in module.units
     }
+    found: dict[Unit, Path] = {}
     for unit, keys in inputs.items():
         kept = store.find("packs", keys, ObjectResult)
         if kept is not None and intact(kept.path / OBJECT, kept.result.sha256):
@@ -88,8 +88,8 @@ def libraries(
 
     def compiled(unit: Unit, _: Event) -> Path:
         def make(folder: Path) -> ObjectResult:
+            name = key_of(inputs[unit])[:16]
             try:
-                name = key_of(inputs[unit])[:16]
                 recipe.compile_unit(tree, host, unit, name, folder / OBJECT)
             except CommandError as error:
                 hint = "fix the source, or the patch that changed it; --jobs 1 if memory ran out"
@@ -107,9 +107,9 @@ def libraries(
             log.progress(Path(unit.source).name, len(found), len(inputs), "units")
     made = {module.name: tree / f"{module.name}.so" for module in modules}
     for module in modules:
-        parts = [found[unit] for unit in module.units]
+        objects = [found[unit] for unit in module.units]
         try:
-            recipe.link(tree, host, module, parts, made[module.name])
+            recipe.link(tree, host, module, objects, made[module.name])
         except CommandError as error:
             raise BuildError(f"{module.name} cannot be linked:\n{error}") from error
     return made
@@ -150,12 +150,9 @@ def write(
 def packs_item(
     context: Context, tree: Tree | None, modules: Sequence[Module], jobs: int | None = None
 ) -> Cached[PackResult]:
-    """Return the wheel of these modules for a target.
+    """Return the wheel of these modules; UsageError if the target has no GPU.
 
     A machine without the C++ compiler for its host code can plan it, not make it.
-
-    Raises:
-        UsageError: the target has no GPU, or none of FlashInfer.
     """
     arch = context.target.cuda_arch
     if arch is None or tree is None or UPSTREAM not in context.target.wheels:
@@ -164,8 +161,7 @@ def packs_item(
     host = recipe.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
     nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
-    compiler = sha256_file(nvcc.lock)
-    family = f"{arch}f"
+    compiler, family = sha256_file(nvcc.lock), f"{arch}f"
     local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
     version = f"{upstream.version}+{local}"
     inputs = {
@@ -204,11 +200,7 @@ def packs_item(
             return write(modules, described, found, about, context.epoch, folder)
 
     return Cached(
-        "packs",
-        "pack flashinfer",
-        inputs,
-        PackResult,
-        make,
+        *("packs", "pack flashinfer", inputs, PackResult, make),
         needs=tree.items,
         valid=holds_wheel,
         fetches=lambda: nvcc.fetches(context),

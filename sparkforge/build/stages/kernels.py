@@ -57,11 +57,7 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
             return FilesResult(cubins.build(pin, *made))
 
     return Cached(
-        "kernels",
-        "kernels",
-        inputs,
-        FilesResult,
-        make,
+        *("kernels", "kernels", inputs, FilesResult, make),
         valid=all_intact,
         fetches=lambda: compiler.fetches(context),
     )
@@ -107,9 +103,9 @@ def plugin_item(
         fields = "name, version, description, license, license-files, requires-python, entry-points"
         raise PinsError(f"{pyproject}: [project] must have {fields}, and nothing else")
     name = described.name.replace("-", "_")
-    if not (pyproject.parent / name / "__init__.py").is_file():
-        raise PinsError(f"plugin.folder: {pin.folder}{name} is no package", _RESTORE)
     package = _read(context.root, list((pyproject.parent / name).rglob("*.py")))
+    if f"{pin.folder}{name}/__init__.py" not in package:
+        raise PinsError(f"plugin.folder: {pin.folder}{name} is no package", _RESTORE)
     try:
         licenses = {file: (pyproject.parent / file).read_bytes() for file in described.licenses}
     except OSError as error:

@@ -46,27 +46,20 @@ _UNCOMPARED = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What an image or an environment is made of."""
+    """What an image or an environment is made of: our wheels, and those of third parties."""
 
     wheels: Mapping[str, Cached[WheelResult]]
     """By the upstream's name."""
     plugin: Cached[PluginResult] | None
-    """For vLLM, with our kernels."""
     pack: Cached[PackResult] | None
     """FlashInfer's modules, compiled ahead of time."""
     house: Cached[WheelhouseResult]
-    """The other wheels."""
 
     @property
     def own(self) -> tuple[Cached[OwnWheel], ...]:
         """The wheels that the build makes."""
         others = (self.plugin, self.pack)
         return (*self.wheels.values(), *(item for item in others if item is not None))
-
-    @property
-    def items(self) -> tuple[Cached[Any], ...]:
-        """All of them."""
-        return (*self.own, self.house)
 
 
 # -- virtual environments ----------------------------------------------------------------
@@ -82,8 +75,7 @@ def environment_item(
 ) -> Cached[EnvironmentResult]:
     """Return the environment with these wheels and those of a wheelhouse.
 
-    Args:
-        release: they are the release's, for the smoke test, which keeps it when it runs again.
+    ``release``: they are the release's, for the smoke test, which keeps it when it runs again.
     """
     stage, kind = "smoke" if release else "image", EnvironmentResult
     version = context.target.python
@@ -96,10 +88,9 @@ def environment_item(
 
     def make(folder: Path) -> EnvironmentResult:
         with context.store.unpacked() as unpacked:
+            offline = context.access.offline
             ingredients = environment.Ingredients(
-                python=environment.ensure_python(
-                    context.store, version, offline=context.access.offline
-                ),
+                python=environment.ensure_python(context.store, version, offline=offline),
                 lock=context.lock,
                 wheelhouse=house.path / WHEELS,
                 unpacked=unpacked,
@@ -173,7 +164,10 @@ def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mappin
         "recipe": image.recipe_digest(context.root),
         "code": code_of(__name__),
     }
-    return {"image": inputs, **{item.label: item.inputs for item in (*parts.items, trial)}}
+    return {
+        "image": inputs,
+        **{item.label: item.inputs for item in (*parts.own, parts.house, trial)},
+    }
 
 
 def comparable(note: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -217,13 +211,10 @@ def image_item(
         made = artefact.result
         return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
 
+    kind = ImageArchiveResult if tools.cold else ImageResult
     return Cached(
-        "image",
-        "image",
-        inputs,
-        ImageArchiveResult if tools.cold else ImageResult,
-        make,
-        needs=(*parts.items, trial),
+        *("image", "image", inputs, kind, make),
+        needs=(*parts.own, parts.house, trial),
         valid=valid,
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
     )
@@ -250,7 +241,6 @@ def smoke_item(
     Args:
         unpatched: the release without our series, to compare with; None for an image, whose
             original files are put back, and where nothing is compared.
-        wheels, trees: of an image, by upstream.
     """
     inputs = {
         "product": product.key,
@@ -271,11 +261,6 @@ def smoke_item(
         )
 
     further = () if unpatched is None else (unpatched,)
-    return Cached(
-        "smoke",
-        "smoke with arguments" if serving.arguments else "smoke",
-        inputs,
-        SmokeResult,
-        make,
-        needs=(product, *further, *wheels.values()),
-    )
+    label = "smoke with arguments" if serving.arguments else "smoke"
+    needs = (product, *further, *wheels.values())
+    return Cached("smoke", label, inputs, SmokeResult, make, needs)

@@ -59,7 +59,7 @@ def wheelhouse_item(
     }
 
     def wanted() -> Wanted:
-        from sparkforge.sources import wheelhouse  # not needed by a build in which nothing changed
+        from sparkforge.sources import wheelhouse
 
         # the image's build installs with the uv that the driver is locked to
         tools = tuple(item for item in wheelhouse.read_lock(driver) if item.name == "uv")
@@ -76,12 +76,9 @@ def wheelhouse_item(
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
         return WheelhouseResult(count)
 
-    def complete(artefact: Artefact[WheelhouseResult]) -> bool:
-        return len(list((artefact.path / WHEELS).glob("*.whl"))) == artefact.result.files
-
     return Cached(
         *(stage, label, inputs, WheelhouseResult, make),
-        valid=complete,
+        valid=lambda made: len([*(made.path / WHEELS).glob("*.whl")]) == made.result.files,
         sound=sound,
         fetches=lambda: _fetches(context, wanted()),
     )
@@ -95,12 +92,15 @@ class LockedCompiler:
     name: str
     """The lock's name of the compiler, e.g. ``nvidia-cuda-nvcc``."""
 
-    def _wanted(self) -> Wanted | None:
-        """Return the wheels for this machine; None: there are none."""
+    def _wanted(self) -> Wanted:
+        """Return the wheels for this machine; MachineError if there are none."""
         from sparkforge.sources import wheelhouse
 
         here = MACHINES.get(platform.machine())
-        return None if here is None else wheelhouse.Wanted(self.lock, (), PYTHON, here, None)
+        if here is None:
+            msg = f"{self.lock.name} has no compiler for {platform.machine()}"
+            raise MachineError(msg, f"build on a machine with {' or '.join(MACHINES)}")
+        return wheelhouse.Wanted(self.lock, (), PYTHON, here, None)
 
     def version(self) -> str:
         """Return the compiler's version, e.g. ``13.0.88``; PinsError if the lock is malformed."""
@@ -110,14 +110,12 @@ class LockedCompiler:
         return found.version
 
     def fill(self, project: Project, into: Path) -> None:
-        """Put the wheels into a new folder."""
-        wanted = self._wanted()
-        if wanted is None:
-            msg = f"{self.lock.name} has no compiler for {platform.machine()}"
-            raise MachineError(msg, f"build on a machine with {' or '.join(MACHINES)}")
-        _fill(project, wanted, into)
+        """Put the wheels into a new folder; MachineError if there are none for this machine."""
+        _fill(project, self._wanted(), into)
 
     def fetches(self, project: Project) -> Fetches:
         """Return the downloads of ``fill``."""
-        wanted = self._wanted()
-        return Fetches() if wanted is None else _fetches(project, wanted)
+        try:
+            return _fetches(project, self._wanted())
+        except MachineError:
+            return Fetches()

@@ -90,9 +90,8 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
         repo = context.store.git_path(name)
         return same and git.has_commit(repo, artefact.result.commit)
 
-    return Cached(
-        "series", f"series {name}", inputs, SeriesResult, make, needs=(source,), valid=stands
-    )
+    label = f"series {name}"
+    return Cached("series", label, inputs, SeriesResult, make, (source,), valid=stands)
 
 
 @dataclass(frozen=True)

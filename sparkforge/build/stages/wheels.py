@@ -83,28 +83,23 @@ def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
         return wheel
     upstream, older = context.pins.upstream(name), file.natives
     source = sources.ensure(context.store, name, upstream, context.source, context.access)
+    common: dict[str, Any] = {
+        "release": upstream.version,
+        "version_file": upstream.version_file,
+        "epoch": context.epoch,
+    }
     inputs = {
         "wheel": file.sha256,
         "natives": older.model_dump(mode="json"),
         "tree": source.tree,
-        "release": upstream.version,
         "paths": _paths(upstream),
-        "version_file": upstream.version_file,
-        "epoch": context.epoch,
         "code": code_of(__name__),
+        **common,
     }
 
     def make(folder: Path) -> OwnWheel:
-        request = overlay.Request(
-            wheel=wheel,
-            name=None,
-            local=f"natives.{older.release}",
-            drop_requires=(),
-            version_file=upstream.version_file,
-            epoch=context.epoch,
-            release=upstream.version,
-            add_requires=older.requires,
-        )
+        local = f"natives.{older.release}"
+        request = overlay.Request(wheel, None, local, (), add_requires=older.requires, **common)
         layer = overlay.Layer(Patched(source, source.commit, source.tree), upstream.paths)
         made = overlay.renew(request, layer, folder)
         log.info(f"{made.path.name}: native files of {wheel.name}")
@@ -118,15 +113,9 @@ def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
     """Return the changes to a release wheel other than its files."""
     from sparkforge.wheels import overlay
 
-    plan = context.target.wheels[name]
-    return overlay.Request(
-        wheel=wheel,
-        name=plan.name,
-        local=local,
-        drop_requires=plan.drop_requires,
-        version_file=context.pins.upstream(name).version_file,
-        epoch=context.epoch,
-    )
+    plan, version_file = context.target.wheels[name], context.pins.upstream(name).version_file
+    given = (wheel, plan.name, local, plan.drop_requires, version_file, context.epoch)
+    return overlay.Request(*given)
 
 
 def seal(made: Overlaid) -> WheelResult:
@@ -134,14 +123,12 @@ def seal(made: Overlaid) -> WheelResult:
     made.path.chmod(0o444)  # dist/ links to it: a change there must not change the store
     sha256 = sha256_file(made.path)
     counts = f"{counted(len(made.replaced), 'file')} replaced, {len(made.added)} added"
-    log.info(f"{made.path.name}: {counts}")
+    log.info(f"{made.path.name}: {counts}, sha256 {sha256}")
     if made.compile_only:
         paths = ", ".join(made.compile_only)
         log.info(f"skipped (build rules only affect --wheels compile): {paths}")
-    log.info(f"sha256 {sha256}")
-    names = ("replaced", "added", "removed", "left_out", "compile_only")
-    changes = {name: getattr(made, name) for name in names}
-    return WheelResult(made.path.name, sha256, made.version, **changes)
+    changes = (made.replaced, made.added, made.removed, made.left_out, made.compile_only)
+    return WheelResult(made.path.name, sha256, made.version, *changes)
 
 
 def overlay_item(
@@ -150,8 +137,7 @@ def overlay_item(
     """Return an upstream's wheel with our files put in place.
 
     Args:
-        trees: by upstream, of those that have patches; None: the release without our series, for
-            the proof that it fails.
+        trees: by upstream; None: the release without our series, for the proof that it fails.
         note: why it is not compiled, if that was requested.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)

@@ -19,6 +19,7 @@ from tests.support import ROOT
 
 PINS = pins.load(ROOT / "pins.yaml")
 VLLM = PINS.upstream("vllm")
+BOTH = ["_C_stable_libtorch", "_moe_C_stable_libtorch"]
 
 
 def changed(*paths: str, device: str = "cuda", trailer: str = "") -> tuple[Native, ...]:
@@ -36,12 +37,7 @@ def changed(*paths: str, device: str = "cuda", trailer: str = "") -> tuple[Nativ
         (("vllm/envs.py", "tests/test_envs.py"), "cuda", [], False),
         (("vllm/envs.py", "csrc/fs_io.cpp"), "cuda", ["fs_io_C"], False),
         # a shared header may be part of both large extensions
-        (
-            ("csrc/dispatch_utils.h",),
-            "cuda",
-            ["_C_stable_libtorch", "_moe_C_stable_libtorch"],
-            True,
-        ),
+        (("csrc/dispatch_utils.h",), "cuda", BOTH, True),
         (("csrc/topk.cu",), "cpu", [], False),
     ],
 )
@@ -105,8 +101,10 @@ def plan(*words: str) -> Any:
 
 
 def test_dry_run_of_the_spark_shows_the_script(tmp_path: Path) -> None:
-    document = plan("--target", "spark", "--store", str(tmp_path))
-    steps = {step["label"]: step["commands"] for step in document["plan"]}
+    words = ("--target", "spark", "--store", str(tmp_path))
+    first, second = (plan(*words, "--jobs", jobs)["plan"] for jobs in ("1", "2"))
+    assert [step["key"] for step in first] == [step["key"] for step in second]
+    steps = {step["label"]: step["commands"] for step in first}
     script = steps["wheel vllm"]
     assert f"export SOURCE_DATE_EPOCH={PINS.release.source_date_epoch}" in script
     assert script[-1].endswith("--component _moe_C_stable_libtorch")
@@ -114,12 +112,6 @@ def test_dry_run_of_the_spark_shows_the_script(tmp_path: Path) -> None:
         (note,) = steps[f"wheel {name}"]
         assert note.startswith(f"# {name} is overlaid, not compiled: ")
     assert {f"external vllm/{name}" for name in VLLM.externals} <= set(steps)
-
-
-def test_number_of_jobs_changes_no_key(tmp_path: Path) -> None:
-    words = ("--target", "spark", "--store", str(tmp_path))
-    keys = [[step["key"] for step in plan(*words, "--jobs", n)["plan"]] for n in ("1", "2")]
-    assert keys[0] == keys[1]
 
 
 def test_compile_without_an_engine_is_refused(tmp_path: Path) -> None:

@@ -37,16 +37,8 @@ def test_plan_is_in_the_order_of_the_stages() -> None:
     intermediate = [item.label for item in items if item.intermediate]
     assert intermediate == ["wheel vllm (unpatched)", "environment (unpatched)"]
     assert [item.label for item in items] == [
-        "source vllm",
-        "series vllm",
-        "kernels",
-        "plugin",
-        "wheel vllm",
-        "wheelhouse",
-        "environment",
-        "wheel vllm (unpatched)",
-        "environment (unpatched)",
-        "smoke",
+        *("source vllm", "series vllm", "kernels", "plugin", "wheel vllm", "wheelhouse"),
+        *("environment", *intermediate, "smoke"),
     ]
     every = [item.label for item in graph("spark", engine=ENGINE).until("smoke")]
     layers = ("vllm", "triton-kernels", "flashinfer", "triton")
@@ -85,8 +77,7 @@ def test_every_item_comes_once_after_its_needs(target: str, wheels: str, engine:
 
 
 def test_only_a_compile_brings_a_builder() -> None:
-    stages = {"overlay": [], "compile": ["builder's wheelhouse", "builder"]}
-    for wheels, labels in stages.items():
+    for wheels, labels in {"overlay": [], "compile": ["builder's wheelhouse", "builder"]}.items():
         items = graph("spark", wheels=wheels).until("wheels")
         assert [item.label for item in items if item.stage == "builder"] == labels
 
