@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.project import PATCH, PATCHED, Project
 from tests.support import BODY
 
 NEW = "add-a-module.patch"
-GIT = shutil.which("git")
 
 
 def series_of(project: Project) -> list[str]:
@@ -53,17 +51,14 @@ def test_a_new_commit_becomes_a_patch_and_the_record_follows(tree: Tree) -> None
     tree.export("--check")
 
 
-def test_an_amended_commit_changes_its_patch_alone(tree: Tree) -> None:
-    tree.amend({"demo/mod.py": PATCHED.replace(b"line_20 = 2", b"line_20 = 3")})
-    report = tree.export()
-    assert (report["changed"], report["added"], report["dropped"]) == ([PATCH], [], [])
-    assert b"+line_20 = 3" in (tree.project.patches / PATCH).read_bytes()
-
-
 def test_other_words_only_are_told_apart(tree: Tree) -> None:
     tree.amend({}, "-m", f"Change a line of the module\n\nAnother reason. {BODY}")
     report = tree.export()
     assert (report["refreshed"], report["changed"]) == ([PATCH], [])
+    tree.amend({"demo/mod.py": PATCHED.replace(b"line_20 = 2", b"line_20 = 3")})
+    report = tree.export()
+    assert (report["changed"], report["added"], report["dropped"]) == ([PATCH], [], [])
+    assert b"+line_20 = 3" in (tree.project.patches / PATCH).read_bytes()
 
 
 def test_a_later_patch_is_refreshed_and_no_more(tree: Tree) -> None:
@@ -87,7 +82,7 @@ def test_another_subject_renames_the_file(tree: Tree) -> None:
     assert not (tree.project.patches / PATCH).exists()
 
 
-def test_order_is_that_of_the_commits(tree: Tree) -> None:
+def test_order_is_that_of_the_commits_and_a_patch_goes_only_by_its_name(tree: Tree) -> None:
     tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
     tree.export()
     first, second = tree.git("rev-list", "--reverse", "HEAD~2..HEAD").split()
@@ -96,16 +91,12 @@ def test_order_is_that_of_the_commits(tree: Tree) -> None:
     report = tree.export()
     assert report["changed"] == report["added"] == report["dropped"] == []
     assert series_of(tree.project) == [NEW, PATCH]
-
-
-def test_a_patch_goes_only_by_its_name(tree: Tree) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    tree.export()
-    tree.git("reset", "--quiet", "--hard", "HEAD~1")
-    tree.refused(f"--drop {NEW}")
+    tree.git("-c", "sequence.editor=sed -i '2s/pick/fixup/'", "rebase", "-i", "HEAD~2")
+    tree.refused(f"--drop {PATCH}")
     tree.refused("no such patch", "--drop", "no-such", code=2)
-    assert tree.export("--drop", NEW)["dropped"] == [NEW]
-    assert series_of(tree.project) == [PATCH]
+    report = tree.export("--drop", PATCH)
+    assert (report["dropped"], report["changed"]) == ([PATCH], [NEW])
+    assert series_of(tree.project) == [NEW]
 
 
 def test_the_last_patch_can_go_with_its_record(tree: Tree) -> None:
@@ -118,50 +109,27 @@ def test_the_last_patch_can_go_with_its_record(tree: Tree) -> None:
     assert tree.export()["added"] == [NEW]
 
 
-def test_squashed_commits_are_told(tree: Tree) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    tree.export()
-    tree.git("-c", "sequence.editor=sed -i '2s/pick/fixup/'", "rebase", "-i", "HEAD~2")
-    report = tree.export("--drop", NEW)
-    assert report["dropped"] == [NEW]
-    assert report["changed"] == [PATCH]
-    assert series_of(tree.project) == [PATCH]
-
-
 @pytest.mark.parametrize(
     "files",
     [
-        {"demo/crlf.py": b"a = 1\r\nb = 2\r\n"},
-        {"demo/with space.py": b"x = 1\n", "demo/\u00fcn\u00ef.py": b"x = 1\n"},
+        {
+            "demo/crlf.py": b"a = 1\r\nb = 2\r\n",
+            "demo/copy.py": PATCHED,
+            "demo/no_end.py": b"x = 1",
+            os.fsdecode(b"demo/caf\xe9.py"): b"x = 1\n",
+        },
         {"demo/mod.py": None, "demo/moved.py": PATCHED},
-        {"demo/copy.py": PATCHED},
-        {"demo/no_end.py": b"x = 1"},
     ],
-    ids=["crlf", "names", "moved", "copied", "no-newline"],
 )
 def test_every_kind_of_change_comes_back(tree: Tree, files: Mapping[str, bytes | None]) -> None:
     tree.commit(files, "Add a module")
     tree.export()
     tree.run("patches", "check")
-    again = tree.path.parent / "again"
-    tree.run("patches", "apply", "demo", str(again))
-    assert replace(tree, path=again).git("rev-parse", "HEAD^{tree}") == tree.git(
-        "rev-parse", "HEAD^{tree}"
-    )
-
-
-def test_a_name_that_is_not_utf8_comes_back(tree: Tree) -> None:
-    name = os.fsdecode(b"demo/caf\xe9.py")
-    tree.commit({name: b"x = 1\n"}, "Add a module")
-    tree.export()
-    tree.run("patches", "check")
-
-
-def test_check_sees_that_an_export_would_change_a_patch(tree: Tree) -> None:
-    path = tree.project.patches / PATCH
-    path.write_bytes(path.read_bytes().replace(b"Subject: Change", b"Subject:  Change"))
-    _, err = tree.run("patches", "check", code=6)
-    assert "not in canonical form" in err
+    again = replace(tree, path=tree.path.parent / 'a:b"c\\d')
+    tree.run("patches", "apply", "demo", str(again.path))
+    assert again.git("rev-parse", "HEAD^{tree}") == tree.git("rev-parse", "HEAD^{tree}")
+    again.commit({"demo/new.py": b"y = 1\n"}, "Add another module")
+    assert again.export()["added"] == ["add-another-module.patch"]
 
 
 # -- what is refused -----------------------------------------------------------------
@@ -174,22 +142,26 @@ def test_changes_that_are_not_committed(tree: Tree) -> None:
     tree.refused("uncommitted changes: demo/mod.py")
 
 
-def test_a_merge(tree: Tree) -> None:
-    tree.git("checkout", "--quiet", "-b", "side", "HEAD~1")
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    tree.git("checkout", "--quiet", "sparkforge")
-    tree.git("merge", "--quiet", "--no-edit", "side")
-    tree.refused()
-
-
-def test_a_rebase_under_way(tree: Tree) -> None:
+def test_commits_that_cannot_be_a_series(tree: Tree) -> None:
     tree.git("-c", "sequence.editor=sed -i 1s/pick/edit/", "rebase", "-i", "HEAD~1")
     tree.refused("a rebase is in progress")
-
-
-def test_an_empty_commit(tree: Tree) -> None:
+    tree.git("rebase", "--abort")
     tree.commit({}, "Change nothing at all")
     tree.refused("changes nothing")
+    tree.git("reset", "--quiet", "--hard", "HEAD~1")
+    tree.commit({"demo/latin.py": b"caf\xe9\n"}, "Add a module")
+    tree.refused("UTF-8")
+    tree.amend({"demo/latin.py": b"x\n"})
+    tree.commit({"demo/newer.py": b"y = 1\n"}, "Add a module")
+    tree.refused(f"two commits would write {NEW}")
+    tree.git("reset", "--quiet", "--hard", "HEAD~1")
+    tree.git("checkout", "--quiet", "-b", "side", "HEAD~1")
+    tree.commit({"demo/new.py": b"y = 1\n"}, "Add another module")
+    tree.git("merge", "--quiet", "--no-edit", "sparkforge")
+    tree.refused("line of commits without merges")
+    tree.git("checkout", "--quiet", "--orphan", "elsewhere")
+    tree.git("commit", "--quiet", "-m", "Root")
+    tree.refused("line of commits without merges")
 
 
 def test_a_commit_without_trailers(tree: Tree) -> None:
@@ -197,11 +169,6 @@ def test_a_commit_without_trailers(tree: Tree) -> None:
     tree.refused("trailer Risk: missing")
     _, err = tree.run("patches", "export", str(tree.path), code=6)
     assert str(tree.project.patches / NEW) in err  # and not a folder of the store
-
-
-def test_a_test_that_is_not_there(tree: Tree) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", BODY.replace("::test_it", "::no"))
-    tree.refused("has no no")
 
 
 def test_messages_that_do_not_survive_the_mail_format(tree: Tree) -> None:
@@ -244,31 +211,6 @@ def test_odd_subjects_come_back_or_are_refused(tree: Tree) -> None:
         else:
             assert snapshot(tree.project.root) == before, subject
     assert codes == [6, 6, 6, 6, 6, 6, 0, 0, 0]
-
-
-def test_a_folder_of_any_name(tree: Tree) -> None:
-    odd = tree.path.parent / 'a:b"c\\d'
-    tree.path.rename(odd)
-    moved = replace(tree, path=odd)
-    moved.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    assert moved.export()["added"] == [NEW]
-
-
-def test_a_file_whose_text_is_not_utf8(tree: Tree) -> None:
-    tree.commit({"demo/latin.py": b"caf\xe9\n"}, "Add a module")
-    tree.refused()
-
-
-def test_two_commits_of_one_subject(tree: Tree) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    tree.commit({"demo/newer.py": b"y = 1\n"}, "Add a module")
-    tree.refused(f"two commits would write {NEW}")
-
-
-def test_another_history(tree: Tree) -> None:
-    tree.git("checkout", "--quiet", "--orphan", "elsewhere")
-    tree.git("commit", "--quiet", "-m", "Root")
-    tree.refused()
 
 
 def test_a_series_that_others_changed_meanwhile(tree: Tree, tmp_path: Path) -> None:

@@ -51,37 +51,28 @@ submodule.recurse=true feature.experimental=true index.version=4 index.sparse=tr
 pack.writeBitmaps=false
 """
 
-VARIABLES = {
-    "GIT_DIFF_OPTS": "-u9",
-    "GIT_EXTERNAL_DIFF": "false",
-    "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'",
-    "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "diff.context",
-    "GIT_CONFIG_VALUE_0": "9",
-    "GIT_DIR": "/nowhere",
-    "GIT_WORK_TREE": "/nowhere",
-    "GIT_INDEX_FILE": "/nowhere",
-    "GIT_OBJECT_DIRECTORY": "/nowhere",
-    "GIT_NAMESPACE": "evil",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES": "/nowhere",
-    "GIT_LITERAL_PATHSPECS": "1",
-    "GIT_ICASE_PATHSPECS": "1",
-    "GIT_PAGER": "false",
-    "GIT_EDITOR": "false",
-    "GIT_NOTES_REF": "refs/notes/evil",
-    "GIT_AUTHOR_NAME": "Mallory",
-    "GIT_DEFAULT_HASH": "sha256",
-    "GIT_COMMITTER_DATE": "1 +0000",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_REPLACE_REF_BASE": "refs/x/",
-    "TZ": "Asia/Kolkata",
-    "LC_ALL": "C",
-    "LANG": "de_DE.UTF-8",
-    "COLUMNS": "20",
-    "PAGER": "false",
-    "TERM": "dumb",
-    "NO_COLOR": "1",
-}
+_ASSIGNED = """
+GIT_DIFF_OPTS=-u9 GIT_EXTERNAL_DIFF=false GIT_CONFIG_PARAMETERS='diff.noprefix'='true'
+GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=diff.context GIT_CONFIG_VALUE_0=9 GIT_DIR=/nowhere
+GIT_WORK_TREE=/nowhere GIT_INDEX_FILE=/nowhere GIT_OBJECT_DIRECTORY=/nowhere GIT_NAMESPACE=evil
+GIT_ALTERNATE_OBJECT_DIRECTORIES=/nowhere GIT_LITERAL_PATHSPECS=1 GIT_ICASE_PATHSPECS=1
+GIT_PAGER=false GIT_EDITOR=false GIT_NOTES_REF=refs/notes/evil GIT_AUTHOR_NAME=Mallory
+GIT_DEFAULT_HASH=sha256 GIT_COMMITTER_DATE=2005-04-07T22:13:13 GIT_OPTIONAL_LOCKS=0
+GIT_REPLACE_REF_BASE=refs/x/
+TZ=Asia/Kolkata LC_ALL=C LANG=de_DE.UTF-8 COLUMNS=20 PAGER=false TERM=dumb NO_COLOR=1
+"""
+VARIABLES = {name: value for name, _, value in (w.partition("=") for w in _ASSIGNED.split())}
+
+HOOKS = """applypatch-msg pre-applypatch post-applypatch commit-msg pre-commit fsmonitor-watchman
+prepare-commit-msg reference-transaction post-checkout post-index-change"""
+
+
+def write_hooks(folder: Path, mark: Path) -> None:
+    """Write hooks that make a file, and fail, into a new folder."""
+    folder.mkdir(parents=True)
+    for name in HOOKS.split():
+        (folder / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
+        (folder / name).chmod(0o755)
 
 
 @pytest.fixture
@@ -109,43 +100,26 @@ def rich(tree: Tree) -> Tree:
 
 def test_no_setting_changes_a_byte(rich: Tree, tmp_path: Path) -> None:
     """Settings in the work tree and in the home folder at once."""
-    home = Path.home()
-    hooks = tmp_path / "hooks"
-    hooks.mkdir()
+    user = str(Path.home() / ".gitconfig")
     mark = tmp_path / "hook-ran"
-    for name in (
-        "post-checkout",
-        "reference-transaction",
-        "post-index-change",
-        "pre-commit",
-        "applypatch-msg",
-        "commit-msg",
-        "fsmonitor-watchman",
-    ):
-        (hooks / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
-        (hooks / name).chmod(0o755)
-    (tmp_path / "order").write_text("*.sh\n*.py\n")
-    (tmp_path / "attributes").write_text("*.py -diff\n*.bin diff text\n")
-    (tmp_path / "mailmap").write_text("Mallory <m@example.invalid> <ada@example.invalid>\n")
-    places = {
-        "ORDER": "order",
-        "ATTRIBUTES": "attributes",
-        "HOOKS": "hooks",
-        "EXCLUDES": "order",
-        "MAILMAP": "mailmap",
-    }
+    write_hooks(tmp_path / "HOOKS", mark)
+    (tmp_path / "ORDER").write_text("*.sh\n*.py\n")
+    (tmp_path / "EXCLUDES").write_text("*.sh\n*.py\n")
+    (tmp_path / "ATTRIBUTES").write_text("*.py -diff\n*.bin diff text\n")
+    (tmp_path / "MAILMAP").write_text("Mallory <m@example.invalid> <ada@example.invalid>\n")
     config = rich.path / ".git" / "config"
     plain = config.read_bytes()
     (rich.path / ".git" / "info").mkdir()
     (rich.path / ".git" / "info" / "attributes").write_text("*.py diff=evil\n*.bin diff text\n")
     before = snapshot(rich.project.root)
     for group in [*([one] for one in ALONE.split()), *map(str.split, TOGETHER.splitlines())]:
-        (home / ".gitconfig").unlink(missing_ok=True)
+        Path(user).unlink(missing_ok=True)
         for setting in group:
             key, _, value = setting.partition("=")
-            value = str(tmp_path / places[value]) if value in places else value.replace("%20", " ")
+            place = tmp_path / value
+            value = str(place) if value.isupper() and place.exists() else value.replace("%20", " ")
             rich.git("config", key, value)
-            rich.git("config", "--file", str(home / ".gitconfig"), key, value)
+            rich.git("config", "--file", user, key, value)
         assert rich.export()["written"] == [], group
         config.write_bytes(plain)
     assert snapshot(rich.project.root) == before

@@ -26,7 +26,7 @@ from sparkforge.series.series import Patched
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 from sparkforge.wheels import overlay
-from tests.support import BODY, EPOCH, PATIENCE_S, Repo, make_wheel, python, sha256
+from tests.support import BODY, EPOCH, Repo, finished, make_wheel, python, sha256
 from tests.unit.wheels.test_archive import packed
 
 VERSION_FILE = b"__version__ = version = '1.0'\n__version_tuple__ = version_tuple = (1, 0)\n"
@@ -48,6 +48,7 @@ RULES = (
     PathRule(repo="demo/", wheel="demo/"),
     PathRule(repo="include/", wheel="demo/data/include/"),
     PathRule(repo="tests/", wheel=None),
+    PathRule(repo="cmake/", wheel=None, build=True),
 )
 TAG = "cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64"
 
@@ -115,14 +116,7 @@ def bench(tmp_path: Path, store: Store) -> Bench:
         stored=["demo/native.so"],
         descriptors=True,
     )
-    request = overlay.Request(
-        wheel=wheel,
-        name=None,
-        local="spark.1",
-        drop_requires=(),
-        version_file="demo/_version.py",
-        epoch=EPOCH,
-    )
+    request = overlay.Request(wheel, None, "spark.1", (), "demo/_version.py", EPOCH)
     return Bench(store, repo, base, tmp_path, request)
 
 
@@ -186,42 +180,34 @@ def test_an_older_wheel_gives_its_native_files_and_requirements_alone(bench: Ben
 
 
 def test_the_patched_files_are_in_place_and_the_rest_is_untouched(bench: Bench) -> None:
-    made = bench.build(bench.patched(CHANGE))
+    made = bench.build(bench.patched({**CHANGE, "cmake/a.cmake": b"# a\n"}))
     assert made.path.name == f"demo_pkg-1.0+spark.1-{TAG}.whl"
     assert (made.name, made.version) == ("Demo_Pkg", "1.0+spark.1")
     assert made.replaced == ("demo/mod.py", "demo/data/include/a.h")
     assert made.added == ("demo/new/__init__.py",)
     assert made.removed == ("demo/old.py",)
-    assert made.left_out == ("tests/test_a.py",)
+    assert made.left_out == ("cmake/a.cmake", "tests/test_a.py")
+    assert made.compile_only == ("cmake/a.cmake",)
     members = read(made.path)
     assert members["demo/mod.py"] == b"y = 2\n"
     assert members["demo/new/__init__.py"] == b"n = 1\n"
     assert members["demo/data/include/a.h"] == b"// patched\n"
-    assert "demo/old.py" not in members
-    assert not any("csrc" in name or "test_a" in name for name in members)
     check_record(made.path)
 
     old, new = packed(bench.request.wheel), packed(made.path)
-    info, data = "Demo_Pkg-1.0.dist-info/", "Demo_Pkg-1.0.data/"
+    stem = "demo_pkg-1.0+spark.1.dist-info"
     renamed = {
-        name.replace(info, "demo_pkg-1.0+spark.1.dist-info/").replace(
-            data, "demo_pkg-1.0+spark.1.data/"
+        name.replace("Demo_Pkg-1.0.dist-info", stem).replace(
+            "Demo_Pkg-1.0.data/", "demo_pkg-1.0+spark.1.data/"
         ): raw
         for name, raw in old.items()
     }
     different = {name for name in renamed.keys() | new.keys() if renamed.get(name) != new.get(name)}
-    stem = "demo_pkg-1.0+spark.1.dist-info"
+    ours = ("METADATA", "WHEEL", "RECORD", "RECORD.jws", "RECORD.p7s")
     assert different == {
-        "demo/mod.py",
-        "demo/old.py",
-        "demo/new/__init__.py",
-        "demo/data/include/a.h",
+        *(made.replaced + made.added + made.removed),
         "demo/_version.py",
-        f"{stem}/METADATA",
-        f"{stem}/WHEEL",
-        f"{stem}/RECORD",
-        f"{stem}/RECORD.jws",
-        f"{stem}/RECORD.p7s",
+        *(f"{stem}/{name}" for name in ours),
     }
 
 
@@ -257,24 +243,14 @@ def test_modes_are_the_wheels_own_but_where_a_patch_sets_them(bench: Bench) -> N
 
 def test_two_series_go_onto_one_wheel(bench: Bench) -> None:
     own = bench.patched({"demo/mod.py": b"y = 2\n"}, "Ours")
-    carried_repo = Repo(bench.folder / "carried")
-    carried_repo.commit({"lib/old.py": PACKAGE["demo/old.py"]})
-    carried_repo.commit({"lib/old.py": b"z = 2\n", "lib/tests/t.py": b""}, f"Theirs\n\n{BODY}")
-    bare = bench.store.git_path("carried")
-    git.init_bare(bare)
-    base = carried_repo("rev-parse", "HEAD~1")
-    for commit in (base, carried_repo("rev-parse", "HEAD")):
-        git.fetch_commit(bare, str(carried_repo.path), commit)
-    source = Source("carried", "git", bare, base, carried_repo("rev-parse", f"{base}^{{tree}}"), "")
-    tree = carried_repo("rev-parse", "HEAD^{tree}")
-    theirs = Patched(
-        source, carried_repo("rev-parse", "HEAD"), tree, {"lib/old.py": "theirs.patch"}
-    )
+    carried = Repo(bench.folder / "carried")
+    base = carried.commit({"lib/old.py": PACKAGE["demo/old.py"]})
+    tip = carried.commit({"lib/old.py": b"z = 2\n", "lib/tests/t.py": b""}, f"Theirs\n\n{BODY}")
+    source = Source("carried", "git", carried.path / ".git", base, "", "")
+    theirs = Patched(source, tip, carried("rev-parse", "HEAD^{tree}"), {})
     rules = (PathRule(repo="lib/", wheel="demo/"), PathRule(repo="lib/tests/", wheel=None))
-    out = bench.folder / "both"
-    out.mkdir()
     layers = [overlay.Layer(own, RULES), overlay.Layer(theirs, rules)]
-    made = overlay.build(bench.request, layers, out)
+    made = overlay.build(bench.request, layers, bench.folder)
     assert made.replaced == ("demo/mod.py", "demo/old.py")
     assert made.left_out == ("lib/tests/t.py",)
     members = read(made.path)
@@ -298,7 +274,7 @@ print(made.path)
 def test_two_builds_elsewhere_at_another_hour_by_another_user_are_equal(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = []
+    found = []
     users = (("one", "022", "UTC", 1e9), ("a/b c", "077", "Asia/Tokyo", 2e9))
     for folder, mask, zone, mtime in users:
         monkeypatch.setenv("TZ", zone)
@@ -306,72 +282,55 @@ def test_two_builds_elsewhere_at_another_hour_by_another_user_are_equal(
         wheel.parent.mkdir(parents=True)
         wheel.write_bytes(bench.request.wheel.read_bytes())
         os.utime(wheel, (mtime, mtime))
-        child = python(BUILD, wheel, bench.folder / folder, str(EPOCH), mask)
-        out, _ = child.communicate(timeout=PATIENCE_S)
-        assert child.returncode == 0, out
-        paths.append(Path(out.strip()))
-    first, second = (path.read_bytes() for path in paths)
-    assert sha256(first) == sha256(second)
+        out = finished(python(BUILD, wheel, bench.folder / folder, str(EPOCH), mask))
+        found.append(sha256(Path(out.strip()).read_bytes()))
+    assert found[0] == found[1]
 
 
-# -- refusals ---------------------------------------------------------------------------
-
-
-BUILD_RULES = (
-    *RULES,
-    PathRule(repo="cmake/", wheel=None, build=True),
-    PathRule(repo="CMakeLists.txt", wheel=None, build=True),
+@pytest.mark.parametrize(
+    ("base", "files", "error", "match"),
+    [
+        ({}, {"csrc/kernel.cu": b"// x\n"}, BuildError, r"change-it\.patch: csrc/kernel"),
+        (
+            {"demo/mod.py": b"y = 'another release'\n"},
+            {"demo/mod.py": b"y = 2\n"},
+            BuildError,
+            r"demo/mod\.py differs from the pinned source[\s\S]*same release",
+        ),
+        ({"demo/none.py": b"\n"}, {"demo/none.py": b"x\n"}, BuildError, r"demo/none\.py differs"),
+        ({}, {"demo/native/x.py": b"x\n"}, SeriesError, r"demo/native/x\.py or demo/native\.so"),
+    ],
+    ids=["native source", "another release", "not in the wheel", "hides native code"],
 )
-
-
-def test_rules_of_compiling_are_left_out_and_told(bench: Bench) -> None:
-    files = {"cmake/a.cmake": b"# a\n", "CMakeLists.txt": b"# all\n", "demo/mod.py": b"y = 2\n"}
-    layer = overlay.Layer(bench.patched(files), BUILD_RULES)
-    made = overlay.build(bench.request, [layer], bench.folder)
-    assert made.replaced == ("demo/mod.py",)
-    assert made.added == ()
-    assert made.left_out == made.compile_only == ("CMakeLists.txt", "cmake/a.cmake")
-    assert not any("cmake" in name.lower() for name in read(made.path))
-
-
-def test_native_sources_are_refused_and_the_patch_is_named(bench: Bench) -> None:
-    bench.patched({"demo/mod.py": b"y = 2\n"}, "A change of Python alone")
-    patched = bench.patched({"csrc/kernel.cu": b"// faster\n"}, "Make the kernel faster")
-    with pytest.raises(BuildError, match=r"make-the-kernel-faster\.patch: csrc/kernel") as caught:
+def test_a_change_that_no_overlay_can_have_is_refused(
+    bench: Bench,
+    base: Mapping[str, bytes | None],
+    files: Mapping[str, bytes | None],
+    error: type[Exception],
+    match: str,
+) -> None:
+    bench.base = bench.repo.commit(base)
+    bench.patched({"demo/__init__.py": b"from ._version import version\n"}, "Python alone")
+    patched = bench.patched(files)
+    with pytest.raises(error, match=match) as caught:
         bench.build(patched)
+    assert "python-alone" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"drop_requires": ("torchaudio", "torchvision")}, r"does not require torchvision"),
+        ({"version_file": "demo/mod.py"}, r"does not state the version 1\.0"),
+        ({"version_file": "demo/gone.py"}, r"has no demo/gone\.py"),
+    ],
+)
+def test_a_pin_that_does_not_fit_the_wheel_is_refused(
+    bench: Bench, changed: Mapping[str, object], match: str
+) -> None:
+    with pytest.raises(BuildError, match=match) as caught:
+        bench.build(None, **changed)
     assert caught.value.exit_code == 7
-    assert "a-change-of-python" not in str(caught.value)
-
-
-def test_a_wheel_of_another_release_is_refused(bench: Bench) -> None:
-    bench.base = bench.repo.commit({"demo/mod.py": b"y = 'another release'\n"})
-    with pytest.raises(
-        BuildError, match=r"demo/mod\.py differs from the pinned source[\s\S]*same release"
-    ):
-        bench.build(bench.patched({"demo/mod.py": b"y = 2\n"}))
-
-
-def test_a_file_that_the_wheel_lacks_is_refused(bench: Bench) -> None:
-    bench.base = bench.repo.commit({"demo/not_shipped.py": b"\n"})
-    with pytest.raises(BuildError):
-        bench.build(bench.patched({"demo/not_shipped.py": b"x\n"}))
-
-
-def test_a_folder_that_hides_native_code_is_refused(bench: Bench) -> None:
-    with pytest.raises(SeriesError, match=r"import demo/native/x\.py or demo/native\.so"):
-        bench.build(bench.patched({"demo/native/x.py": b"x = 1\n"}))
-
-
-def test_dropping_what_is_not_required_is_refused(bench: Bench) -> None:
-    with pytest.raises(BuildError, match=r"does not require torchvision[\s\S]*drop_requires"):
-        bench.build(None, drop_requires=("torchaudio", "torchvision"))
-
-
-def test_a_version_file_without_the_version_is_refused(bench: Bench) -> None:
-    with pytest.raises(BuildError, match=r"does not state the version 1\.0"):
-        bench.build(None, version_file="demo/mod.py")
-    with pytest.raises(BuildError, match=r"has no demo/gone\.py"):
-        bench.build(None, version_file="demo/gone.py")
 
 
 # -- other tools --------------------------------------------------------------------------
@@ -392,30 +351,20 @@ def test_wheel_unpacks_it_and_pip_installs_and_checks_it(bench: Bench, tmp_path:
         name="renamed-demo",
         drop_requires=("missing-thing",),
     )
-    subprocess.run(
-        [sys.executable, "-m", "wheel", "unpack", "--dest", tmp_path / "unpacked", made.path],
-        check=True,
-        stdout=subprocess.PIPE,
-    )
+
+    def run(*words: str | Path) -> str:
+        return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    run(sys.executable, "-m", "wheel", "unpack", "--dest", tmp_path / "unpacked", made.path)
     unpacked = tmp_path / "unpacked" / "renamed_demo-1.0+spark.1"
     assert (unpacked / "demo" / "mod.py").read_bytes() == b"y = 2\n"
     assert os.access(unpacked / "demo" / "run", os.X_OK)
 
-    where = tmp_path / "venv"
-    venv.create(where)
-    inside = where / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(inside)]
-    subprocess.run([*pip, "install", "-qq", "--no-index", "--no-deps", made.path], check=True)
-    subprocess.run([*pip, "check"], check=True, stdout=subprocess.PIPE)
-    out = subprocess.run(
-        [
-            inside,
-            "-c",
-            "import demo, demo.mod, importlib.metadata as m;"
-            " print(demo.version, demo.mod.y, m.version('renamed-demo'))",
-        ],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
+    venv.create(tmp_path / "venv")
+    inside = tmp_path / "venv" / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", inside)
+    run(*pip, "install", "-qq", "--no-index", "--no-deps", made.path)
+    run(*pip, "check")
+    told = "print(demo.version, demo.mod.y, m.version('renamed-demo'))"
+    out = run(inside, "-c", f"import demo, demo.mod, importlib.metadata as m; {told}")
     assert out.split() == ["1.0+spark.1", "2", "1.0+spark.1"]

@@ -11,7 +11,6 @@ import pytest
 from sparkforge.cli.main import main
 from sparkforge.pins import pins
 from sparkforge.series import docs, series
-from sparkforge.series.patchfile import Patch
 from tests.support import ROOT
 
 
@@ -21,31 +20,22 @@ def ours() -> list[series.Series]:
     return [series.read(ROOT / "patches" / name) for name in loaded.upstreams]
 
 
-@pytest.fixture
-def patch(ours: list[series.Series]) -> Patch:
-    return ours[0].patches[0]
-
-
-def test_the_page_is_current() -> None:
-    assert main(["docs", "--check"]) == 0
-
-
 def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
-    text = docs.page(ours, pins.load(ROOT / "pins.yaml").upstreams)
-    lines = text.splitlines()
+    upstreams = pins.load(ROOT / "pins.yaml").upstreams
+    lines = docs.page(ours, upstreams).splitlines()
     rows = [line for line in lines if line.startswith("| [")]
     patches = [(one.upstream, patch) for one in ours for patch in one.patches]
-    assert len(rows) == len(patches)
     for row, (upstream, patch) in zip(rows, patches, strict=True):
         assert f"../patches/{upstream}/{patch.name})" in row
         assert row.endswith(f"| `{patch.trailers['Test']}` |")
         assert f"| {patch.trailers['Risk']} |" in row
         # seven borders, none of them out of the patch's own words
         assert row.replace("\\|", "").count("|") == 7
-    assert [line for line in lines if line.startswith("## ")] == [
-        f"## {name} {upstream.tag}"
-        for name, upstream in pins.load(ROOT / "pins.yaml").upstreams.items()
-    ]
+    heads = [f"## {name} {upstream.tag}" for name, upstream in upstreams.items()]
+    assert [line for line in lines if line.startswith("## ")] == heads
+    odd = replace(ours[0].patches[0], subject="Take a|b, `c_d|e` and <f> [g]_h*", body="Why not.")
+    text = docs.page([replace(ours[0], patches=(odd,))], upstreams)
+    assert r"[Take a\|b, `c_d\|e` and \<f\> \[g\]\_h\*](" in text
 
 
 @pytest.mark.parametrize(
@@ -57,17 +47,10 @@ def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
         ("no full stop " * 20, ("no full stop " * 20).strip()),
     ],
 )
-def test_why_is_the_beginning_of_the_message(patch: Patch, body: str, why: str) -> None:
-    assert docs.why(replace(patch, body=body)) == why
-
-
-def test_what_means_something_to_markdown_is_escaped(
-    ours: list[series.Series], patch: Patch
+def test_why_is_the_beginning_of_the_message(
+    ours: list[series.Series], body: str, why: str
 ) -> None:
-    odd = replace(patch, subject="Take a|b, `c_d|e` and <f> [g]_h*", body="Why not.")
-    one = replace(ours[0], patches=(odd,))
-    text = docs.page([one], pins.load(ROOT / "pins.yaml").upstreams)
-    assert r"[Take a\|b, `c_d\|e` and \<f\> \[g\]\_h\*](" in text
+    assert docs.why(replace(ours[0].patches[0], body=body)) == why
 
 
 def test_a_stale_page_is_refused_and_mended(

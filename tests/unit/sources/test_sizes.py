@@ -21,25 +21,22 @@ from tests.support import ROOT
 A, B = "a" * 64, "b" * 64
 
 
-def test_every_wheel_of_every_target_has_a_recorded_size() -> None:
-    known = sizes.read(ROOT / sizes.FILE)
-    for target in pins.load(ROOT / "pins.yaml").targets.values():
-        for platform, name in (*target.requirements.items(), *(target.builder or {}).items()):
-            for item in applying(read_lock(ROOT / name), (), target.python, platform):
-                file = recorded(item, target.python, platform, known)
-                assert file is not None, f"{name}: {item.requirement}: run scripts/sizes.py"
-                assert file.size > 0
-
-
-def test_every_wheel_of_every_compiler_has_a_recorded_size() -> None:
-    known = sizes.read(ROOT / sizes.FILE)
-    plugin = pins.load(ROOT / "pins.yaml").plugin
-    assert plugin is not None
-    for name in (LOCK, plugin.requirements):
-        for platform in get_args(Platform):
-            for item in applying(read_lock(ROOT / name), (), PYTHON, platform):
-                file = recorded(item, PYTHON, platform, known)
-                assert file is not None, f"{name}: {item.requirement}: run scripts/sizes.py"
+def test_every_wheel_of_every_lock_has_a_recorded_size() -> None:
+    known, loaded = sizes.read(ROOT / sizes.FILE), pins.load(ROOT / "pins.yaml")
+    assert loaded.plugin is not None
+    locks: list[tuple[str, str, Platform]] = [
+        (name, PYTHON, platform)
+        for name in (LOCK, loaded.plugin.requirements)
+        for platform in get_args(Platform)
+    ]
+    for target in loaded.targets.values():
+        for platform, name in (*target.requirements.items(), *target.builder.items()):
+            locks.append((name, target.python, platform))
+    for name, python, platform in locks:
+        for item in applying(read_lock(ROOT / name), (), python, platform):
+            file = recorded(item, python, platform, known)
+            assert file is not None, f"{name}: {item.requirement}: run scripts/sizes.py"
+            assert file.size > 0
 
 
 def test_what_the_store_has_is_not_fetched(store: Store, tmp_path: Path) -> None:

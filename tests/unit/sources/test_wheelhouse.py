@@ -61,8 +61,6 @@ marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
         f"a==1 --hash=sha256:{HASH[:-1]}\n",
         "--index-url http://127.0.0.1/\n",
         "a @ http://127.0.0.1/a.whl\n",
-        "-r other.txt\n",
-        "a==1 \\",
         f"x==1 ; python_version ~ '3' --hash=sha256:{HASH}\n",
     ],
 )
@@ -112,16 +110,9 @@ def web(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def wanted(
-    folder: Path,
-    text: str,
-    *,
-    python: str = "3.11",
-    platform: str = "linux/amd64",
-    tools: tuple[Locked, ...] = (),
+    folder: Path, text: str, *, python: str = "3.11", platform: str = "linux/amd64"
 ) -> Wanted:
-    return Wanted(
-        lock=lock(folder, text), tools=tools, python=python, platform=platform, torch_backend=None
-    )
+    return Wanted(lock(folder, text), (), python, platform, None)
 
 
 def filled(store: Store, want: Wanted, *, offline: bool = False) -> list[str]:
@@ -152,40 +143,49 @@ def test_best_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) ->
     add_project(web, "demo", {**files, "demo-1.0.tar.gz": b"an sdist"})
     hashes = [sha256(data) for data in files.values()]
     text = "demo==1.0 " + " ".join(f"--hash=sha256:{h}" for h in hashes)
-    assert filled(store, wanted(tmp_path, text)) == [f"demo-1.0-{tags[1]}.whl"]
-    arm = wanted(tmp_path, text, platform="linux/arm64")
-    assert filled(store, arm) == [f"demo-1.0-{tags[3]}.whl"]
-    assert filled(store, wanted(tmp_path, text, python="3.10")) == [f"demo-1.0-{tags[2]}.whl"]
+    for best, python, platform in (
+        (1, "3.11", "linux/amd64"),
+        (3, "3.11", "linux/arm64"),
+        (2, "3.10", "linux/amd64"),
+    ):
+        want = wanted(tmp_path, text, python=python, platform=platform)
+        assert filled(store, want) == [f"demo-1.0-{tags[best]}.whl"]
     only_any = f"demo==1.0 --hash=sha256:{hashes[0]}"
     assert filled(store, wanted(tmp_path, only_any)) == [f"demo-1.0-{tags[0]}.whl"]
+    foreign = f"demo==1.0 --hash=sha256:{hashes[4]}"
+    with pytest.raises(FetchError, match=r"fits Python 3\.11 on linux/amd64"):
+        filled(store, wanted(tmp_path, foreign))
 
 
-def test_stored_wheels_need_no_index(store: Store, web: Server, tmp_path: Path) -> None:
-    name, data = wheel(tmp_path, "demo", "py3-none-any")
-    add_project(web, "demo", {name: data})
+def test_stored_wheels_need_no_index(
+    store: Store, web: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))  # its files have no hash
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    index.pip_settings.cache_clear()
+    name, data = wheel(tmp_path / "links", "demo", "py3-none-any")
     want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
     with pytest.raises(FetchError, match=r"demo==1\.0: no locked file .*--offline is set"):
         filled(store, want, offline=True)
     assert filled(store, want) == [name]
-    asked = len(web.requests)
+    shutil.rmtree(tmp_path / "links")
     assert filled(store, want, offline=True) == [name]
-    assert len(web.requests) == asked
+    assert web.requests == []
 
 
-def test_unlocked_hash_is_not_downloaded(store: Store, web: Server, tmp_path: Path) -> None:
+def test_a_file_that_is_not_locked_or_too_large_is_not_taken(
+    store: Store, web: Server, tmp_path: Path
+) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     with pytest.raises(FetchError, match=r"has no file that is locked in lock\.txt") as caught:
         filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{HASH}"))
     assert caught.value.exit_code == 4
     assert not any(path.startswith("/files") for path, _ in web.requests)
-
-
-def test_missing_wheel_names_python_and_platform(store: Store, web: Server, tmp_path: Path) -> None:
-    name, data = wheel(tmp_path, "demo", "cp312-cp312-manylinux_2_17_x86_64")
-    add_project(web, "demo", {name: data})
-    with pytest.raises(FetchError, match=r"fits Python 3\.11 on linux/amd64"):
-        filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}"))
+    want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
+    known = {sha256(data): sizes.Known(sha256(data), len(data) - 1, name)}
+    with store.temporary("house") as house, pytest.raises(IntegrityError, match="at least"):
+        fill(store, want, Index(), Path("uv"), offline=False, into=house, known=known)
 
 
 def test_markers_select_lines(store: Store, web: Server, tmp_path: Path) -> None:
@@ -198,15 +198,6 @@ def test_markers_select_lines(store: Store, web: Server, tmp_path: Path) -> None
         f"arm==1 ; platform_machine == 'aarch64' --hash=sha256:{HASH}\n"
     )
     assert filled(store, wanted(tmp_path, text)) == [name]
-
-
-def test_recorded_size_limits_download(store: Store, web: Server, tmp_path: Path) -> None:
-    name, data = wheel(tmp_path, "demo", "py3-none-any")
-    add_project(web, "demo", {name: data})
-    want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
-    known = {sha256(data): sizes.Known(sha256(data), len(data) - 1, name)}
-    with store.temporary("house") as house, pytest.raises(IntegrityError, match="at least"):
-        fill(store, want, Index(), Path("uv"), offline=False, into=house, known=known)
 
 
 def test_failure_cancels_other_downloads(
@@ -222,16 +213,3 @@ def test_failure_cancels_other_downloads(
     with pytest.raises(FetchError, match=r"bad==1\.0"):
         filled(store, wanted(tmp_path, text))
     assert time.monotonic() - start < PATIENCE_S  # the slow file takes 800 s
-
-
-def test_files_of_find_links_are_hashed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, data = wheel(tmp_path / "links", "demo", "py3-none-any")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    index.pip_settings.cache_clear()
-    text = f"demo==1.0 --hash=sha256:{sha256(data)}"
-    assert filled(store, wanted(tmp_path, text)) == [name]
-    shutil.rmtree(tmp_path / "links")
-    assert filled(store, wanted(tmp_path, text), offline=True) == [name]
