@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100 << 20  # the format's own
-RANKS = 199_998
-"""Ranks of o200k_base; special tokens follow and are not part of the file."""
+RANKS = 199_998  # ranks of o200k_base; special tokens follow and are not part of the file
 
 
 def named(folder: Path) -> list[str]:

@@ -26,8 +26,7 @@ from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError, s
 from sparkforge.serving.health import read_mark, write_mark
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
-SPLIT = ("--tensor-parallel-size", "2")
-"""The split of the model, equal on both machines."""
+SPLIT = ("--tensor-parallel-size", "2")  # the split of the model, equal on both machines
 BEAT_S, SILENCE_S = 2.0, 15.0
 """Between two beats; without one until the link counts as broken: an unplugged cable sends
 nothing."""
@@ -42,15 +41,11 @@ class ClusterError(StartError):
 class Settings:
     """This machine's place among the two."""
 
-    is_head: bool
-    """The head answers clients."""
+    is_head: bool  # the head answers clients
     head: str
-    worker: str
-    """``head``, ``worker``: addresses on the network between the two."""
-    interface: str
-    """Of that network on this machine, e.g. ``enp1s0f0np0``."""
-    port: int
-    """Of the link, on the head; vLLM uses the next one."""
+    worker: str  # ``head``, ``worker``: addresses on the network between the two
+    interface: str  # of that network on this machine, e.g. ``enp1s0f0np0``
+    port: int  # of the link, on the head; vLLM uses the next one
 
     @property
     def own(self) -> str:
@@ -109,10 +104,8 @@ class Link:
         self._mine, self._hello = mine, hello
         self._connection: socket.socket | None = None
         self.peer = "worker" if mine.is_head else "head"
-        self.problem = ""
-        """The reason why the link is broken."""
-        self.serves = self.peer_serves = False
-        """This side, and the other, has had its first token."""
+        self.problem = ""  # the reason why the link is broken
+        self.serves = self.peer_serves = False  # this side, and the other, has had its first token
 
     def meet(self) -> None:
         """Wait without limit for the other side; then keep the link in the background.

@@ -41,20 +41,20 @@ def unified_bytes(library: str = "libcuda.so.1") -> int | None:
 
 def _devices(library: str) -> list[tuple[Capability, int]]:
     """Return capability and unified bytes of each device, without a context on the device."""
-    try:
-        cuda = ctypes.CDLL(library)
-    except OSError:
-        return []
-    count, number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
 
     def attribute(name: int) -> int:
         failed = cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
         return -1 if failed else number.value
 
     found: list[tuple[Capability, int]] = []
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+    try:
+        cuda = ctypes.CDLL(library)
+    except OSError:
         return found
-    for index in range(count.value):
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
+        return found
+    for index in range(number.value):
         if cuda.cuDeviceGet(ctypes.byref(handle), index):
             continue
         unified = attribute(_INTEGRATED) == 1
@@ -78,11 +78,8 @@ def check(wanted: str, there: Sequence[Capability]) -> str | None:
 
 def driver(text: Path = Path("/proc/driver/nvidia/version")) -> str:
     """Return the release of NVIDIA's driver, or "" where it does not say."""
-    try:
-        release = re.search(r"\s(\d+\.\d+[.\d]*)\s", text.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return ""
-    return release[1] if release else ""
+    there = text.read_text("utf-8", errors="replace") if text.exists() else ""
+    return "".join(re.findall(r"\s(\d+\.\d+[.\d]*)\s", there)[:1])
 
 
 # -- FlashInfer's modules --------------------------------------------------------------------------
@@ -97,16 +94,13 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
     """Return the server's variables for the modules that were compiled with the image.
 
     vLLM uses FlashInfer only where nvcc is on the PATH, or where VLLM_HAS_FLASHINFER_CUBIN is set.
-    Without compilers FlashInfer's JIT is off: a module that the image lacks then ends the
-    preflight, before the download, with MissingJITCacheError. The user's own values stay.
+    Without compilers a module that the image lacks ends the preflight with MissingJITCacheError.
     """
-    path = given.get("PATH")
-    home = given.get("CUDA_HOME") or given.get("CUDA_PATH")
-    usual = shutil.which("nvcc", path=path) or "/usr/local/cuda/bin/nvcc"
-    compiles = shutil.which(f"{home}/bin/nvcc" if home else usual) and has_compiler(given)
+    nvcc = shutil.which("nvcc", path=given.get("PATH"))
+    compiles = shutil.which(nvcc or "/usr/local/cuda/bin/nvcc") and has_compiler(given)
     chosen = {"MAX_JOBS": "2"} if compiles else {}  # the largest takes 8 GiB
     if importlib.util.find_spec("flashinfer_jit_cache") is not None:
-        if shutil.which("nvcc", path=path) is None:
+        if nvcc is None:
             chosen["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
         if not compiles:
             chosen["FLASHINFER_DISABLE_JIT"] = "1"
@@ -115,8 +109,7 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
 
 # -- the folder of compiled kernels ----------------------------------------------------------------
 
-KEPT = 3
-"""Builds and devices whose kernels are kept: also those of an image to roll back to."""
+KEPT = 3  # builds and devices whose kernels are kept: also those of an image to roll back to
 CACHES: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": "vllm",  # torch.compile's graphs are there, too
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
@@ -160,7 +153,7 @@ def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, 
     except OSError as error:
         msg = f"compiled kernels cannot be stored in {root}: {error}; user {os.getuid()} must be"
         msg += " able to write there, on a disk with room (SPARKFORGE_JIT_DIR)"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise StartError(msg, EX_CANTCREAT if full else EX_CONFIG) from None
+        code = EX_CANTCREAT if error.errno == errno.ENOSPC else EX_CONFIG
+        raise StartError(msg, code) from None
     say(f"compiled kernels are stored in {folder}")
     return folder, chosen

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 REPLICAS = "SPARKFORGE_REPLICAS"
 KEY_FILE = Path("/run/secrets/api_key")
-MAX_BODY_MIB = 8
-"""Of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB."""
-CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256
-"""Behind Docker all clients may be one source."""
+MAX_BODY_MIB = 8  # of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
+CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256  # behind Docker all clients may be one source
 LARGE_MIB = 224
 """For bodies above 256 KiB. With those of all connections 480 MiB: the profiles' ``keep_free_gib``
 includes them."""

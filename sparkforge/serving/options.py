@@ -19,8 +19,7 @@ CONFIG, KEY = "--additional-config", "sparkforge"
 """The option with a JSON object for all of vLLM's plugins, and our plugin's key in it."""
 _KEYS = {"--mxfp4-layers": "mxfp4_layers", "--decode-kernels": "decode_kernels"}
 """Keys of our plugin, by options that vLLM does not have."""
-_MOE, _EXPERTS = "--moe-backend", "bf16_dequant"
-"""An option of vLLM, and our plugin's value of it."""
+_MOE, _EXPERTS = "--moe-backend", "bf16_dequant"  # an option of vLLM, and our plugin's value of it
 SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
 """Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""
 IN_URL = re.compile(r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@")

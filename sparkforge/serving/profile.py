@@ -5,7 +5,6 @@ Its options have the names that vLLM's own ``--config`` file gives them. The oth
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,19 +75,15 @@ class _Model(BaseModel):
 class MemoryPlan(_Model):
     """vLLM's share of a memory that GPU and host share; computed when it starts."""
 
-    keep_free_gib: Count
-    """Memory for the host and for the server's own host memory."""
-    most_percent: Annotated[Count, Field(le=95)]
-    """Limit as a share of all memory."""
-    least_gib: Count
-    """Minimum to start the model: weights, activations, one request's KV cache."""
+    keep_free_gib: Count  # memory for the host and for the server's own host memory
+    most_percent: Annotated[Count, Field(le=95)]  # limit as a share of all memory
+    least_gib: Count  # minimum to start the model: weights, activations, one request's KV cache
 
 
 class Choice(_Model):
     """The settings of a profile that the user's choice determines."""
 
-    mxfp4_layers: LayerList | None = None
-    """Dense layers to quantise while loading; docs/kernels.md."""
+    mxfp4_layers: LayerList | None = None  # dense layers to quantise while loading; docs/kernels.md
 
 
 class Profile(_Model):
@@ -97,8 +92,7 @@ class Profile(_Model):
     vLLM decides an option without a value, and judges the values of the others.
     """
 
-    model: Name | None = None
-    """In pins.yaml's ``models``."""
+    model: Name | None = None  # in pins.yaml's ``models``
     moe_backend: Name | None = None
     attention_backend: Backend | None = None
     kv_cache_dtype: Name | None = None
@@ -107,8 +101,7 @@ class Profile(_Model):
     """Dense layers to quantise while loading, for a profile without a choice."""
     choice: Name | None = None
     """The choice that counts, by default the one here; null: the user has no choice."""
-    max_model_len: Count | None = None
-    """Tokens of prompt and answer together."""
+    max_model_len: Count | None = None  # tokens of prompt and answer together
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
     cudagraph_capture_sizes: tuple[Count, ...] = ()
@@ -120,12 +113,10 @@ class Profile(_Model):
     exclude_tools_when_none: Truth = False
     """Leave tools out of the prompt of a request whose ``tool_choice`` is ``none``. Otherwise the
     model calls them anyway, vLLM drops the call, and the answer is empty."""
-    memory: MemoryPlan | None = None
-    """Null: vLLM's default, a fixed share."""
+    memory: MemoryPlan | None = None  # null: vLLM's default, a fixed share
     evict_page_cache: Truth = False
     """Drop the weight files from the page cache before and after loading."""
-    vocabulary: Name | None = None
-    """Required vocabulary among pins.yaml's ``vocabularies``."""
+    vocabulary: Name | None = None  # required vocabulary among pins.yaml's ``vocabularies``
     warm_up: Literal["off", "quick", "full"] = "off"
     """Requests that compile kernels before the server counts as healthy; quick and full are the
     same."""
@@ -230,10 +221,8 @@ def pick(profile: Profile, name: str, setting: str) -> Profile:
     """Return a profile with another choice."""
     if name in profile.choices:
         return profile.model_copy(update={"choice": name})
-    near = difflib.get_close_matches(name, profile.choices, n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
     known = f"use {', '.join(profile.choices)}" if profile.choices else "omit it: there is none"
-    raise ChoiceError(f"{setting} {name!r}: no such profile", guess + known)
+    raise ChoiceError(f"{setting} {name!r}: no such profile", known)
 
 
 # -- vLLM's log ------------------------------------------------------------------------------------
@@ -265,8 +254,7 @@ class Watch:
 
     expected: Mapping[str, str]
     """The backend's name in the log, by kind; other kinds are not checked."""
-    seen: dict[str, set[str]] = field(default_factory=dict)
-    """Names read so far, by kind."""
+    seen: dict[str, set[str]] = field(default_factory=dict)  # names read so far, by kind
 
     def feed(self, line: str) -> str | None:
         """Read a line; returns a problem, or None."""
@@ -282,14 +270,11 @@ class Watch:
     def missing(self) -> list[str]:
         """Return a problem for each expected backend that the log of a ready server lacks."""
         return [
-            f"vLLM did not say which {kind} backend it uses; the profile says {wanted}"
-            " (its lines of level INFO are needed: VLLM_LOGGING_LEVEL)"
+            f"vLLM did not say which {kind} backend it uses (VLLM_LOGGING_LEVEL=INFO is needed);"
+            f" the profile says {wanted}"
             for kind, wanted in self.expected.items()
             if kind not in self.seen
         ]
 
     def __str__(self) -> str:
-        found = [
-            f"{one} {'/'.join(sorted(self.seen[one]))}" for one in SENTENCES if one in self.seen
-        ]
-        return ", ".join(found) or "unknown"
+        return ", ".join(f"{one} {'/'.join(sorted(self.seen[one]))}" for one in sorted(self.seen))

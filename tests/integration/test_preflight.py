@@ -85,17 +85,6 @@ def test_both_servers_get_our_options_as_the_plugin_reads_them(
     assert re.search(rf"vllm serve \S+/model .* {words} --max-num-seqs 3\n", said)
 
 
-def test_what_the_plugin_cannot_get_ends_the_start_before_anything_is_served(
-    start: Start, variables: dict[str, str]
-) -> None:
-    words = "--decode-kernels off --additional-config secret"
-    one = start(**variables, SPARKFORGE_EXTRA_ARGS=words)
-    assert one.process.wait(PATIENCE_S) == EX_CONFIG
-    assert "error: the value of --additional-config is no JSON object" in one.text()
-    assert "the stand-in gets" not in one.text()
-    assert "secret" not in one.text()
-
-
 @pytest.mark.parametrize("what", ["number", "token", "late backend", "no answer"])
 def test_a_wrong_one_ends_the_start_before_the_model_is_touched(
     start: Start, variables: dict[str, str], tmp_path: Path, what: str

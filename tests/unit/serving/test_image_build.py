@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -67,14 +65,6 @@ def test_every_gpu_target_has_no_compiler_and_what_its_wheels_need() -> None:
         # which the stage that compiles Triton's module needs
         python = f"python{PINS.target(name).python}-dev"
         assert {"gcc", "libc6-dev", python} == set(PINS.target(name).build_packages)
-
-
-@pytest.mark.parametrize("name", ["bin/ninja", "usr/include/x.h"])
-def test_each_thing_that_is_missing_is_named_with_its_package(root: Path, name: str) -> None:
-    (root / name).unlink()
-    (line,) = image_build.missing(NEEDS, root, load)
-    assert line.startswith("the image lacks the ")
-    assert f"{Path(name).name}, of the package " in line
 
 
 @pytest.mark.parametrize(("name", "place"), [("g++", "bin"), ("nvcc", "bin"), ("nvcc", "cuda/bin")])
@@ -239,22 +229,12 @@ def test_the_module_is_copied_to_where_triton_looks(
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     assert seeded(share, variables) == []
-
-
-def test_triton_is_told_the_folder_that_the_key_is_of(
-    share: Path, backend: Path, tmp_path: Path
-) -> None:
-    variables = {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    chosen = image_build.seed(share, variables, print)
-    assert chosen == {"TRITON_LIBCUDA_PATH": str(share / "triton")}
+    assert image_build.seed(share, variables, print) == {
+        "TRITON_LIBCUDA_PATH": str(share / "triton")
+    }
     own = {**variables, "TRITON_LIBCUDA_PATH": "/own"}
     assert image_build.seed(share, own, print) == {"TRITON_LIBCUDA_PATH": "/own"}
-    assert place_of(tmp_path / "cache", backend, Path("/own")).exists()
-
-
-def test_without_a_module_nothing_is_done(tmp_path: Path) -> None:
-    assert seeded(tmp_path, {"TRITON_CACHE_DIR": str(tmp_path / "cache")}) == []
-    assert not (tmp_path / "cache").exists()
+    assert place_of(tmp_path / place, backend, Path("/own")).exists()
 
 
 # -- the image's build ---------------------------------------------------------------------------
@@ -276,25 +256,8 @@ def test_a_target_without_a_gpu_gets_none(tmp_path: Path, profile: Any) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("lacking", ["gcc", "Python.h"])
-def test_without_gcc_or_headers_the_build_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None if lacking == "gcc" else "/bin/gcc")
-    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path / "include"))
+def test_a_source_that_does_not_compile_ends_the_build(tmp_path: Path) -> None:
     ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as caught:  # by gcc, or since there is none
         image_build.triton(ours, tmp_path / "house", tmp_path / "out")
-    assert lacking in str(caught.value)
     assert image._LACKS.search(str(caught.value))  # which build.py shows, with a hint
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
-def test_a_source_that_does_not_compile_ends_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path))
-    ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
-    with pytest.raises(SystemExit, match=r"driver\.c does not compile: gcc's exit code is 1"):
-        image_build.triton(ours, tmp_path / "house", tmp_path / "out")

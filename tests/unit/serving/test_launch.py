@@ -155,26 +155,6 @@ def test_without_a_compiler_a_cpu_is_served_without_torch_compile(
     assert plan.variables["TORCH_COMPILE_DISABLE"] == "1"
 
 
-def gpu_without_compilers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: devices.Capability
-) -> None:
-    """Have a device, the profile of a GPU and the default pack, and neither nvcc nor g++."""
-    monkeypatch.setattr(shutil, "which", lambda name, **options: None)
-    monkeypatch.setattr(devices, "capabilities", lambda: [device])
-    path = profile(tmp_path, cuda_arch="12.1", attention_backend="FLASHINFER")
-    monkeypatch.setenv("SPARKFORGE_PROFILE", path)
-    monkeypatch.setenv("SPARKFORGE_CHECKS", "preflight=off")
-
-
-def test_a_gpu_is_served_by_its_pack_with_torch_compile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    gpu_without_compilers(monkeypatch, tmp_path, (12, 1))
-    plan = plan_of(monkeypatch, [])
-    assert "--enforce-eager" not in plan.command
-    assert "TORCH_COMPILE_DISABLE" not in plan.variables
-
-
 def test_without_a_device_the_user_must_agree(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -288,11 +268,6 @@ def test_too_little_memory_ends_a_start_before_the_download(
     assert main([]) == EX_CONFIG
 
 
-def test_without_counters_a_busy_server_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plan_of(monkeypatch, []).hang_s == 60
-    assert plan_of(monkeypatch, ["--disable-log-stats"]).hang_s == 0
-
-
 def test_no_key_reaches_the_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,10 +284,8 @@ def test_no_key_reaches_the_log(
     ("words", "hint"),
     [
         (["--api-key", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
-        (["--seed", "1", "--api_key=my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--port", "9000"], "SPARKFORGE_PORT"),
         (["--ssl-keyfile=/k"], "proxy for TLS"),
-        (["--ssl_keyfile=/k"], "proxy for TLS"),
         (["--api-ke", "my-secret"], "SPARKFORGE_API_KEY_FILE"),
         (["--por=9000"], "SPARKFORGE_PORT"),
         (["--host=127.0.0.1"], "SPARKFORGE_BIND"),
@@ -322,33 +295,29 @@ def test_no_key_reaches_the_log(
         (["--allowed-origins", '["*"]'], "SPARKFORGE_ORIGINS"),
     ],
 )
-@pytest.mark.parametrize("where", ["SPARKFORGE_SERVE_ARGS", "SPARKFORGE_EXTRA_ARGS", ""])
 def test_options_that_open_another_way_are_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     hint: str,
-    where: str,
 ) -> None:
-    if where:
-        monkeypatch.setenv(where, shlex.join(words))
-        words = []
-    assert main(words) == EX_CONFIG
-    said = capsys.readouterr().err
-    assert hint in said
-    assert "my-secret" not in said
+    for where in ("SPARKFORGE_SERVE_ARGS", "SPARKFORGE_EXTRA_ARGS", None):
+        with monkeypatch.context() as patch:
+            if where:
+                patch.setenv(where, shlex.join(words))
+            assert main([] if where else words) == EX_CONFIG
+        said = capsys.readouterr().err
+        assert hint in said
+        assert "my-secret" not in said
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
         ("EXTRA_ARGS", '--hf-token "my-secret'),
-        ("SERVE_ARGS", "--seed '1"),
-        ("LISTEN", "8000"),
         ("LISTEN", "192.168.1.4:8000"),
         ("MODEL", "--api-key=my-secret"),
         ("CHECKS", "backends=Fail"),
-        ("CHECKS", "warm-up"),
         ("CHECKS", "preflight=off,hangs=60"),
         ("CHECKS", "hang=nan"),
         ("ALLOW_OPEN", "perhaps"),
@@ -374,31 +343,12 @@ def test_empty_variables_mean_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setenv(f"SPARKFORGE_{name}", "")
     for name in ("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
         monkeypatch.setenv(name, "")
+    assert plan_of(monkeypatch, ["--disable-log-stats"]).hang_s == 0  # a busy one would look hung
     plan = plan_of(monkeypatch, [])
     assert plan.hang_s == 60
     assert not [name for name, value in plan.variables.items() if name[:3] == "HF_" and not value]
     monkeypatch.setenv("SPARKFORGE_MODEL", "")
     assert main([]) == EX_NOINPUT  # /model does not exist
-
-
-def test_the_images_module_of_triton_is_in_the_servers_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    module = tmp_path / "share" / "triton" / "cuda_utils.so"
-    module.parent.mkdir(parents=True)
-    module.write_bytes(b"compiled with the image")
-    backend = tmp_path / "installed" / "triton" / "backends" / "nvidia"
-    backend.mkdir(parents=True)
-    (backend / "driver.c").touch()
-    (tmp_path / "installed" / "triton" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path / "installed")
-    monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path / "share"))
-    monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
-    variables = plan_of(monkeypatch, []).variables
-    (found,) = Path(variables["TRITON_CACHE_DIR"]).glob("*/cuda_utils.so")
-    assert found.is_relative_to(tmp_path / "jit")
-    assert found.read_bytes() == module.read_bytes()
-    assert variables["TRITON_LIBCUDA_PATH"] == str(module.parent)
 
 
 @pytest.mark.parametrize(
@@ -451,15 +401,3 @@ def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
     # first of all: is there enough at all?
     assert order == ["share", "drop", "share"]
     assert weights == [tmp_path / "model-00001.safetensors"]
-
-
-def test_a_model_is_found_in_the_hubs_cache(tmp_path: Path) -> None:
-    folder = tmp_path / "models--openai--gpt-oss-120b"
-    found = folder / "snapshots" / "abc"
-    found.mkdir(parents=True)
-    (folder / "refs").mkdir()
-    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", None) is None
-    (folder / "refs" / "main").write_text("abc")
-    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", None) == found
-    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", "abc") == found
-    assert checkpoint.snapshot(tmp_path, "openai/gpt-oss-120b", "def") is None

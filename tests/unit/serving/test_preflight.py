@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import pytest
 from sparkforge.checkpoints import gptoss, trial
 from sparkforge.serving import preflight
 from sparkforge.serving.errors import StartError
-from sparkforge.serving.health import PROBLEMS, Client
+from sparkforge.serving.health import PROBLEMS
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -210,26 +209,3 @@ def test_the_last_value_of_an_option_is_the_one_that_is_tried() -> None:
     tried = preflight.small_options([*words.split(), "--decode_kernels=off"])
     assert tried[:4] == ["--decode-kernels", "off", "--moe-backend", "triton"]
     assert not {"131072", "--mxfp4-layers"} & set(tried)
-
-
-@dataclass(frozen=True)
-class Stub:
-    """A client whose streamed chats end with an error."""
-
-    code: int
-
-    def model(self, end: float) -> tuple[str, int]:
-        return "m", 4096
-
-    def ask(self, end: float, method: str, path: str, body: dict[str, Any]) -> bytes:
-        if not body.get("stream"):
-            return b"{}"
-        return b'data: {"error":{"message":"boom","code":%d}}\n\ndata: [DONE]\n\n' % self.code
-
-
-@pytest.mark.parametrize(("code", "failed"), [(400, False), (500, True)])
-def test_error_in_a_stream_counts_as_its_status(code: int, failed: bool) -> None:
-    """A model without Harmony's tokens refuses chats, and serves completions."""
-    client = cast("Client", Stub(code))
-    problem = preflight.warm_up(client, [], answers=False, tell=lambda text: None)
-    assert ("boom" in problem) is failed
