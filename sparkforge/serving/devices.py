@@ -25,10 +25,6 @@ Capability = tuple[int, int]
 _MAJOR, _MINOR, _INTEGRATED = 75, 76, 18  # CU_DEVICE_ATTRIBUTE_* of cuda.h
 
 
-class DeviceError(StartError):
-    """No device is visible; the message has a hint."""
-
-
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
     """Return the capability of each device."""
     return [capability for capability, _ in _devices(library)]
@@ -64,16 +60,17 @@ def _devices(library: str) -> list[tuple[Capability, int]]:
     return found
 
 
-def check(wanted: str, there: Sequence[Capability]) -> str | None:
-    """Compare the devices with the image's target; vLLM's own error for no device has no hint."""
-    if not there:
-        msg = "no CUDA device is visible in this container: Compose requests it; docker run needs"
-        msg += " --gpus all; build.py doctor checks the host's driver and container toolkit"
-        raise DeviceError(msg, EX_UNAVAILABLE)
+def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
+    """Compare the devices with the image's target; StartError for none, if ``strict``."""
+    msg = "no CUDA device is visible in this container: Compose requests it; docker run needs"
+    msg += " --gpus all; build.py doctor checks the host's driver and container toolkit"
+    if strict and not there:
+        raise StartError(msg, EX_UNAVAILABLE)
     names = [f"{major}.{minor}" for major, minor in there]
-    if wanted in names:
-        return None
-    return f"this image is for devices of compute capability {wanted}, not {', '.join(names)}"
+    if there:
+        msg = f"this image is for devices of compute capability {wanted}, not {', '.join(names)}"
+    if wanted not in names:
+        say(f"warning: {msg}")
 
 
 def driver(text: Path = Path("/proc/driver/nvidia/version")) -> str:

@@ -29,7 +29,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-CUDA = "/usr/local/cuda/bin"  # place where FlashInfer looks for nvcc, on the PATH or not
+CUDA = "/usr/local/cuda/bin"  # FlashInfer looks for nvcc there, too
 NAME = "triton"  # the module's folder in the image's share folder
 LIBRARY_VARIABLE = "TRITON_LIBCUDA_PATH"
 """Names Triton the folder of the driver's library, which it would look for; part of the key. Triton
@@ -136,8 +136,7 @@ def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) 
     if spec is None or spec.origin is None:
         return {}
     backend = Path(os.path.realpath(Path(spec.origin).parent / "backends" / "nvidia"))
-    home = variables.get("TRITON_HOME") or variables.get("HOME") or Path.home()
-    cache = Path(variables.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
+    cache = Path(variables["TRITON_CACHE_DIR"])
     libcuda = variables.get(LIBRARY_VARIABLE) or str(share / NAME)
     found: dict[str, str] = {}
     for module in sorted((share / NAME).glob("*.so")):

@@ -103,10 +103,7 @@ def serve(model: str, words: Sequence[str]) -> list[str]:
 
 
 class Launch:
-    """One start, by the entrypoint's arguments: the model, if the first is none, and options.
-
-    Its settings are read and checked first; raises StartError, or OSError for a profile's file.
-    """
+    """One start, by the entrypoint's arguments: the model, if the first is none, and options."""
 
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], signals: Signals
@@ -158,14 +155,8 @@ class Launch:
         if self.profile.vocabulary_sha256:
             checkpoint.check_vocabulary(self.profile.vocabulary_sha256)
         if self.profile.cuda_arch is not None and self.backends != "off":
-            try:
-                warning = devices.check(self.profile.cuda_arch, devices.capabilities())
-            except devices.DeviceError as error:
-                if self.backends == "fail":
-                    raise
-                warning = str(error)
-            if warning:
-                say(f"warning: {warning}")
+            there, strict = devices.capabilities(), self.backends == "fail"
+            devices.check(self.profile.cuda_arch, there, strict=strict)
         # the share is computed again before the server starts: hours may pass until then
         memory.share(self.profile.memory, self.caller, self.machines)
 
@@ -215,21 +206,21 @@ class Launch:
             build = devices.build_key(self.given.share, self.given.release)
             kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
             self.variables |= places
-        self.variables |= image_build.seed(self.given.share, self.variables, say)
+            self.variables |= image_build.seed(self.given.share, self.variables, say)
         return kernels
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
         expected = self.profile.expectations(command, self.caller)
-        return Server(
+        server = Server(
             command,
             self.variables,
             self.signals,
             client,
-            expected={} if self.backends == "off" else expected,
-            strict=self.backends == "fail",
-            entrance=self.entrance,
+            {} if self.backends == "off" else expected,
         )
+        server.strict, server.entrance = self.backends == "fail", self.entrance
+        return server
 
     def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
         """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""

@@ -30,8 +30,7 @@ _WITHOUT_DECODE_EXPERTS = frozenset(
     ("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype")
 )
 """Options with which experts may not go through the decode kernels."""
-# of vLLM, by field: names and values are checked with its own parser in
-# tests/patches/test_profiles.py
+# of vLLM, by field: its own parser checks them in tests/patches/test_profiles.py
 _OPTIONS = {
     "moe_backend": "--moe-backend",
     "attention_backend": "--attention-backend",
@@ -97,15 +96,12 @@ class Profile(_Model):
     attention_backend: Backend | None = None
     kv_cache_dtype: Name | None = None
     load_format: Name | None = None
-    mxfp4_layers: LayerList | None = None
-    """Dense layers to quantise while loading, for a profile without a choice."""
-    choice: Name | None = None
-    """The choice that counts, by default the one here; null: the user has no choice."""
+    mxfp4_layers: LayerList | None = None  # for a profile without a choice
+    choice: Name | None = None  # by default; null: the user has no choice
     max_model_len: Count | None = None  # tokens of prompt and answer together
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
-    cudagraph_capture_sizes: tuple[Count, ...] = ()
-    """Batch sizes (tokens of one step) of the CUDA graphs."""
+    cudagraph_capture_sizes: tuple[Count, ...] = ()  # batch sizes: tokens of one step
     prefix_caching: Truth | None = None
     enforce_eager: Truth = False
     reasoning_parser: Name | None = None
@@ -114,15 +110,10 @@ class Profile(_Model):
     """Leave tools out of the prompt of a request whose ``tool_choice`` is ``none``. Otherwise the
     model calls them anyway, vLLM drops the call, and the answer is empty."""
     memory: MemoryPlan | None = None  # null: vLLM's default, a fixed share
-    evict_page_cache: Truth = False
-    """Drop the weight files from the page cache before and after loading."""
+    evict_page_cache: Truth = False  # drop the weights from it before and after loading
     vocabulary: Name | None = None  # required vocabulary among pins.yaml's ``vocabularies``
-    warm_up: Literal["off", "quick", "full"] = "off"
-    """Requests that compile kernels before the server counts as healthy; quick and full are the
-    same."""
-    answers: Truth = False
-    """Whether the model, with its real weights, must answer a question at the end of the warm-up,
-    before the server counts as healthy."""
+    warm_up: Literal["off", "quick", "full"] = "off"  # quick and full are the same
+    answers: Truth = False  # whether the model must answer a question at the end of the warm-up
     expect: Mapping[Literal["moe", "experts", "attention", "linear"], Backend] = Field(
         default_factory=dict
     )
@@ -132,10 +123,8 @@ class Profile(_Model):
 
     # the build adds these for the image
     choices: Mapping[Name, Choice] = Field(default_factory=dict)
-    vocabulary_sha256: str | None = None
-    """Of the Harmony vocabulary that the chat endpoint has to use."""
-    cuda_arch: str | None = None
-    """Compute capability that the image is built for, as ``12.1``; null: a CPU."""
+    vocabulary_sha256: str | None = None  # of the Harmony vocabulary of chats
+    cuda_arch: str | None = None  # compute capability of the image, as ``12.1``; null: a CPU
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
@@ -184,22 +173,18 @@ class Profile(_Model):
             if given:
                 values = given if isinstance(given, tuple) else () if given is True else (given,)
                 words += [option, *map(str, values)]
-        if self.tool_call_parser:
-            # without it "tool_choice": "auto" gets status 400
+        if self.tool_call_parser:  # without it "tool_choice": "auto" gets status 400
             words.append("--enable-auto-tool-choice")
         return words
 
     def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
-        """Return the backends that vLLM has to choose, by kind.
-
-        A backend in the user's options replaces the profile's, and is not checked. vLLM logs the
-        backend of dense layers only where ``--mxfp4-layers`` quantises some.
-        """
+        """Return the backends that vLLM has to choose, by kind; the user's own are not checked."""
         expected: dict[str, str] = {
             kind: name for kind, name in self.expect.items() if not has(caller, f"--{kind}-backend")
         }
         layers = (value(command, _LAYERS) or "").split(",")
         quantised = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
+        # vLLM logs the backend of dense layers only where some are quantised
         if not quantised or has(caller, "--decode-kernels"):  # which decide for these
             expected.pop("linear", None)
         if any(has(caller, option) for option in _WITHOUT_DECODE_EXPERTS):
@@ -209,12 +194,6 @@ class Profile(_Model):
 
 class ChoiceError(SettingError):
     """There is no such choice."""
-
-
-def named(variables: Mapping[str, str]) -> str:
-    """Return the name in ``SPARKFORGE_PROFILE``; "" for none, or where it is the path of a file."""
-    given = variables.get(VARIABLE, "")
-    return "" if "/" in given else given
 
 
 def pick(profile: Profile, name: str, setting: str) -> Profile:
@@ -250,10 +229,9 @@ _STANDS_FOR: Mapping[str, str] = {"NOT USED": "MARLIN", "OFF": "MARLIN"}
 
 @dataclass
 class Watch:
-    """Compares vLLM's log with the expected backends."""
+    """Compares vLLM's log with the expected backends: names in the log, by kind."""
 
     expected: Mapping[str, str]
-    """The backend's name in the log, by kind; other kinds are not checked."""
     seen: dict[str, set[str]] = field(default_factory=dict)  # names read so far, by kind
 
     def feed(self, line: str) -> str | None:

@@ -36,9 +36,7 @@ watch = None
 if machine:
     memory.WARN_S = memory.END_S = 1
     root = pathlib.Path(machine)
-    watch = memory.Guard(read=lambda: memory.read(root),
-                         refuse=lambda short: (root / "refuses").touch() if short
-                         else (root / "refuses").unlink())
+    watch = memory.Guard(read=lambda: memory.read(root))
 class Door:
     died = False
     def stall(self, stalled):
@@ -288,55 +286,18 @@ def test_a_paused_container_is_not_taken_for_a_hang(supervised: Callable[..., Su
     assert one.process.poll() is None
 
 
-class Memory:
-    """What a supervisor reads of a machine with 100 GiB."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "machine"
-        (self.folder / "proc").mkdir(parents=True)
-        self.refuses = self.folder / "refuses"
-        self.available(50)
-
-    def available(self, gib: int) -> None:
-        self.say(f"MemTotal: {100 << 20} kB\nMemAvailable: {gib << 20} kB\n")
-
-    def say(self, text: str) -> None:
-        (self.folder / "new").write_text(text)
-        (self.folder / "new").replace(self.folder / "proc/meminfo")  # half a file is no reading
-
-
-def test_requests_are_refused_while_memory_is_short(
-    supervised: Callable[..., Supervised], tmp_path: Path
-) -> None:
-    memory = Memory(tmp_path)
-    one = supervised(machine=str(memory.folder))
-    one.ready()
-    memory.available(5)
-    wait_for(lambda: one.said("warning: memory is short: 5.0 of 100.0 GiB are available\n"))
-    assert not memory.refuses.exists()
-    memory.available(3)
-    wait_for(memory.refuses.exists)
-    memory.available(50)
-    wait_for(lambda: not memory.refuses.exists())
-    memory.available(1)
-    wait_for(memory.refuses.exists)
-    memory.say("")  # nothing that can be read ends a server, or has it refuse for ever
-    wait_for(lambda: not memory.refuses.exists())
-    assert one.said("warning: memory cannot be read, and is not guarded")
-    time.sleep(2)
-    one.process.terminate()
-    assert one.process.wait(PATIENCE_S) == 0
-
-
 @pytest.mark.parametrize("load_s", [0, 600])
 def test_the_server_ends_before_the_machine_has_no_memory(
     supervised: Callable[..., Supervised], tmp_path: Path, load_s: int
 ) -> None:
-    memory = Memory(tmp_path)
-    one = supervised(machine=str(memory.folder), load_s=load_s)
+    meminfo = tmp_path / "proc/meminfo"
+    meminfo.parent.mkdir()
+    meminfo.write_text(f"MemTotal: {100 << 20} kB\nMemAvailable: {50 << 20} kB\n")
+    one = supervised(machine=str(tmp_path), load_s=load_s)
     wait_for(lambda: one.said("engine " if load_s else "first token"))
     engine = int(one.output.read_text().split("engine ")[1].split()[0])
-    memory.available(1)
+    (tmp_path / "new").write_text(f"MemTotal: {100 << 20} kB\nMemAvailable: {1 << 20} kB\n")
+    (tmp_path / "new").replace(meminfo)  # at once: half a file is no reading
     assert one.process.wait(PATIENCE_S) == EX_OSERR
     assert gone(engine)
     assert one.output.read_text().count("error: memory is short: 1.0 of 100.0 GiB") == 1

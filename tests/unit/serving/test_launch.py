@@ -121,27 +121,18 @@ def test_options_are_those_of_profile_target_and_user(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "layers"),
-    [(None, []), ("exact", []), ("fast", ["--mxfp4-layers", "qkv,o"]), ("", None)],
+    ("chosen", "words"),
+    [(None, "--max-num-seqs 3"), ("fast", "--max-num-seqs 3 --mxfp4-layers qkv,o"), ("", "")],
 )
 def test_a_choice_of_the_images_profile(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    chosen: str | None,
-    layers: list[str] | None,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: str | None, words: str
 ) -> None:
     choices = {"exact": {}, "fast": {"mxfp4_layers": "qkv,o"}}
-    expect = {"moe": "MARLIN", "linear": "DECODE"}
-    profile(tmp_path, choices=choices, choice="exact", max_num_seqs=3, expect=expect)
+    profile(tmp_path, choices=choices, choice="exact", max_num_seqs=3)
     monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path))
     if chosen is not None:
         monkeypatch.setenv("SPARKFORGE_PROFILE", chosen)
-    plan = plan_of(monkeypatch, [])
-    if layers is None:  # no profile
-        assert (plan.command[7:], plan.expected) == ([], {})
-        return
-    assert plan.command[7:] == ["--max-num-seqs", "3", *layers]
-    assert set(plan.expected) == ({"moe", "linear"} if layers else {"moe"})
+    assert plan_of(monkeypatch, []).command[7:] == words.split()
     monkeypatch.setenv("SPARKFORGE_PROFILE", "fats")
     assert main([]) == EX_CONFIG
 
@@ -194,13 +185,9 @@ def test_a_device_is_tried_once_before_the_model(
     folder.mkdir(parents=True)
     (folder / "reference.json").write_text("{}")
     monkeypatch.setenv("SPARKFORGE_SHARE", str(tmp_path / "share"))
-    monkeypatch.setattr(devices, "capabilities", lambda: [(12, 1)])
-    monkeypatch.setattr(devices, "driver", lambda: "580.95.05")
     monkeypatch.setenv("SPARKFORGE_JIT_DIR", str(tmp_path / "jit"))
-    expect = {"moe": "MARLIN", "linear": "MARLIN"}
-    path = profile(
-        tmp_path, cuda_arch="12.1", moe_backend="marlin", max_model_len=131072, expect=expect
-    )
+    monkeypatch.setattr(devices, "capabilities", lambda: [(12, 1)])
+    path = profile(tmp_path, cuda_arch="12.1", moe_backend="marlin", max_model_len=131072)
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)
     plans: list[supervise.Server] = []
     codes = iter([1, 0, 7, 7])
@@ -217,7 +204,6 @@ def test_a_device_is_tried_once_before_the_model(
     assert list(second.command[1:3]) == ["serve", str(folder)]
     assert second.command[second.command.index("--moe-backend") + 1] == "marlin"
     assert "131072" not in second.command
-    assert second.expected == {"moe": "MARLIN"}
     assert second.variables["TRITON_CACHE_DIR"].startswith(str(tmp_path / "jit"))
     assert (real.trial, real.command[2]) == (False, FOLDER)
     assert main([]) == 7  # it passed before
@@ -225,24 +211,16 @@ def test_a_device_is_tried_once_before_the_model(
     assert not plans[3].trial
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], ["--gpu-memory-utilization", "0.74"]),
-        (["--gpu_memory_utilization=0.6"], ["--gpu_memory_utilization=0.6"]),
-        (["--kv-cache-memory-bytes", "9"], ["--kv-cache-memory-bytes", "9"]),
-    ],
-)
 def test_the_share_of_memory_is_computed_unless_it_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    arguments: list[str],
-    words: list[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     reading = memory.Reading(total=120 * GIB, available=101 * GIB)
     monkeypatch.setattr(memory, "read", lambda *root: reading)
-    assert plan_of(monkeypatch, arguments).command[7:] == words
+    computed = plan_of(monkeypatch, []).command[7:]
+    assert computed == ["--gpu-memory-utilization", "0.74"]
+    for own in (["--gpu_memory_utilization=0.6"], ["--kv-cache-memory-bytes", "9"]):
+        assert plan_of(monkeypatch, own).command[7:] == own
 
 
 @pytest.mark.parametrize(("mode", "acts"), [("", True), ("warn", False), ("off", None)])
@@ -354,7 +332,7 @@ def test_empty_variables_mean_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("index", "keep", "fragment"),
     [
-        (None, 1 / 2, "model.safetensors: {size} bytes, its header says {whole}"),
+        (None, 1 / 2, "bytes, its header says"),
         (None, 0, "model.safetensors: no safetensors header"),
         (["model.safetensors", "b.safetensors"], 1, "b.safetensors: missing"),
         (["../model.safetensors"], 1, "is damaged"),
@@ -368,36 +346,11 @@ def test_damaged_weights_fail_before_the_start(
     fragment: str,
 ) -> None:
     model = make_tiny_gpt_oss(tmp_path / "model").path
-    weights = model / "model.safetensors"
-    whole = weights.stat().st_size
     checkpoint.check(model)
-    os.truncate(weights, size := int(whole * keep))
+    weights = model / "model.safetensors"
+    os.truncate(weights, int(weights.stat().st_size * keep))
     if index is not None:
         names = {str(number): name for number, name in enumerate(index)}
         (model / checkpoint.INDEX).write_text(json.dumps({"weight_map": names}))
     assert main([str(model)]) == EX_NOINPUT
-    assert fragment.format(size=size, whole=whole) in capsys.readouterr().err
-
-
-def test_weights_are_evicted_before_memory_is_measured_and_after_loading(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "model-00001.safetensors").write_bytes(b"x" * 9)
-    monkeypatch.setattr(checkpoint, "fetch", lambda *words: tmp_path)
-    keys = {"memory": SPARK_MEMORY, "evict_page_cache": True}
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, **keys))
-    monkeypatch.setenv("SPARKFORGE_CHECKS", "guard=off")
-    order: list[str] = []
-
-    def share(*words: object) -> list[str]:
-        order.append("share")
-        return []
-
-    reading = memory.Reading(120 << 30, 110 << 30)
-    monkeypatch.setattr(memory, "drop", lambda files: order.append("drop"))
-    monkeypatch.setattr(memory, "share", share)
-    monkeypatch.setattr(memory, "read", lambda *root: reading)
-    weights = plan_of(monkeypatch, []).weights
-    # first of all: is there enough at all?
-    assert order == ["share", "drop", "share"]
-    assert weights == [tmp_path / "model-00001.safetensors"]
+    assert fragment in capsys.readouterr().err

@@ -222,6 +222,20 @@ def test_the_containers_limit_counts_where_it_is_nearer(watched: Watched) -> Non
     assert "container's limit is 32.0" in watched.lines[0]
 
 
+def test_memory_that_cannot_be_read_is_no_shortage(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Reading:
+        raise KeyError("MemTotal")
+
+    watched.looks(3, 1)
+    assert watched.refuses
+    monkeypatch.setattr(watched.guard, "read", broken)
+    assert not watched.again(3600)
+    assert not watched.refuses
+    assert "cannot be read" in watched.lines[-1]
+
+
 def test_one_that_only_warns_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Watched(monkeypatch, acts=False)
     assert not one.looks(1, 3600)
