@@ -1,12 +1,10 @@
 """One server on two machines: their roles, vLLM's options for them, and the link between them.
 
 vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half does
-not notice that the other is gone. So the two entrypoints have a TCP connection of their own. They
-start vLLM once they are connected and serve the same model. When the connection ends or falls
-silent, each ends its half, the restart policy restarts both, and they connect again.
-
-The link carries no secrets and no commands: a hello with names, then a beat every two seconds.
-vLLM's own traffic between the machines is neither encrypted nor authenticated.
+not notice that the other is gone. So the two entrypoints have a TCP connection of their own, with a
+hello of names, then a beat every two seconds. When it ends or falls silent, each ends its half, the
+restart policy restarts both, and they connect again. vLLM's own traffic between the machines is
+neither encrypted nor authenticated.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ from sparkforge.serving.health import read_mark, write_mark
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
 SPLIT = ("--tensor-parallel-size", "2")  # the split of the model, equal on both machines
-BEAT_S, SILENCE_S = 2.0, 15.0
-"""Between two beats; without one until the link counts as broken: an unplugged cable sends
-nothing."""
+BEAT_S, SILENCE_S = 2.0, 15.0  # between two beats; without one until the link is broken
 _HELLO_S, _HELLO_LIMIT = 10.0, 1 << 20
 
 

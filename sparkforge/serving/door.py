@@ -1,8 +1,7 @@
 """The front door: HAProxy between the clients and vLLM, or the servers of a router.
 
 vLLM has no key for most of its paths, no limits, and one event loop. So it listens on a socket in a
-folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``. A
-router (docs/several-sparks.md) is the same HAProxy in front of several servers of one model.
+folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import os
 import re
 import resource
 import shutil
-import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,8 +40,8 @@ _LOOPBACK = re.compile(r"(127(\.\d{1,3}){3}|localhost|::1|\[::1\])(:\d+)?", re.A
 def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KEY_FILE) -> str:
     """Return the key that clients have to send, or "" for none; StartError if that is not enough.
 
-    The file of the secret has priority over VLLM_API_KEY, since ``docker inspect`` shows the
-    environment. An empty file stands for no key: Compose mounts /dev/null by default.
+    The secret's file comes before VLLM_API_KEY, which ``docker inspect`` shows. An empty file
+    stands for no key: Compose mounts /dev/null by default.
     """
     try:
         key = file.read_text(encoding="utf-8", errors="replace").strip() if file.exists() else ""
@@ -130,13 +127,10 @@ def command(part: str, text: str) -> list[str]:
 
 
 class Door:
-    """HAProxy in front of vLLM, while this process lives.
-
-    If it ends by itself this process gets SIGTERM, so that the container ends.
-    """
+    """HAProxy in front of vLLM, while this process lives."""
 
     def __init__(self, variables: Variables, key: str) -> None:
-        self.died = self._closing = self._ready = self._short = False
+        self._ready = self._short = False
         engine_socket().unlink(missing_ok=True)
         self._processes: list[subprocess.Popen[bytes]] = []
         # glibc gives freed buffers of bodies back to the system
@@ -151,16 +145,20 @@ class Door:
             )
             self._processes.append(started)
             end = time.monotonic() + _STARTS_S
-            while started.poll() is None and self._ask("show version", part) is None:
+            while not self.died and self._ask("show version", part) is None:
                 if time.monotonic() > end:
                     self.close()
                 time.sleep(0.02)
-            if started.poll() is not None:
+            if self.died:
                 self.close()
                 msg = "the front door does not start, as the lines above say: is the port of"
                 msg += f" {variables.listen} taken? Choose another with SPARKFORGE_PORT"
                 raise StartError(msg, EX_UNAVAILABLE)
-            threading.Thread(target=self._watch, args=(started,), daemon=True).start()
+
+    @property
+    def died(self) -> bool:
+        """Whether one of the processes has ended."""
+        return any(process.poll() is not None for process in self._processes)
 
     @property
     def pids(self) -> list[int]:
@@ -183,24 +181,16 @@ class Door:
 
     def close(self) -> None:
         """End HAProxy, with all connections."""
-        self._closing = True
         for process in self._processes:
             process.kill()
             process.wait()
-
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        if not self._closing:
-            self.died = True
-            say("error: the front door ended by itself")
-            os.kill(os.getpid(), signal.SIGTERM)
 
     def _set_state(self) -> None:
         self._set("state", "maint" if not self._ready else "drain" if self._short else "ready")
 
     def _set(self, what: str, value: str) -> None:
         answer = self._ask(f"set server vllm/engine {what} {value}")
-        if answer and not self._closing:
+        if answer:
             say(f"warning: the front door does not take {what} {value}: {answer}")
 
     def _ask(self, order: str, part: str = "inner") -> str | None:

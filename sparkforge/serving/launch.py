@@ -30,7 +30,7 @@ from sparkforge.serving import (
     preflight,
     profile,
 )
-from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR, EX_TEMPFAIL, StartError, say
+from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR, StartError, say
 from sparkforge.serving.health import Client
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.settings import Variables
@@ -139,14 +139,10 @@ class Launch:
         if self.key is not None:
             self.entrance = door.Door(self.given, self.key)
         try:
-            code = self._run()
+            return self._run()
         finally:
             if self.entrance is not None:
                 self.entrance.close()
-        if self.entrance is not None and self.entrance.died:
-            self.signals.came.clear()  # its own, not Docker's
-            return EX_TEMPFAIL
-        return code
 
     def _check(self) -> None:
         """Check model, vocabulary, device and memory."""

@@ -1,10 +1,9 @@
 """Requests before users are served: a small model with known answers, then the warm-up.
 
-The image has a small checkpoint with gpt-oss' architecture and its expected answers
-(``sparkforge/checkpoints/trial.py``), which is served before anything large is downloaded, with the
-real model's backends. The best known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat
-with status 200, without content and reasoning: an expert kernel computes wrong values. Parallel
-requests showed it first. So a server with the real weights also has to do a sum.
+A small checkpoint with gpt-oss' architecture and its expected answers (of
+``sparkforge/checkpoints/trial.py``) is served before anything large is downloaded, with the real
+model's backends. The best known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat with
+status 200 and nothing else, first seen with parallel requests: so the real model has to do a sum.
 """
 
 from __future__ import annotations

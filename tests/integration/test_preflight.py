@@ -35,14 +35,8 @@ def variables(tmp_path: Path) -> dict[str, str]:
     folder.mkdir(parents=True)
     for name in (folder / "reference.json", tmp_path / "answers.json"):
         name.write_text(json.dumps({"schema": 1, "answers": ANSWERS}))
-    (tmp_path / "served.json").write_text(
-        json.dumps(
-            {
-                "moe_backend": "marlin",
-                "expect": {"moe": "MARLIN"},
-            }
-        )
-    )
+    served = {"moe_backend": "marlin", "expect": {"moe": "MARLIN"}}
+    (tmp_path / "served.json").write_text(json.dumps(served))
     return {
         "SPARKFORGE_SHARE": str(tmp_path / "share"),
         "SPARKFORGE_CHECKS": "preflight=always",

@@ -35,8 +35,7 @@ TRIES = {"SPARKFORGE_RESTART": "unless-stopped", "FAKE_ENGINE_DIES": "SIGILL"}
 
 def waiting(one: Started) -> str:
     """Wait until it waits; returns what it said."""
-    wait_for(lambda: WAITS in one.text() or one.process.poll() is not None)
-    assert one.process.poll() is None, one.text()
+    one.wait_until(WAITS)
     return one.text()
 
 
