@@ -86,10 +86,7 @@ class Client:
     timeout_s: float  # for all requests of one check
 
     def observe(self, before: Counters | None) -> Counters:
-        """Check for progress since ``before``, or cause it; returns the current counters.
-
-        Raises PROBLEMS, and NoTokenError where the engine is the reason.
-        """
+        """Check for progress since ``before``, or cause it; returns the counters, or PROBLEMS."""
         end = time.monotonic() + self.timeout_s
         self.ask(end, "GET", "/health")
         now = self._counters(end)
@@ -103,8 +100,6 @@ class Client:
                 msg = f"no step of the engine, and no token within {self.timeout_s:.0f} s"
                 raise NoTokenError(msg) from None
             return after
-        except PROBLEMS as error:
-            raise NoTokenError(f"{type(error).__name__}: {error}") from error
         return self._counters(end)
 
     def ask(

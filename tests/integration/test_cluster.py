@@ -41,6 +41,9 @@ os.execv(sys.executable, [sys.executable, {str(ROOT / "tests/fake_server.py")!r}
 """
 
 
+Start = Callable[..., "Node"]
+
+
 class Node(test_warmup.Started):
     """One machine's entrypoint."""
 
@@ -81,7 +84,7 @@ class Node(test_warmup.Started):
 
 
 @pytest.fixture
-def node(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Node]]:
+def node(tmp_path: Path, sockets: Path) -> Iterator[Start]:
     started: list[Node] = []
     port = free_port(0)
 
@@ -94,14 +97,14 @@ def node(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Node]]:
         one.close()
 
 
-def both(node: Callable[..., Node]) -> tuple[Node, Node]:
+def both(node: Start) -> tuple[Node, Node]:
     head, worker = node("head"), node("worker")
     wait_for(lambda: head.said("first token") and worker.health() == "well")
     return head, worker
 
 
 def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
-    node: Callable[..., Node], tmp_path: Path
+    node: Start, tmp_path: Path
 ) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text('{"evict_page_cache": true}')
@@ -126,7 +129,7 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
 
 @pytest.mark.parametrize("victim", ["half", "entrypoint"])
 @pytest.mark.parametrize("role", ["head", "worker"])
-def test_none_outlives_the_other(node: Callable[..., Node], role: str, victim: str) -> None:
+def test_none_outlives_the_other(node: Start, role: str, victim: str) -> None:
     head, worker = both(node)
     one, other = (head, worker) if role == "head" else (worker, head)
     left = other.half
@@ -138,7 +141,7 @@ def test_none_outlives_the_other(node: Callable[..., Node], role: str, victim: s
         assert "no link to the head" in worker.health()
 
 
-def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:
+def test_a_side_that_falls_silent_is_left(node: Start) -> None:
     head, worker = both(node)
     os.kill(worker.process.pid, signal.SIGSTOP)  # as a cable that was pulled: no goodbye
     start = time.monotonic()
@@ -149,7 +152,7 @@ def test_a_side_that_falls_silent_is_left(node: Callable[..., Node]) -> None:
     assert worker.ended() == EX_TEMPFAIL
 
 
-def test_two_that_differ_do_not_serve(node: Callable[..., Node]) -> None:
+def test_two_that_differ_do_not_serve(node: Start) -> None:
     head, worker = node("head"), node("worker", SPARKFORGE_EXTRA_ARGS=f"--a {'x' * 50_000}")
     assert head.ended() == worker.ended() == EX_PROTOCOL  # the other may change: no end of tries
     for one in (head, worker):
@@ -157,7 +160,7 @@ def test_two_that_differ_do_not_serve(node: Callable[..., Node]) -> None:
         assert not one.said("words ")
 
 
-def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Callable[..., Node]) -> None:
+def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Start) -> None:
     head = node("head")
     wait_for(lambda: head.said("waiting for the worker"))
     port = int(head.env["SPARKFORGE_CLUSTER"].rpartition(",")[2])
@@ -185,7 +188,7 @@ def test_settings_that_make_no_sense_are_refused(role: str, text: str) -> None:
     assert error.value.code == EX_CONFIG
 
 
-def test_a_port_that_is_taken_is_told_with_a_way_out(node: Callable[..., Node]) -> None:
+def test_a_port_that_is_taken_is_told_with_a_way_out(node: Start) -> None:
     with socket.create_server((HEAD, 0)) as other:
         head = node("head", SPARKFORGE_CLUSTER=f"{HEAD},{WORKER},lo,{other.getsockname()[1]}")
         assert head.ended() == EX_UNAVAILABLE

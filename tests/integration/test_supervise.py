@@ -49,6 +49,9 @@ sys.exit(server.run())
 """
 
 
+Start = Callable[..., "Supervised"]
+
+
 class Supervised:
     """A supervisor with its server."""
 
@@ -97,7 +100,7 @@ def post(address: Path, path: str, seconds: float = PATIENCE_S) -> bytes:
 
 
 @pytest.fixture
-def supervised(tmp_path: Path, sockets: Path) -> Iterator[Callable[..., Supervised]]:
+def supervised(tmp_path: Path, sockets: Path) -> Iterator[Start]:
     started: list[Supervised] = []
 
     def start(**plan: Any) -> Supervised:
@@ -129,9 +132,7 @@ def gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_stopped_engine_is_ended_with_all_its_processes(
-    supervised: Callable[..., Supervised],
-) -> None:
+def test_a_stopped_engine_is_ended_with_all_its_processes(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
     os.kill(engine, signal.SIGSTOP)
@@ -146,7 +147,7 @@ def test_a_stopped_engine_is_ended_with_all_its_processes(
         one.post("/health")
 
 
-def test_a_stopped_server_is_ended(supervised: Callable[..., Supervised]) -> None:
+def test_a_stopped_server_is_ended(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
     os.kill(os.getpgid(engine), signal.SIGSTOP)
@@ -154,7 +155,7 @@ def test_a_stopped_server_is_ended(supervised: Callable[..., Supervised]) -> Non
     assert gone(engine)
 
 
-def test_a_short_stop_is_forgiven(supervised: Callable[..., Supervised]) -> None:
+def test_a_short_stop_is_forgiven(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
     assert not one.stalled()
@@ -166,9 +167,7 @@ def test_a_short_stop_is_forgiven(supervised: Callable[..., Supervised]) -> None
     assert one.process.poll() is None
 
 
-def test_a_busy_server_is_well_though_it_has_no_token_for_us(
-    supervised: Callable[..., Supervised],
-) -> None:
+def test_a_busy_server_is_well_though_it_has_no_token_for_us(supervised: Start) -> None:
     one = supervised()
     one.ready()
     one.post("/busy")
@@ -178,7 +177,7 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(
     assert one.process.poll() is None
 
 
-def test_a_compiler_at_work_is_waited_for(supervised: Callable[..., Supervised]) -> None:
+def test_a_compiler_at_work_is_waited_for(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
     one.post("/compile")
@@ -192,7 +191,7 @@ def test_a_compiler_at_work_is_waited_for(supervised: Callable[..., Supervised])
     wait_for(lambda: not session(server))  # ninja's jobs have groups of their own
 
 
-def test_one_slow_request_ends_nothing(supervised: Callable[..., Supervised]) -> None:
+def test_one_slow_request_ends_nothing(supervised: Start) -> None:
     one = supervised()  # a hang takes 4 s and a little, the request 12
     one.ready()
     one.post("/spin")
@@ -201,7 +200,7 @@ def test_one_slow_request_ends_nothing(supervised: Callable[..., Supervised]) ->
     assert one.process.poll() is None
 
 
-def test_loading_is_not_ended(supervised: Callable[..., Supervised]) -> None:
+def test_loading_is_not_ended(supervised: Start) -> None:
     one = supervised(load_s=9, hang_s=1)
     time.sleep(6)
     assert one.process.poll() is None
@@ -210,9 +209,7 @@ def test_loading_is_not_ended(supervised: Callable[..., Supervised]) -> None:
     wait_for(lambda: one.said("ready after"))
 
 
-def test_sigterm_reaches_the_server_and_its_end_is_ours(
-    supervised: Callable[..., Supervised],
-) -> None:
+def test_sigterm_reaches_the_server_and_its_end_is_ours(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
     one.process.terminate()
@@ -220,7 +217,7 @@ def test_sigterm_reaches_the_server_and_its_end_is_ours(
     wait_for(lambda: gone(engine))
 
 
-def test_an_end_without_reason_is_no_success(supervised: Callable[..., Supervised]) -> None:
+def test_an_end_without_reason_is_no_success(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
     os.kill(os.getpgid(engine), signal.SIGTERM)  # not through the supervisor
@@ -228,9 +225,7 @@ def test_an_end_without_reason_is_no_success(supervised: Callable[..., Supervise
     assert one.said("error: the server ended by itself")
 
 
-def test_nonsense_of_a_server_that_makes_tokens_ends_nothing(
-    supervised: Callable[..., Supervised],
-) -> None:
+def test_nonsense_of_a_server_that_makes_tokens_ends_nothing(supervised: Start) -> None:
     one = supervised(hang_s=1)
     one.ready()
     one.post("/odd")
@@ -258,7 +253,7 @@ def test_nonsense_of_a_server_that_makes_tokens_ends_nothing(
     ],
 )
 def test_another_backend_ends_the_server(
-    supervised: Callable[..., Supervised], load_s: int, expected: dict[str, str], why: str
+    supervised: Start, load_s: int, expected: dict[str, str], why: str
 ) -> None:
     one = supervised(load_s=load_s, expected=expected)
     assert one.process.wait(PATIENCE_S) == EX_CONFIG
@@ -266,7 +261,7 @@ def test_another_backend_ends_the_server(
     assert not one.said("ready after")
 
 
-def test_loosened_it_warns_once_and_serves(supervised: Callable[..., Supervised]) -> None:
+def test_loosened_it_warns_once_and_serves(supervised: Start) -> None:
     one = supervised(expected={"moe": "TRITON", "attention": "X"}, strict=False)
     one.ready()
     wait_for(lambda: one.said("ready after"))
@@ -276,7 +271,7 @@ def test_loosened_it_warns_once_and_serves(supervised: Callable[..., Supervised]
     assert one.process.poll() is None
 
 
-def test_a_paused_container_is_not_taken_for_a_hang(supervised: Callable[..., Supervised]) -> None:
+def test_a_paused_container_is_not_taken_for_a_hang(supervised: Start) -> None:
     one = supervised(hang_s=2)
     engine = one.ready()
     for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -288,7 +283,7 @@ def test_a_paused_container_is_not_taken_for_a_hang(supervised: Callable[..., Su
 
 @pytest.mark.parametrize("load_s", [0, 600])
 def test_the_server_ends_before_the_machine_has_no_memory(
-    supervised: Callable[..., Supervised], tmp_path: Path, load_s: int
+    supervised: Start, tmp_path: Path, load_s: int
 ) -> None:
     meminfo = tmp_path / "proc/meminfo"
     meminfo.parent.mkdir()

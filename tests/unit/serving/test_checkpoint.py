@@ -20,6 +20,8 @@ from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NO
 from tests.hub import COMMIT, Hub
 from tests.support import ROOT
 
+Patch = pytest.MonkeyPatch
+
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 SHARDS = ["model-00000-of-00001.safetensors", "model-00001-of-00001.safetensors"]
 FILES = {
@@ -50,7 +52,7 @@ def client() -> Iterator[None]:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def server(monkeypatch: Patch) -> Iterator[Hub]:
     """A hub that this process asks, without pauses between attempts."""
     found = Hub(dict(FILES)).start()
     monkeypatch.setattr(constants, "ENDPOINT", found.url)
@@ -65,7 +67,7 @@ TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def pauses(monkeypatch: Patch) -> list[float]:
     """The pauses between attempts, which take no time here."""
     found: list[float] = []
     monkeypatch.setattr(time, "sleep", found.append)
@@ -158,7 +160,7 @@ def test_a_failure_names_its_remedy(
 
 
 def test_a_full_disk_is_an_error_before_the_download(
-    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Hub, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
     assert fails(tmp_path).code == EX_CANTCREAT
@@ -166,7 +168,7 @@ def test_a_full_disk_is_an_error_before_the_download(
 
 
 def test_a_complete_snapshot_serves_without_the_hub(
-    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+    server: Hub, tmp_path: Path, monkeypatch: Patch, pauses: list[float]
 ) -> None:
     snapshot = checkpoint.download(tmp_path, "some/model", "main")
     server.close()
@@ -178,9 +180,7 @@ def test_a_complete_snapshot_serves_without_the_hub(
     server.close = lambda: None  # type: ignore[method-assign]
 
 
-def test_a_child_downloads_and_its_folder_is_returned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_downloads_and_its_folder_is_returned(tmp_path: Path, monkeypatch: Patch) -> None:
     server = Hub(dict(FILES)).start()
     signals: Any = SimpleNamespace(came=[], child=None)
     given = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": server.url, "NO_PROXY": "*"}

@@ -34,6 +34,8 @@ from sparkforge.serving.errors import (
 from sparkforge.serving.memory import GIB
 from sparkforge.serving.settings import Variables
 
+Patch = pytest.MonkeyPatch
+
 FOLDER = "/hub/snapshots/abc"
 SPARK_MEMORY = {"keep_free_gib": 12, "most_percent": 80, "least_gib": 75}
 
@@ -66,7 +68,7 @@ def main(words: list[str]) -> int:
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def machine(monkeypatch: Patch, tmp_path: Path) -> None:
     """An environment of its own; nothing is downloaded, and no server is run."""
     monkeypatch.setattr(launch, "Signals", Signals)
     for name in (*os.environ, "VLLM_API_KEY", "MAX_JOBS"):
@@ -82,7 +84,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checkpoint, "fetch", lambda *words: Path(FOLDER))
 
 
-def plan_of(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> supervise.Server:
+def plan_of(monkeypatch: Patch, arguments: list[str]) -> supervise.Server:
     """Return what the entrypoint would run."""
     plans: list[supervise.Server] = []
 
@@ -101,9 +103,7 @@ def profile(tmp_path: Path, **keys: Any) -> str:
     return str(path)
 
 
-def test_options_are_those_of_profile_target_and_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_options_are_those_of_profile_target_and_user(monkeypatch: Patch, tmp_path: Path) -> None:
     expect = {"moe": "MARLIN", "attention": "TRITON_ATTN"}
     path = profile(tmp_path, moe_backend="marlin", expect=expect)
     monkeypatch.setenv("SPARKFORGE_PROFILE", path)
@@ -125,7 +125,7 @@ def test_options_are_those_of_profile_target_and_user(
     [(None, "--max-num-seqs 3"), ("fast", "--max-num-seqs 3 --mxfp4-layers qkv,o"), ("", "")],
 )
 def test_a_choice_of_the_images_profile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: str | None, words: str
+    monkeypatch: Patch, tmp_path: Path, chosen: str | None, words: str
 ) -> None:
     choices = {"exact": {}, "fast": {"mxfp4_layers": "qkv,o"}}
     profile(tmp_path, choices=choices, choice="exact", max_num_seqs=3)
@@ -137,18 +137,14 @@ def test_a_choice_of_the_images_profile(
     assert main([]) == EX_CONFIG
 
 
-def test_without_a_compiler_a_cpu_is_served_without_torch_compile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_compiler_a_cpu_is_served_without_torch_compile(monkeypatch: Patch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **options: None)
     plan = plan_of(monkeypatch, [])
     assert plan.command[-1] == "--enforce-eager"
     assert plan.variables["TORCH_COMPILE_DISABLE"] == "1"
 
 
-def test_without_a_device_the_user_must_agree(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_device_the_user_must_agree(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, cuda_arch="12.1"))
     monkeypatch.setattr(devices, "capabilities", list)
     assert main([]) == EX_UNAVAILABLE
@@ -159,7 +155,7 @@ def test_without_a_device_the_user_must_agree(
 
 @pytest.mark.parametrize(("code", "waits"), [(EX_NOHOST, False), (EX_DATAERR, True)])
 def test_a_failed_download_is_no_failed_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, waits: bool
+    monkeypatch: Patch, tmp_path: Path, code: int, waits: bool
 ) -> None:
     def fetch(model: str, revision: str, *more: object) -> None:
         assert (model, revision) == ("some/model", "abc")
@@ -178,9 +174,7 @@ def test_a_failed_download_is_no_failed_start(
     assert not list(tmp_path.rglob("starts-*"))
 
 
-def test_a_device_is_tried_once_before_the_model(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_device_is_tried_once_before_the_model(monkeypatch: Patch, tmp_path: Path) -> None:
     folder = tmp_path / "share" / "preflight"
     folder.mkdir(parents=True)
     (folder / "reference.json").write_text("{}")
@@ -212,7 +206,7 @@ def test_a_device_is_tried_once_before_the_model(
 
 
 def test_the_share_of_memory_is_computed_unless_it_is_given(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     reading = memory.Reading(total=120 * GIB, available=101 * GIB)
@@ -225,7 +219,7 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
 
 @pytest.mark.parametrize(("mode", "acts"), [("", True), ("warn", False), ("off", None)])
 def test_a_shared_memory_is_guarded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, acts: bool | None
+    monkeypatch: Patch, tmp_path: Path, mode: str, acts: bool | None
 ) -> None:
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     monkeypatch.setenv("SPARKFORGE_CHECKS", mode and f"guard={mode}")
@@ -234,7 +228,7 @@ def test_a_shared_memory_is_guarded(
 
 
 def test_too_little_memory_ends_a_start_before_the_download(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: Patch, tmp_path: Path
 ) -> None:
     def fetch(*words: object) -> None:
         raise AssertionError("65 GB are downloaded")
@@ -246,9 +240,7 @@ def test_too_little_memory_ends_a_start_before_the_download(
     assert main([]) == EX_CONFIG
 
 
-def test_no_key_reaches_the_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_key_reaches_the_log(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "very-private")
     plan = plan_of(monkeypatch, ["--hf-token=token-private"])
     assert "very-private" not in plan.variables.values()
@@ -274,10 +266,7 @@ def test_no_key_reaches_the_log(
     ],
 )
 def test_options_that_open_another_way_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    hint: str,
+    monkeypatch: Patch, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
 ) -> None:
     for where in ("SPARKFORGE_SERVE_ARGS", "SPARKFORGE_EXTRA_ARGS", None):
         with monkeypatch.context() as patch:
@@ -303,10 +292,7 @@ def test_options_that_open_another_way_are_refused(
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variable: str,
-    value: str,
+    monkeypatch: Patch, capsys: pytest.CaptureFixture[str], variable: str, value: str
 ) -> None:
     monkeypatch.setenv(f"SPARKFORGE_{variable}", value)
     assert main([]) == EX_CONFIG
@@ -316,7 +302,7 @@ def test_a_variable_that_cannot_be_used_is_named(
     assert variable == "MODEL" or "my-secret" not in said
 
 
-def test_empty_variables_mean_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_empty_variables_mean_the_defaults(monkeypatch: Patch, tmp_path: Path) -> None:
     for name in ("EXTRA_ARGS", "CHECKS", "ALLOW_OPEN"):
         monkeypatch.setenv(f"SPARKFORGE_{name}", "")
     for name in ("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
