@@ -50,7 +50,6 @@ class Hub:
     refs: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})  # by branch or tag
     statuses: dict[str, list[int]] = field(default_factory=dict)
     """Answers to give first, by path, one a request; 0: end the connection."""
-    headers: dict[str, str] = field(default_factory=dict)  # of those answers
     cut_at: int = 0
     """End the connection after so many bytes of a file, while ``cuts`` last."""
     cuts: int = 0
@@ -118,7 +117,7 @@ class Hub:
         if self.statuses.get(path):
             status = self.statuses[path].pop(0)
             if status:
-                self._send(handler, status, b"{}", self.headers)
+                self._send(handler, status, b"{}")
             else:
                 handler.close_connection = True
             return

@@ -19,7 +19,6 @@ import shutil
 import struct
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,11 +177,11 @@ _READ: dict[str, Any] = {
     ],
     "ignore_patterns": ["*/*"],
 }
-_ATTEMPTS = 6
 
 
 def download(hub: Path, model: str, revision: str) -> Path:
     """Return the folder of a model's snapshot, downloading what is missing; StartError."""
+    import httpx
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
 
@@ -197,10 +196,10 @@ def download(hub: Path, model: str, revision: str) -> Path:
         raise StartError(f"{msg} HF_HUB_OFFLINE=0 for one start, or run build.py model fetch")
     say(f"{model} at {revision}: checking which files are missing in {hub}")
     try:
-        return _patiently(hub, model, revision)
+        return _download(hub, model, revision)
     except HFValidationError as error:
         raise StartError(f"SPARKFORGE_MODEL is not a name on the hub: {error}") from None
-    except OSError as error:  # also those of the hub
+    except (OSError, httpx.TransportError) as error:  # also those of the hub
         failure = _failure(error, model, revision, hub)
         if here is None or failure.code not in (EX_NOHOST, EX_CANTCREAT):
             raise failure from None
@@ -224,31 +223,6 @@ def _complete(hub: Path, model: str, files: Path) -> bool:
     except (OSError, ValueError):
         return False
     return bool(names) and all((files / name).is_file() for name in ("config.json", *names))
-
-
-def _patiently(hub: Path, model: str, revision: str) -> Path:
-    """Download, again where the hub or the network fails; raises the last failure.
-
-    huggingface_hub waits itself where it asks for a file, but not where it asks for a list.
-    """
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError
-
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return _download(hub, model, revision)
-        except (HfHubHTTPError, httpx.TransportError) as error:
-            response = error.response if isinstance(error, HfHubHTTPError) else None
-            final = response is not None and response.status_code in (400, 401, 403, 404, 416)
-            if attempt == _ATTEMPTS or final:
-                raise OSError(str(error)) from error
-            # the hub counts requests in windows of five minutes
-            limit = "" if response is None else response.headers.get("RateLimit", "")
-            named = re.search(r"\bt=(\d+)", limit)
-            pause_s = int(named[1]) + 1 if named else 2**attempt
-            say(f"{shown(error)}; trying again in {pause_s} s")
-            time.sleep(pause_s)
-    raise AssertionError
 
 
 def _download(hub: Path, model: str, revision: str) -> Path:
@@ -302,18 +276,17 @@ def _report(folder: Path, room: int, missing: int, over: threading.Event) -> Non
         seconds += 1
 
 
-def _failure(error: OSError, model: str, revision: str, hub: Path) -> StartError:
+def _failure(error: Exception, model: str, revision: str, hub: Path) -> StartError:
     from huggingface_hub import constants, errors
 
-    cause = error.__cause__ or error
-    if isinstance(cause, (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)):
+    if isinstance(error, (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)):
         msg = f"there is no model {model} at {revision}, or HF_TOKEN may not read it: check its"
         return StartError(f"{msg} name in SPARKFORGE_MODEL, and HF_TOKEN")
-    if error.errno is not None:
+    if isinstance(error, OSError) and error.errno is not None:
         msg = f"the model cannot be stored in {hub}: {error.strerror}; it needs room, and user"
         msg += f" {os.getuid()} must be allowed to write there (docs/serving.md)"
         return StartError(msg, EX_CANTCREAT)
-    msg = f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(cause)}; check"
+    msg = f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(error)}; check"
     msg += " the network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
     return StartError(msg, EX_NOHOST)
 

@@ -35,11 +35,11 @@ class ClusterError(StartError):
 
 @dataclass(frozen=True)
 class Settings:
-    """This machine's place among the two."""
+    """This machine's place among the two, with addresses on the network between them."""
 
     is_head: bool  # the head answers clients
     head: str
-    worker: str  # ``head``, ``worker``: addresses on the network between the two
+    worker: str
     interface: str  # of that network on this machine, e.g. ``enp1s0f0np0``
     port: int  # of the link, on the head; vLLM uses the next one
 

@@ -119,8 +119,7 @@ CACHES: Mapping[str, str] = {
     "DG_JIT_CACHE_DIR": "deep-gemm",
     "NUMBA_CACHE_DIR": "numba",
     "CUDA_CACHE_PATH": "cuda",
-}
-"""Folders by variable of the server; a user's own value has priority."""
+}  # folders by variable of the server; a user's own value has priority
 
 
 def build_key(share: Path, release: str) -> str:
@@ -143,10 +142,13 @@ def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, 
             Path(path).mkdir(parents=True, exist_ok=True)
         # our mark; a full disk is an error here, not of a compiler
         (folder / "used").write_text("by this build and device\n", encoding="ascii")
-        marks = sorted(root.glob("*/used"), key=lambda mark: mark.stat().st_mtime, reverse=True)
-        for mark in [mark for mark in marks if mark.parent != folder][KEPT - 1 :]:
+        # by age, this one last
+        marks = [
+            (path.parent == folder, path.stat().st_mtime, path) for path in root.glob("*/used")
+        ]
+        for *_, mark in sorted(marks)[:-KEPT]:
+            say(f"removing the kernels of an older build, {mark.parent.name}")
             shutil.rmtree(mark.parent)
-            say(f"removed the kernels of an older build, {mark.parent.name}")
     except OSError as error:
         msg = f"compiled kernels cannot be stored in {root}: {error}; user {os.getuid()} must be"
         msg += " able to write there, on a disk with room (SPARKFORGE_JIT_DIR)"

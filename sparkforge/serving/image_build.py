@@ -128,29 +128,22 @@ def triton_key(backend: Path, libcuda: str) -> str:
 
 
 def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
-    """Copy the image's module into a server's cache, unless that has one.
-
-    A failure is no error: Triton then compiles it as it would without the image's.
-    """
+    """Copy the image's module into a server's cache, unless that has one."""
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
         return {}
     backend = Path(os.path.realpath(Path(spec.origin).parent / "backends" / "nvidia"))
-    cache = Path(variables["TRITON_CACHE_DIR"])
     libcuda = variables.get(LIBRARY_VARIABLE) or str(share / NAME)
     found: dict[str, str] = {}
     for module in sorted((share / NAME).glob("*.so")):
-        try:
-            path = cache / triton_key(backend, libcuda) / module.name
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                passing = path.with_name(f"sparkforge-{os.getpid()}.tmp")  # another may look
-                passing.write_bytes(module.read_bytes())
-                passing.replace(path)
-                say("Triton's module for the driver: the image's is used")
-            found = {LIBRARY_VARIABLE: libcuda}
-        except OSError as error:
-            say(f"warning: {cache}: {error}; Triton compiles its module, which needs gcc")
+        path = Path(variables["TRITON_CACHE_DIR"], triton_key(backend, libcuda), module.name)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            passing = path.with_name(f"sparkforge-{os.getpid()}.tmp")  # another may look
+            passing.write_bytes(module.read_bytes())
+            passing.replace(path)
+            say("Triton's module for the driver: the image's is used")
+        found = {LIBRARY_VARIABLE: libcuda}
     return found
 
 

@@ -114,19 +114,8 @@ def test_a_file_with_a_wrong_hash_is_removed(server: Hub, tmp_path: Path) -> Non
     assert (snapshot / SHARDS[0]).read_bytes() == WEIGHTS
 
 
-def test_a_busy_hub_is_waited_for(server: Hub, tmp_path: Path, pauses: list[float]) -> None:
-    server.headers = {"RateLimit": '"api";r=0;t=40', "RateLimit-Policy": '"api";q=500;w=300'}
-    paths = ("/api/models/some/model/revision/main", f"/api/models/some/model/tree/{COMMIT}")
-    server.statuses = {path: [429, 429] for path in paths}
-    server.statuses[f"/some/model/resolve/{COMMIT}/config.json"] = [429]
-    assert checkpoint.download(tmp_path, "some/model", "").name == COMMIT
-    assert len(pauses) >= 4
-    assert {pause for pause in pauses if pause} == {41}
-
-
-def test_a_cut_connection_is_tried_again(server: Hub, tmp_path: Path, pauses: list[float]) -> None:
+def test_a_cut_connection_is_continued(server: Hub, tmp_path: Path, pauses: list[float]) -> None:
     server.cut_at, server.cuts = 1000, 2
-    server.statuses[f"/api/models/some/model/tree/{COMMIT}"] = [0, 503]
     snapshot = checkpoint.download(tmp_path, "some/model", COMMIT)
     assert (snapshot / SHARDS[1]).read_bytes() == WEIGHTS[::-1]
 
@@ -139,6 +128,12 @@ def test_a_cut_connection_is_tried_again(server: Hub, tmp_path: Path, pauses: li
         (lambda one: setattr(one, "token", "hf_right"), COMMIT, EX_CONFIG, "HF_TOKEN"),
         (lambda one: one.files.pop("config.json"), COMMIT, EX_DATAERR, "config.json"),
         (lambda one: one.close(), COMMIT, EX_NOHOST, "HF_ENDPOINT"),
+        (
+            lambda one: one.statuses.update({f"/api/models/some/model/tree/{COMMIT}": [503] * 9}),
+            COMMIT,
+            EX_NOHOST,
+            "the next start continues",
+        ),
     ],
 )
 def test_a_failure_names_its_remedy(
