@@ -153,10 +153,8 @@ def test_a_side_that_falls_silent_is_left(node: Start) -> None:
 
 
 def test_two_that_differ_do_not_serve(node: Start) -> None:
-    head, worker = (
-        node("head"),
-        node("worker", SPARKFORGE_EXTRA_ARGS=f"--override-generation-config {'x' * 50_000}"),
-    )
+    long = f"--override-generation-config {'x' * 50_000}"
+    head, worker = node("head"), node("worker", SPARKFORGE_EXTRA_ARGS=long)
     assert head.ended() == worker.ended() == EX_PROTOCOL  # the other may change: no end of tries
     for one in (head, worker):
         assert one.said("error: options differs: here ")

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +32,7 @@ class Started:
         f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$at"\n'
     )
 
-    def __init__(
-        self,
-        folder: Path,
-        sockets: Path,
-        variables: dict[str, str],
-        before: Sequence[str | Path] = (),
-    ) -> None:
+    def __init__(self, folder: Path, sockets: Path, variables: dict[str, str]) -> None:
         self.folder, self.sockets = folder, sockets
         self.port = free_port(0)
         tools = folder / "bin with a space"
@@ -63,13 +57,7 @@ class Started:
             **variables,
         }
         self.output = folder / f"output-{self.port}"
-        command: list[str | Path] = [
-            *before,
-            sys.executable,
-            ROOT / "scripts/entrypoint.py",
-            "--max-num-seqs",
-            "3",
-        ]
+        command = [sys.executable, ROOT / "scripts/entrypoint.py", "--max-num-seqs", "3"]
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
                 command, env=self.env, stdout=sink, stderr=subprocess.STDOUT, cwd=folder
