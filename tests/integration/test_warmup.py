@@ -57,7 +57,7 @@ class Started:
             **variables,
         }
         self.output = folder / f"output-{self.port}"
-        command = [sys.executable, ROOT / "scripts/entrypoint.py", "--max-num-seqs", "3"]
+        command = [sys.executable, str(ROOT / "scripts/entrypoint.py"), "--max-num-seqs", "3"]
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
                 command, env=self.env, stdout=sink, stderr=subprocess.STDOUT, cwd=folder
