@@ -10,8 +10,7 @@ never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each 
 FAKE_LOADS_S is SECONDS-UNTIL-READY where that is not given.
 FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_LATE is said at
 the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
-and the server after it, as vLLM does. A request for /odd has all later answers come
-with null in place of the usage. FAKE_TOKEN_S is how long the engine takes for a token.
+and the server after it, as vLLM does. FAKE_TOKEN_S is how long the engine takes for a token.
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ def main() -> None:
     loads_s = float(sys.argv[2] if len(sys.argv) > 2 else os.environ.get("FAKE_LOADS_S", "0"))
     ready_at = time.monotonic() + loads_s
     engine = Engine()
-    manners: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
@@ -120,11 +118,8 @@ def main() -> None:
                 self._answer(f"# HELP x\n{tokens}")
             elif self.path == "/v1/models":
                 authorized = self.headers.get("Authorization", "none")
-                self._answer(
-                    json.dumps(
-                        {"data": [{"id": "m", "max_model_len": 600}], "authorized": authorized}
-                    )
-                )
+                known = [{"id": "m", "max_model_len": 600}]
+                self._answer(json.dumps({"data": known, "authorized": authorized}))
             else:
                 self._answer("")
 
@@ -134,10 +129,6 @@ def main() -> None:
                 # a program of that name, as ninja starts it: in a group of its own
                 subprocess.Popen([sys.argv[3], "10"], process_group=0)
                 self._answer("")
-                return
-            if self.path == "/odd":
-                self._answer("")
-                manners.add(self.path[1:])
                 return
             if self.path == "/spin":
                 # in one call, so that no other thread gets a turn
@@ -167,7 +158,7 @@ def main() -> None:
                 time.sleep(600)
             prompt = json.loads(text).get("prompt", [])
             engine.token()
-            usage = None if "odd" in manners else {"completion_tokens": 1}
+            usage = {"completion_tokens": 1}
             if (path := os.environ.get("FAKE_REFERENCE")) and len(prompt) > 1:
                 for known in json.loads(Path(path).read_text())["answers"]:
                     if known["tokens"] == prompt:

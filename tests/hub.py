@@ -5,8 +5,7 @@
     /ID/resolve/REV/FILE            HEAD and GET, with ETag, X-Repo-Commit, X-Linked-Size,
                                     X-Linked-ETag and ranges
 
-As a program it serves a folder as a model: ``python tests/hub.py FOLDER ID [PORT]``. Standard
-library only, so that it runs in any container. Tests make it lie by changing its fields.
+Standard library only, so that it runs in any container. Tests make it lie by changing its fields.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -49,26 +46,19 @@ class Hub:
     """One model on a hub of its own."""
 
     files: dict[str, bytes]
-    """Content by path."""
     model: str = "some/model"
-    refs: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
-    """Commits by branch or tag; COMMIT is known as itself."""
+    refs: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})  # by branch or tag
     statuses: dict[str, list[int]] = field(default_factory=dict)
     """Answers to give first, by path, one a request; 0: end the connection."""
-    headers: dict[str, str] = field(default_factory=dict)
-    """Of those answers."""
     cut_at: int = 0
     """End the connection after so many bytes of a file, while ``cuts`` last."""
     cuts: int = 0
-    piece: int = 1 << 20
-    """Bytes that are sent at once, while ``held`` lasts."""
-    token: str = ""
-    """Requests must carry it; "": none."""
+    piece: int = 1 << 20  # bytes that are sent at once, while ``held`` lasts
+    token: str = ""  # requests must carry it; "": none
     body: Callable[[str, bytes], bytes] = lambda path, data: data
     """Changes what is sent of a file."""
     requests: list[Request] = field(default_factory=list)
-    held: threading.Event = field(default_factory=threading.Event)
-    """Files are sent as long as this is set."""
+    held: threading.Event = field(default_factory=threading.Event)  # files are sent while it is set
     _http: ThreadingHTTPServer | None = None
 
     def start(self, port: int = 0, host: str = "127.0.0.1") -> Hub:
@@ -127,7 +117,7 @@ class Hub:
         if self.statuses.get(path):
             status = self.statuses[path].pop(0)
             if status:
-                self._send(handler, status, b"{}", self.headers)
+                self._send(handler, status, b"{}")
             else:
                 handler.close_connection = True
             return
@@ -217,20 +207,3 @@ class Hub:
             self.held.wait()
             handler.wfile.write(body[start : start + self.piece])
             handler.wfile.flush()
-
-
-def main(arguments: list[str]) -> None:
-    """Serve a folder until the process is ended."""
-    folder, model, *port = arguments
-    files = {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
-        if path.is_file()
-    }
-    hub = Hub(files, model).start(int(port[0]) if port else 0, "0.0.0.0")
-    print(hub.url, flush=True)
-    threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -15,12 +15,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import struct
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100 << 20  # the format's own
-RANKS = 199_998
-"""Ranks of o200k_base; special tokens follow and are not part of the file."""
+RANKS = 199_998  # ranks of o200k_base; special tokens follow and are not part of the file
 
 
 def named(folder: Path) -> list[str]:
@@ -92,9 +90,8 @@ def check(path: Path) -> None:
         files = [path / "config.json", *(path / name for name in named(path))]
         found = ((file.name, damage(file)) for file in files[1:])
         problem = next((f"{name}: {text}" for name, text in found if text), "")
-        if not files[0].is_file() or not all(os.access(file, os.R_OK) for file in files):
-            user = os.getuid()
-            problem = problem or f"it needs a config.json, and files that user {user} may read"
+        if not all(os.access(file, os.R_OK) for file in files):
+            problem = problem or f"it needs a config.json, and files that {os.getuid()} may read"
     except (OSError, ValueError) as error:
         problem = str(error)
     if problem:
@@ -109,16 +106,14 @@ def check(path: Path) -> None:
 def vocabulary() -> bytes:
     """Return the vocabulary of vLLM's chats as o200k_base.tiktoken: base64 and rank of each token.
 
-    oss-harmony has it in its extension. The variable TIKTOKEN_ENCODINGS_BASE replaces it with a
-    file, and a wrong file would only show at the first chat request, as status 500.
+    The variable TIKTOKEN_ENCODINGS_BASE replaces oss-harmony's own with a file, and a wrong file
+    would only show at the first chat request, as status 500.
     """
     try:
-        from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
-    except ImportError as error:
-        raise StartError(f"the package oss-harmony is missing: {error}") from error
-    try:
+        from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
         inner = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)._inner
-    except HarmonyError as error:
+    except Exception as error:  # its own, or the package is missing
         msg = f"the Harmony vocabulary cannot be loaded: {error}; correct TIKTOKEN_ENCODINGS_BASE"
         raise StartError(msg) from error
     tokens = ((base64.b64encode(inner.decode_bytes([rank])), rank) for rank in range(RANKS))
@@ -132,12 +127,6 @@ def check_vocabulary(sha256: str) -> None:
 
 
 # -- the hub's cache -------------------------------------------------------------------------------
-
-
-def cache(variables: Mapping[str, str]) -> Path:
-    """Return the folder of the hub's cache, as the hub's own library finds it."""
-    home = Path(variables.get("HF_HOME") or "~/.cache/huggingface")
-    return Path(variables.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
 def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
@@ -155,17 +144,16 @@ def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
 def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Signals) -> Path:
     """Return the folder of a model's snapshot, downloading what is missing; "": the newest.
 
-    Raises:
-        StartError: code 68: the hub cannot be reached; 73: the files cannot be stored; 65: the hub
-            sends other bytes than it lists; 78: else.
-        StoppedError: a signal came.
+    Raises StartError (68: the hub cannot be reached; 73: the files cannot be stored; 65: the hub
+    sends other bytes than it lists; 78: else) and StoppedError.
     """
     from sparkforge.serving import supervise
 
-    hub = cache(variables)
+    home = Path(variables.get("HF_HOME") or "~/.cache/huggingface")
+    hub = Path(variables.get("HF_HUB_CACHE") or home / "hub").expanduser()
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     env = {**variables, **quiet, "HF_HUB_VERBOSITY": "error"}
-    program = [sys.executable, "-I", str(Path(__file__)), str(hub), model, revision]
+    program = [sys.executable, "-I", __file__, str(hub), model, revision]
     child = signals.child = supervise.start(program, env, stdout=None)
     try:
         code = child.wait()
@@ -182,18 +170,18 @@ def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Sign
 
 # -- the child -------------------------------------------------------------------------------------
 
-_READ = {
+_READ: dict[str, Any] = {
     # those that vLLM reads. Only at the top: gpt-oss has two more copies of its weights in folders
     "allow_patterns": [
         *("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
     ],
     "ignore_patterns": ["*/*"],
 }
-_ATTEMPTS, _PAUSE_S = 6, 8.0  # between two attempts, where the hub names no other time
 
 
 def download(hub: Path, model: str, revision: str) -> Path:
     """Return the folder of a model's snapshot, downloading what is missing; StartError."""
+    import httpx
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
 
@@ -208,10 +196,10 @@ def download(hub: Path, model: str, revision: str) -> Path:
         raise StartError(f"{msg} HF_HUB_OFFLINE=0 for one start, or run build.py model fetch")
     say(f"{model} at {revision}: checking which files are missing in {hub}")
     try:
-        return _patiently(lambda: _download(hub, model, revision))
+        return _download(hub, model, revision)
     except HFValidationError as error:
         raise StartError(f"SPARKFORGE_MODEL is not a name on the hub: {error}") from None
-    except OSError as error:  # also those of the hub
+    except (OSError, httpx.TransportError) as error:  # also those of the hub
         failure = _failure(error, model, revision, hub)
         if here is None or failure.code not in (EX_NOHOST, EX_CANTCREAT):
             raise failure from None
@@ -229,37 +217,12 @@ def _complete(hub: Path, model: str, files: Path) -> bool:
     from huggingface_hub import snapshot_download
 
     try:
-        where: Any = {"revision": files.name, "cache_dir": hub, **_READ}
-        snapshot_download(model, local_files_only=True, **where)
+        local = {**_READ, "revision": files.name, "cache_dir": hub}
+        snapshot_download(model, local_files_only=True, **local)
         names = named(files)
     except (OSError, ValueError):
         return False
     return bool(names) and all((files / name).is_file() for name in ("config.json", *names))
-
-
-def _patiently(work: Callable[[], Path]) -> Path:
-    """Call again where the hub or the network fails; raises the last failure.
-
-    huggingface_hub waits itself where it asks for a file, but not where it asks for a list.
-    """
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError
-
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return work()
-        except (HfHubHTTPError, httpx.TransportError) as error:
-            response = error.response if isinstance(error, HfHubHTTPError) else None
-            status = 0 if response is None else response.status_code
-            if attempt == _ATTEMPTS or (400 <= status < 500 and status not in (408, 429)):
-                raise OSError(str(error)) from error
-            headers = {} if response is None else response.headers
-            limit = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
-            named = limit[1] if limit else headers.get("Retry-After", "")
-            pause_s = float(named) + 1 if named.isdecimal() else min(2.0**attempt / 4, _PAUSE_S)
-            say(f"{shown(error)}; trying again in {pause_s:.0f} s")
-            time.sleep(pause_s)
-    raise AssertionError
 
 
 def _download(hub: Path, model: str, revision: str) -> Path:
@@ -268,7 +231,7 @@ def _download(hub: Path, model: str, revision: str) -> Path:
     api, commit, folder = HfApi(), revision, hub / f"models--{model.replace('/', '--')}"
     if not re.fullmatch("[0-9a-f]{40}", revision):
         commit = str(api.model_info(model, revision=revision).sha)
-    where: Any = {"cache_dir": hub, **_READ}
+    where = {**_READ, "cache_dir": hub}
     files = snapshot_download(model, revision=commit, dry_run=True, **where)
     names = {file.filename for file in files}
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
@@ -276,11 +239,15 @@ def _download(hub: Path, model: str, revision: str) -> Path:
         raise StartError(msg, EX_DATAERR)
     missing = sum(file.file_size or 0 for file in files if file.will_download)
     folder.mkdir(parents=True, exist_ok=True)
-    room = os.statvfs(folder)
-    if missing > room.f_bavail * room.f_frsize:
+    room, over = shutil.disk_usage(folder).free, threading.Event()
+    if missing > room:
         raise OSError(errno.ENOSPC, f"{missing / 1e9:.1f} GB of the model are missing")
-    with _progress(folder / "blobs", missing):
+    reporting = (folder, room, missing, over)
+    threading.Thread(target=_report, args=reporting, daemon=True).start()
+    try:
         found = Path(snapshot_download(model, revision=revision, max_workers=4, **where))
+    finally:
+        over.set()
     if not _mark(found).exists():
         say(f"{model}: checking the hashes of {found}")
         wrong = api.verify_repo_checksums(model, revision=commit, cache_dir=hub).mismatches
@@ -297,64 +264,39 @@ def _download(hub: Path, model: str, revision: str) -> Path:
     return found
 
 
-@contextmanager
-def _progress(blobs: Path, missing: int) -> Iterator[None]:
-    """Report the progress every second, by the size of the folder."""
-
-    def size() -> int:
-        try:
-            return sum(path.lstat().st_blocks * 512 for path in blobs.glob("*"))
-        except FileNotFoundError:  # a file got its name meanwhile
-            return 0
-
-    def report() -> None:
-        seconds = 0
-        while not over.wait(1):
-            text = f"downloading {max(size() - before, 0) / 1e9:.1f} of {missing / 1e9:.1f} GB"
-            health.tell(text)
-            if seconds % 15 == 0:
-                say(text)
-            seconds += 1
-
-    before, over = size(), threading.Event()
-    thread = threading.Thread(target=report, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def _report(folder: Path, room: int, missing: int, over: threading.Event) -> None:
+    """Report the progress: about what the disk has less than before."""
+    seconds = 0
+    while not over.wait(1):
+        have = min(max(room - shutil.disk_usage(folder).free, 0), missing)
+        text = f"downloading {have / 1e9:.1f} of {missing / 1e9:.1f} GB"
+        health.tell(text)
+        if seconds % 15 == 0:
+            say(text)
+        seconds += 1
 
 
-def _failure(error: OSError, model: str, revision: str, hub: Path) -> StartError:
-    """Return the error for a failed download."""
+def _failure(error: Exception, model: str, revision: str, hub: Path) -> StartError:
     from huggingface_hub import constants, errors
 
-    cause = error.__cause__ or error
-    if isinstance(cause, (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)):
+    if isinstance(error, (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)):
         msg = f"there is no model {model} at {revision}, or HF_TOKEN may not read it: check its"
         return StartError(f"{msg} name in SPARKFORGE_MODEL, and HF_TOKEN")
-    if error.errno is not None:
+    if isinstance(error, OSError) and error.errno is not None:
         msg = f"the model cannot be stored in {hub}: {error.strerror}; it needs room, and user"
         msg += f" {os.getuid()} must be allowed to write there (docs/serving.md)"
         return StartError(msg, EX_CANTCREAT)
-    msg = f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(cause)}; check"
+    msg = f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(error)}; check"
     msg += " the network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
     return StartError(msg, EX_NOHOST)
 
 
-def main(hub: str, model: str, revision: str) -> int:
-    """Run as a program; returns the exit code."""
+if __name__ == "__main__":
     try:
-        download(Path(hub), model, revision)
+        download(Path(sys.argv[1]), *sys.argv[2:])
     except StartError as error:
         say(f"error: {error}")
-        return error.code
+        sys.exit(error.code)
     except Exception as error:
         say(f"error: the download failed: {type(error).__name__}: {shown(error)}")
-        return EX_NOHOST
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+        sys.exit(EX_NOHOST)

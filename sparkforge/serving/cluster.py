@@ -1,12 +1,10 @@
 """One server on two machines: their roles, vLLM's options for them, and the link between them.
 
 vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half does
-not notice that the other is gone. So the two entrypoints have a TCP connection of their own. They
-start vLLM once they are connected and serve the same model. When the connection ends or falls
-silent, each ends its half, the restart policy restarts both, and they connect again.
-
-The link carries no secrets and no commands: a hello with names, then a beat every two seconds.
-vLLM's own traffic between the machines is neither encrypted nor authenticated.
+not notice that the other is gone. So the two entrypoints have a TCP connection of their own, with a
+hello of names, then a beat every two seconds. When it ends or falls silent, each ends its half, the
+restart policy restarts both, and they connect again. vLLM's own traffic between the machines is
+neither encrypted nor authenticated.
 """
 
 from __future__ import annotations
@@ -18,17 +16,16 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 from sparkforge.serving.health import read_mark, write_mark
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
-SPLIT = ("--tensor-parallel-size", "2")
-"""The split of the model, equal on both machines."""
-BEAT_S, SILENCE_S = 2.0, 15.0
-"""Between two beats; without one until the link counts as broken: an unplugged cable sends
-nothing."""
+SPLIT = ("--tensor-parallel-size", "2")  # the split of the model, equal on both machines
+BEAT_S, SILENCE_S = 2.0, 15.0  # between two beats; without one until the link is broken
 _HELLO_S, _HELLO_LIMIT = 10.0, 1 << 20
 
 
@@ -38,17 +35,13 @@ class ClusterError(StartError):
 
 @dataclass(frozen=True)
 class Settings:
-    """This machine's place among the two."""
+    """This machine's place among the two, with addresses on the network between them."""
 
-    is_head: bool
-    """The head answers clients."""
+    is_head: bool  # the head answers clients
     head: str
     worker: str
-    """``head``, ``worker``: addresses on the network between the two."""
-    interface: str
-    """Of that network on this machine, e.g. ``enp1s0f0np0``."""
-    port: int
-    """Of the link, on the head; vLLM uses the next one."""
+    interface: str  # of that network on this machine, e.g. ``enp1s0f0np0``
+    port: int  # of the link, on the head; vLLM uses the next one
 
     @property
     def own(self) -> str:
@@ -104,38 +97,37 @@ class Link:
     """The connection of the two entrypoints; ``hello`` has to be equal on both, by name."""
 
     def __init__(self, mine: Settings, hello: Mapping[str, str]) -> None:
-        self._mine, self._hello = mine, dict(hello)
+        self._mine, self._hello = mine, hello
         self._connection: socket.socket | None = None
         self.peer = "worker" if mine.is_head else "head"
-        self.problem = ""
-        """The reason why the link is broken."""
-        self.serves = self.peer_serves = False
-        """This side, and the other, has had its first token."""
+        self.problem = ""  # the reason why the link is broken
+        self.serves = self.peer_serves = False  # this side, and the other, has had its first token
 
     def meet(self) -> None:
         """Wait without limit for the other side; then keep the link in the background.
 
-        Raises:
-            ClusterError: the other side serves something else, or the head cannot listen.
+        Raises ClusterError where the other side serves something else, or the head cannot listen.
         """
         say(f"waiting for the {self.peer}: {self._mine}")
+        lines = None
         with self._listening() as server:
-            while (connection := self._other(server)) is None or not self._greeted(connection):
+            while lines is None:
                 time.sleep(0.5)
-        self._connection = connection
+                try:
+                    lines = self._greeted(self._other(server))
+                except (OSError, ValueError) as error:  # the other side does not listen yet
+                    if self._mine.is_head:
+                        say(f"no hello from the worker: {error}")
         say(f"met the {self.peer}")
-        for work in (self._beat, self._listen):
-            threading.Thread(target=work, args=(connection,), daemon=True).start()
+        for work in (self._beat, lambda: self._listen(lines)):
+            threading.Thread(target=work, daemon=True).start()
 
     def close(self) -> None:
         """Close the link: the other side notices the end of the connection."""
         self._end("this machine has left")
         if self._connection is not None:
-            try:
+            with suppress(OSError):  # it ended earlier
                 self._connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it ended earlier
-                pass
-            self._connection.close()
 
     def _listening(self) -> socket.socket:
         """Return the head's socket that listens; the worker's does nothing."""
@@ -149,69 +141,60 @@ class Link:
             msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
             raise ClusterError(msg, EX_UNAVAILABLE) from None
 
-    def _other(self, server: socket.socket) -> socket.socket | None:
-        """Return a connection to the other side, or None; the head knows the worker's address."""
+    def _other(self, server: socket.socket) -> socket.socket:
+        """Return a connection to the other side; the head knows the worker's address."""
         if not self._mine.is_head:
-            try:
-                where, own = (self._mine.head, self._mine.port), (self._mine.worker, 0)
-                return socket.create_connection(where, 5, source_address=own)
-            except OSError:  # it does not listen yet
-                return None
+            where, own = (self._mine.head, self._mine.port), (self._mine.worker, 0)
+            return socket.create_connection(where, _HELLO_S, source_address=own)
         connection, (text, *_) = server.accept()
         address = str(text).partition("%")[0]
-        if ipaddress.ip_address(address) == ipaddress.ip_address(self._mine.worker):
-            return connection
-        say(f"refused {address}: the worker is {self._mine.worker}")
-        connection.close()
-        return None
+        if ipaddress.ip_address(address) != ipaddress.ip_address(self._mine.worker):
+            connection.close()
+            raise ValueError(f"refused {address}: the worker is {self._mine.worker}")
+        return connection
 
-    def _greeted(self, connection: socket.socket) -> bool:
-        """Exchange hellos; returns False where the other side left or sent an invalid one."""
-        end = time.monotonic() + _HELLO_S
-        line = bytearray()
+    def _greeted(self, connection: socket.socket) -> BinaryIO:
+        """Exchange hellos; returns what follows, and raises where the other's is none."""
+        lines = connection.makefile("rb")
         try:
             connection.settimeout(_HELLO_S)
             connection.sendall(json.dumps(self._hello).encode() + b"\n")
-            while not line.endswith(b"\n") and len(line) <= _HELLO_LIMIT:
-                connection.settimeout(max(end - time.monotonic(), 0.001))
-                piece = connection.recv(1)  # the first beat follows the hello
-                if not piece:
-                    break
-                line += piece
-            hello = json.loads(line)
+            hello = json.loads(lines.readline(_HELLO_LIMIT))
             if not isinstance(hello, dict):
                 raise ValueError("it is no JSON object")
-        except (OSError, ValueError) as error:
-            say(f"no hello from the {self.peer}: {error}")
+            for name, value in self._hello.items():
+                if hello.get(name) != value:
+                    other = f"on the {self.peer} {hello.get(name)!r}"
+                    msg = f"{name} differs: here {value!r}, {other}; both machines need the same"
+                    raise ClusterError(f"{msg} image and .env, except for the role", EX_PROTOCOL)
+        except BaseException:
+            lines.close()
             connection.close()
-            return False
-        for name, value in self._hello.items():
-            if hello.get(name) != value:
-                connection.close()
-                msg = f"{name} differs: here {value!r}, on the {self.peer} {hello.get(name)!r};"
-                msg += " both machines need the same image and the same .env, except for the role"
-                raise ClusterError(msg, EX_PROTOCOL)
-        return True
+            raise
+        self._connection = connection
+        connection.settimeout(SILENCE_S)
+        return lines
 
-    def _beat(self, connection: socket.socket) -> None:
+    def _beat(self) -> None:
+        assert self._connection is not None
         while not self.problem:
             try:
-                connection.sendall(b"serving\n" if self.serves else b"loading\n")
+                self._connection.sendall(b"serving\n" if self.serves else b"loading\n")
             except OSError as error:
                 self._end(f"the {self.peer} has gone: {error.strerror}")
             time.sleep(BEAT_S)
 
-    def _listen(self, connection: socket.socket) -> None:
-        connection.settimeout(SILENCE_S)
+    def _listen(self, lines: BinaryIO) -> None:
+        why = f"the {self.peer} has gone"
         try:
-            while not self.problem and (data := connection.recv(1 << 10)):
-                self.peer_serves = self.peer_serves or b"serving" in data
+            while not self.problem and (line := lines.readline(_HELLO_LIMIT)):
+                self.peer_serves = self.peer_serves or line == b"serving\n"
                 write_mark("beat", time.time())
-            self._end(f"the {self.peer} has gone")
         except TimeoutError:
-            self._end(f"no beat from the {self.peer} for {SILENCE_S:.0f} s")
+            why = f"no beat from the {self.peer} for {SILENCE_S:.0f} s"
         except OSError as error:
-            self._end(f"the {self.peer} has gone: {error.strerror}")
+            why += f": {error.strerror}"
+        self._end(why)
 
     def _end(self, why: str) -> None:
         self.problem = self.problem or why
@@ -220,6 +203,5 @@ class Link:
 
 def check_beat() -> None:
     """Raise ValueError where the worker's link had no beat within ``SILENCE_S``."""
-    age_s = time.time() - float(read_mark("beat") or 0)
-    if age_s > SILENCE_S:
+    if time.time() - float(read_mark("beat") or 0) > SILENCE_S:
         raise ValueError(f"no link to the head: no beat within {SILENCE_S:.0f} s")

@@ -25,10 +25,6 @@ Capability = tuple[int, int]
 _MAJOR, _MINOR, _INTEGRATED = 75, 76, 18  # CU_DEVICE_ATTRIBUTE_* of cuda.h
 
 
-class DeviceError(StartError):
-    """No device is visible; the message has a hint."""
-
-
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
     """Return the capability of each device."""
     return [capability for capability, _ in _devices(library)]
@@ -41,20 +37,20 @@ def unified_bytes(library: str = "libcuda.so.1") -> int | None:
 
 def _devices(library: str) -> list[tuple[Capability, int]]:
     """Return capability and unified bytes of each device, without a context on the device."""
-    try:
-        cuda = ctypes.CDLL(library)
-    except OSError:
-        return []
-    count, number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
 
     def attribute(name: int) -> int:
         failed = cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
         return -1 if failed else number.value
 
     found: list[tuple[Capability, int]] = []
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+    try:
+        cuda = ctypes.CDLL(library)
+    except OSError:
         return found
-    for index in range(count.value):
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
+        return found
+    for index in range(number.value):
         if cuda.cuDeviceGet(ctypes.byref(handle), index):
             continue
         unified = attribute(_INTEGRATED) == 1
@@ -64,25 +60,23 @@ def _devices(library: str) -> list[tuple[Capability, int]]:
     return found
 
 
-def check(wanted: str, there: Sequence[Capability]) -> str | None:
-    """Compare the devices with the image's target; vLLM's own error for no device has no hint."""
-    if not there:
-        msg = "no CUDA device is visible in this container: Compose requests it; docker run needs"
-        msg += " --gpus all; build.py doctor checks the host's driver and container toolkit"
-        raise DeviceError(msg, EX_UNAVAILABLE)
+def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
+    """Compare the devices with the image's target; StartError for none, if ``strict``."""
+    msg = "no CUDA device is visible in this container: Compose requests it; docker run needs"
+    msg += " --gpus all; build.py doctor checks the host's driver and container toolkit"
+    if strict and not there:
+        raise StartError(msg, EX_UNAVAILABLE)
     names = [f"{major}.{minor}" for major, minor in there]
-    if wanted in names:
-        return None
-    return f"this image is for devices of compute capability {wanted}, not {', '.join(names)}"
+    if there:
+        msg = f"this image is for devices of compute capability {wanted}, not {', '.join(names)}"
+    if wanted not in names:
+        say(f"warning: {msg}")
 
 
 def driver(text: Path = Path("/proc/driver/nvidia/version")) -> str:
     """Return the release of NVIDIA's driver, or "" where it does not say."""
-    try:
-        release = re.search(r"\s(\d+\.\d+[.\d]*)\s", text.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return ""
-    return release[1] if release else ""
+    there = text.read_text("utf-8", errors="replace") if text.exists() else ""
+    return "".join(re.findall(r"\s(\d+\.\d+[.\d]*)\s", there)[:1])
 
 
 # -- FlashInfer's modules --------------------------------------------------------------------------
@@ -97,16 +91,13 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
     """Return the server's variables for the modules that were compiled with the image.
 
     vLLM uses FlashInfer only where nvcc is on the PATH, or where VLLM_HAS_FLASHINFER_CUBIN is set.
-    Without compilers FlashInfer's JIT is off: a module that the image lacks then ends the
-    preflight, before the download, with MissingJITCacheError. The user's own values stay.
+    Without compilers a module that the image lacks ends the preflight with MissingJITCacheError.
     """
-    path = given.get("PATH")
-    home = given.get("CUDA_HOME") or given.get("CUDA_PATH")
-    usual = shutil.which("nvcc", path=path) or "/usr/local/cuda/bin/nvcc"
-    compiles = shutil.which(f"{home}/bin/nvcc" if home else usual) and has_compiler(given)
+    nvcc = shutil.which("nvcc", path=given.get("PATH"))
+    compiles = shutil.which(nvcc or "/usr/local/cuda/bin/nvcc") and has_compiler(given)
     chosen = {"MAX_JOBS": "2"} if compiles else {}  # the largest takes 8 GiB
     if importlib.util.find_spec("flashinfer_jit_cache") is not None:
-        if shutil.which("nvcc", path=path) is None:
+        if nvcc is None:
             chosen["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
         if not compiles:
             chosen["FLASHINFER_DISABLE_JIT"] = "1"
@@ -115,8 +106,7 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
 
 # -- the folder of compiled kernels ----------------------------------------------------------------
 
-KEPT = 3
-"""Builds and devices whose kernels are kept: also those of an image to roll back to."""
+KEPT = 3  # builds and devices whose kernels are kept: also those of an image to roll back to
 CACHES: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": "vllm",  # torch.compile's graphs are there, too
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
@@ -129,8 +119,7 @@ CACHES: Mapping[str, str] = {
     "DG_JIT_CACHE_DIR": "deep-gemm",
     "NUMBA_CACHE_DIR": "numba",
     "CUDA_CACHE_PATH": "cuda",
-}
-"""Folders by variable of the server; a user's own value has priority."""
+}  # folders by variable of the server; a user's own value has priority
 
 
 def build_key(share: Path, release: str) -> str:
@@ -153,14 +142,17 @@ def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, 
             Path(path).mkdir(parents=True, exist_ok=True)
         # our mark; a full disk is an error here, not of a compiler
         (folder / "used").write_text("by this build and device\n", encoding="ascii")
-        marks = sorted(root.glob("*/used"), key=lambda mark: mark.stat().st_mtime, reverse=True)
-        for mark in [mark for mark in marks if mark.parent != folder][KEPT - 1 :]:
+        # by age, this one last
+        marks = [
+            (path.parent == folder, path.stat().st_mtime, path) for path in root.glob("*/used")
+        ]
+        for *_, mark in sorted(marks)[:-KEPT]:
+            say(f"removing the kernels of an older build, {mark.parent.name}")
             shutil.rmtree(mark.parent)
-            say(f"removed the kernels of an older build, {mark.parent.name}")
     except OSError as error:
         msg = f"compiled kernels cannot be stored in {root}: {error}; user {os.getuid()} must be"
         msg += " able to write there, on a disk with room (SPARKFORGE_JIT_DIR)"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise StartError(msg, EX_CANTCREAT if full else EX_CONFIG) from None
+        code = EX_CANTCREAT if error.errno == errno.ENOSPC else EX_CONFIG
+        raise StartError(msg, code) from None
     say(f"compiled kernels are stored in {folder}")
     return folder, chosen

@@ -1,8 +1,7 @@
 """The front door: HAProxy between the clients and vLLM, or the servers of a router.
 
 vLLM has no key for most of its paths, no limits, and one event loop. So it listens on a socket in a
-folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``. A
-router (docs/several-sparks.md) is the same HAProxy in front of several servers of one model.
+folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import os
 import re
 import resource
 import shutil
-import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,28 +25,24 @@ if TYPE_CHECKING:
 
 REPLICAS = "SPARKFORGE_REPLICAS"
 KEY_FILE = Path("/run/secrets/api_key")
-MAX_BODY_MIB = 8
-"""Of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB."""
-CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256
-"""Behind Docker all clients may be one source."""
+MAX_BODY_MIB = 8  # of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
+CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256  # behind Docker all clients may be one source
 LARGE_MIB = 224
 """For bodies above 256 KiB. With those of all connections 480 MiB: the profiles' ``keep_free_gib``
 includes them."""
 BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
 """Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
 _STARTS_S, _ANSWERS_S = 60.0, 10.0  # 0.1 and less; more on a busy machine
-_LABEL = r"\w([\w-]{0,61}\w)?"
-_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]+\]", re.ASCII)
+_HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", re.ASCII)
+_LOOPBACK = re.compile(r"(127(\.\d{1,3}){3}|localhost|::1|\[::1\])(:\d+)?", re.ASCII)
 
 
 def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KEY_FILE) -> str:
     """Return the key that clients have to send, or "" for none; StartError if that is not enough.
 
-    The file of the secret has priority over VLLM_API_KEY, since ``docker inspect`` shows the
-    environment. An empty file stands for no key: Compose mounts /dev/null by default.
+    The secret's file comes before VLLM_API_KEY, which ``docker inspect`` shows. An empty file
+    stands for no key: Compose mounts /dev/null by default.
     """
-    import ipaddress  # the health check needs none
-
     try:
         key = file.read_text(encoding="utf-8", errors="replace").strip() if file.exists() else ""
     except OSError as error:
@@ -60,17 +53,11 @@ def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KE
         msg = "the API key must be one word of ASCII letters, digits and signs"
         raise StartError(f"{msg} (an editor may have added a byte order mark)")
     # without Compose nobody says where the port is published
-    bind = variables.bind or variables.listen.replace("*", "0.0.0.0")
-    match = re.fullmatch(r"(\[.*\]|[^:]+)(:[0-9]+)?", bind)
-    host = match[1].strip("[]") if match else bind
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    if not (local or key or variables.allow_open):
-        msg = f"port published on {bind} without an API key: everybody who reaches it can use the"
-        msg += " model. Name a file with a key in SPARKFORGE_API_KEY_FILE, or set"
-        raise StartError(f"{msg} SPARKFORGE_ALLOW_OPEN=1")
+    bind = variables.bind or variables.listen
+    if not (_LOOPBACK.fullmatch(bind) or key or variables.allow_open):
+        msg = f"port published on {bind} without an API key: everybody could use the model. Name a"
+        msg += " file with a key in SPARKFORGE_API_KEY_FILE, or set SPARKFORGE_ALLOW_OPEN=1"
+        raise StartError(msg)
     return key
 
 
@@ -94,7 +81,7 @@ def engine_socket() -> Path:
 
 
 def own_socket() -> Path:
-    """Return where our own requests go in: without key and limits, to a door that lives."""
+    """Return where our own requests go in, without key and limits."""
     return folder() / "door.sock"
 
 
@@ -140,40 +127,38 @@ def command(part: str, text: str) -> list[str]:
 
 
 class Door:
-    """HAProxy in front of vLLM, while this process lives.
-
-    If it ends by itself this process gets SIGTERM, so that the container ends.
-    """
+    """HAProxy in front of vLLM, while this process lives."""
 
     def __init__(self, variables: Variables, key: str) -> None:
-        self.died = self._closing = self._ready = self._short = False
+        self._ready = self._short = False
         engine_socket().unlink(missing_ok=True)
         self._processes: list[subprocess.Popen[bytes]] = []
         # glibc gives freed buffers of bodies back to the system
         env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
         for part in ("inner", "outer"):
-            # killed with this process, however that ends
-            words = [
-                "setpriv",
-                "--pdeathsig",
-                "KILL",
-                *command(part, configuration(variables, key, part)),
-            ]
+            words = ("setpriv", "--pdeathsig", "KILL")  # with this process, however that ends
             started = subprocess.Popen(
-                words, env=env, stdin=subprocess.DEVNULL, start_new_session=True
+                [*words, *command(part, configuration(variables, key, part))],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
             self._processes.append(started)
             end = time.monotonic() + _STARTS_S
-            while started.poll() is None and self._ask("show version", part) is None:
+            while not self.died and self._ask("show version", part) is None:
                 if time.monotonic() > end:
                     self.close()
                 time.sleep(0.02)
-            if started.poll() is not None:
+            if self.died:
                 self.close()
                 msg = "the front door does not start, as the lines above say: is the port of"
                 msg += f" {variables.listen} taken? Choose another with SPARKFORGE_PORT"
                 raise StartError(msg, EX_UNAVAILABLE)
-            threading.Thread(target=self._watch, args=(started,), daemon=True).start()
+
+    @property
+    def died(self) -> bool:
+        """Whether one of the processes has ended."""
+        return any(process.poll() is not None for process in self._processes)
 
     @property
     def pids(self) -> list[int]:
@@ -196,24 +181,16 @@ class Door:
 
     def close(self) -> None:
         """End HAProxy, with all connections."""
-        self._closing = True
         for process in self._processes:
             process.kill()
             process.wait()
-
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        if not self._closing:
-            self.died = True
-            say("error: the front door ended by itself")
-            os.kill(os.getpid(), signal.SIGTERM)
 
     def _set_state(self) -> None:
         self._set("state", "maint" if not self._ready else "drain" if self._short else "ready")
 
     def _set(self, what: str, value: str) -> None:
         answer = self._ask(f"set server vllm/engine {what} {value}")
-        if answer and not self._closing:
+        if answer:
             say(f"warning: the front door does not take {what} {value}: {answer}")
 
     def _ask(self, order: str, part: str = "inner") -> str | None:
@@ -238,22 +215,18 @@ def replicas(text: str) -> dict[str, str]:
         host, _, port = word.rpartition(":")
         name = word.replace("[", "").replace("]", "")  # HAProxy takes no bracket in a name
         right = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536 and _HOST.fullmatch(host)
-        cut = re.fullmatch("[0-9.]+", host) and host.count(".") != 3  # an address to the resolver
-        if not right or cut or name.lower() in map(str.lower, found):
-            msg = f"{REPLICAS} has {word[:100]!r}: name each server once, as HOST:PORT"
-            raise StartError(msg)
+        if not right or name in found:
+            raise StartError(f"{REPLICAS} has {word[:100]!r}: name each server once, as HOST:PORT")
         try:
-            family, *_, place = socket.getaddrinfo(
-                host.strip("[]"), int(port), type=socket.SOCK_STREAM
-            )[0]
-        except OSError as error:
-            msg = f"{REPLICAS}: {host} has no address ({error.strerror}): use one in numbers"
+            there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        except (OSError, ValueError) as error:
+            msg = f"{REPLICAS}: {host[:100]} has no address ({error}): use one in numbers"
             raise StartError(msg, EX_NOHOST) from None
-        if str(place[0]).startswith("127.") or place[0] in ("::1", "0.0.0.0", "::"):
+        kind, address = "ipv6" if there[0] == socket.AF_INET6 else "ipv4", str(there[4][0])
+        if address.startswith("127.") or address in ("::1", "0.0.0.0", "::"):
             msg = f"{REPLICAS} has {word}, which is the router's own container: use this machine's"
             raise StartError(f"{msg} address in SPARKFORGE_BIND")
-        kind = "ipv6" if family == socket.AF_INET6 else "ipv4"
-        found[name] = f"{kind}@{place[0]}:{port}"
+        found[name] = f"{kind}@{address}:{port}"
     if not found:
         msg = "name the servers in .env, like 192.168.100.1:8000,192.168.100.2:8000"
         raise StartError(f"{REPLICAS} is empty: {msg}")

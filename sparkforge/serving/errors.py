@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 # sysexits.h. A restart may fix all but 65 and 78.
-EX_DATAERR = 65
-"""The hub sends other bytes than it lists: each restart would download them again."""
+EX_DATAERR = 65  # the hub sends other bytes than it lists: each restart would download them again
 EX_NOINPUT = 66
 EX_NOHOST = 68
 EX_UNAVAILABLE = 69
@@ -14,8 +13,7 @@ EX_OSERR = 71
 EX_CANTCREAT = 73
 EX_TEMPFAIL = 75
 EX_PROTOCOL = 76
-EX_CONFIG = 78
-"""A setting is wrong: no restart changes it."""
+EX_CONFIG = 78  # a setting is wrong: no restart changes it
 
 
 class StartError(Exception):

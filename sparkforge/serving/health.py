@@ -32,14 +32,14 @@ _ENGINE_METRICS = (
 PROBLEMS = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
 """Errors of requests to a server that is not healthy, and of answers of another shape."""
 PROMPTS = ((32,), tuple(range(32, 40)))
-"""Token ids of any vocabulary: one token, and several. A step of the engine with one row uses other
-kernels than one with several."""
+"""Token ids of any vocabulary. A step with one row uses other kernels than one with several."""
 _LAST_LOOK = 1 / 6  # of a check is reserved for the counters, after a token that did not come
 
 
-def _start() -> str:
-    """Return the start time of process 1, which identifies this start of the container."""
-    return Path("/proc/1/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+def forget() -> None:
+    """Remove the marks of an earlier start of the container."""
+    for path in Path(tempfile.gettempdir()).glob("sparkforge-*.json"):
+        path.unlink(missing_ok=True)
 
 
 def write_mark(name: str, content: object) -> None:
@@ -47,20 +47,18 @@ def write_mark(name: str, content: object) -> None:
     path = Path(tempfile.gettempdir()) / f"sparkforge-{name}.json"
     try:
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps([_start(), content]), encoding="utf-8")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         say(f"warning: {path} cannot be written: {error}")
 
 
 def read_mark(name: str) -> Any:
-    """Return what was stored in this start of the container, or None."""
+    """Return what was stored, or None."""
     try:
-        text = (Path(tempfile.gettempdir()) / f"sparkforge-{name}.json").read_bytes()
-        start, content = json.loads(text)
-    except (FileNotFoundError, ValueError, TypeError):
+        return json.loads((Path(tempfile.gettempdir()) / f"sparkforge-{name}.json").read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
-    return content if start == _start() else None
 
 
 def tell(text: str, *, given_up: bool = False) -> None:
@@ -73,7 +71,7 @@ class NoTokenError(ValueError):
 
 
 class StatusError(ValueError):
-    """The server answered with another status than 200."""
+    """Another status than 200."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -84,16 +82,11 @@ class StatusError(ValueError):
 class Client:
     """One server, behind the inner side of its front door."""
 
-    address: Path
-    """Of the socket."""
-    timeout_s: float
-    """For all requests of one check."""
+    address: Path  # of the socket
+    timeout_s: float  # for all requests of one check
 
     def observe(self, before: Counters | None) -> Counters:
-        """Check for progress since ``before``, or cause it; returns the current counters.
-
-        Raises PROBLEMS, and NoTokenError where the engine is the reason.
-        """
+        """Check for progress since ``before``, or cause it; returns the counters, or PROBLEMS."""
         end = time.monotonic() + self.timeout_s
         self.ask(end, "GET", "/health")
         now = self._counters(end)
@@ -107,8 +100,6 @@ class Client:
                 msg = f"no step of the engine, and no token within {self.timeout_s:.0f} s"
                 raise NoTokenError(msg) from None
             return after
-        except PROBLEMS as error:
-            raise NoTokenError(f"{type(error).__name__}: {error}") from error
         return self._counters(end)
 
     def ask(

@@ -29,10 +29,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-CUDA = "/usr/local/cuda/bin"
-"""Place where FlashInfer looks for nvcc, on the PATH or not."""
-NAME = "triton"
-"""The module's folder in the image's share folder."""
+CUDA = "/usr/local/cuda/bin"  # FlashInfer looks for nvcc there, too
+NAME = "triton"  # the module's folder in the image's share folder
 LIBRARY_VARIABLE = "TRITON_LIBCUDA_PATH"
 """Names Triton the folder of the driver's library, which it would look for; part of the key. Triton
 only gives it to a compiler."""
@@ -82,17 +80,14 @@ def compile_driver(backend: Path, out: Path) -> Path:
         driver = Path(folder, "libcuda.so.1")
         empty = ("-shared", "-nostdlib", f"-Wl,-soname,{driver.name}", "-xc", os.devnull)
         subprocess.run(["gcc", *empty, "-o", str(driver)], check=True)
-        options = ("-O3", "-shared", "-fPIC", "-Wno-psabi", "-s", "-Iinclude", f"-I{_headers()}")
+        # of Python; Debian's own default scheme names another folder
+        headers = sysconfig.get_path("include", "posix_prefix")
+        options = ("-O3", "-shared", "-fPIC", "-Wno-psabi", "-s", "-Iinclude", f"-I{headers}")
         # Ubuntu's gcc leaves libraries out whose functions are not used
         library = ("-Wl,--no-as-needed", f"-L{folder}", f"-l:{driver.name}")
         command = ["gcc", *options, _SOURCE, *library, "-o", str(made)]
         subprocess.run(command, cwd=backend, check=True)
     return made
-
-
-def _headers() -> Path:
-    """Return the folder of Python's C headers; Debian's own default scheme names another."""
-    return Path(sysconfig.get_path("include", "posix_prefix"))
 
 
 def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
@@ -103,18 +98,14 @@ def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
     found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
     if not found:
         return
-    if shutil.which("gcc") is None:
-        sys.exit("the image lacks the program gcc, of the package gcc")
-    if not (header := _headers() / "Python.h").exists():
-        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
-        sys.exit(f"the image lacks the file {header}, of the package {package}")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(found[0]) as archive:
         wanted = (f"{_BACKEND}/{_SOURCE}", f"{_BACKEND}/include/")
         archive.extractall(folder, [one for one in archive.namelist() if one.startswith(wanted)])
         try:
             compile_driver(Path(folder, _BACKEND), out)
-        except subprocess.CalledProcessError as error:
-            sys.exit(f"Triton's {_SOURCE} does not compile: gcc's exit code is {error.returncode}")
+        except (OSError, subprocess.CalledProcessError) as error:
+            python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+            sys.exit(f"the image lacks what Triton's module needs, of gcc or {python}: {error}")
 
 
 # -- at a server's start -------------------------------------------------------------------------
@@ -137,30 +128,22 @@ def triton_key(backend: Path, libcuda: str) -> str:
 
 
 def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
-    """Copy the image's module into a server's cache, unless that has one.
-
-    A failure is no error: Triton then compiles it as it would without the image's.
-    """
+    """Copy the image's module into a server's cache, unless that has one."""
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
         return {}
     backend = Path(os.path.realpath(Path(spec.origin).parent / "backends" / "nvidia"))
-    home = variables.get("TRITON_HOME") or variables.get("HOME") or Path.home()
-    cache = Path(variables.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
     libcuda = variables.get(LIBRARY_VARIABLE) or str(share / NAME)
     found: dict[str, str] = {}
     for module in sorted((share / NAME).glob("*.so")):
-        try:
-            path = cache / triton_key(backend, libcuda) / module.name
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                passing = path.with_name(f"sparkforge-{os.getpid()}.tmp")  # another may look
-                passing.write_bytes(module.read_bytes())
-                passing.replace(path)
-                say("Triton's module for the driver: the image's is used")
-            found = {LIBRARY_VARIABLE: libcuda}
-        except OSError as error:
-            say(f"warning: {cache}: {error}; Triton compiles its module, which needs gcc")
+        path = Path(variables["TRITON_CACHE_DIR"], triton_key(backend, libcuda), module.name)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            passing = path.with_name(f"sparkforge-{os.getpid()}.tmp")  # another may look
+            passing.write_bytes(module.read_bytes())
+            passing.replace(path)
+            say("Triton's module for the driver: the image's is used")
+        found = {LIBRARY_VARIABLE: libcuda}
     return found
 
 

@@ -30,7 +30,7 @@ from sparkforge.serving import (
     preflight,
     profile,
 )
-from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR, EX_TEMPFAIL, StartError, say
+from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR, StartError, say
 from sparkforge.serving.health import Client
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.settings import Variables
@@ -43,6 +43,7 @@ LIMIT = 3  # failed starts in a row
 def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Serve until the server ends; wait where Docker would only repeat a failure."""
     signals = Signals()
+    health.forget()
     # Compose passes on what .env lists, and an empty value is an error to the hub's library
     given = {name: text for name, text in environment.items() if text or name[:3] != "HF_"}
     reason, launch = "its log gives the reason", None
@@ -53,11 +54,10 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
         code = launch.run()
     except StoppedError:
         return 128 + signals.came[0]
-    except StartError as error:
-        code, reason = error.code, str(error)
-        say(f"error: {reason}")
-    except (OSError, ValueError) as error:
+    except (StartError, OSError, ValueError) as error:
         code, reason = EX_CONFIG, f"{type(error).__name__}: {error}"
+        if isinstance(error, StartError):
+            code, reason = error.code, str(error)
         say(f"error: {reason}")
     starts, why = None if launch is None else launch.starts, ""
     if code in (EX_CONFIG, EX_DATAERR):
@@ -68,15 +68,15 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     waits = why and repeats and not signals.came
     if starts is not None and (waits or signals.came):
         starts.unlink(missing_ok=True)  # a restart by the user tries again
-    try:
-        if waits:
+    if waits:
+        try:
             health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
             say(f"waiting without a server: {why}; the lines above give the reason")
             say("to try again: docker compose restart, or docker compose up after a change of .env")
-        while waits:
-            time.sleep(1)
-    except StoppedError:
-        pass
+            while True:
+                time.sleep(1)
+        except StoppedError:
+            pass
     return code
 
 
@@ -92,11 +92,8 @@ def begin(path: Path) -> None:
     """Count one more start; logs it from the second on."""
     if (count := _count(path) + 1) > 1:
         say(f"start {count} of {LIMIT}: the last one never became ready")
-    try:
-        with path.open("ab") as file:
-            file.truncate(count)
-    except OSError as error:
-        say(f"warning: failed starts are not counted: {error}")
+    with path.open("ab") as file:
+        file.truncate(count)
 
 
 def serve(model: str, words: Sequence[str]) -> list[str]:
@@ -106,10 +103,7 @@ def serve(model: str, words: Sequence[str]) -> list[str]:
 
 
 class Launch:
-    """One start, by the entrypoint's arguments: the model, if the first is none, and options.
-
-    Its settings are read and checked first; raises StartError, or OSError for a profile's file.
-    """
+    """One start, by the entrypoint's arguments: the model, if the first is none, and options."""
 
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], signals: Signals
@@ -120,11 +114,9 @@ class Launch:
         model, own = given.model, list(words)
         if own and not own[0].startswith("-"):
             model, *own = own
-        self.is_folder = model.startswith(("/", "."))
-        """The model is a folder in the container; else a name on the hub."""
+        self.is_folder = model.startswith(("/", "."))  # else a name on the hub
         self.model, _, revision = (model, "", "") if self.is_folder else model.partition("@")
         self.caller = (*given.extra_args, *own)
-        """The user's options of ``vllm serve``."""
         options.check([*given.serve_args, *self.caller])
         self.revision = options.value(self.caller, "--revision") or revision
         self.profile = _profile(given)
@@ -134,34 +126,23 @@ class Launch:
         self.pair = cluster.settings(environment)
         self.machines = 1 if self.pair is None else 2
         self.variables = dict(environment)
-        """Of the server."""
         self.variables.pop("VLLM_API_KEY", None)  # the front door's
-        self.key: str | None = None
-        if self.pair is None or self.pair.is_head:
-            self.key = door.key_of(given, environment)
+        # a worker of two machines takes no requests, and has no door
+        has_door = self.pair is None or self.pair.is_head
+        self.key = door.key_of(given, environment) if has_door else None
         self.entrance: door.Door | None = None
-        """None: this server takes no requests: the worker of two machines."""
-        self.starts: Path | None = None
-        """The file that counts the starts, once the server is started."""
+        self.starts: Path | None = None  # counts them, once the server is started
 
     def run(self) -> int:
-        """Run the server; returns the exit code.
-
-        Raises:
-            StartError, OSError, ValueError: it cannot be started; StoppedError: a signal came.
-        """
+        """Run the server; returns the exit code. Raises StoppedError where a signal came before."""
         self._check()
         if self.key is not None:
             self.entrance = door.Door(self.given, self.key)
         try:
-            code = self._run()
+            return self._run()
         finally:
             if self.entrance is not None:
                 self.entrance.close()
-        if self.entrance is not None and self.entrance.died:
-            self.signals.came.clear()  # its own, not Docker's
-            return EX_TEMPFAIL
-        return code
 
     def _check(self) -> None:
         """Check model, vocabulary, device and memory."""
@@ -170,14 +151,8 @@ class Launch:
         if self.profile.vocabulary_sha256:
             checkpoint.check_vocabulary(self.profile.vocabulary_sha256)
         if self.profile.cuda_arch is not None and self.backends != "off":
-            try:
-                warning = devices.check(self.profile.cuda_arch, devices.capabilities())
-            except devices.DeviceError as error:
-                if self.backends == "fail":
-                    raise
-                warning = str(error)
-            if warning:
-                say(f"warning: {warning}")
+            there, strict = devices.capabilities(), self.backends == "fail"
+            devices.check(self.profile.cuda_arch, there, strict=strict)
         # the share is computed again before the server starts: hours may pass until then
         memory.share(self.profile.memory, self.caller, self.machines)
 
@@ -206,17 +181,12 @@ class Launch:
         return self._server(model, words, kernels, link).run()
 
     def _kernel_options(self) -> list[str]:
-        """Return the options that decide which kernels the server uses.
-
-        They are the profile's, the pair's split, and those of target and user. Of two values of one
-        option vLLM uses the later.
-        """
+        """Return the options that decide the kernels; of two equal ones the later counts."""
         words = [*self.profile.options(), *(cluster.SPLIT if self.pair is not None else ())]
         words += [*self.given.serve_args, *self.caller]
         # for a GPU torch.compile writes code for Triton, which brings its own compiler
         if not self.on_device and not devices.has_compiler(self.variables):
-            # torch.compile would call the compiler at the first token (vLLM's CPU sampler uses it
-            # even with --enforce-eager), and the engine would die of it
+            # vLLM's CPU sampler calls the compiler even with --enforce-eager, and the engine dies
             say("no C++ compiler here: serving without torch.compile")
             self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
             words += [] if "--enforce-eager" in words else ["--enforce-eager"]
@@ -232,21 +202,21 @@ class Launch:
             build = devices.build_key(self.given.share, self.given.release)
             kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
             self.variables |= places
-        self.variables |= image_build.seed(self.given.share, self.variables, say)
+            self.variables |= image_build.seed(self.given.share, self.variables, say)
         return kernels
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
         expected = self.profile.expectations(command, self.caller)
-        return Server(
+        server = Server(
             command,
             self.variables,
             self.signals,
             client,
-            expected={} if self.backends == "off" else expected,
-            strict=self.backends == "fail",
-            entrance=self.entrance,
+            {} if self.backends == "off" else expected,
         )
+        server.strict, server.entrance = self.backends == "fail", self.entrance
+        return server
 
     def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
         """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""
@@ -272,10 +242,8 @@ class Launch:
         if self.signals.came:
             raise StoppedError
         if code:
-            say(
-                f"error: the preflight failed (exit code {code}): the lines above say what differs;"
-                " to serve anyway: SPARKFORGE_CHECKS=preflight=off"
-            )
+            say(f"error: the preflight failed (exit code {code}): the lines above say what differs")
+            say("to serve anyway: SPARKFORGE_CHECKS=preflight=off")
             return EX_CONFIG
         if mark is not None:
             mark.write_text(key, encoding="ascii")
@@ -304,9 +272,11 @@ class Launch:
         server.weights, server.link, server.hang_s = weights, link, hang_s
         mode = ("on" if self.profile.memory else "off") if checks.guard == "auto" else checks.guard
         if mode != "off":
-            server.guard = memory.Guard(mode == "on", entrance.refuse if entrance else None)
-        if entrance is None:  # a worker takes no requests, and fails with its head
+            server.guard = memory.Guard(mode == "on")
+        if entrance is None:  # a worker fails with its head
             return server
+        if server.guard is not None:
+            server.guard.refuse = entrance.refuse
         # three failed checks, and the time between them, fit into the time of a hang
         client = server.client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
         server.every_s = min(EVERY_S, hang_s / 12 or EVERY_S)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 HOST_GIB = 16
 """The smallest limit of a container whose GPU memory does not count towards it: vLLM's processes (3
-GiB or more, an estimate), compilers (4.6), 8 for /dev/shm and 2 for /tmp, which are rarely full at
-the same time. Not confirmed on a Spark."""
+or more, an estimate), compilers (4.6), 8 for /dev/shm and 2 for /tmp. Not confirmed on a Spark."""
 LIMIT, SHARE = "SPARKFORGE_MEMORY_LIMIT", "--gpu-memory-utilization"
 
 
@@ -40,10 +39,8 @@ class Reading:
 
     total: int
     available: int
-    limit: int | None = None
-    """Of this container; None: no limit."""
-    used: int = 0
-    """Used part of the limit, without pages that the kernel can drop."""
+    limit: int | None = None  # of this container; None: no limit
+    used: int = 0  # used part of the limit, without pages that the kernel can drop
 
     @property
     def room(self) -> int:
@@ -135,11 +132,10 @@ def log(moment: str) -> None:
 
 
 def drop(files: Sequence[Path]) -> None:
-    """Drop files from the page cache and log it; a failure only costs memory.
+    """Drop files from the page cache; a failure only costs memory.
 
     On unified memory the GPU cannot use a page of a cached weight file before the kernel has
-    reclaimed it. Dropping all caches needs root; ``posix_fadvise(DONTNEED)`` drops the clean,
-    unmapped pages of a readable file.
+    reclaimed it. Dropping all caches needs root.
     """
     try:
         for file in files:
@@ -167,10 +163,9 @@ _RELEASE = 1.25  # times the first: above it memory is no longer short
 class Guard:
     """Acts on the memory that is left: the machine's, or up to the container's limit."""
 
-    acts: bool = True
-    """False: it only warns."""
-    refuse: Callable[[bool], None] | None = None
-    """Has the front door refuse new requests, or no longer; None: the server takes none."""
+    acts: bool = True  # false: it only warns
+    refuse: Callable[[bool], None] = lambda short: None
+    """Has the front door refuse new requests, or no longer."""
     read: Callable[[], Reading] = read
     _told: str = ""
     _low: dict[float, list[float]] = field(default_factory=dict)
@@ -192,8 +187,7 @@ class Guard:
         except (OSError, ValueError, LookupError) as error:  # ends nothing
             self._tell("blind", f"warning: memory cannot be read, and is not guarded: {error!r}")
             return
-        room = reading.room / GIB
-        text = f"memory is short: {described(reading)}"
+        room, text = reading.room / GIB, f"memory is short: {described(reading)}"
         warns = self._lasts(WARN_GIB, WARN_S, room, now)
         if self._lasts(END_GIB, END_S, room, now) and self.acts:
             msg = f"{text}: ending the server before the machine stops responding"
@@ -218,6 +212,6 @@ class Guard:
     def _tell(self, state: str, text: str) -> None:
         if state != self._told:
             say(text)
-            if self.refuse is not None and "refuses" in (state, self._told):
+            if "refuses" in (state, self._told):
                 self.refuse(state == "refuses")
             self._told = state

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from sparkforge.serving.errors import SettingError, StartError
 
@@ -19,8 +18,7 @@ CONFIG, KEY = "--additional-config", "sparkforge"
 """The option with a JSON object for all of vLLM's plugins, and our plugin's key in it."""
 _KEYS = {"--mxfp4-layers": "mxfp4_layers", "--decode-kernels": "decode_kernels"}
 """Keys of our plugin, by options that vLLM does not have."""
-_MOE, _EXPERTS = "--moe-backend", "bf16_dequant"
-"""An option of vLLM, and our plugin's value of it."""
+_MOE, _EXPERTS = "--moe-backend", "bf16_dequant"  # an option of vLLM, and our plugin's value of it
 SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
 """Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""
 IN_URL = re.compile(r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@")
@@ -29,8 +27,7 @@ _IN_JSON = re.compile(
     rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
 )
 _IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
-_REFUSED = {
-    # each would open another way in, or move the one that the front door uses
+_REFUSED = {  # each would open another way in, or move the one that the front door uses
     "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
     "--host": "SPARKFORGE_BIND is the address on the host",
     "--port": "SPARKFORGE_PORT is the port on the host",
@@ -91,11 +88,10 @@ def for_plugin(words: Sequence[str]) -> list[str]:
     ``--additional-config`` is kept. Without an option of ours it is left for vLLM to judge.
     """
     kept: list[str] = []
-    ours: dict[str, list[str]] = {}  # the last words of each option that may be ours
+    ours: dict[str, str] = {}  # the last value of each option that may be ours
     rest = list(words)
     while rest:
-        word = rest.pop(0)
-        name, equals, _ = word.partition("=")
+        name, equals, text = (word := rest.pop(0)).partition("=")
         option = name.replace("_", "-")
         if option.startswith(f"{CONFIG}."):  # vLLM makes one object of all of these
             raise SettingError(f"{name} is not possible here", f"use {CONFIG}")
@@ -103,31 +99,27 @@ def for_plugin(words: Sequence[str]) -> list[str]:
             kept.append(word)
         else:
             alone = equals or not rest or rest[0].startswith("-")
-            ours[option] = [word] if alone else [word, rest.pop(0)]
-    found: dict[str, Any] = {}
-    for option, key in _KEYS.items():
-        if option in ours:
-            found[key] = value(ours.pop(option), option)
-            if not found[key]:
-                raise SettingError(f"{option} has no value", f"write {option} VALUE")
+            ours[option] = text if alone else rest.pop(0)
+    found = {key: ours.pop(option) for option, key in _KEYS.items() if option in ours}
+    if not all(found.values()):
+        raise SettingError(f"one of {', '.join(_KEYS)} has no value", "write --OPTION VALUE")
     # vLLM's parser reads the names of backends so
-    if (value(ours.get(_MOE, ()), _MOE) or "").lower().replace("-", "_") == _EXPERTS:
-        del ours[_MOE]
+    if ours.get(_MOE, "").lower().replace("-", "_") == _EXPERTS:
         found["experts"] = _EXPERTS
+        del ours[_MOE]
     if found:
         try:
-            merged = json.loads(value(ours.pop(CONFIG, ()), CONFIG) or "{}")
+            merged = json.loads(ours.get(CONFIG) or "{}")
             merged[KEY] = {**merged.get(KEY, {}), **found}
         except (ValueError, TypeError, AttributeError):  # without the value: it may be a secret
             msg = f"the value of {CONFIG} is no JSON object"
             raise SettingError(msg, f"write {CONFIG} '{{...}}'") from None
-        config = json.dumps(merged, sort_keys=True, separators=(",", ":"))
-        ours[CONFIG] = [f"{CONFIG}={config}"]
-    return [*kept, *(word for pair in ours.values() for word in pair)]
+        ours[CONFIG] = json.dumps(merged, sort_keys=True, separators=(",", ":"))
+    return [*kept, *(f"{option}={text}" if text else option for option, text in ours.items())]
 
 
 def shown(text: object) -> str:
-    """Return another program's message in one line, without passwords of URLs and tokens."""
+    """Return another program's message in one line, without passwords of URLs and the token."""
     line = IN_URL.sub("***@", " ".join(str(text).split()))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if len(secret := os.environ.get(name, "").strip()) > 3:
@@ -136,11 +128,7 @@ def shown(text: object) -> str:
 
 
 def redacted(words: Sequence[str]) -> list[str]:
-    """Return a command for the log, with its secrets replaced.
-
-    Secrets are values of options, of keys in JSON and of options with dots
-    (``--kv-transfer-config.token``) with a secret's name, and user and password of a URL.
-    """
+    """Return a command for the log, without secrets: by names of options and keys, and in URLs."""
     found: list[str] = []
     secret = False
     for word in words:

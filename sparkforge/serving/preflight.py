@@ -1,10 +1,9 @@
 """Requests before users are served: a small model with known answers, then the warm-up.
 
-The image has a small checkpoint with gpt-oss' architecture and its expected answers
-(``sparkforge/checkpoints/trial.py``), which is served before anything large is downloaded, with the
-real model's backends. The best known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat
-with status 200, without content and reasoning: an expert kernel computes wrong values. Parallel
-requests showed it first. So a server with the real weights also has to do a sum.
+A small checkpoint with gpt-oss' architecture and its expected answers (of
+``sparkforge/checkpoints/trial.py``) is served before anything large is downloaded, with the real
+model's backends. The best known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat with
+status 200 and nothing else, first seen with parallel requests: so the real model has to do a sum.
 """
 
 from __future__ import annotations
@@ -29,13 +28,10 @@ NAME = "preflight"
 """Name of the model, of its folder in the image's share and in the build, and of a pass' mark."""
 MEDIAN, MOST = 0.1, 0.3
 """Limits of the distance between a server's log-probabilities and the reference's, in nats: of the
-median, and of 19 in 20. Random changes of the weights by a step of BF16 give 0.02 and 0.06. Every
-wrong model that was tried (no sinks, no window, no YaRN, nibbles or gate and up swapped, one expert
-of 16 missing, one of four skipped, no bias) gives more than 0.4 for the second:
-tests/unit/serving/test_preflight.py. Marlin's and Triton's experts on an H200: 0.02 and 0.06
-(docs/serving.md, Preflight)."""
-LEAD = 1.0
-"""Nats. A token with a larger lead has to be the next one."""
+median, and of 19 in 20. Random changes of the weights by a step of BF16 give 0.02 and 0.06, as do
+Marlin's and Triton's experts on an H200; every wrong model of tests/unit/serving/test_preflight.py
+more than 0.4 for the second (docs/serving.md, Preflight)."""
+LEAD = 1.0  # nats. A token with a larger lead has to be the next one
 # these determine the kernels; the small model needs other values of the rest
 _CARRIED = (
     "--decode-kernels",  # who switches them off, since they hang, would meet them here again
@@ -120,8 +116,7 @@ def judge(distances: Sequence[float]) -> str:
 # -- the warm-up -----------------------------------------------------------------------------------
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-LIMIT_S = 900.0
-"""For all requests together; the rest is skipped."""
+LIMIT_S = 900.0  # for all requests together; the rest is skipped
 _ASK_S = 5.0
 _DEATH_S = 5.0  # a server ends within this time after its engine, and logs the reason
 _SCHEMA = {
@@ -131,8 +126,6 @@ _SCHEMA = {
 }
 _TOOL = {"name": "weather", "description": "Weather of a city", "parameters": _SCHEMA}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "ab", "schema": _SCHEMA}}
-_FAILED = re.compile(rb'^data: (\{"error".*\})', re.MULTILINE)
-"""An error in a stream, whose status is 200 by then."""
 
 Request = tuple[str, str, Mapping[str, Any], int]
 """Some requests at once: their name, path, body without the model's name, and number."""
@@ -172,8 +165,7 @@ def warm_up(
 ) -> str:
     """Send the requests to a server that has answered once; returns the problem, or "".
 
-    A request that the server refuses (status 4xx) is one that users cannot make either, and is only
-    logged.
+    What the server refuses (status 4xx) users cannot ask either: it is only logged.
     """
     began = time.monotonic()
     try:
@@ -211,11 +203,7 @@ def _send(client: Client, request: Request, model: str, end: float) -> None:
     def one(number: int) -> None:
         # a new salt, or the prefix cache would shorten the prompt
         salt = f"warm-up {time.monotonic_ns()} {number}"
-        body = {"cache_salt": salt, **given, "model": model}
-        answer = client.ask(end, "POST", path, body)
-        if body.get("stream") and (found := _FAILED.search(answer)):
-            error = json.loads(found[1])["error"]
-            raise StatusError(int(error.get("code") or 500), str(error.get("message"))[:200])
+        client.ask(end, "POST", path, {"cache_salt": salt, **given, "model": model})
 
     with ThreadPoolExecutor(count, "warm-up") as pool:
         for _ in pool.map(one, range(count)):
@@ -225,8 +213,7 @@ def _send(client: Client, request: Request, model: str, end: float) -> None:
 # -- a question to the model -----------------------------------------------------------------------
 
 QUESTION, TOGETHER = "What is 17 + 25?", 8
-ANSWER_S = 300.0
-"""For each round of the question."""
+ANSWER_S = 300.0  # for each round of the question
 _RESULT = re.compile(r"(?<!\d)42(?!\d)")
 _TOKENS = 400  # reasoning of low effort takes some tens; the rest is a reserve
 
@@ -240,14 +227,14 @@ def question(client: Client, model: str, max_len: int) -> str:
         "reasoning_effort": "low",
         "max_tokens": min(_TOKENS, max(1, max_len // 2)),
     }
+
+    def ask(number: int) -> str:
+        salt = f"answers {time.monotonic_ns()} {number}"  # each request computes its prompt
+        end = time.monotonic() + ANSWER_S
+        return problem_of(json.loads(client.ask(end, "POST", CHAT, {**body, "cache_salt": salt})))
+
     for count in (1, TOGETHER):
         began = time.monotonic()
-
-        def ask(number: int, end: float = began + ANSWER_S) -> str:
-            salt = f"answers {end} {number}"  # so that each request computes its prompt
-            answer = client.ask(end, "POST", CHAT, {**body, "cache_salt": salt})
-            return problem_of(json.loads(answer))
-
         with ThreadPoolExecutor(count, "answers") as pool:
             wrong = [problem for problem in pool.map(ask, range(count)) if problem]
         how = "asked alone" if count == 1 else f"{count} at once"
@@ -262,11 +249,9 @@ def problem_of(answer: Mapping[str, Any]) -> str:
     message = answer["choices"][0]["message"]
     texts = [str(message.get(part) or "").strip() for part in ("reasoning", "content")]
     if not any(texts):
-        return (
-            "status 200 without content and reasoning: the model computes wrong tokens"
-            " (known from vllm#37030; try another --moe-backend in SPARKFORGE_EXTRA_ARGS)"
-        )
-    if not any(_RESULT.search(text) for text in texts):
-        shown = ascii(" / ".join(text for text in texts if text)[-80:])
-        return f"42 is not in the answer, which ends with {shown}: the model computes wrong tokens"
-    return ""
+        msg = "status 200 without content and reasoning: the model computes wrong tokens (known"
+        return f"{msg} from vllm#37030; try another --moe-backend in SPARKFORGE_EXTRA_ARGS)"
+    shown = " / ".join(filter(None, texts))
+    if _RESULT.search(shown):
+        return ""
+    return f"no 42 in the answer, which ends with {shown[-80:]!a}: the model computes wrong tokens"

@@ -5,7 +5,6 @@ Its options have the names that vLLM's own ``--config`` file gives them. The oth
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +30,7 @@ _WITHOUT_DECODE_EXPERTS = frozenset(
     ("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype")
 )
 """Options with which experts may not go through the decode kernels."""
-# of vLLM, by field: names and values are checked with its own parser in
-# tests/patches/test_profiles.py
+# of vLLM, by field: its own parser checks them in tests/patches/test_profiles.py
 _OPTIONS = {
     "moe_backend": "--moe-backend",
     "attention_backend": "--attention-backend",
@@ -76,19 +74,15 @@ class _Model(BaseModel):
 class MemoryPlan(_Model):
     """vLLM's share of a memory that GPU and host share; computed when it starts."""
 
-    keep_free_gib: Count
-    """Memory for the host and for the server's own host memory."""
-    most_percent: Annotated[Count, Field(le=95)]
-    """Limit as a share of all memory."""
-    least_gib: Count
-    """Minimum to start the model: weights, activations, one request's KV cache."""
+    keep_free_gib: Count  # memory for the host and for the server's own host memory
+    most_percent: Annotated[Count, Field(le=95)]  # limit as a share of all memory
+    least_gib: Count  # minimum to start the model: weights, activations, one request's KV cache
 
 
 class Choice(_Model):
     """The settings of a profile that the user's choice determines."""
 
-    mxfp4_layers: LayerList | None = None
-    """Dense layers to quantise while loading; docs/kernels.md."""
+    mxfp4_layers: LayerList | None = None  # dense layers to quantise while loading; docs/kernels.md
 
 
 class Profile(_Model):
@@ -97,22 +91,17 @@ class Profile(_Model):
     vLLM decides an option without a value, and judges the values of the others.
     """
 
-    model: Name | None = None
-    """In pins.yaml's ``models``."""
+    model: Name | None = None  # in pins.yaml's ``models``
     moe_backend: Name | None = None
     attention_backend: Backend | None = None
     kv_cache_dtype: Name | None = None
     load_format: Name | None = None
-    mxfp4_layers: LayerList | None = None
-    """Dense layers to quantise while loading, for a profile without a choice."""
-    choice: Name | None = None
-    """The choice that counts, by default the one here; null: the user has no choice."""
-    max_model_len: Count | None = None
-    """Tokens of prompt and answer together."""
+    mxfp4_layers: LayerList | None = None  # for a profile without a choice
+    choice: Name | None = None  # by default; null: the user has no choice
+    max_model_len: Count | None = None  # tokens of prompt and answer together
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
-    cudagraph_capture_sizes: tuple[Count, ...] = ()
-    """Batch sizes (tokens of one step) of the CUDA graphs."""
+    cudagraph_capture_sizes: tuple[Count, ...] = ()  # batch sizes: tokens of one step
     prefix_caching: Truth | None = None
     enforce_eager: Truth = False
     reasoning_parser: Name | None = None
@@ -120,18 +109,11 @@ class Profile(_Model):
     exclude_tools_when_none: Truth = False
     """Leave tools out of the prompt of a request whose ``tool_choice`` is ``none``. Otherwise the
     model calls them anyway, vLLM drops the call, and the answer is empty."""
-    memory: MemoryPlan | None = None
-    """Null: vLLM's default, a fixed share."""
-    evict_page_cache: Truth = False
-    """Drop the weight files from the page cache before and after loading."""
-    vocabulary: Name | None = None
-    """Required vocabulary among pins.yaml's ``vocabularies``."""
-    warm_up: Literal["off", "quick", "full"] = "off"
-    """Requests that compile kernels before the server counts as healthy; quick and full are the
-    same."""
-    answers: Truth = False
-    """Whether the model, with its real weights, must answer a question at the end of the warm-up,
-    before the server counts as healthy."""
+    memory: MemoryPlan | None = None  # null: vLLM's default, a fixed share
+    evict_page_cache: Truth = False  # drop the weights from it before and after loading
+    vocabulary: Name | None = None  # required vocabulary among pins.yaml's ``vocabularies``
+    warm_up: Literal["off", "quick", "full"] = "off"  # quick and full are the same
+    answers: Truth = False  # whether the model must answer a question at the end of the warm-up
     expect: Mapping[Literal["moe", "experts", "attention", "linear"], Backend] = Field(
         default_factory=dict
     )
@@ -141,10 +123,8 @@ class Profile(_Model):
 
     # the build adds these for the image
     choices: Mapping[Name, Choice] = Field(default_factory=dict)
-    vocabulary_sha256: str | None = None
-    """Of the Harmony vocabulary that the chat endpoint has to use."""
-    cuda_arch: str | None = None
-    """Compute capability that the image is built for, as ``12.1``; null: a CPU."""
+    vocabulary_sha256: str | None = None  # of the Harmony vocabulary of chats
+    cuda_arch: str | None = None  # compute capability of the image, as ``12.1``; null: a CPU
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
@@ -193,22 +173,18 @@ class Profile(_Model):
             if given:
                 values = given if isinstance(given, tuple) else () if given is True else (given,)
                 words += [option, *map(str, values)]
-        if self.tool_call_parser:
-            # without it "tool_choice": "auto" gets status 400
+        if self.tool_call_parser:  # without it "tool_choice": "auto" gets status 400
             words.append("--enable-auto-tool-choice")
         return words
 
     def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
-        """Return the backends that vLLM has to choose, by kind.
-
-        A backend in the user's options replaces the profile's, and is not checked. vLLM logs the
-        backend of dense layers only where ``--mxfp4-layers`` quantises some.
-        """
+        """Return the backends that vLLM has to choose, by kind; the user's own are not checked."""
         expected: dict[str, str] = {
             kind: name for kind, name in self.expect.items() if not has(caller, f"--{kind}-backend")
         }
         layers = (value(command, _LAYERS) or "").split(",")
         quantised = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
+        # vLLM logs the backend of dense layers only where some are quantised
         if not quantised or has(caller, "--decode-kernels"):  # which decide for these
             expected.pop("linear", None)
         if any(has(caller, option) for option in _WITHOUT_DECODE_EXPERTS):
@@ -220,20 +196,12 @@ class ChoiceError(SettingError):
     """There is no such choice."""
 
 
-def named(variables: Mapping[str, str]) -> str:
-    """Return the name in ``SPARKFORGE_PROFILE``; "" for none, or where it is the path of a file."""
-    given = variables.get(VARIABLE, "")
-    return "" if "/" in given else given
-
-
 def pick(profile: Profile, name: str, setting: str) -> Profile:
     """Return a profile with another choice."""
     if name in profile.choices:
         return profile.model_copy(update={"choice": name})
-    near = difflib.get_close_matches(name, profile.choices, n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
     known = f"use {', '.join(profile.choices)}" if profile.choices else "omit it: there is none"
-    raise ChoiceError(f"{setting} {name!r}: no such profile", guess + known)
+    raise ChoiceError(f"{setting} {name!r}: no such profile", known)
 
 
 # -- vLLM's log ------------------------------------------------------------------------------------
@@ -261,12 +229,10 @@ _STANDS_FOR: Mapping[str, str] = {"NOT USED": "MARLIN", "OFF": "MARLIN"}
 
 @dataclass
 class Watch:
-    """Compares vLLM's log with the expected backends."""
+    """Compares vLLM's log with the expected backends: names in the log, by kind."""
 
     expected: Mapping[str, str]
-    """The backend's name in the log, by kind; other kinds are not checked."""
-    seen: dict[str, set[str]] = field(default_factory=dict)
-    """Names read so far, by kind."""
+    seen: dict[str, set[str]] = field(default_factory=dict)  # names read so far, by kind
 
     def feed(self, line: str) -> str | None:
         """Read a line; returns a problem, or None."""
@@ -282,14 +248,11 @@ class Watch:
     def missing(self) -> list[str]:
         """Return a problem for each expected backend that the log of a ready server lacks."""
         return [
-            f"vLLM did not say which {kind} backend it uses; the profile says {wanted}"
-            " (its lines of level INFO are needed: VLLM_LOGGING_LEVEL)"
+            f"vLLM did not say which {kind} backend it uses (VLLM_LOGGING_LEVEL=INFO is needed);"
+            f" the profile says {wanted}"
             for kind, wanted in self.expected.items()
             if kind not in self.seen
         ]
 
     def __str__(self) -> str:
-        found = [
-            f"{one} {'/'.join(sorted(self.seen[one]))}" for one in SENTENCES if one in self.seen
-        ]
-        return ", ".join(found) or "unknown"
+        return ", ".join(f"{one} {'/'.join(sorted(self.seen[one]))}" for one in sorted(self.seen))

@@ -22,10 +22,9 @@ def _split(value: Any) -> Any:
 
 
 def _pairs(value: Any) -> Any:
-    words = _split(value)
-    if words is value:
+    if not isinstance(value, str):
         return value
-    return {name.replace("-", "_"): text for name, _, text in (one.partition("=") for one in words)}
+    return {one.partition("=")[0].replace("-", "_"): one.partition("=")[2] for one in _split(value)}
 
 
 class Checks(BaseModel):

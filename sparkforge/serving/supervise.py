@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from sparkforge.serving import health, memory, options
 from sparkforge.serving.cluster import Link
 from sparkforge.serving.door import Door
 from sparkforge.serving.errors import EX_TEMPFAIL, StartError, say
-from sparkforge.serving.health import Client, Counters, NoTokenError
+from sparkforge.serving.health import Client, Counters
 from sparkforge.serving.profile import Watch
 
 _GRACE_S, TRIAL_S = 30.0, 1800.0
@@ -33,8 +34,6 @@ _COMPILERS = frozenset(
 )
 """Names of compilers' processes."""
 _LINE_LIMIT = 1 << 16  # bytes of a line that are searched
-# vLLM 0.33.0, of a worker and of an engine; sometimes it has None instead of the code
-_DIED = re.compile(rb"died (?:unexpectedly \(exit code: |with exit code )(-?\d{1,3})\b")
 
 
 # -- processes and signals -------------------------------------------------------------------------
@@ -104,41 +103,30 @@ class Signals:
 class Server:
     """The server to run, and how to supervise it."""
 
-    command: Sequence[str]
-    """With our plugin's options as users write them."""
+    command: Sequence[str]  # with our plugin's options as users write them
     variables: Mapping[str, str]
     signals: Signals
-    client: Client | None
-    """Sends our own requests; None: this server takes none."""
+    client: Client | None  # sends our own requests; None: this server takes none
     expected: Mapping[str, str] = field(default_factory=dict)
     """Backends that vLLM has to choose, by kind."""
-    strict: bool = True
-    """End the server when it chooses another backend; else warn."""
-    hang_s: float = 60.0
-    """Seconds without progress, after the first answer, until it is killed; 0: never."""
-    every_s: float = 5.0
-    """Seconds between two checks of a server that has answered."""
+    strict: bool = True  # end the server when it chooses another backend; else warn
+    hang_s: float = 60.0  # without progress, after the first answer, until it is killed; 0: never
+    every_s: float = 5.0  # between two checks of a server that has answered
     warm_up: Callable[[], str] | None = None
     """Runs at the first answer, before the server counts as healthy; returns the problem, or ""."""
     trial: bool = False
     """The server ends after its warm-up, with exit code 0 or 78, and serves no users."""
-    weights: Sequence[Path] = ()
-    """Files to drop from the page cache when they have been read."""
-    starts: Path | None = None
-    """Counts the starts that have not become ready."""
+    weights: Sequence[Path] = ()  # files to drop from the page cache when they have been read
+    starts: Path | None = None  # counts the starts that have not become ready
     link: Link | None = None
-    """To the other of two machines; None: this one serves alone."""
     guard: memory.Guard | None = None
     entrance: Door | None = None
-    """The front door; None: this server takes no requests."""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._watch = Watch(self.expected)
         self._problems: list[str] = []  # of backends, not logged yet
-        self._code = 0
-        self._died: int | None = None  # an exit code, or a signal's number below zero
-        self._answered = self._asked = self._stalled = False
+        self._answered = self._stalled = False
         self._well = self._since = 0.0
         self._failures = 0
         self._before: Counters | None = None
@@ -163,6 +151,9 @@ class Server:
             if self.trial:
                 child.terminate()  # by itself it frees what its processes share
                 child.wait(_GRACE_S)
+                reader.join(5)
+            if self.trial and code == 0 and not self.signals.came:
+                self._compare(missing=True)  # a line may come after the answer
         except StartError as error:
             say(f"error: {error}")
             code = error.code
@@ -174,18 +165,6 @@ class Server:
             if self.link is not None:
                 self.link.close()
         reader.join(5)
-        if self.trial and code == 0 and not self.signals.came:
-            try:
-                self._compare(missing=True)  # a line may come after the answer
-            except StartError as error:
-                say(f"error: {error}")
-                code = error.code
-        died = self._code if self._asked and self._died is None else self._died
-        if died and not self._answered and not self.signals.came:
-            names = {-number: number.name for number in signal.Signals}
-            how = names.get(died, f"exit code {died}")
-            when = "while answering the first token" if self._asked else "before it was ready"
-            say(f"error: the engine died ({how}) {when}")
         self.signals.child = None
         return code
 
@@ -194,18 +173,15 @@ class Server:
         assert child.stdout is not None
         rest, source = b"", child.stdout.fileno()
         while chunk := os.read(source, 1 << 16):
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(1, view) :]
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-_LINE_LIMIT:]
             for line in lines:
                 if problem := self._watch.feed(line[:_LINE_LIMIT].decode(errors="replace")):
                     self._problems.append(problem)
-                if self._died is None and (match := _DIED.search(line[:_LINE_LIMIT])) is not None:
-                    self._died = int(match[1])
         if rest:
-            os.write(1, b"\n")  # the last line is not terminated, and ours follow
+            print(flush=True)  # the last line is not terminated, and ours follow
 
     def _supervise(self, child: subprocess.Popen[bytes]) -> int:
         """Return the exit code of a server that has ended; raises StartError where it has to."""
@@ -216,7 +192,6 @@ class Server:
             except subprocess.TimeoutExpired:
                 pass
             else:
-                self._code = code
                 if code == 0 and not self.signals.came:
                     # vLLM ends so after the death of its engine, and Docker restarts no success
                     raise StartError("the server ended by itself, as its output says", EX_TEMPFAIL)
@@ -232,8 +207,7 @@ class Server:
                 self._ready()
             if self.client is not None and self._warming is None and now >= next_look:
                 self._look(self.client, child.pid, now)
-                # while the server loads a check is cheap, and the backends have to be known when
-                # Docker reports healthy
+                # loading, a check is cheap, and backends have to be known when it is healthy
                 next_look = time.monotonic() + (self.every_s if self._answered else 1)
 
     def _look_around(self, now: float) -> None:
@@ -284,7 +258,6 @@ class Server:
         try:
             self._before = client.observe(self._before)
         except Exception as error:  # any wrong answer is a failed check, and ends nothing by itself
-            self._asked = self._asked or isinstance(error, NoTokenError)
             if self._answered:
                 self._failed(error, pid, _computed_s(pid) - computed_s, client.timeout_s)
             return
@@ -316,8 +289,7 @@ class Server:
     def _failed(self, error: Exception, pid: int, computed_s: float, look_s: float) -> None:
         """Note a failed check; raises StartError where the server hangs."""
         self._stall(True)
-        running, now = session(pid), time.monotonic()
-        excuse = ""
+        running, now, excuse = session(pid), time.monotonic(), ""
         if _COMPILERS & {name for name, _ in running.values()}:
             # a kernel that is built at its first use holds up the engine for minutes; a server
             # ended now would build it again at the next start, and again
@@ -337,9 +309,8 @@ class Server:
         lasts = self._failures >= _LOOKS and now - self._since >= self.hang_s - look_s
         if lasts and self.hang_s:
             what = ", ".join(f"{one} {name}: state {how}" for one, (name, how) in running.items())
-            raise StartError(
-                f"the server hangs: {type(error).__name__}: {error} ({what})", EX_TEMPFAIL
-            )
+            why = f"the server hangs: {type(error).__name__}: {error} ({what})"
+            raise StartError(why, EX_TEMPFAIL)
 
 
 def _computed_s(pid: int) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import tempfile
 import time
@@ -256,10 +255,7 @@ def test_a_first_token_that_kills_the_engine_is_tried_three_times(
         assert (
             one.inspect()["RestartCount"] == 2
         )  # counted in the volume: /tmp is a new one each time
-        said = one.logs()
-        # of our first token, or of the health check's where that came first
-        died = r"the engine died \(SIGILL\) (while answering the first token|before it was ready)"
-        assert len(re.findall(died, said)) == 3
+        assert "start 3 of 3: the last one never became ready" in one.logs()
         # whoever starts it again wants it tried again
         one.compose("restart")
         again = "waiting without a server: 3 starts in a row never became ready"

@@ -18,60 +18,16 @@ import pytest
 from sparkforge.serving.errors import EX_CONFIG
 from tests.haproxy import needs_haproxy
 from tests.hub import COMMIT, Hub
-from tests.integration import test_warmup
+from tests.integration.test_warmup import Started
 from tests.support import PATIENCE_S, wait_for
 
 pytestmark = needs_haproxy
 
-SIZE = 8 << 20
 FILES = {
     "config.json": b"{}",
-    "model.safetensors": os.urandom(SIZE),
+    "model.safetensors": os.urandom(8 << 20),
     "original/model.safetensors": b"x",
 }
-
-
-class Started(test_warmup.Started):
-    """The entrypoint of one container."""
-
-    def __init__(
-        self, folder: Path, sockets: Path, home: Path, hub: Hub, number: int, **variables: str
-    ) -> None:
-        self.home = home
-        for own in (folder := folder / f"container-{number}", sockets := sockets / str(number)):
-            own.mkdir()
-        (folder / "evict.json").write_text('{"evict_page_cache": true}')
-        given = {
-            "NO_PROXY": "*",
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(home),
-            "SPARKFORGE_MODEL": f"some/model@{COMMIT}",
-            "SPARKFORGE_PROFILE": str(folder / "evict.json"),
-        }
-        super().__init__(folder, sockets, {**given, **variables})
-
-    def says(self, words: str) -> str:
-        """Wait until it has said something; returns all that it said."""
-        wait_for(lambda: words in self.text() or self.process.poll() is not None)
-        assert words in self.text(), self.text()
-        return self.text()
-
-    def ends(self) -> int:
-        return self.process.wait(PATIENCE_S)
-
-    def downloads(self) -> list[int]:
-        """Return the processes that download, whoever is their parent."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes()
-            except OSError:
-                continue
-            if str(self.home).encode() in words and b"checkpoint.py" in words:
-                found.append(int(path.parent.name))
-        return found
-
-
 Start = Callable[..., Started]
 
 
@@ -83,20 +39,36 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, sockets: Path, hub: Hub) -> Iterator[Start]:
-    started: list[Started] = []
+def home() -> Iterator[Path]:
     # on a real disk: files of a tmpfs are never dropped from the page cache
-    home = tempfile.TemporaryDirectory(dir=Path(__file__).parent)
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(tmp_path: Path, sockets: Path, hub: Hub, home: Path) -> Iterator[Start]:
+    started: list[Started] = []
 
     def begin(**variables: str) -> Started:
-        started.append(Started(tmp_path, sockets, Path(home.name), hub, len(started), **variables))
+        folder = tmp_path / f"container-{len(started)}"
+        own = sockets / str(len(started))
+        for new in (folder, own):
+            new.mkdir()
+        (folder / "evict.json").write_text('{"evict_page_cache": true}')
+        given = {
+            "NO_PROXY": "*",
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "SPARKFORGE_MODEL": f"some/model@{COMMIT}",
+            "SPARKFORGE_PROFILE": str(folder / "evict.json"),
+        }
+        started.append(Started(folder, own, {**given, **variables}))
         return started[-1]
 
     yield begin
     hub.held.set()
     for one in started:
         one.kill()
-    home.cleanup()
 
 
 def resident(file: Path) -> int:
@@ -105,70 +77,68 @@ def resident(file: Path) -> int:
     return int(subprocess.run(words, capture_output=True, check=True).stdout)
 
 
-def half(hub: Hub, start: Start, **variables: str) -> Started:
+def downloads(home: Path) -> bytes:
+    """Return the processes that download, whoever is their parent."""
+    words = ["pgrep", "-f", f"checkpoint.py {home}"]
+    return subprocess.run(words, capture_output=True, check=False).stdout
+
+
+def half(hub: Hub, start: Start) -> Started:
     """Return a container in the middle of its download, which goes on when the hub does."""
     hub.held.clear()
-    one = start(**variables)
+    one = start()
     path = f"/some/model/resolve/{COMMIT}/model.safetensors"
-    wait_for(
-        lambda: (
-            any(asked.method == "GET" for asked in hub.asked_for(path))
-            or one.process.poll() is not None
-        )
-    )
+    wait_for(lambda: any(asked.method == "GET" for asked in hub.asked_for(path)))
     assert one.process.poll() is None, one.text()
     return one
 
 
 def test_the_first_start_downloads_then_evicts_then_starts_and_the_next_asks_nobody(
-    hub: Hub, start: Start
+    hub: Hub, start: Start, home: Path
 ) -> None:
     one = half(hub, start)
-    wait_for(lambda: "downloading" in one.health())
-    assert one.health().startswith("starting: ")
+    wait_for(lambda: one.health().startswith("starting: downloading"))
     hub.held.set()
-    said = one.says("first token")
-    snapshot = one.home / f"hub/models--some--model/snapshots/{COMMIT}"
+    one.wait_until("first token")
+    snapshot = home / f"hub/models--some--model/snapshots/{COMMIT}"
+    said = one.text()
     assert f"vllm serve {snapshot} --uds" in said
     assert "--served-model-name=some/model" in said
-    assert "--revision" not in said
     assert said.index("GB dropped") < said.index("vllm serve /")
-    wait_for(lambda: one.text().count("GB dropped") == 2)  # a list of its own at ready
-    # S1: a first start left the whole download in the page cache
+    wait_for(lambda: one.text().count("GB dropped") == 2)  # again at the first token
     assert resident(snapshot / "model.safetensors") == 0
     assert not (snapshot / "original").exists()
     wait_for(lambda: one.health() == "well")
-    one.process.terminate()
-    one.ends()
+    one.stop()
     asked = len(hub.requests)
-    two = start()
-    two.says("first token")
+    start().wait_until("first token")
     assert len(hub.requests) == asked
     three = start(SPARKFORGE_MODEL="some/model", HF_HUB_OFFLINE="1")
-    assert three.ends() == EX_CONFIG  # nobody has looked up the newest yet
+    assert three.process.wait(PATIENCE_S) == EX_CONFIG  # nobody has looked up the newest yet
     assert "HF_HUB_OFFLINE is set" in three.text()
 
 
 def test_a_stopped_download_leaves_no_process_and_the_next_continues_it(
-    hub: Hub, start: Start
+    hub: Hub, start: Start, home: Path
 ) -> None:
     one = half(hub, start)
-    assert len(one.downloads()) == 1
+    assert len(downloads(home).split()) == 1
     one.process.terminate()
-    assert one.ends() == 128 + signal.SIGTERM
-    wait_for(lambda: not one.downloads())
+    assert one.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    wait_for(lambda: not downloads(home))
     hub.held.set()
-    start().says("first token")
+    start().wait_until("first token")
 
 
-def test_a_snapshot_of_another_program_serves_without_a_network(hub: Hub, start: Start) -> None:
-    first = start()
-    first.says("first token")
-    model = first.home / "hub/models--some--model"
+def test_a_snapshot_of_another_program_serves_without_a_network(
+    hub: Hub, start: Start, home: Path
+) -> None:
+    start().wait_until("first token")
+    model = home / "hub/models--some--model"
     for ours in ("sparkforge", "trees"):
         shutil.rmtree(model / ours)
-    start(HF_HUB_OFFLINE="1").says("first token")
     (model / "refs").mkdir(exist_ok=True)
     (model / "refs" / "main").write_text(COMMIT)
     hub.close()
-    start(SPARKFORGE_MODEL="some/model", HF_HUB_OFFLINE="1").says("first token")
+    for name in (f"some/model@{COMMIT}", "some/model"):
+        start(SPARKFORGE_MODEL=name, HF_HUB_OFFLINE="1").wait_until("first token")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,8 +35,7 @@ TRIES = {"SPARKFORGE_RESTART": "unless-stopped", "FAKE_ENGINE_DIES": "SIGILL"}
 
 def waiting(one: Started) -> str:
     """Wait until it waits; returns what it said."""
-    wait_for(lambda: WAITS in one.text() or one.process.poll() is not None)
-    assert one.process.poll() is None, one.text()
+    one.wait_until(WAITS)
     return one.text()
 
 
@@ -58,7 +55,6 @@ def test_an_engine_that_always_dies_of_its_first_token_is_tried_three_times(
     for number in (1, 2):
         one = start(**TRIES)
         assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
-        assert "error: the engine died (SIGILL) while answering the first token" in one.text()
         assert (f"start {number} of 3: the last one never became ready" in one.text()) == (
             number == 2
         )
@@ -83,7 +79,6 @@ def test_a_start_that_somebody_ends_is_no_failure(start: Start, tmp_path: Path) 
     assert len(counts(tmp_path)) == 1
     assert stopped(one) == 0
     assert not counts(tmp_path)
-    assert "while answering the first token" not in one.text()
 
 
 def test_a_port_that_is_taken_ends_the_start_before_the_server(
@@ -120,8 +115,6 @@ def test_starts_are_counted_on_a_full_disk(tmp_path: Path) -> None:
     ("policy", "waits"),
     [
         ("unless-stopped", True),
-        ("always", True),
-        ("on-failure", True),
         ("on-failure:5", False),
         ("no", False),
         ("", False),
@@ -136,14 +129,3 @@ def test_what_no_restart_changes_is_tried_once(start: Start, policy: str, waits:
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG
         assert WAITS not in one.text()
-
-
-def test_a_wrong_backend_is_loaded_once(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text('{"expect": {"moe": "TRITON"}}')
-    one = start(SPARKFORGE_RESTART="unless-stopped", SPARKFORGE_PROFILE=str(tmp_path / "mine.json"))
-    said = waiting(one)
-    assert "error: vLLM chose the moe backend MARLIN; the profile says TRITON" in said
-    assert not counts(tmp_path)
-    assert stopped(one) == EX_CONFIG
-    left: Any = subprocess.run(["pgrep", "-f", f"fake_server.py {one.sockets}"], check=False)
-    assert left.returncode == 1  # the server is gone, though the container stays

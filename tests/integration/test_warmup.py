@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +32,7 @@ class Started:
         f'exec "{sys.executable}" "{ROOT}/tests/fake_server.py" "$at"\n'
     )
 
-    def __init__(
-        self,
-        folder: Path,
-        sockets: Path,
-        variables: dict[str, str],
-        before: Sequence[str | Path] = (),
-    ) -> None:
+    def __init__(self, folder: Path, sockets: Path, variables: dict[str, str]) -> None:
         self.folder, self.sockets = folder, sockets
         self.port = free_port(0)
         tools = folder / "bin with a space"
@@ -63,13 +57,7 @@ class Started:
             **variables,
         }
         self.output = folder / f"output-{self.port}"
-        command: list[str | Path] = [
-            *before,
-            sys.executable,
-            ROOT / "scripts/entrypoint.py",
-            "--max-num-seqs",
-            "3",
-        ]
+        command = [sys.executable, str(ROOT / "scripts/entrypoint.py"), "--max-num-seqs", "3"]
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
                 command, env=self.env, stdout=sink, stderr=subprocess.STDOUT, cwd=folder
@@ -122,13 +110,14 @@ def start(tmp_path: Path, sockets: Path) -> Iterator[Start]:
 
 
 def test_requests_come_before_the_server_is_healthy(start: Start, tmp_path: Path) -> None:
-    one = start(FAKE_TOKEN_S="0.1")
+    one = start(FAKE_TOKEN_S="0.1", FAKE_REFUSES="tool")
     wait_for(lambda: "warm-up 2/" in one.text())
     url = f"http://127.0.0.1:{one.port}/health"
     assert requests.get(url, timeout=PATIENCE_S).status_code == 503
     assert re.match(r"starting: (loading|warm-up \d+/\d+: .*)\n$", one.health())
     said = one.ready()
     assert re.search(r"warm-up: 13 requests in \d+ s", said)
+    assert re.search(r"chat with tools: \d+\.\d s; refused: POST", said)  # no failure
     assert one.health() == "well"
     one.stop()
     (folder,) = (tmp_path / "jit").glob("1.0+a-*/triton")
@@ -140,11 +129,6 @@ def test_a_request_that_fails_ends_the_start(start: Start) -> None:
     assert one.process.wait(PATIENCE_S) == EX_CONFIG
     assert "error: warm-up failed: sampling: POST /v1/completions: 500" in one.text()
     assert "ready after" not in one.text()
-
-
-def test_a_request_that_is_refused_is_no_failure(start: Start) -> None:
-    one = start(FAKE_REFUSES="tool")
-    assert re.search(r"chat with tools: \d+\.\d s; refused: POST", one.ready())
 
 
 @pytest.mark.parametrize("answer", ["42", ""])
@@ -160,14 +144,6 @@ def test_a_server_is_healthy_once_its_model_answers(
     else:
         assert one.process.wait(PATIENCE_S) == EX_CONFIG
         assert "error: warm-up failed: 'What is 17 + 25?', asked alone: status 200" in one.text()
-
-
-def test_it_can_be_ended_in_the_middle(start: Start) -> None:
-    one = start(FAKE_HANGS="repetition_penalty")
-    wait_for(lambda: "log-probabilities" in one.text())
-    one.process.terminate()
-    assert one.process.wait(PATIENCE_S) == 0
-    assert "ready after" not in one.text()
 
 
 def test_an_engine_that_dies_in_it_ends_the_start(start: Start) -> None:
@@ -187,11 +163,8 @@ def test_off_means_off(start: Start) -> None:
     assert "warm-up" not in one.stop()
 
 
-@pytest.mark.parametrize("folder", ["/dev/null/x", "/proc"])
-def test_a_folder_for_kernels_that_cannot_be_written_is_one_error(
-    start: Start, folder: str
-) -> None:
-    one = start(SPARKFORGE_JIT_DIR=folder)
+def test_a_folder_for_kernels_that_cannot_be_written_is_one_error(start: Start) -> None:
+    one = start(SPARKFORGE_JIT_DIR="/proc")
     assert one.process.wait(PATIENCE_S) == EX_CONFIG
-    assert f"error: compiled kernels cannot be stored in {folder}: " in one.text()
+    assert "error: compiled kernels cannot be stored in /proc: " in one.text()
     assert "Traceback" not in one.text()

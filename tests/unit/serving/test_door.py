@@ -14,20 +14,19 @@ from sparkforge.serving.settings import Variables
 TWO = "192.168.100.1:8000,192.168.100.2:8000"
 
 
-def test_a_list_of_servers() -> None:
-    assert door.replicas(" 192.168.100.1:8000, [fd00::2]:80\n") == {
-        "192.168.100.1:8000": "ipv4@192.168.100.1:8000",
-        "fd00::2:80": "ipv6@fd00::2:80",  # HAProxy takes no bracket in a name
-    }
-
-
 @pytest.mark.parametrize(
     "text",
     [
         *("", " , ", "192.168.100.1", "http://192.168.100.1:8000", "192.168.100.1:8000/v1"),
-        *("192.168.100.1:0", "192.168.100.1:65536", "fd00::2:8000", "spark 2:8000", "a'b:1"),
-        *("spark..lan:1", "-spark:1", f"{'a' * 64}:1", "spärk:1", "192.168.100:8000", "[::g]:80"),
-        *(f"{TWO} 192.168.100.1:8000", "127.0.0.1:80", "localhost:80", "0.0.0.0:80", "[::1]:80"),
+        *("192.168.100.1:0", "192.168.100.1:65536", "fd00::2:8000", "a'b:1"),
+        *(
+            "spärk:1",
+            "[::g]:80",
+            f"{TWO} 192.168.100.1:8000",
+            "127.0.0.1:80",
+            "localhost:80",
+            "[::1]:80",
+        ),
     ],
 )
 def test_a_wrong_list_is_one_error(text: str) -> None:
@@ -37,15 +36,19 @@ def test_a_wrong_list_is_one_error(text: str) -> None:
 
 
 def test_a_name_without_an_address_is_tried_again() -> None:
-    with pytest.raises(StartError, match=r"no-such-machine\.invalid has no address") as error:
-        door.replicas("no-such-machine.invalid:8000")
-    assert error.value.code == EX_NOHOST
+    for name in ("no-such-machine.invalid", "-spark", "spark..lan", "a" * 64):
+        with pytest.raises(StartError, match="has no address") as error:
+            door.replicas(f"{name}:8000")
+        assert error.value.code == EX_NOHOST
 
 
 def test_the_configuration_names_each_server() -> None:
     given = {"SPARKFORGE_BIND": "127.0.0.1:8080", "SPARKFORGE_LISTEN": "*:8001"}
     text = door.configuration(Variables.read(given), "", "router", door.replicas(TWO))
     assert "bind *:8001 proto h1" in text
+    assert door.replicas("[fd00::2]:80") == {
+        "fd00::2:80": "ipv6@fd00::2:80"
+    }  # no bracket in a name
     for name in TWO.split(","):
         # ready ones, those that want no new requests, and for its metrics
         assert text.count(f"    server {name} ipv4@{name}\n") == 3

@@ -6,11 +6,8 @@ tests/patches/test_triton_driver.py compiles it, and has the real Triton load it
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -69,14 +66,6 @@ def test_every_gpu_target_has_no_compiler_and_what_its_wheels_need() -> None:
         assert {"gcc", "libc6-dev", python} == set(PINS.target(name).build_packages)
 
 
-@pytest.mark.parametrize("name", ["bin/ninja", "usr/include/x.h"])
-def test_each_thing_that_is_missing_is_named_with_its_package(root: Path, name: str) -> None:
-    (root / name).unlink()
-    (line,) = image_build.missing(NEEDS, root, load)
-    assert line.startswith("the image lacks the ")
-    assert f"{Path(name).name}, of the package " in line
-
-
 @pytest.mark.parametrize(("name", "place"), [("g++", "bin"), ("nvcc", "bin"), ("nvcc", "cuda/bin")])
 def test_a_compiler_is_named_with_its_place(root: Path, name: str, place: str) -> None:
     program = root / place / name
@@ -89,16 +78,9 @@ def test_a_compiler_is_named_with_its_place(root: Path, name: str, place: str) -
 
 def test_the_script_alone_says_all_that_is_missing(tmp_path: Path) -> None:
     said = tmp_path / "needs.json"
-    said.write_text(
-        json.dumps(
-            [
-                {"module": "no_such_module", "package": "m"},
-                {"program": "no-such-program", "package": "p"},
-                {"file": "/no/such/file", "package": "f"},
-                {"module": "json", "package": "python3"},
-            ]
-        )
-    )
+    wanted = {"module": "no_such_module", "program": "no-such-program", "file": "/no/such/file"}
+    needs = [{kind: name, "package": "p"} for kind, name in wanted.items()]
+    said.write_text(json.dumps([*needs, {"module": "json", "package": "python3"}]))
     command: list[str | Path] = [
         *(sys.executable, "-IB", ROOT / "sparkforge/serving/image_build.py", "needs", said)
     ]
@@ -106,52 +88,12 @@ def test_the_script_alone_says_all_that_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "the image lacks the program no-such-program, of the package p",
-        "the image lacks the file /no/such/file, of the package f",
-        "the image cannot import no_such_module, of the package m: ModuleNotFoundError: No module"
+        "the image lacks the file /no/such/file, of the package p",
+        "the image cannot import no_such_module, of the package p: ModuleNotFoundError: No module"
         " named 'no_such_module'",
     ]
     said.write_text("[]")
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""
-
-
-def step() -> str:
-    """The end of the Dockerfile's last RUN: the lines that run the check."""
-    recipe = (ROOT / "Dockerfile").read_text()
-    last = recipe[recipe.rindex("\nRUN ") :]
-    assert "source=sparkforge/serving/image_build.py,target=/run/image_build.py" in last
-    return last[last.index("    if [ -e /run/wheels/needs.json ]") : last.index("\nCOPY ")]
-
-
-@pytest.mark.parametrize(
-    ("ends", "emulated", "code"),
-    [
-        ("exit 0", False, 0),
-        ("exit 1", False, 1),
-        ("exit 1", True, 1),
-        ("kill -SEGV $$", False, 139),
-        ("kill -SEGV $$", True, 0),
-    ],
-)
-def test_the_step_fails_but_for_an_emulator_that_dies(
-    tmp_path: Path, ends: str, emulated: bool, code: int
-) -> None:
-    venv = tmp_path / "python"
-    venv.write_text(f"#!/bin/sh\n{ends}\n")
-    venv.chmod(0o755)
-    (tmp_path / "needs.json").touch()
-    if emulated:
-        (tmp_path / "emulated").touch()
-    text = step().replace("/opt/sparkforge/venv/bin/python", str(venv))
-    text = text.replace("/run/wheels", str(tmp_path))
-    done = subprocess.run(
-        ["/bin/sh", "-euc", text],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    assert done.returncode == code
-    assert ("the emulator ended by a signal" in done.stdout) == (emulated and code == 0)
 
 
 @pytest.mark.parametrize(
@@ -221,40 +163,22 @@ def place_of(cache: Path, backend: Path, libcuda: Path) -> Path:
 # -- a server's cache ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("names", "place"),
-    [
-        ({"TRITON_CACHE_DIR": "own", "TRITON_HOME": "t", "HOME": "h"}, "own"),
-        ({"TRITON_CACHE_DIR": "", "TRITON_HOME": "t", "HOME": "h"}, "t/.triton/cache"),
-        ({"HOME": "h"}, "h/.triton/cache"),
-    ],
-)
 def test_the_module_is_copied_to_where_triton_looks(
-    share: Path, backend: Path, tmp_path: Path, names: dict[str, str], place: str
+    share: Path, backend: Path, tmp_path: Path
 ) -> None:
-    variables = {name: value and str(tmp_path / value) for name, value in names.items()}
-    assert seeded(share, variables) == ["Triton's module for the driver: the image's is used"]
-    path = place_of(tmp_path / place, backend, share / "triton")
+    cache = tmp_path / "cache"
+    variables = {"TRITON_CACHE_DIR": str(cache)}
+    for said in (["Triton's module for the driver: the image's is used"], []):
+        assert seeded(share, variables) == said
+    path = place_of(cache, backend, share / "triton")
     assert path.read_bytes() == b"the image's"
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in path.parent.iterdir()] == [path.name]
-    assert seeded(share, variables) == []
-
-
-def test_triton_is_told_the_folder_that_the_key_is_of(
-    share: Path, backend: Path, tmp_path: Path
-) -> None:
-    variables = {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
     chosen = image_build.seed(share, variables, print)
     assert chosen == {"TRITON_LIBCUDA_PATH": str(share / "triton")}
     own = {**variables, "TRITON_LIBCUDA_PATH": "/own"}
     assert image_build.seed(share, own, print) == {"TRITON_LIBCUDA_PATH": "/own"}
-    assert place_of(tmp_path / "cache", backend, Path("/own")).exists()
-
-
-def test_without_a_module_nothing_is_done(tmp_path: Path) -> None:
-    assert seeded(tmp_path, {"TRITON_CACHE_DIR": str(tmp_path / "cache")}) == []
-    assert not (tmp_path / "cache").exists()
+    assert place_of(cache, backend, Path("/own")).exists()
 
 
 # -- the image's build ---------------------------------------------------------------------------
@@ -276,25 +200,8 @@ def test_a_target_without_a_gpu_gets_none(tmp_path: Path, profile: Any) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("lacking", ["gcc", "Python.h"])
-def test_without_gcc_or_headers_the_build_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None if lacking == "gcc" else "/bin/gcc")
-    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path / "include"))
+def test_a_source_that_does_not_compile_ends_the_build(tmp_path: Path) -> None:
     ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as caught:  # by gcc, or since there is none
         image_build.triton(ours, tmp_path / "house", tmp_path / "out")
-    assert lacking in str(caught.value)
     assert image._LACKS.search(str(caught.value))  # which build.py shows, with a hint
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
-def test_a_source_that_does_not_compile_ends_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path))
-    ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
-    with pytest.raises(SystemExit, match=r"driver\.c does not compile: gcc's exit code is 1"):
-        image_build.triton(ours, tmp_path / "house", tmp_path / "out")

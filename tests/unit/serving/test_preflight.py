@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import pytest
 from sparkforge.checkpoints import gptoss, trial
 from sparkforge.serving import preflight
 from sparkforge.serving.errors import StartError
-from sparkforge.serving.health import PROBLEMS, Client
+from sparkforge.serving.health import PROBLEMS
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -77,16 +76,6 @@ def test_it_is_the_same_everywhere_and_small(folder: Path) -> None:
     assert sums["model.safetensors"] == "add0ed26a855"
     assert sums[preflight.REFERENCE] == "8aa9a45041c0"
     assert sum(one.stat().st_size for one in folder.iterdir()) < 10_000_000
-
-
-def test_its_architecture_is_one_that_kernels_of_the_real_model_take(model: gptoss.Model) -> None:
-    config = model.config
-    assert config["head_dim"] == 64
-    assert config["num_attention_heads"] == 8 * config["num_key_value_heads"]
-    assert config["hidden_size"] % 256 == 0
-    assert config["intermediate_size"] % 128 == 0
-    assert set(config["layer_types"]) == {"full_attention", "sliding_attention"}
-    assert max(trial.LENGTHS) > config["initial_context_length"] > config["sliding_window"]
 
 
 def test_rounding_stays_within_the_limits(model: gptoss.Model, reference: Any) -> None:
@@ -203,33 +192,3 @@ def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> 
     (tmp_path / preflight.REFERENCE).unlink()
     with pytest.raises(StartError, match="preflight=off"):
         key("", "")
-
-
-def test_the_last_value_of_an_option_is_the_one_that_is_tried() -> None:
-    words = "--moe-backend marlin --max-model-len 131072 --moe-backend=triton --mxfp4-layers qkv"
-    tried = preflight.small_options([*words.split(), "--decode_kernels=off"])
-    assert tried[:4] == ["--decode-kernels", "off", "--moe-backend", "triton"]
-    assert not {"131072", "--mxfp4-layers"} & set(tried)
-
-
-@dataclass(frozen=True)
-class Stub:
-    """A client whose streamed chats end with an error."""
-
-    code: int
-
-    def model(self, end: float) -> tuple[str, int]:
-        return "m", 4096
-
-    def ask(self, end: float, method: str, path: str, body: dict[str, Any]) -> bytes:
-        if not body.get("stream"):
-            return b"{}"
-        return b'data: {"error":{"message":"boom","code":%d}}\n\ndata: [DONE]\n\n' % self.code
-
-
-@pytest.mark.parametrize(("code", "failed"), [(400, False), (500, True)])
-def test_error_in_a_stream_counts_as_its_status(code: int, failed: bool) -> None:
-    """A model without Harmony's tokens refuses chats, and serves completions."""
-    client = cast("Client", Stub(code))
-    problem = preflight.warm_up(client, [], answers=False, tell=lambda text: None)
-    assert ("boom" in problem) is failed
