@@ -17,6 +17,7 @@ from sparkforge.check.doctor.machine import (
     CHECKS,
     Finding,
     Machine,
+    Need,
     Want,
     check,
     error,
@@ -24,19 +25,21 @@ from sparkforge.check.doctor.machine import (
     unseen,
     warning,
 )
+from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import check_version
 from sparkforge.serving import devices, memory
+from sparkforge.serving.cluster import ROLE
 
 _GIB, _GB = 1 << 30, 10**9
-_LEAST = 2 * _GB  # of the store, with everything in it
-_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+_LEAST = 2 * _GB  # on each disk
 # Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
 # reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
 _STUCK_MHZ = 900
 _SLOWED = r"clocks_(?:event|throttle)_reason_(hw_(?:\w+_)?slowdown|sw_thermal_slowdown)"
 _SMI, _INFO = ("nvidia-smi", "-q", "-x"), ("docker", "info", "--format", "{{json .}}")
+_APT = "sudo apt-get install"
 _INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution's packages"
 _FREE = (
     "python3 build.py clean --superseded; docker builder prune; or on a larger disk:"
@@ -70,39 +73,31 @@ def instructions(seen: Machine, want: Want) -> Finding | None:
     return ok(best) if best else error("no AVX2 in /proc/cpuinfo", "use a machine with AVX2")
 
 
-def _program(seen: Machine, hint: str, *words: str, least: tuple[int, int] = (0, 0)) -> Finding:
-    """Judge a program by the version that it prints."""
-    output, line = seen.run(*words), seen.first_line(*words)
-    if output.code != 0:
-        return error(line, hint)
-    old = _numbers(output.out) < least
-    return warning(f"{line}: older than {least[0]}.{least[1]}", hint) if old else ok(line)
+def _program(
+    name: str, command: str, hint: str, *needs: Need, least: tuple[int, int] = (0, 0)
+) -> None:
+    """Add a check of a program by the version that it prints."""
+    words = command.split()
+
+    def read(seen: Machine, want: Want) -> Finding:
+        output, line = seen.run(*words), seen.first_line(*words)
+        if output.code != 0:
+            return error(line, hint)
+        old = _numbers(output.out) < least
+        return warning(f"{line}: older than {least[0]}.{least[1]}", hint) if old else ok(line)
+
+    CHECKS[name] = needs, read
 
 
-@check()
-def git(seen: Machine, want: Want) -> Finding:
-    """Sources and series are git commits."""
-    return _program(seen, "sudo apt-get install git", "git", "--version", least=(2, 34))
-
-
-@check("platform", "pack")
-def compiler(seen: Machine, want: Want) -> Finding:
-    """It compiles the host code of FlashInfer's modules (docs/build.md)."""
-    return _program(seen, "sudo apt-get install g++; or --pack none", "g++", "--version")
-
-
-@check("platform", "image")
-def buildx(seen: Machine, want: Want) -> Finding:
-    """It builds the image."""
-    hint = "sudo apt-get install docker-buildx-plugin"
-    return _program(seen, hint, "docker", "buildx", "version")
-
-
-@check("platform", "image")
-def compose(seen: Machine, want: Want) -> Finding:
-    """`docker compose up` serves the image; its health check needs 2.20 (tested with 2.26.1)."""
-    words = ("docker", "compose", "version", "--short")
-    return _program(seen, "sudo apt-get install docker-compose-plugin", *words, least=(2, 20))
+_program("git", "git --version", f"{_APT} git", least=(2, 34))
+# for the host code of FlashInfer's modules (docs/build.md)
+_program("compiler", "g++ --version", f"{_APT} g++; or --pack none", "platform", "pack")
+_program("buildx", "docker buildx version", f"{_APT} docker-buildx-plugin", "platform", "image")
+_program(  # Compose's health check needs 2.20 (tested with 2.26.1)
+    *("compose", "docker compose version --short", f"{_APT} docker-compose-plugin"),
+    *("platform", "image"),
+    least=(2, 20),
+)
 
 
 @check("platform")
@@ -117,7 +112,7 @@ def memory_(seen: Machine, want: Want) -> Finding:
     text = memory.described(reading, cuda_total)
     if (plan := want.profile.memory) is None:
         return ok(text)
-    machines = 2 if model.in_pair(seen) else 1
+    machines = 2 if seen.variables.get(ROLE) else 1
     try:
         share = memory.utilisation(plan, reading, cuda_total, machines)
     except memory.MemoryShortError:
@@ -169,22 +164,11 @@ def driver(seen: Machine, want: Want) -> Finding | None:
 
 
 @check("platform", "gpu")
-def devices_(seen: Machine, want: Want) -> Finding | None:
-    """Without nvidia-uvm the first CUDA call fails, though nvidia-smi works."""
-    missing = [path for path in _DEVICES if seen.access(path) not in ("read", "write")]
-    if not missing or _smi(seen) is None:
-        return None if missing else ok("all present")
-    return warning(f"missing: {', '.join(missing)}", "sudo nvidia-modprobe -u -c=0")
-
-
-@check("platform", "gpu")
-def clocks(seen: Machine, want: Want) -> list[Finding]:
+def clocks(seen: Machine, want: Want) -> Finding | None:
     """After a power fault a Spark may stay at 500 to 850 MHz, and is several times slower."""
     tree = _smi(seen)
-    return [] if tree is None else [_clock(node) for node in tree.iter("gpu")]
-
-
-def _clock(node: ET.Element) -> Finding:
+    if tree is None or (node := tree.find("gpu")) is None:
+        return None
     paths = ("clocks/sm_clock", "max_clocks/sm_clock", "utilization/gpu_util")
     now, most, load = (node.findtext(path, "unknown").strip() for path in paths)
     text = f"SM {now}, at most {most}, load {load}"
@@ -202,7 +186,10 @@ def _clock(node: ET.Element) -> Finding:
 
 def _info(seen: Machine) -> dict[str, object]:
     """Return `docker info`; {} if it is unusable."""
-    found = seen.json(*_INFO)
+    try:
+        found = plain.json_of(seen.run(*_INFO).out)
+    except ValueError:
+        return {}
     return found if isinstance(found, dict) else {}
 
 
@@ -228,12 +215,11 @@ def container_toolkit(seen: Machine, want: Want) -> Finding:
     """Without it, docker compose up fails: could not select device driver nvidia."""
     if "nvidia" in f"{_info(seen).get('Runtimes')} {_info(seen).get('DiscoveredDevices')}":
         return ok("nvidia is among the engine's runtimes or devices")
-    words = ("nvidia-ctk", "--version")
     hint = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
-    text = f"{seen.first_line(*words)}; the engine has no runtime nvidia"
-    if seen.run(*words).code == 0:  # Docker finds the toolkit's hook itself, so this may still work
-        return warning(text, hint)
-    return error(text, f"sudo apt-get install nvidia-container-toolkit && {hint}")
+    if seen.run("nvidia-ctk", "--version").code != 0:
+        return error("not installed", f"{_APT} nvidia-container-toolkit && {hint}")
+    # Docker finds the toolkit's hook itself, so this may still work
+    return warning("the engine has no runtime nvidia", hint)
 
 
 @check()
@@ -245,44 +231,40 @@ def store(seen: Machine, want: Want) -> Finding:
     return error(f"{seen.store} is not writable", hint)
 
 
-def _to_come(seen: Machine, want: Want) -> Iterator[tuple[str, str, int, int]]:
-    """Yield a name, its folder, and the bytes to come: estimated, and certain at least."""
+def _to_come(seen: Machine, want: Want) -> Iterator[tuple[str, str, int]]:
+    """Yield a name, its folder, and an estimate of the bytes to come."""
     built = seen.access(seen.root / "dist" / want.name / receipt.NAME) in ("read", "write")
     # measured after a first build for cpu, an estimate with CUDA
-    whole = (30 if want.target.cuda_arch else 5) * _GB
-    yield "store", seen.store, _LEAST if built else whole, _LEAST
+    yield "store", seen.store, _LEAST if built else (30 if want.target.cuda_arch else 5) * _GB
     if seen.platform not in want.target.platforms:
         return  # only wheels are built here
     docker = str(_info(seen).get("DockerRootDir") or "/var/lib/docker")
     if want.target.base is not None and not built:
-        yield "image", docker, 35 * _GB, 0  # with the build cache; an estimate
+        yield "image", docker, 35 * _GB  # with the build cache; an estimate
     if want.model is None:
         return
-    size = model.size_of(want)
     if not model.mounted(seen):  # only root sees what the volume has
-        yield "model", docker, size, 0 if built else size
+        yield "model", docker, model.size_of(want)
     elif model.MISSING in (model.problems(seen, want.model) or ()):
-        yield "model", str(model.hub_of(seen)), size, size
+        yield "model", str(model.hub_of(seen)), model.size_of(want)
 
 
 @check()
 def disk(seen: Machine, want: Want) -> list[Finding]:
     """Store, image and model often share one disk, so their needs are added up for each disk."""
     findings: list[Finding] = []
-    disks: dict[int, list[tuple[str, str, int, int]]] = {}
-    free: dict[int, int] = {}
+    disks: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
     for need in _to_come(seen, want):
         if (found := seen.disk(need[1])) is None:
             findings.append(unseen(f"{need[1]} is not readable", "df -h"))
         else:
-            free |= [found]
-            disks.setdefault(found[0], []).append(need)
-    for device, needs in disks.items():
-        there, whole = free[device], sum(whole for _, _, whole, _ in needs)
-        parts = ", ".join(f"{name} {size / _GB:.0f}" for name, _, size, _ in needs)
-        text = f"{needs[0][1]}: {there / _GB:.0f} GB free, needs {whole / _GB:.0f} ({parts})"
-        short = error if there < sum(least for *_, least in needs) else warning
-        findings.append(ok(text) if there >= whole else short(text, _FREE))
+            disks.setdefault(found, []).append(need)
+    for (_, free), needs in disks.items():
+        whole = sum(size for *_, size in needs)
+        parts = ", ".join(f"{name} {size / _GB:.0f}" for name, _, size in needs)
+        text = f"{needs[0][1]}: {free / _GB:.0f} GB free, needs {whole / _GB:.0f} ({parts})"
+        short = error if free < _LEAST else warning
+        findings.append(ok(text) if free >= whole else short(text, _FREE))
     return findings
 
 
@@ -308,7 +290,6 @@ def judge(seen: Machine, want: Want) -> list[Finding]:
         "pack": bool(want.target.pack),
         "image": want.target.base is not None,
         "model": want.model is not None,
-        "pair": model.in_pair(seen),
     }
     platforms, findings = want.target.platforms, []
     for name, (needed, run_it) in CHECKS.items():

@@ -31,8 +31,8 @@ _T = TypeVar("_T")
 _TIMEOUT_S = 8.0
 State = Literal["ok", "warning", "error", "not checked"]
 """``error``: the target cannot be built or served; ``warning``: it may fail."""
-Need = Literal["platform", "gpu", "pack", "image", "model", "pair"]
-"""A machine of the target's platform; a target with these; one machine of two."""
+Need = Literal["platform", "gpu", "pack", "image", "model"]
+"""A machine of the target's platform; a target with these."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,6 @@ class Machine:
         seen = self.run(*words)
         text = seen.out if seen.code == 0 else seen.err + seen.out
         return seen.problem or text.strip().partition("\n")[0][:120] or f"exit code {seen.code}"
-
-    def json(self, *words: str) -> Any:
-        """Return a program's output as JSON; None if it is not JSON."""
-        try:
-            return plain.json_of(self.run(*words).out)
-        except ValueError:
-            return None
 
     def access(self, path: str | Path) -> str:
         """Return ``write`` or ``read`` for a path; ``new``: it can be created; "" for neither."""

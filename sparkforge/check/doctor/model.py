@@ -1,4 +1,4 @@
-"""Checks of the model's files, of the container's rights to them, and of one machine of a pair."""
+"""Checks of the model's files, and of the container's rights to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from sparkforge.check.doctor.machine import (
 )
 from sparkforge.pins.pins import ModelPin
 from sparkforge.serving import checkpoint as shards
-from sparkforge.serving.cluster import ROLE, ClusterError, settings
 
 MISSING = "not there"
 # of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
@@ -41,10 +40,7 @@ def mounted(seen: Machine) -> str:
 def hub_of(seen: Machine) -> Path:
     """Return the hub's cache: Compose's if it is a folder of the host, else this user's own."""
     home = mounted(seen) or seen.variables.get("HF_HOME") or "~/.cache/huggingface"
-    try:
-        return Path(home).expanduser() / "hub"
-    except RuntimeError:  # no such user
-        return Path(home) / "hub"
+    return Path(home).expanduser() / "hub"
 
 
 def _folder(hub: Path, model: ModelPin) -> Path:
@@ -75,24 +71,20 @@ def model(seen: Machine, want: Want) -> Finding:
     """A cut shard fails after minutes of loading; a missing one is downloaded at the start."""
     assert want.model is not None  # the check needs one
     hub, folder, found = hub_of(seen), mounted(seen), problems(seen, want.model)
-    name = f"{want.model.repository} --revision {want.model.revision}"
-    fetch = f"{f'HF_HOME={_quoted(folder)} ' if folder else ''}hf download"
-    volume = f"python3 build.py model fetch --target {want.name}   # after the build"
+    fetch = f"{f'HF_HOME={_quoted(folder)} ' if folder else ''}hf download {want.model.repository}"
+    revision = f"--revision {want.model.revision}"
     if found is None:
         return unseen(f"{hub} is not readable", "sudo python3 build.py doctor")
     if found == [MISSING]:
-        text = f"revision {want.model.revision[:12]} is not in {hub}"
-        if _offline(seen):
-            hint = f"HF_HUB_OFFLINE=0 {fetch} {name}"
-            return error(f"{text}, and HF_HUB_OFFLINE is set", hint)
-        text += f"; Compose downloads {size_of(want) / 1e9:.1f} GB into"
-        text += f" {folder or f'its volume {MODELS_VOLUME}'} at the first start"
-        return warning(text, f"{fetch} {name} && {_share(folder)}" if folder else volume)
+        text = f"revision {want.model.revision[:12]} is not in {hub}; Compose downloads"
+        text += f" {size_of(want) / 1e9:.1f} GB into {folder or f'its volume {MODELS_VOLUME}'}"
+        volume = f"python3 build.py model fetch --target {want.name}   # after the build"
+        hint = f"{fetch} {revision} && {_share(folder)}" if folder else volume
+        return warning(f"{text} at the first start", hint)
     if found:
         # the hub's client takes a file that is there for complete
-        damaged = [one.partition(":")[0] for one in found if not one.endswith("missing")]
-        again = f"{fetch} {want.model.repository} {shlex.join(damaged)} --force-download"
-        hint = f"{again} --revision {want.model.revision}" if damaged else f"{fetch} {name}"
+        files = shlex.join(one.partition(":")[0] for one in found)
+        hint = f"{fetch} {files} --force-download {revision}"
         return error(f"{hub}: {'; '.join(found[:3])}", hint)
     if not folder:
         home = str(hub.parent)  # Compose mounts the folder above the cache
@@ -121,14 +113,9 @@ def model_rights(seen: Machine, want: Want) -> Finding | None:
             return unseen(f"getfacl tells nothing of {path}", "sudo apt-get install acl")
         if rights[1][0::2] != "rx":
             return error(f"user {_USER} of the container cannot read {path}", share)
-        if rights[1][1] != "w" and not _offline(seen):
-            hint = f"{share}   # or, if the model is complete: echo HF_HUB_OFFLINE=1 >>.env"
-            return warning(f"user {_USER} of the container cannot write to {path}", hint)
+        if rights[1][1] != "w":  # a complete model is only read
+            return warning(f"user {_USER} of the container cannot write to {path}", share)
     return ok(f"user {_USER} of the container may use {folder}")
-
-
-def _offline(seen: Machine) -> bool:
-    return seen.variables.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _quoted(folder: str) -> str:
@@ -139,48 +126,3 @@ def _quoted(folder: str) -> str:
 def _share(folder: str) -> str:
     """Return the command that adds the container's rights, for new files too, to the owner's."""
     return f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {_quoted(folder)}"
-
-
-def in_pair(seen: Machine) -> bool:
-    """Return whether this machine serves together with another one."""
-    return bool(seen.variables.get(ROLE))
-
-
-@check("pair")
-def link(seen: Machine, want: Want) -> Finding:
-    """All traffic between the two machines uses this interface; a small MTU costs speed."""
-    try:
-        mine = settings(seen.variables)
-    except ClusterError as why:
-        return error(str(why), "ip -br address   # then correct .env")
-    assert mine is not None  # the check needs a pair
-    name, folder = mine.interface, f"/sys/class/net/{mine.interface}"
-    state, speed, mtu = (seen.text(f"{folder}/{what}") for what in ("operstate", "speed", "mtu"))
-    found = seen.json("ip", "-j", "address", "show", "dev", name) or []
-    addresses = [each["local"] for one in found for each in one.get("addr_info", ())]
-    text = f"{name} {state or 'missing'}, {speed} Mbit/s, MTU {mtu}, {', '.join(addresses)}"
-    up = f"sudo ip link set {name} up"
-    if mine.own not in addresses or state not in ("up", "unknown"):  # unknown: loopback
-        hint = f"sudo ip address add {mine.own}/24 dev {name} && {up}   # the cable? .env?"
-        return error(f"{text}; .env says {mine.own}", hint)
-    if not mtu.isdecimal() or int(mtu) < 9000:
-        return warning(text, f"{up} mtu 9000   # on both; netplan makes it permanent")
-    if want.target.cuda_arch and speed.isdecimal() and int(speed) < 200_000:
-        return warning(f"{text}; a Spark's port has 200000", f"ethtool {name}")
-    return ok(text)
-
-
-@check("pair", "gpu")
-def rdma(seen: Machine, want: Want) -> Finding | None:
-    """Without RoCE on the link NCCL uses TCP, or fails."""
-    try:
-        mine = settings(seen.variables)
-    except ClusterError:  # `link` reports it
-        return None
-    assert mine is not None  # the check needs a pair
-    links = seen.json("rdma", "-j", "link") or []
-    one: dict[str, str] = next((one for one in links if one.get("netdev") == mine.interface), {})
-    name, state = one.get("ifname", "no RDMA device"), one.get("state", "missing")
-    if state != "ACTIVE":
-        return error(f"{name} on {mine.interface} is {state}", "rdma link   # the cable?")
-    return ok(f"{name} is active", f"NCCL_IB_HCA={name}   # in .env, if NCCL does not find it")
