@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from sparkforge.build.options import (
 from sparkforge.build.setup import last_build
 from sparkforge.check.bench import benchy, sides
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
+from sparkforge.check.bench.sides import Side
 from sparkforge.core import plain
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
@@ -58,7 +59,7 @@ class RunOptions:
     """runs of each test (default: 3); with --vs rounds"""
     model: Path | None = None
     """folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with
-    canned replies; with --url, where the server or the hub's cache has it)"""
+    canned replies)"""
     profile: str | None = None
     """exact, balanced or fast: format of the dense layers; with --url, that of the running server
     (default: the target's)"""
@@ -94,24 +95,32 @@ def run(options: RunOptions) -> int:
         msg = "--vs and arguments after -- are for a server that bench starts, not for --url"
         raise UsageError(msg, "omit them")
     project = Project.open(options.project)
-    text = benchy.text_for(project.root, TABLES[name])
-    variables, place = composing.seen(project.root / ".env"), None
-    if options.url is not None:
-        place = client.place_of(variables, options.url)
     chosen = project.pins.target(options.target)
-    if options.model is None and (chosen.smoke if place is None else chosen.model) is None:
-        msg = f"target {options.target} has no model of its own for this"
+    if options.model is None and (options.url is not None or chosen.smoke is None):
+        msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
         raise UsageError(msg, "name the model's folder with --model DIR")
+    text, table = benchy.text_for(project.root, TABLES[name]), TABLES[name]
+    variables = composing.seen(project.root / ".env")
+    place = client.place_of(variables, options.url) if options.url is not None else None
     out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
     out = out.absolute()  # llama-benchy has another current folder
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", "name a new folder")
     python, version = benchy.install(project.store, project.root, host_platform(), project.access)
-    model = options.model
+    common = {
+        "target": options.target,
+        "machine": _machine(),
+        "table": name,
+        "tool": f"llama-benchy {version}",
+        "text": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    more = ["--runs", "1" if options.vs else str(options.runs)]
+    more += ["--enable-prefix-caching"] if name == "community" else []
     with project.store.temporary("bench") as work:
-        if place is not None:
-            servers = [sides.running(place, options.profile or "")]
-            model = model or sides.tokenizer(project.pins.models[str(chosen.model)], variables)
+        model = options.model
+        if place is not None and model is not None:
+            known = {"origin": "url", "profile": options.profile or ""}
+            servers = [Side("", lambda: nullcontext(place), known)]
         else:
             build = last_build(
                 project, options.target, options.variant, options.server, options.arguments
@@ -121,21 +130,11 @@ def run(options: RunOptions) -> int:
                 profile = serve.chosen(build.context, options.profile)
             model = None if model is None else serve.checkpoint(model)
             build.run("image")
-            versus = options.vs is not None
-            servers = sides.of_build(build, model, profile, work, versus=versus)
+            servers = sides.of_build(build, model, profile, work, versus=options.vs is not None)
             model = model or sides.standing_in(build)  # the BF16 one's tokenizer, too
-        common = {
-            "target": options.target,
-            "machine": _machine(),
-            "table": name,
-            "tool": f"llama-benchy {version}",
-            "text": hashlib.sha256(text.encode()).hexdigest(),
-        }
-        more = ["--runs", "1" if options.vs else str(options.runs)]
-        more += ["--enable-prefix-caching"] if name == "community" else []
-        call = Call(python, model, work / "home", TABLES[name], more)
+        call = Call(python, model, work / "home", table, more)
         call.prepare(text)
-        coherent = not options.skip_coherence and bool(options.model or options.url)
+        coherent = not options.skip_coherence and options.model is not None
         # two models do not fit into one GPU
         together = options.vs is not None and chosen.cuda_arch is None
         rounds = options.runs if options.vs else 1
@@ -145,8 +144,6 @@ def run(options: RunOptions) -> int:
     for name, result in results.items():
         log.heading(f"{name or 'result'}: {out / name}")
         log.table(benchy.table(result))
-        for text in result.wrong:
-            log.warning(text)
     if len(results) == 2:
         a, b = results.values()
         changes = benchy.compare(a, b, TOLERANCE / 100)
@@ -158,7 +155,7 @@ def run(options: RunOptions) -> int:
 
 
 def measure(
-    servers: Sequence[sides.Side],
+    servers: Sequence[Side],
     common: dict[str, Any],
     call: Call,
     rounds: int,
@@ -223,8 +220,6 @@ def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def compare_results(options: CompareOptions) -> int:
     """Compare two results; CheckError if the second is slower."""
     a, b = benchy.load(options.a), benchy.load(options.b)
-    for text in (*a.wrong, *b.wrong):
-        log.warning(text)
     names = ("machine", "tool", "text", "target", "model", "profile", "options")
     differs = [name for name in names if a.identity.get(name) != b.identity.get(name)]
     changes = benchy.compare(a, b, options.tolerance / 100)

@@ -1,4 +1,4 @@
-"""The servers to measure: a running one, the last build, the unpatched release."""
+"""The servers to measure: the last build, and the unpatched release."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from sparkforge.build.launcher import (
     start_server,
 )
 from sparkforge.build.publish import made
-from sparkforge.build.results import ImageResult
+from sparkforge.build.results import ImageResult, Product
 from sparkforge.checkpoints.tiny import expand
 from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import ServerError
 from sparkforge.core.log import log
-from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime.client import Place
-from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
+from sparkforge.runtime.servers import Launch, Server, instead, kept_log, wait_ready
 from sparkforge.serving.profile import Profile
+from sparkforge.store.store import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
 
@@ -43,23 +42,29 @@ class Side:
     identity: Mapping[str, Any]
 
 
-def running(place: Place, profile: str) -> Side:
-    """Return the side of a running server; ``profile``: by the user, or ""."""
-
-    @contextmanager
-    def start() -> Iterator[Place]:
-        yield place
-
-    return Side("", start, {"origin": "url", "profile": profile})
+@contextmanager
+def started(
+    build: Build,
+    product: Artefact[Product],
+    launch: Launch,
+    work: Path,
+    restored: Mapping[str, Path] | None = None,
+) -> Iterator[Server]:
+    """Start a build's server, and yield it when it is ready."""
+    folder = work / f"server-{len(list(work.iterdir()))}"
+    folder.mkdir()
+    cache, engine = build.context.store.cache_path("serve"), build.tools.engine
+    with (
+        start_server(engine, product, launch, folder, cache, restored) as server,
+        kept_log(server, build.context.server_log),
+    ):
+        took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
+        log.info(f"the server is ready after {took:.0f} s")
+        yield server
 
 
 def of_build(
-    build: Build,
-    model: Path | None,
-    profile: Profile,
-    work: Path,
-    *,
-    versus: bool,
+    build: Build, model: Path | None, profile: Profile, work: Path, *, versus: bool
 ) -> list[Side]:
     """Return the sides of a build: with ``versus`` its release first, then the build.
 
@@ -86,16 +91,16 @@ def of_build(
         gpus=context.target.cuda_arch is not None,
     )
 
-    def side(name: str, product: Any, launch: Launch, restored: Any = None, **known: Any) -> Side:
+    def side(
+        name: str,
+        product: Artefact[Product],
+        launch: Launch,
+        restored: Any = None,
+        **known: Any,
+    ) -> Side:
         @contextmanager
         def start() -> Iterator[Place]:
-            folder = work / f"server-{len(list(work.iterdir()))}"
-            folder.mkdir()
-            cache, engine = context.store.cache_path("serve"), build.tools.engine
-            with start_server(engine, product, launch, folder, cache, restored) as server:
-                with kept_log(server, context.server_log):
-                    took = wait_ready(server, max(serving.ready_timeout_s, _LOAD_S))
-                    log.info(f"{name or 'the server'} is ready after {took:.0f} s")
+            with started(build, product, launch, work, restored) as server:
                 yield Place(f"{server.url}/v1")
 
         known |= {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
@@ -133,17 +138,3 @@ def standing_in(build: Build, *, wide: bool = False) -> Path:
     if not wide:
         return model
     return made(folder / "tiny-chat-model-bf16", lambda new: expand(model, new))
-
-
-def tokenizer(model: ModelPin, variables: Mapping[str, str]) -> Path:
-    """Return the folder with a model's tokenizer in this machine's cache of the hub."""
-    homes = [variables.get(name) or "" for name in ("SPARKFORGE_HF_CACHE", "HF_HOME")]
-    known = [Path(home).expanduser() for home in homes if "/" in home]  # else a volume
-    for home in (*known, Path.home() / ".cache" / "huggingface"):
-        name = f"models--{model.repository.replace('/', '--')}"
-        folder = home / "hub" / name / "snapshots" / model.revision
-        if (folder / "tokenizer.json").is_file():
-            return folder
-    get = f"hf download {model.repository} tokenizer.json --revision {model.revision}"
-    hint = f"name the model's folder with --model DIR; to get one: {get} --local-dir DIR"
-    raise ServerError(f"no tokenizer.json of {model.repository} on this machine", hint)

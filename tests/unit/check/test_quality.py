@@ -13,7 +13,7 @@ import pytest
 
 from sparkforge.check import quality
 from sparkforge.check.quality import Seen, Text
-from sparkforge.core.errors import CheckError, ServerError, UsageError
+from sparkforge.core.errors import ServerError, UsageError
 
 
 def logs(*probabilities: float) -> dict[int, float]:
@@ -57,13 +57,6 @@ def test_divergence_is_a_lower_bound() -> None:
             kl, _ = quality.divergence(*named)
             assert kl <= whole + 1e-4
         assert kl == pytest.approx(whole, abs=1e-4)  # all 40 are named
-
-
-def test_material_is_complete() -> None:
-    prompts = quality.material(None)
-    assert len(set(prompts)) == 24
-    assert all(prompt.endswith("<|channel|>final<|message|>") for prompt in prompts)
-    assert len(quality.material(2)) == 2
 
 
 # -- verdicts -----------------------------------------------------------------------
@@ -115,9 +108,7 @@ def start(arguments: Sequence[str]) -> Iterator[Any]:
     yield arguments[-1]
 
 
-def test_each_choice_is_served_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_choice_is_served_once(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[tuple[str, bool]] = []
 
     def observe(server: Any, texts: Any, *, mixed: bool = False) -> Seen:
@@ -129,29 +120,23 @@ def test_each_choice_is_served_once(
     written = {"prompt_token_ids": [1], "token_ids": [0, 1]}
     monkeypatch.setattr(quality, "_ask", lambda *_, **__: written)
     monkeypatch.setattr(quality, "_observe", observe)
-    layers = ("qkv", "o", "lm_head")
+    layers = ("qkv", "lm_head")
     found = quality.run(start, layers, 2, ["a", "b"])
     assert served == [("256", False), ("256", True), ("qkv", False), ("lm_head", False)]
     assert found["noise"]["mean_kl"] == found["layers"]["qkv"]["mean_kl"] == 0
     bad = found["layers"]["lm_head"]
     assert bad["mean_kl"] == pytest.approx(0.9 * math.log(9) + 0.1 * math.log(1 / 9))
+    assert bad["kl_by_text"] == pytest.approx([bad["mean_kl"]] * 2)
     assert (bad["agreement"], bad["positions"]) == (0, 4)
     assert [sentence.partition(":")[0] for sentence in found["beyond"]] == ["lm_head"]
-    assert found["failed"] == {"o": "the server exited with code 1"}
-    assert [row[0] for row in quality.table(found)] == ["layers", "(noise)", "qkv", "lm_head"]
 
     # a limit of the user's replaces the noise
     assert not quality.run(start, layers, 2, ["a"], 9.0)["beyond"]
     assert quality.run(start, layers, 2, ["a"], 0.1)["beyond"]
-
-    assert quality.judge_quality(found) == ServerError.exit_code
-    said = capsys.readouterr()
-    assert "o: the server exited with code 1" in said.err
-    assert "lm_head: mean KL" in said.err
-    assert quality.judge_quality({**found, "failed": {}}) == CheckError.exit_code
-    assert quality.judge_quality({"failed": {}, "beyond": []}) == 0
     with pytest.raises(UsageError):  # one prompt shows no noise
-        quality.run(start, ("qkv",), 2, ["a"])
+        quality.run(start, layers, 2, ["a"])
+    with pytest.raises(ServerError):
+        quality.run(start, ("o",), 2, ["a", "b"])
 
 
 def test_noise_server_gets_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
