@@ -1,10 +1,8 @@
 """`build.py bench quality`: the effect of quantised dense layers on what a model says.
 
-The model is served twice unchanged and once for each choice of --mxfp4-layers. The unchanged model
+The model is served unchanged, and once for each choice of --mxfp4-layers. The unchanged model
 continues every prompt of quality.json. Each server scores those tokens, with the true ones before
-them (teacher-forced), and its next-token distributions are compared. The second unchanged server
-gets the requests in the opposite order and several at once, so that its batches have other shapes:
-its differences are noise, and a choice is judged by its addition to that.
+them (teacher-forced), and its next-token distributions are compared with the unchanged model's.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from cyclopts import Parameter
@@ -32,18 +29,14 @@ from sparkforge.check.bench import command, sides
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import in_parallel
 from sparkforge.runtime.client import COMPLETIONS, Place, post
 from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, tail
 from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
 _LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
-_AT_ONCE = 8  # requests to the second server of the unchanged model
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
 _SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
-# Student's t, 97.5 %, for 1 to 10 degrees of freedom; beyond: Fisher's expansion, correct to 1.5 %
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
 """Starts a server with further arguments; it is ready."""
@@ -68,7 +61,7 @@ class QualityOptions:
     layers: tuple[str, ...] = _LAYERS
     """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
     max_kl: NonNegativeFloat | None = None
-    """limit of the mean KL divergence of the next token, instead of the measured noise"""
+    """limit of the mean KL divergence of the next token, in nats (default: none, figures only)"""
     prompts: PositiveInt | None = None
     """number of prompts to continue (default: all 24)"""
     tokens: PositiveInt = 64
@@ -111,9 +104,7 @@ def measure_quality(options: QualityOptions) -> int:
             one = replace(launch, arguments=(*launch.arguments, *more))
             return sides.started(build, build.graph.product.artefact, one, work)
 
-        report = run(
-            start, options.layers, options.tokens, material(options.prompts), options.max_kl
-        )
+        found = run(start, options.layers, options.tokens, material(options.prompts))
     document = {
         "started": started.isoformat(timespec="seconds"),
         "target": context.target_name,
@@ -121,22 +112,21 @@ def measure_quality(options: QualityOptions) -> int:
         "pins": sha256_file(context.pins_path),
         "model": str(launch.model),
         "options": redacted((*context.serve, *build.serving.arguments)),
-        **report,
+        "layers": found,
     }
     file = command.new_folder(context.dist / "bench", "quality") / "quality.json"
     write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
     log.document(document)
     fields = ("mean_kl", "agreement", "covered")
-    rows = {"(noise)": report["noise"], **report["layers"]}
-    log.table(
-        [("layers", *fields)]
-        + [(name, *(f"{one[field]:.5f}" for field in fields)) for name, one in rows.items()]
-    )
+    rows = [(name, *(f"{one[field]:.5f}" for field in fields)) for name, one in found.items()]
+    log.table([("layers", *fields), *rows])
     log.info(f"result   {file}")
-    if not report["beyond"]:
+    limit = math.inf if options.max_kl is None else options.max_kl
+    beyond = [name for name, one in found.items() if one["mean_kl"] > limit]
+    if not beyond:
         return 0
-    remedy = "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set --max-kl"
-    return log.failure(CheckError("\n".join(report["beyond"]), remedy))
+    msg = f"mean KL above {limit:g}: {'; '.join(beyond)}"
+    return log.failure(CheckError(msg, "use more precision (KIND=mxfp8) or omit those layers"))
 
 
 def material(count: int | None) -> list[str]:
@@ -146,34 +136,19 @@ def material(count: int | None) -> list[str]:
 
 
 def run(
-    start: Start,
-    layers: Sequence[str],
-    tokens: int,
-    prompts: Sequence[str],
-    max_kl: float | None = None,
-) -> dict[str, Any]:
-    """Serve, score and compare the choices of layers, with so many ``tokens`` for each prompt.
-
-    Returns ``noise`` and ``layers`` as ``measured``, and the choices in ``beyond`` that add more
-    than the noise, or are above ``max_kl`` (nats). UsageError: one prompt shows no noise.
-    """
-    if len(prompts) < 2 and max_kl is None:
-        raise UsageError("one prompt shows no noise", "add --prompts 2 or more, or set --max-kl")
+    start: Start, layers: Sequence[str], tokens: int, prompts: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Serve, score and compare the choices of layers, with so many ``tokens`` for each prompt."""
     common = ("--max-logprobs", str(_TOP))
     with log.step("unchanged"), start(common) as server:
         written = [_ask(server, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
         texts = [(one["prompt_token_ids"], one["token_ids"]) for one in written]
-        reference = _observe(server, texts)
-    with log.step("unchanged, a second time"), start(common) as server:
-        noise = measured(reference, _observe(server, texts, mixed=True))
-    found, beyond = {}, []
+        reference = [_score(server, text) for text in texts]
+    found = {}
     for name in layers:
         with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
-            one = found[name] = measured(reference, _observe(server, texts))
-        more = added(noise["kl_by_text"], one["kl_by_text"])
-        if more > 0 if max_kl is None else one["mean_kl"] > max_kl:
-            beyond.append(f"{name}: mean KL {one['mean_kl']:.5f}, noise {noise['mean_kl']:.5f}")
-    return {"noise": noise, "layers": found, "beyond": beyond}
+            found[name] = measured(reference, [_score(server, text) for text in texts])
+    return found
 
 
 def _ask(server: Server, **body: Any) -> Any:
@@ -199,16 +174,6 @@ def _score(server: Server, text: Text) -> list[Logprobs]:
     ]
 
 
-def _observe(server: Server, texts: Sequence[Text], *, mixed: bool = False) -> Seen:
-    """Score the texts; mixed: in batches of other shapes."""
-    width, turn = (_AT_ONCE, -1) if mixed else (1, 1)
-
-    def score(text: Text, _: Event) -> list[Logprobs]:
-        return _score(server, text)
-
-    return list(in_parallel(score, texts[::turn], width))[::turn]
-
-
 # -- arithmetic ------------------------------------------------------------------------------
 
 
@@ -226,15 +191,13 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
 
 
 def measured(reference: Seen, seen: Seen) -> dict[str, Any]:
-    """Compare one server's results with the unchanged model's first ones.
+    """Compare one server's results with the unchanged model's.
 
     Returns ``mean_kl`` in nats, a lower bound; ``agreement``: share of positions with the same
     likeliest token; ``covered``: mean probability of the tokens that both returned (near one, the
-    bound is close); ``positions``; and ``kl_by_text``, means: positions of one text are not
-    independent observations.
+    bound is close); and the number of ``positions``.
     """
-    texts = [list(zip(*both, strict=True)) for both in zip(reference, seen, strict=True)]
-    pairs = [pair for text in texts for pair in text]
+    pairs = [pair for both in zip(reference, seen, strict=True) for pair in zip(*both, strict=True)]
     same = sum(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
     kls, covered = zip(*(divergence(p, q) for p, q in pairs), strict=True)
     return {
@@ -242,16 +205,4 @@ def measured(reference: Seen, seen: Seen) -> dict[str, Any]:
         "agreement": same / len(pairs),
         "covered": statistics.fmean(covered),
         "positions": len(pairs),
-        "kl_by_text": [statistics.fmean(divergence(p, q)[0] for p, q in text) for text in texts],
     }
-
-
-def added(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the lower end of the 95 % interval of the mean difference, by Student's t."""
-    differences = [b - a for a, b in zip(before, after, strict=True)]
-    freedom = len(differences) - 1
-    if freedom < 1:
-        return -math.inf
-    t = _T[freedom - 1] if freedom <= len(_T) else 1.960 + 2.373 / freedom
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return statistics.fmean(differences) - t * error
