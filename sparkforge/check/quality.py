@@ -25,7 +25,7 @@ from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import last_build
 from sparkforge.check import roofline
-from sparkforge.check.bench import command, sides
+from sparkforge.check.bench import command
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
@@ -102,7 +102,7 @@ def measure_quality(options: QualityOptions) -> int:
 
         def start(more: Sequence[str]) -> AbstractContextManager[Server]:
             one = replace(launch, arguments=(*launch.arguments, *more))
-            return sides.started(build, build.graph.product.artefact, one, work)
+            return command.started(build, build.graph.product.artefact, one, work)
 
         found = run(start, options.layers, options.tokens, material(options.prompts))
     document = {

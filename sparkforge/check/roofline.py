@@ -185,7 +185,8 @@ def rows(
     Each row has the bytes of a step, the ceiling over all sequences, its ratio to the release, and
     its cells. UsageError: ``layers`` is invalid, or the target has no known model or memory.
     """
-    if target.model not in SHAPES or target.memory_gb_s is None:
+    shape = SHAPES.get(target.model or "")
+    if shape is None or target.memory_gb_s is None:
         msg = "the target has no known model, or no memory_gb_s in pins.yaml"
         raise UsageError(msg, f"use a target with a GPU, and a model of {', '.join(SHAPES)}")
     asked: list[tuple[str, Moe, str]] = []
@@ -195,7 +196,7 @@ def rows(
     made: list[dict[str, Any]] = []
     for name, moe, spec in (*_STEPS, *asked):
         formats = parse_layers(spec) if spec else {}
-        step = step_bytes(SHAPES[target.model], moe, formats, context=context, batch=batch)
+        step = step_bytes(shape, moe, formats, context=context, batch=batch)
         speed = batch * target.memory_gb_s * GB / sum(step.values())
         gain = speed / made[0]["ceiling_tok_s"] if made else 1.0
         rest, dense = step["router"] + step["other"], step["qkv"] + step["o"]

@@ -1,4 +1,4 @@
-"""Checks of machine, memory, GPU, container engine, disks, and the settings of Compose.
+"""Checks of machine, memory, GPU, container engine, disks, model, and the settings of Compose.
 
 No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the clocks of a machine
 after a power fault. So every value may be missing, which is never a fault by itself.
@@ -7,21 +7,27 @@ after a power fault. So every value may be missing, which is never a fault by it
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 from sparkforge.build import receipt
-from sparkforge.check.doctor import model
+from sparkforge.build.composing import MODELS_VOLUME
 from sparkforge.check.doctor.machine import (
     CHECKS,
+    MISSING,
     Finding,
     Machine,
     Need,
     Want,
     check,
     error,
+    folder_of,
+    hub_of,
+    mounted,
     ok,
+    problems,
     unseen,
     warning,
 )
@@ -32,7 +38,7 @@ from sparkforge.runtime.engine import check_version
 from sparkforge.serving import devices, memory
 from sparkforge.serving.cluster import ROLE
 
-_GIB, _GB = 1 << 30, 10**9
+_GB = 10**9
 _LEAST = 2 * _GB  # on each disk
 # Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
 # reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
@@ -41,6 +47,9 @@ _SLOWED = r"clocks_(?:event|throttle)_reason_(hw_(?:\w+_)?slowdown|sw_thermal_sl
 _SMI, _INFO = ("nvidia-smi", "-q", "-x"), ("docker", "info", "--format", "{{json .}}")
 _APT = "sudo apt-get install"
 _INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution's packages"
+# of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
+_MODEL_GB = {"gpt-oss-120b": 65.2, "gpt-oss-20b": 13.8}
+_USER = 10001  # user and group of the image (Dockerfile)
 _FREE = (
     "python3 build.py clean --superseded; docker builder prune; or on a larger disk:"
     " SPARKFORGE_STORE (store), SPARKFORGE_HF_CACHE (model), Docker's data-root (image)"
@@ -243,10 +252,11 @@ def _to_come(seen: Machine, want: Want) -> Iterator[tuple[str, str, int]]:
         yield "image", docker, 35 * _GB  # with the build cache; an estimate
     if want.model is None:
         return
-    if not model.mounted(seen):  # only root sees what the volume has
-        yield "model", docker, model.size_of(want)
-    elif model.MISSING in (model.problems(seen, want.model) or ()):
-        yield "model", str(model.hub_of(seen)), model.size_of(want)
+    size = int(_MODEL_GB.get(str(want.target.model), 0) * _GB)
+    if not mounted(seen):  # only root sees what the volume has
+        yield "model", docker, size
+    elif MISSING in (problems(seen, want.model) or ()):
+        yield "model", str(hub_of(seen)), size
 
 
 @check()
@@ -283,6 +293,67 @@ def port(seen: Machine, want: Want) -> Finding:
     return warning(f"{text} is in use, perhaps by the server itself", hint)
 
 
+@check("model")
+def model(seen: Machine, want: Want) -> Finding:
+    """A cut shard fails after minutes of loading; a missing one is downloaded at the start."""
+    assert want.model is not None  # the check needs one
+    hub, folder, found = hub_of(seen), mounted(seen), problems(seen, want.model)
+    fetch = f"{f'HF_HOME={_quoted(folder)} ' if folder else ''}hf download {want.model.repository}"
+    revision = f"--revision {want.model.revision}"
+    if found is None:
+        return unseen(f"{hub} is not readable", "sudo python3 build.py doctor")
+    if found == [MISSING]:
+        text = f"revision {want.model.revision[:12]} is not in {hub}; Compose downloads"
+        size = _MODEL_GB.get(str(want.target.model), "some")
+        text += f" {size} GB into {folder or f'its volume {MODELS_VOLUME}'}"
+        volume = f"python3 build.py model fetch --target {want.name}   # after the build"
+        hint = f"{fetch} {revision} && {_share(folder)}" if folder else volume
+        return warning(f"{text} at the first start", hint)
+    if found:
+        # the hub's client takes a file that is there for complete
+        files = shlex.join(one.partition(":")[0] for one in found)
+        hint = f"{fetch} {files} --force-download {revision}"
+        return error(f"{hub}: {'; '.join(found[:3])}", hint)
+    if not folder:
+        home = str(hub.parent)  # Compose mounts the folder above the cache
+        text = f"complete in {hub}, but Compose uses its own volume {MODELS_VOLUME}"
+        hint = f"{_share(home)} && echo SPARKFORGE_HF_CACHE={shlex.quote(home)} >>.env"
+        return warning(text, hint)
+    return ok(f"complete in {hub}")
+
+
+@check("model", "image")
+def model_rights(seen: Machine, want: Want) -> Finding | None:
+    """The container runs as user 10001: it reads at each start and writes when it downloads."""
+    assert want.model is not None  # the check needs one
+    if not (folder := mounted(seen)):
+        return None
+    hub, share = hub_of(seen), _share(folder)
+    if seen.access(hub.parent) not in ("read", "write"):
+        return error(f"{folder} does not exist", f"mkdir -p {_quoted(folder)} && {share}")
+    for path in (hub.parent, hub, folder_of(hub, want.model)):
+        # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
+        output = seen.run("getfacl", "-n", str(path)).out
+        who = "" if f"# owner: {_USER}\n" in output else _USER
+        rights = re.search(rf"(?m)^(?:user:{who}|other:):(?:.*effective:)?([r-][w-][x-])", output)
+        if rights is None:
+            return unseen(f"getfacl tells nothing of {path}", "sudo apt-get install acl")
+        if rights[1] != "rwx":  # a complete model is only read
+            short = warning if rights[1] == "r-x" else error
+            return short(f"user {_USER} of the container has only {rights[1]} in {path}", share)
+    return ok(f"user {_USER} of the container may use {folder}")
+
+
+def _quoted(folder: str) -> str:
+    """Quote a folder for the shell, except for a ~ to expand."""
+    return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
+
+
+def _share(folder: str) -> str:
+    """Return the command that adds the container's rights, for new files too, to the owner's."""
+    return f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {_quoted(folder)}"
+
+
 def judge(seen: Machine, want: Want) -> list[Finding]:
     """Run all checks that concern the target; one that fails is a finding."""
     needs = {
@@ -291,20 +362,19 @@ def judge(seen: Machine, want: Want) -> list[Finding]:
         "image": want.target.base is not None,
         "model": want.model is not None,
     }
-    platforms, findings = want.target.platforms, []
+    platforms = " or ".join(want.target.platforms)
+    findings: list[Finding] = []
     for name, (needed, run_it) in CHECKS.items():
         if not all(needs.get(need, True) for need in needed):
             continue
         found: Finding | list[Finding] | None
-        if "platform" in needed and seen.platform not in platforms:
-            text = f"this machine is {seen.platform}; run doctor on {' or '.join(platforms)}"
-            found = unseen(text)
-        else:
-            try:
+        try:
+            found = unseen(f"this machine is {seen.platform}; run doctor on {platforms}")
+            if "platform" not in needed or seen.platform in want.target.platforms:
                 found = run_it(seen, want)
-            except Exception as why:  # a machine may report anything: the other checks still count
-                text = f"the check failed: {type(why).__name__}: {why}"
-                found = unseen(text, "build.py doctor --report   # and attach it to an issue")
+        except Exception as why:  # a machine may report anything: the other checks still count
+            text = f"the check failed: {type(why).__name__}: {why}"
+            found = unseen(text, "build.py doctor --report   # and attach it to an issue")
         listed = found if isinstance(found, list) else [found]
         findings += [replace(each, name=name) for each in listed if each is not None]
     return findings

@@ -24,6 +24,7 @@ from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
+from sparkforge.serving import checkpoint
 from sparkforge.serving.options import SECRET_NAME
 from sparkforge.serving.profile import Profile
 
@@ -142,6 +143,45 @@ def variables(root: Path) -> dict[str, str]:
 def _existing(path: Path) -> Path:
     """Return a path, or the nearest folder above it that exists."""
     return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
+
+
+MISSING = "not there"
+
+
+def mounted(seen: Machine) -> str:
+    """Return the folder that Compose mounts as the hub's home; "" for a volume (no slash)."""
+    chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
+    return chosen if chosen.startswith(("/", ".", "~")) else ""
+
+
+def hub_of(seen: Machine) -> Path:
+    """Return the hub's cache: Compose's if it is a folder of the host, else this user's own."""
+    home = mounted(seen) or seen.variables.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def folder_of(hub: Path, model: ModelPin) -> Path:
+    """Return the folder of a model in a cache of the hub."""
+    return hub / f"models--{model.repository.replace('/', '--')}"
+
+
+def problems(seen: Machine, model: ModelPin) -> list[str] | None:
+    """Return what is wrong with the model's files; None if they cannot be read."""
+    folder = folder_of(hub_of(seen), model) / "snapshots" / model.revision
+    return seen.value("model", list[str], lambda: read(folder))
+
+
+def read(folder: Path) -> list[str]:
+    """Return the problems of a checkpoint: its index, and the header of each shard."""
+    if not folder.exists():
+        return [MISSING]
+    found = [] if (folder / "config.json").is_file() else ["config.json: missing"]
+    try:
+        names = checkpoint.named(folder)
+    except (OSError, ValueError) as why:
+        return [*found, f"{checkpoint.INDEX}: {why}"]
+    wrong = ((name, checkpoint.damage(folder / name)) for name in names or ["*.safetensors"])
+    return [*found, *(f"{name}: {problem}" for name, problem in wrong if problem)]
 
 
 Function = Callable[[Machine, Want], Finding | list[Finding] | None]

@@ -16,7 +16,7 @@ from sparkforge.build import cached
 from sparkforge.build.cached import Cached
 from sparkforge.build.launcher import of_release
 from sparkforge.build.results import EnvironmentResult, ImageResult, WheelResult
-from sparkforge.check.bench import benchy, sides
+from sparkforge.check.bench import benchy, command
 from sparkforge.check.bench.benchy import FILE, TABLES, Result, compare, load
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CheckError, ServerError
@@ -73,7 +73,8 @@ def test_values_that_are_read_in_another_way(tmp_path: Path) -> None:
     found = read(tmp_path, theirs(), theirs(is_context_prefill_phase=True))
     assert set(found.tests) == {ONE, f"{ONE}, loading the context"}
     # an answer in one piece has no speed of decoding
-    for none in (None, {"values": []}, {"values": [0.0]}):
+    nothing: list[Any] = [None, {"values": []}, {"values": [0.0]}]
+    for none in nothing:
         found = read(tmp_path, theirs(tg_throughput=none))
         assert set(found.tests[ONE]) == {"prefill", "ttft"}
 
@@ -114,11 +115,11 @@ def test_sides_of_a_build_differ_in_the_patches_options(
 
     asked: list[tuple[str, Sequence[str]]] = []
     monkeypatch.setattr(cached, "run", run)
-    monkeypatch.setattr(sides, "start_server", started)
-    monkeypatch.setattr(sides, "wait_ready", lambda *_: 1.0)
+    monkeypatch.setattr(command, "start_server", started)
+    monkeypatch.setattr(command, "wait_ready", lambda *_: 1.0)
     given = (build, tmp_path / "model", build.context.serving, tmp_path / "work")
     (tmp_path / "work").mkdir()
-    found = sides.of_build(*given, versus=True)
+    found = command.of_build(*given, versus=True)
     assert [(one.name, one.identity["origin"]) for one in found] == [
         ("unpatched", "release"),
         ("patched", "build"),
@@ -130,7 +131,7 @@ def test_sides_of_a_build_differ_in_the_patches_options(
     assert (theirs, ours) == ("theirs", "ours")
     assert list(plain) == of_release(full) != list(full)
     assert found[1].identity["options"] == list(full)
-    (alone,) = sides.of_build(*given, versus=False)
+    (alone,) = command.of_build(*given, versus=False)
     assert (alone.name, alone.identity) == ("", found[1].identity)
 
 
@@ -147,10 +148,10 @@ def test_both_sides_of_an_image_get_the_options_of_their_result(
         yield SimpleNamespace(url="http://127.0.0.1:1", output=str)
 
     originals = {"vllm/a.py": tmp_path}
-    monkeypatch.setattr(sides, "start_server", start)
-    monkeypatch.setattr(sides, "wait_ready", lambda *_: 1.0)
-    monkeypatch.setattr(sides, "originals", lambda *_: originals)
-    monkeypatch.setattr(sides, "standing_in", lambda *_, wide: tmp_path)
+    monkeypatch.setattr(command, "start_server", start)
+    monkeypatch.setattr(command, "wait_ready", lambda *_: 1.0)
+    monkeypatch.setattr(command, "originals", lambda *_: originals)
+    monkeypatch.setattr(command, "standing_in", lambda *_, wide: tmp_path)
     build = build_of("cpu", store=Store(tmp_path / "store"))
     image = artefact(ImageResult("x:1", "sha256:1", None, "base", ()))
     found: Any = SimpleNamespace(
@@ -161,7 +162,7 @@ def test_both_sides_of_an_image_get_the_options_of_their_result(
     )
     work = tmp_path / "work"
     work.mkdir()
-    for one in sides.of_build(found, model, build.context.serving, work, versus=True):
+    for one in command.of_build(found, model, build.context.serving, work, versus=True):
         with one.start():
             pass
     (release, put_back), (ours, nothing) = started

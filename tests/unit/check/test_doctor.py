@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.check.doctor import command, machine, model
+from sparkforge.check.doctor import command, machine
 from sparkforge.check.doctor.checks import judge
 from sparkforge.check.doctor.machine import Finding, Machine, Want, want_of
 from sparkforge.cli import main
@@ -27,7 +27,7 @@ SMI, CAP = "$ nvidia-smi -q -x", "$ nvidia-smi --query-gpu=compute_cap --format=
 INFO, BUILDX = "$ docker info --format '{{json .}}'", "$ docker buildx version"
 CTK = "$ nvidia-ctk --version"
 ACL = "u:10001:rwX,d:u:10001:rwX,d:u:$(id -u):rwX"
-NONE = {"model": [model.MISSING]}
+NONE = {"model": [machine.MISSING]}
 
 
 def target(name: str) -> Want:
@@ -105,9 +105,9 @@ def test_spark_without_problems() -> None:
         (NONE, "model", "warning", "Compose downloads 65.2 GB into /hf"),
         ({"model": ["a: missing"]}, "model", "error", "a: missing"),
         ({"model": None}, "model", "not checked", "not readable"),
-        (acl("user:10001:-w-"), "model-rights", "error", "cannot read /hf"),
-        (acl("user:10001:rwx\t#effective:r--"), "model-rights", "error", "cannot read /hf"),
-        (acl("user:10002:rwx\ngroup::rwx\nother::r-x"), "model-rights", "warning", "write to /hf"),
+        (acl("user:10001:-w-"), "model-rights", "error", "in /hf"),
+        (acl("user:10001:rwx\t#effective:r--"), "model-rights", "error", "in /hf"),
+        (acl("user:10002:rwx\ngroup::rwx\nother::r-x"), "model-rights", "warning", "r-x in /hf"),
         (acl(""), "model-rights", "not checked", ""),
         ({"$ getfacl -n /hf": out("# owner: 10001\nuser::rwx\n")}, "model-rights", "ok", ""),
         ({"access /hf": None}, "model-rights", "error", "does not exist"),
@@ -227,9 +227,9 @@ def test_model_on_disk(tmp_path: Path, harm: Any, problems: list[str]) -> None:
     for name in NAMES:
         shard(tmp_path / name)
     harm(tmp_path)
-    read = model.read(tmp_path)
+    read = machine.read(tmp_path)
     assert [one[: len(start)] for one, start in zip(read, problems, strict=True)] == problems
-    assert model.read(tmp_path / "no") == [model.MISSING]
+    assert machine.read(tmp_path / "no") == [machine.MISSING]
 
 
 # -- the archive -----------------------------------------------------------------
