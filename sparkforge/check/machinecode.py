@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 
 from sparkforge.build.jobs import width
 from sparkforge.build.stages.thirdparty import LockedCompiler
@@ -46,63 +45,50 @@ _ENTRY = re.compile(rb"\.entry\s+([\w$.]+)")
 
 @dataclass(frozen=True)
 class Kernel:
-    """Facts about one kernel's machine code.
-
-    Attributes:
-        target: e.g. ``sm_121a``; for 120f ``sm_120``.
-        registers, stack, local: per thread; local memory outside the stack (bytes) is spilled.
-        shared, shared_dynamic: static bytes per block, and those that a CUTLASS kernel requests at
-            its launch; None: not in the code.
-        mma: number of each matrix instruction with its modifiers.
-        traps: whether it has a trap (``BPT.TRAP``), like an empty stub.
-        code: digest of the instructions with their operands.
-    """
+    """Facts about one kernel's machine code."""
 
     name: str
     target: str
+    """E.g. ``sm_121a``; for 120f ``sm_120``."""
     registers: int
+    """``registers``, ``stack``, ``local``: per thread; local memory outside the stack (bytes) is
+    spilled."""
     stack: int
     local: int
     shared: int
+    """Static bytes per block."""
     shared_dynamic: int | None
+    """Those that a CUTLASS kernel requests at its launch; None: not in the code."""
     mma: Mapping[str, int]
+    """Number of each matrix instruction with its modifiers."""
     opcodes: tuple[str, ...]
     traps: bool
+    """It has a trap (``BPT.TRAP``), like an empty stub."""
     code: str
+    """Digest of the instructions with their operands."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """Machine code of a library, or of all cubins of a folder.
-
-    Attributes:
-        images, ptx: number of cubins and of PTX texts by architecture.
-        kernels: of the cubins for the device, each content once.
-        jit: kernels in no such cubin, which the driver compiles from PTX.
-    """
+    """Machine code of a library, or of all cubins of a folder."""
 
     images: Mapping[str, int]
+    """Number of cubins by architecture."""
     ptx: Mapping[str, int]
+    """Number of PTX texts by architecture."""
     kernels: tuple[Kernel, ...]
+    """Of the cubins for the device, each content once."""
     jit: tuple[str, ...]
-
-
-def usages(text: str) -> dict[str, tuple[int, int, int, int]]:
-    """Return registers, stack, static shared and local memory of each kernel of one cubin."""
-    found = {}
-    for name, *numbers in _USAGE.findall(text):
-        registers, stack, shared, local = map(int, numbers)
-        found[name] = (registers, stack, max(0, shared - _RESERVED_SHARED), local)
-    return found
+    """Kernels in no such cubin, which the driver compiles from PTX."""
 
 
 def read(sass: str, usage: str) -> list[Kernel]:
     """Read the output of ``cuobjdump -sass`` and ``cuobjdump --dump-resource-usage`` for one cubin.
 
-    Raises:
-        CheckError: they name different kernels, or the output is not understood.
+    CheckError: they name different kernels, or the output is not understood.
     """
-    target, resources = _TARGET.search(sass), usages(usage)
+    target = _TARGET.search(sass)
+    resources = {name: list(map(int, numbers)) for name, *numbers in _USAGE.findall(usage)}
     pieces = _FUNCTION.split(sass)[1:]
     bodies = dict(zip(pieces[::2], map(_INSTRUCTION.findall, pieces[1::2]), strict=True))
     if bodies.keys() != resources.keys() or not all(bodies.values()) or (bodies and not target):
@@ -119,7 +105,7 @@ def read(sass: str, usage: str) -> list[Kernel]:
             registers=registers,
             stack=stack,
             local=local,
-            shared=shared,
+            shared=max(0, shared - _RESERVED_SHARED),
             shared_dynamic=int(dynamic[1]) if dynamic else None,
             mma={word: number for word, number in sorted(words.items()) if _MMA.match(word)},
             opcodes=tuple(sorted({word.partition(".")[0] for word in words})),
@@ -149,15 +135,10 @@ class Readers:
     def library(
         self, paths: Sequence[Path], capability: str, architectures: Iterable[str], work: Path
     ) -> Library:
-        """Read a library, or cubins as one.
+        """Read a library, or cubins as one, with ``work`` as a folder for the images.
 
-        Args:
-            capability: of the device, e.g. ``12.1``.
-            architectures: of its own code, e.g. ``120f``.
-            work: folder for the images.
-
-        Raises:
-            CheckError: cuobjdump can't read one of them.
+        ``capability``: of the device, e.g. ``12.1``; ``architectures``: of its own code, e.g.
+        ``120f``. CheckError: cuobjdump can't read one of them.
         """
         images, ptx = Counter[str](), Counter[str]()
         cubins: list[Path] = []
@@ -173,38 +154,36 @@ class Readers:
             jit = {arch for arch in texts if compiles(arch, capability)}
             for text in self._extract("ptx", path, texts, jit, work):
                 entries.update(match.decode() for match in _ENTRY.findall(text.read_bytes()))
-        kernels: dict[tuple[str, str], Kernel] = {}
         largest_first = sorted(cubins, key=lambda path: -path.stat().st_size)
-
-        def one(cubin: Path, _: Event) -> list[Kernel]:
-            return self.read(cubin)
-
-        for found in in_parallel(one, largest_first, width(None, _READER_GIB)):
+        kernels: dict[tuple[str, str], Kernel] = {}
+        for found in in_parallel(
+            lambda cubin, _: self.read(cubin), largest_first, width(None, _READER_GIB)
+        ):
             kernels.update({(kernel.name, kernel.code): kernel for kernel in found})
+        jitted = sorted(entries - {name for name, _ in kernels})
+        ordered = tuple(kernels[key] for key in sorted(kernels))
         return Library(
-            dict(sorted(images.items())),
-            dict(sorted(ptx.items())),
-            tuple(kernels[key] for key in sorted(kernels)),
-            tuple(sorted(entries - {name for name, _ in kernels})),
+            dict(sorted(images.items())), dict(sorted(ptx.items())), ordered, tuple(jitted)
         )
 
     def _images(self, path: Path) -> tuple[Counter[str], Counter[str]]:
         """Return the number of cubins with a kernel, and of PTX texts, by architecture."""
-        found = {"elf": Counter[str](), "ptx": Counter[str]()}
+        elf, ptx = Counter[str](), Counter[str]()
         try:
             usage = self.run("-all", "--dump-resource-usage", path)
         except CommandError as error:
             if "does not contain device code" in str(error):
-                return found["elf"], found["ptx"]
+                return elf, ptx
             raise CheckError(f"{path.name}: {error.what}", "check that it is complete") from error
         pieces = _IMAGE.split(usage)
         if usage and len(pieces) == 1:  # a single cubin
-            (arch,) = re.findall(r"\.sm_(\w+)\.cubin$", self.run("-lelf", path), re.MULTILINE)
-            found["elf"][arch] += 1
+            elf.update(re.findall(r"\.sm_(\w+)\.cubin$", self.run("-lelf", path), re.MULTILINE))
         for form, arch, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
-            if form == "ptx" or " Function " in text:
-                found[form][arch] += 1
-        return found["elf"], found["ptx"]
+            if form == "ptx":
+                ptx[arch] += 1
+            elif " Function " in text:
+                elf[arch] += 1
+        return elf, ptx
 
     def _extract(
         self, form: str, path: Path, listed: Counter[str], archs: set[str], work: Path
@@ -237,11 +216,7 @@ class ReadersResult:
 
 
 def readers(project: Project) -> Readers:
-    """Return the readers for this machine, fetched if the store lacks them.
-
-    Raises:
-        MachineError, FetchError, IntegrityError: as ``LockedCompiler.fill``.
-    """
+    """Return the readers for this machine, fetched if the store lacks them."""
     locked = LockedCompiler(project.root / LOCK, "nvidia-cuda-cuobjdump")
 
     def make(folder: Path) -> ReadersResult:

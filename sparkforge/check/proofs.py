@@ -7,9 +7,9 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
@@ -29,15 +29,8 @@ _WORK = re.compile(r"LD[GSL]?|LDSM|LDGSTS|ST[GSL]?|ATOM\w*|RED\w*|UTMA\w*|UBLK\w
 _SHOWN = 5  # problems of a library in the log; the report has all
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A broken rule.
-
-    Attributes:
-        rule: its name in docs/kernels.md.
-        kernel: mangled name; "": the library as a whole.
-        text: the problem.
-    """
+class Problem(NamedTuple):
+    """A broken rule of docs/kernels.md; ``kernel``: its mangled name, "" for the whole library."""
 
     rule: str
     kernel: str
@@ -92,9 +85,7 @@ def libraries(
 ) -> Iterator[tuple[str, Library]]:
     """Yield the files of a wheel with machine code; a folder's cubins are one (``FOLDER/*.cubin``).
 
-    Raises:
-        BuildError: it is not a wheel, or a file differs from its RECORD.
-        CheckError: machine code can't be read.
+    BuildError: it is not a wheel, or a file differs from its RECORD.
     """
     assert target.machine_code is not None and target.cuda_arch is not None
     with archive.opened(wheel) as source:
@@ -136,10 +127,7 @@ class Options:
 def run(options: Options) -> int:
     """Read wheels, compare them with the target's contract, and write the report.
 
-    Raises:
-        UsageError: the target has no contract, or a file is missing.
-        BuildError: a file is no wheel.
-        CheckError: a rule is broken; the report is written.
+    CheckError: a rule is broken; the report is written.
     """
     project = Project.open(options.project)
     target = project.pins.target(options.target)
@@ -163,23 +151,24 @@ def run(options: Options) -> int:
                 problems = list(check(file, library, contract, capability))
                 unused = contract.rules(file).unused or ""
                 kernels = library.kernels
-                document = {
-                    "wheel": wheel.name,
-                    "file": file,
-                    "unused": unused,
-                    "images": library.images,
-                    "ptx": library.ptx,
-                    "kernels": len(kernels),
-                    "mma": dict(sorted(Counter(word for k in kernels for word in k.mma).items())),
-                    "stack": max((k.stack + k.local for k in kernels), default=0),
-                    "ptx_only": list(library.jit),
-                    "problems": [asdict(problem) for problem in problems],
-                }
-                found.append(document)
+                found.append(
+                    {
+                        "wheel": wheel.name,
+                        "file": file,
+                        "unused": unused,
+                        "images": library.images,
+                        "ptx": library.ptx,
+                        "kernels": len(kernels),
+                        "mma": dict(sorted(Counter(w for k in kernels for w in k.mma).items())),
+                        "stack": max((k.stack + k.local for k in kernels), default=0),
+                        "ptx_only": library.jit,
+                        "problems": [problem._asdict() for problem in problems],
+                    }
+                )
                 if problems:
                     failed.add(wheel.name)
                 verdict = "unused" if unused else "FAILED" if problems else "ok"
-                log.info(f"  {verdict:6}  {file}: {len(library.kernels)} kernels")
+                log.info(f"  {verdict:6}  {file}: {len(kernels)} kernels")
                 for one in problems[:_SHOWN]:
                     log.info(f"          {one.rule}: {one.kernel[:60]} {one.text}")
                 if len(problems) > _SHOWN:

@@ -1,10 +1,8 @@
 """`build.py bench quality`: the effect of quantised dense layers on what a model says.
 
-The model is served twice unchanged and once for each choice of --mxfp4-layers. The unchanged model
+The model is served unchanged, and once for each choice of --mxfp4-layers. The unchanged model
 continues every prompt of quality.json. Each server scores those tokens, with the true ones before
-them (teacher-forced), and its next-token distributions are compared. The second unchanged server
-gets the requests in the opposite order and several at once, so that its batches have other shapes:
-its differences are noise, and a choice is judged by its addition to that.
+them (teacher-forced), and its next-token distributions are compared with the unchanged model's.
 """
 
 from __future__ import annotations
@@ -12,20 +10,18 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import publish, serve
-from sparkforge.build.graph import Build
-from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES, start_server
+from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.setup import last_build
 from sparkforge.check import roofline
@@ -33,24 +29,17 @@ from sparkforge.check.bench import command
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import in_parallel
-from sparkforge.runtime import servers
 from sparkforge.runtime.client import COMPLETIONS, Place, post
-from sparkforge.runtime.servers import MODEL_NAME, Server, kept_log, tail, wait_ready
+from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, tail
 from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
-DEFAULT_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
-MATERIAL = Path(__file__).with_name("quality.json")
-
-_LOAD_TIMEOUT_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
-_AT_ONCE = 8  # requests to the second server of the unchanged model
+_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
 _SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
-# Student's t, 97.5 %, for 1 to 10 degrees of freedom; beyond: Fisher's expansion, correct to 1.5 %
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
+"""Starts a server with further arguments; it is ready."""
 Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
 Text = tuple[Sequence[int], Sequence[int]]
@@ -60,30 +49,106 @@ Seen = Sequence[Sequence[Logprobs]]
 """What one server says: the distribution of each text's written tokens."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class QualityOptions:
+    """Options of ``bench quality``."""
+
+    target: str
+    """target to measure"""
+    model: Path | None = None
+    """checkpoint to measure (default: a tiny test model)"""
+    layers: tuple[str, ...] = _LAYERS
+    """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
+    max_kl: NonNegativeFloat | None = None
+    """limit of the mean KL divergence of the next token, in nats (default: none, figures only)"""
+    prompts: PositiveInt | None = None
+    """number of prompts to continue (default: all 24)"""
+    tokens: PositiveInt = 64
+    """tokens per continuation (default: 64)"""
+    arguments: Behind = ()
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
+
+
+def measure_quality(options: QualityOptions) -> int:
+    """Measure the effect of --mxfp4-layers on the model's answers; CheckError if it is too large.
+
+    Raises:
+        ServerError: a server does not start or answer.
+    """
+    for layers in options.layers:
+        roofline.parse_layers(layers)  # checked here, not by a server after the first has run
+    project = Project.open(options.project)
+    build = last_build(project, options.target, options.variant, options.server, options.arguments)
+    context = build.context
+    if options.model is None and context.target.smoke is None:
+        msg = f"target {context.target_name} has no checkpoint"
+        raise UsageError(msg, "give one with --model DIR")
+    model = None if options.model is None else serve.checkpoint(options.model)
+    build.run("image")
+    started = datetime.now(UTC)
+    launch = Launch(
+        model or publish.tiny_model(context.dist),
+        context.serve,
+        (*(SMOKE_ARGUMENTS if model is None else ()), *build.serving.arguments),
+        SMOKE_VARIABLES if model is None else {},
+        build.serving.port,
+        gpus=context.target.cuda_arch is not None,
+    )
+    with context.store.temporary("quality") as work:
+
+        def start(more: Sequence[str]) -> AbstractContextManager[Server]:
+            one = replace(launch, arguments=(*launch.arguments, *more))
+            return command.started(build, build.graph.product.artefact, one, work)
+
+        found = run(start, options.layers, options.tokens, material(options.prompts))
+    document = {
+        "started": started.isoformat(timespec="seconds"),
+        "target": context.target_name,
+        "release": context.release,
+        "pins": sha256_file(context.pins_path),
+        "model": str(launch.model),
+        "options": redacted((*context.serve, *build.serving.arguments)),
+        "layers": found,
+    }
+    file = command.new_folder(context.dist / "bench", "quality") / "quality.json"
+    write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
+    log.document(document)
+    fields = ("mean_kl", "agreement", "covered")
+    rows = [(name, *(f"{one[field]:.5f}" for field in fields)) for name, one in found.items()]
+    log.table([("layers", *fields), *rows])
+    log.info(f"result   {file}")
+    limit = math.inf if options.max_kl is None else options.max_kl
+    beyond = [name for name, one in found.items() if one["mean_kl"] > limit]
+    if not beyond:
+        return 0
+    msg = f"mean KL above {limit:g}: {'; '.join(beyond)}"
+    return log.failure(CheckError(msg, "use more precision (KIND=mxfp8) or omit those layers"))
+
+
 def material(count: int | None) -> list[str]:
     """Return so many prompts of quality.json in the model's format; None: all."""
-    data = json.loads(MATERIAL.read_text(encoding="utf-8"))
+    data = json.loads(Path(__file__).with_name("quality.json").read_text(encoding="utf-8"))
     return [data["template"].replace("{text}", text) for text in data["prompts"][:count]]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One server beside the unchanged model; ``mean_kl`` in nats, a lower bound.
-
-    Attributes:
-        agreement: share of positions with the same likeliest token.
-        covered: mean probability of the tokens returned by both; near one, the bound is close.
-        kl_by_text: means; positions of one text are not independent observations.
-    """
-
-    mean_kl: float
-    agreement: float
-    covered: float
-    positions: int
-    kl_by_text: tuple[float, ...]
-
-
-# -- servers ---------------------------------------------------------------------------------
+def run(
+    start: Start, layers: Sequence[str], tokens: int, prompts: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Serve, score and compare the choices of layers, with so many ``tokens`` for each prompt."""
+    common = ("--max-logprobs", str(_TOP))
+    with log.step("unchanged"), start(common) as server:
+        written = [_ask(server, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
+        texts = [(one["prompt_token_ids"], one["token_ids"]) for one in written]
+        reference = [_score(server, text) for text in texts]
+    found = {}
+    for name in layers:
+        with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
+            found[name] = measured(reference, [_score(server, text) for text in texts])
+    return found
 
 
 def _ask(server: Server, **body: Any) -> Any:
@@ -109,86 +174,6 @@ def _score(server: Server, text: Text) -> list[Logprobs]:
     ]
 
 
-def _observe(server: Server, texts: Sequence[Text], *, mixed: bool = False) -> Seen:
-    """Score the texts; mixed: in batches of other shapes."""
-    width, turn = (_AT_ONCE, -1) if mixed else (1, 1)
-
-    def score(text: Text, _: Event) -> list[Logprobs]:
-        return _score(server, text)
-
-    return list(in_parallel(score, texts[::turn], width))[::turn]
-
-
-def starter(build: Build, model: Path | None, tiny: Path, work: Path) -> Start:
-    """Return a function that starts a build's server with further arguments, ready or not."""
-    context, serving = build.context, build.serving
-
-    @contextmanager
-    def start(arguments: Sequence[str]) -> Iterator[Server]:
-        folder = work / str(len(list(work.iterdir())))
-        folder.mkdir()
-        usual: Sequence[str] = SMOKE_ARGUMENTS if model is None else ()
-        launch = servers.Launch(
-            tiny if model is None else model,
-            context.serve,
-            (*usual, *serving.arguments, *arguments),
-            SMOKE_VARIABLES if model is None else {},
-            serving.port,
-            gpus=context.target.cuda_arch is not None,
-        )
-        product, cache = build.graph.product.artefact, context.store.cache_path("serve")
-        started = start_server(build.tools.engine, product, launch, folder, cache)
-        with started as server, kept_log(server, context.server_log):
-            wait_ready(server, max(serving.ready_timeout_s, _LOAD_TIMEOUT_S))
-            yield server
-
-    return start
-
-
-def run(
-    start: Start,
-    layers: Sequence[str],
-    tokens: int,
-    prompts: Sequence[str],
-    max_kl: float | None = None,
-) -> dict[str, Any]:
-    """Serve, score and compare the choices of layers; those that cannot be served are ``failed``.
-
-    Args:
-        tokens: of each continuation.
-        max_kl: limit of the mean divergence in nats; None: the noise.
-
-    Returns:
-        ``noise`` and ``layers`` as ``Measured``, reasons in ``failed``, choices in ``beyond``.
-
-    Raises:
-        ServerError: a server of the unchanged model does not start or answer.
-        UsageError: one prompt shows no noise.
-    """
-    if len(prompts) < 2 and max_kl is None:
-        raise UsageError("one prompt shows no noise", "add --prompts 2 or more, or set --max-kl")
-    common = ("--max-logprobs", str(_TOP))
-    with log.step("unchanged"), start(common) as server:
-        written = [_ask(server, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
-        texts = [(one["prompt_token_ids"], one["token_ids"]) for one in written]
-        reference = _observe(server, texts)
-    with log.step("unchanged, a second time"), start(common) as server:
-        noise = measured(reference, _observe(server, texts, mixed=True))
-    found, failed, beyond = {}, {}, []
-    for name in layers:
-        try:
-            with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
-                one = measured(reference, _observe(server, texts))
-        except ServerError as error:
-            failed[name] = error.what
-            continue
-        found[name] = asdict(one)
-        more = added(noise.kl_by_text, one.kl_by_text)
-        if more > 0 if max_kl is None else one.mean_kl > max_kl:
-            beyond.append(f"{name}: mean KL {one.mean_kl:.5f}, noise {noise.mean_kl:.5f}")
-    return {"noise": asdict(noise), "layers": found, "failed": failed, "beyond": beyond}
-
-
 # -- arithmetic ------------------------------------------------------------------------------
 
 
@@ -205,119 +190,19 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
     return max(both + merged, 0.0), min(covered, 1.0)
 
 
-def measured(reference: Seen, seen: Seen) -> Measured:
-    """Compare one server's results with the unchanged model's first ones."""
-    kls: list[list[float]] = []
-    covered: list[float] = []
-    same = 0
-    for ours, theirs in zip(reference, seen, strict=True):
-        pairs = list(zip(ours, theirs, strict=True))
-        kl, mass = zip(*(divergence(p, q) for p, q in pairs), strict=True)
-        kls.append(list(kl))
-        covered += mass
-        same += sum(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
-    return Measured(
-        mean_kl=statistics.fmean(kl for text in kls for kl in text),
-        agreement=same / len(covered),
-        covered=statistics.fmean(covered),
-        positions=len(covered),
-        kl_by_text=tuple(map(statistics.fmean, kls)),
-    )
+def measured(reference: Seen, seen: Seen) -> dict[str, Any]:
+    """Compare one server's results with the unchanged model's.
 
-
-def added(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the lower end of the 95 % interval of the mean difference, by Student's t."""
-    differences = [b - a for a, b in zip(before, after, strict=True)]
-    freedom = len(differences) - 1
-    if freedom < 1:
-        return -math.inf
-    t = _T[freedom - 1] if freedom <= len(_T) else 1.960 + 2.373 / freedom
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return statistics.fmean(differences) - t * error
-
-
-def table(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the figures as rows of text, the head first."""
-    fields = ("mean_kl", "agreement", "covered")
-    rows: list[tuple[str, ...]] = [("layers", *(name.replace("_", " ") for name in fields))]
-    for name, one in {"(noise)": report["noise"], **report["layers"]}.items():
-        rows.append((name, *(f"{one[field]:.5f}" for field in fields)))
-    return rows
-
-
-# -- the command -------------------------------------------------------------------------------
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class QualityOptions:
-    """Options of ``bench quality``."""
-
-    target: str
-    """target to measure"""
-    model: Path | None = None
-    """checkpoint to measure (default: a tiny test model)"""
-    layers: tuple[str, ...] = ()
-    """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
-    max_kl: NonNegativeFloat | None = None
-    """limit of the mean KL divergence of the next token, instead of the measured noise"""
-    prompts: PositiveInt | None = None
-    """number of prompts to continue (default: all 24)"""
-    tokens: PositiveInt = 64
-    """tokens per continuation (default: 64)"""
-    arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-    variant: VariantOptions = VariantOptions()
-    server: ServerOptions = ServerOptions()
-
-
-def measure_quality(options: QualityOptions) -> int:
-    """Measure the effect of --mxfp4-layers on the model's answers; 15 if it is too large."""
-    for layers in options.layers:
-        roofline.parse_layers(layers)  # checked here, not by a server after the first has run
-    project = Project.open(options.project)
-    build = last_build(project, options.target, options.variant, options.server, options.arguments)
-    context = build.context
-    if options.model is None and context.target.smoke is None:
-        msg = f"target {context.target_name} has no checkpoint"
-        raise UsageError(msg, "give one with --model DIR")
-    model = None if options.model is None else serve.checkpoint(options.model)
-    build.run("image")
-    started = datetime.now(UTC)
-    with context.store.temporary("quality") as work:
-        tiny = publish.tiny_model(context.dist)
-        start = starter(build, model, tiny, work)
-        chosen, prompts = options.layers or DEFAULT_LAYERS, material(options.prompts)
-        report = run(start, chosen, options.tokens, prompts, options.max_kl)
-    document = {
-        "started": started.isoformat(timespec="seconds"),
-        "target": context.target_name,
-        "release": context.release,
-        "pins": sha256_file(context.pins_path),
-        "model": str(model or tiny),
-        "options": redacted((*context.serve, *build.serving.arguments)),
-        **report,
+    Returns ``mean_kl`` in nats, a lower bound; ``agreement``: share of positions with the same
+    likeliest token; ``covered``: mean probability of the tokens that both returned (near one, the
+    bound is close); and the number of ``positions``.
+    """
+    pairs = [pair for both in zip(reference, seen, strict=True) for pair in zip(*both, strict=True)]
+    same = sum(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
+    kls, covered = zip(*(divergence(p, q) for p, q in pairs), strict=True)
+    return {
+        "mean_kl": statistics.fmean(kls),
+        "agreement": same / len(pairs),
+        "covered": statistics.fmean(covered),
+        "positions": len(pairs),
     }
-    folder = command.new_folder(context.dist / "bench", "quality")
-    file = folder / "quality.json"
-    write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
-    log.document(document)
-    log.table(table(report))
-    log.info(f"result   {file}")
-    return judge_quality(report)
-
-
-def judge_quality(report: Mapping[str, Any]) -> int:
-    """Print the problems of the measurements; returns the exit code."""
-    code = 0
-    if report["beyond"]:
-        remedy = (
-            "use more precision (KIND=mxfp8) or omit those layers; to accept a loss, set --max-kl"
-        )
-        code = log.failure(CheckError("\n".join(report["beyond"]), remedy))
-    if report["failed"]:
-        words = "\n".join(f"{name}: {what}" for name, what in report["failed"].items())
-        remedy = "the other results are above; see the servers' output"
-        code = log.failure(ServerError(words, remedy))
-    return code

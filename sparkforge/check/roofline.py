@@ -65,8 +65,7 @@ _STEPS: tuple[tuple[str, Moe, str], ...] = (
 class Shape:
     """A gpt-oss model: decoder layers with attention, a router and experts, and a head.
 
-    The numbers are those of ``config.json`` at the revision in pins.yaml. A test compares the
-    totals with OpenAI's.
+    The numbers are those of ``config.json`` at the revision in pins.yaml.
     """
 
     layers: int
@@ -105,8 +104,7 @@ SHAPES: Mapping[str, Shape] = {
 def parse_layers(text: str) -> dict[Kind, Format]:
     """Read the value of ``--mxfp4-layers`` (``qkv,o,lm_head=mxfp8``) as our plugin of vLLM does.
 
-    Raises:
-        UsageError: a kind or format is unknown, or a kind occurs twice; ``moe`` has no effect.
+    UsageError: a kind or format is unknown, or a kind occurs twice; ``moe`` has no effect.
     """
     chosen: dict[str, Format] = {}
     for item in text.split(","):
@@ -147,22 +145,20 @@ def distinct_experts(experts: int, top_k: int, batch: int) -> float:
     return experts * (1 - (1 - top_k / experts) ** batch)
 
 
-def _dense(rows: int, columns: int, form: Format) -> float:
-    if form != "bf16":
-        rows, columns = padded_dense(rows, columns)
-    return rows * columns * WEIGHT_BYTES[form]
-
-
 def step_bytes(
     shape: Shape, moe: Moe, formats: Mapping[Kind, Format], *, context: int, batch: int = 1
 ) -> dict[str, float]:
     """Return the bytes that one decoding step reads, by part.
 
-    Args:
-        formats: of dense layers; others are BF16.
-        context: tokens that each of the ``batch`` sequences attends to, with its own.
+    ``formats``: of dense layers; others are BF16. ``context``: tokens that each of the ``batch``
+    sequences attends to, with its own.
     """
-    form: Mapping[Kind, Format] = {"qkv": "bf16", "o": "bf16", "lm_head": "bf16", **formats}
+
+    def dense(rows: int, columns: int, kind: Kind) -> float:
+        form = formats.get(kind, "bf16")
+        rows, columns = (rows, columns) if form == "bf16" else padded_dense(rows, columns)
+        return rows * columns * WEIGHT_BYTES[form]
+
     hidden, layers = shape.hidden, shape.layers
     wide, inner = padded_experts(shape, moe)
     expert = 3 * inner * wide * WEIGHT_BYTES["mxfp4"] + (2 * inner + wide) * _BF16
@@ -172,9 +168,9 @@ def step_bytes(
     return {
         "experts": layers * read * expert,
         "router": layers * (hidden + 1) * shape.experts * _BF16,
-        "qkv": layers * (_dense(shape.qkv_rows, hidden, form["qkv"]) + shape.qkv_rows * _BF16),
-        "o": layers * (_dense(hidden, shape.o_columns, form["o"]) + hidden * _BF16),
-        "lm_head": _dense(shape.vocab, hidden, form["lm_head"]),
+        "qkv": layers * (dense(shape.qkv_rows, hidden, "qkv") + shape.qkv_rows * _BF16),
+        "o": layers * (dense(hidden, shape.o_columns, "o") + hidden * _BF16),
+        "lm_head": dense(shape.vocab, hidden, "lm_head"),
         "kv": batch * tokens * 2 * shape.kv_heads * shape.head_dim * _BF16,
         # and one row of the embedding for each sequence
         "other": (norms + sinks + batch * hidden) * _BF16,
@@ -182,17 +178,17 @@ def step_bytes(
 
 
 def rows(
-    shape: Shape,
-    bandwidth: float,
-    context: int = CONTEXT,
-    batch: int = 1,
-    layers: str | None = None,
+    target: Target, context: int = CONTEXT, batch: int = 1, layers: str | None = None
 ) -> list[dict[str, Any]]:
     """Return the table: the release, the series with each format, and ``layers`` if given.
 
-    Each row has the bytes of a step, the ceiling over all sequences, and its ratio to the release.
-    ``bandwidth`` is in GB/s. UsageError: ``layers`` is invalid.
+    Each row has the bytes of a step, the ceiling over all sequences, its ratio to the release, and
+    its cells. UsageError: ``layers`` is invalid, or the target has no known model or memory.
     """
+    shape = SHAPES.get(target.model or "")
+    if shape is None or target.memory_gb_s is None:
+        msg = "the target has no known model, or no memory_gb_s in pins.yaml"
+        raise UsageError(msg, f"use a target with a GPU, and a model of {', '.join(SHAPES)}")
     asked: list[tuple[str, Moe, str]] = []
     if layers is not None:
         parse_layers(layers)  # also refuses an empty value
@@ -201,37 +197,20 @@ def rows(
     for name, moe, spec in (*_STEPS, *asked):
         formats = parse_layers(spec) if spec else {}
         step = step_bytes(shape, moe, formats, context=context, batch=batch)
-        total = sum(step.values())
-        speed = batch * bandwidth * GB / total
+        speed = batch * target.memory_gb_s * GB / sum(step.values())
         gain = speed / made[0]["ceiling_tok_s"] if made else 1.0
+        rest, dense = step["router"] + step["other"], step["qkv"] + step["o"]
+        parts = (step["experts"], dense, step["lm_head"], step["kv"], rest, sum(step.values()))
+        cells = (name, *(f"{part / batch / GB:.3f}" for part in parts))
         row = {"name": name, "moe": moe, "layers": spec, "bytes": step, "ceiling_tok_s": speed}
-        made.append({**row, "gain": gain, "gb_per_token": total / batch / GB})
+        row |= {"gain": gain, "gb_per_token": sum(step.values()) / batch / GB}
+        made.append({**row, "cells": (*cells, f"{speed:.1f} tok/s", f"x{gain:.2f}")})
     return made
-
-
-def _cells(row: Mapping[str, Any], batch: int = 1) -> tuple[str, ...]:
-    step = row["bytes"]
-    rest = step["router"] + step["other"]
-    parts = (step["experts"], step["qkv"] + step["o"], step["lm_head"], step["kv"], rest)
-    figures = (*(part / batch / GB for part in parts), row["gb_per_token"])
-    speed = f"{row['ceiling_tok_s']:.1f} tok/s"
-    return row["name"], *(f"{figure:.3f}" for figure in figures), speed, f"x{row['gain']:.2f}"
-
-
-def _of(target: Target, model: str | None = None) -> tuple[str, float]:
-    """Return a model's name and the bandwidth of a target's memory, GB/s."""
-    wanted = model or target.model or ""
-    if wanted not in SHAPES or target.memory_gb_s is None:
-        msg = "the target has no known model, or no memory_gb_s in pins.yaml"
-        raise UsageError(msg, f"use a target with a GPU, and a model of {', '.join(SHAPES)}")
-    return wanted, target.memory_gb_s
 
 
 def markdown(target: Target) -> str:
     """Return the table of docs/kernels.md."""
-    model, bandwidth = _of(target)
-    lines = [_cells(row) for row in rows(SHAPES[model], bandwidth)]
-    return pages.table(HEAD, lines, right=range(1, len(HEAD)))
+    return pages.table(HEAD, [row["cells"] for row in rows(target)], right=range(1, len(HEAD)))
 
 
 @Parameter(name="*")
@@ -241,8 +220,6 @@ class Options:
 
     target: str
     """target whose memory and model to use"""
-    model: str | None = None
-    """model (default: the target's)"""
     context: PositiveInt = CONTEXT
     """context length in tokens (default: 2048)"""
     batch: PositiveInt = 1
@@ -255,12 +232,13 @@ class Options:
 
 def run(options: Options) -> int:
     """Print the bytes that each configuration reads a token, and the ceiling that follows."""
-    model, bandwidth = _of(checkout(options.pins).pins.target(options.target), options.model)
-    context, batch = options.context, options.batch
-    table = rows(SHAPES[model], bandwidth, context, batch, options.layers)
-    case = {"model": model, "bandwidth_gb_s": bandwidth, "context": context, "batch": batch}
-    log.document({"note": NOTE, **case, "rows": table})
-    log.heading(f"{model}, {context} tokens of context, batch {batch}, at {bandwidth:g} GB/s")
+    target = checkout(options.pins).pins.target(options.target)
+    found = rows(target, options.context, options.batch, options.layers)
+    cells = [row.pop("cells") for row in found]
+    case = {"model": target.model, "bandwidth_gb_s": target.memory_gb_s}
+    case |= {"context": options.context, "batch": options.batch}
+    log.document({"note": NOTE, **case, "rows": found})
+    log.heading(", ".join(f"{name} {value}" for name, value in case.items()))
     log.info(NOTE)
-    log.table([HEAD, *(_cells(row, batch) for row in table)])
+    log.table([HEAD, *cells])
     return 0

@@ -110,12 +110,9 @@ def container_of(place: Place) -> Mapping[str, Any] | str:
     service = "label=com.docker.compose.service"
     try:
         names = _docker("ps", "-q", "--filter", service, "--filter", port).split()
-        if not names:
-            return f"no container of Compose has {port}"
-        (found,) = json.loads(_docker("inspect", names[0]))
-        if not {"Id", "State", "Config"} <= set(found):
-            return "docker inspect: another document"
-        return dict(found)
+        (found,) = json.loads(_docker("inspect", *names)) if names else ({},)
+        known = {"Id", "State", "Config"} <= set(found)
+        return dict(found) if known else f"no container of Compose has {port}"
     except (Unseen, ValueError, TypeError) as why:
         return str(why)
 

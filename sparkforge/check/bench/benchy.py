@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median, median_high, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from sparkforge.core import plain
@@ -130,7 +131,7 @@ class Call:
         (cache / f"{name}.txt").write_text(text, encoding="utf-8")
 
     def run(self, place: Place, model: str, file: Path, *, coherent: bool) -> None:
-        """Measure a server; write llama-benchy's result to ``file``, log and events beside it."""
+        """Measure a server; write llama-benchy's result to ``file``, its log beside it."""
         variables = {
             "HOME": str(self.home),
             "PYTHONPATH": "",
@@ -142,24 +143,21 @@ class Call:
         for name, values in self.table.items():
             words += [f"--{name}", *map(str, values)]
         words += ["--book-url", _BOOK, "--exit-on-first-fail", "--format", "json", *self.more]
-        words += ["--save-result", str(file), "--emit-progress", str(file.with_suffix(".jsonl"))]
-        words += [] if coherent else ["--skip-coherence"]
+        words += ["--save-result", str(file), *([] if coherent else ["--skip-coherence"])]
         lines: list[str] = []
         command: list[str | Path] = [self.python, "-u", "-P", "-c", _START, *words]
+        log_path = file.with_suffix(".log")
         try:
             done = call(*command, env=variables, cwd=file.parent, stream=lines.append, check=False)
         finally:
-            log_path = file.with_suffix(".log")
             log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
         fell_back = any("Falling back" in line for line in lines)  # to another model's tokenizer
         if done.returncode or fell_back or not file.exists():
-            signs = ("FAILED", "back", "HTTP ", "rror", "failed")
-            told = [line for line in lines if any(sign in line for sign in signs)]
-            why = (told[:1] or [line for line in lines if line.strip()][-1:] or ["no output"])[0]
-            hint = f"see {log_path}, and the server's log"
-            if "Coherence test" in why:
-                hint = "fix the model, or omit the question with --skip-coherence"
-            raise ServerError(f"llama-benchy failed: {why.strip()[:300]}", hint)
+            signs = re.compile("FAILED|back|HTTP |rror|failed")
+            told = list(filter(signs.search, lines)) or list(filter(str.strip, lines))[-1:]
+            why = told[0].strip()[:300] if told else "no output"
+            hint = f"see {log_path}, and the server's log; --skip-coherence omits the question"
+            raise ServerError(f"llama-benchy failed: {why}", hint)
 
 
 # -- results -----------------------------------------------------------------------------
@@ -167,20 +165,23 @@ class Call:
 
 @dataclass
 class Result:
-    """What was measured: values of each run by test and metric, and what is wrong with them."""
+    """What was measured: values of each run by test and metric."""
 
     started: str
     """UTC, ISO 8601."""
     identity: dict[str, Any]
     """Server, model, machine, tool and text, as ``command.py`` and ``sides.py`` name them."""
-    wrong: list[str] = field(default_factory=list)
     tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, file: Path) -> None:
         """Add what llama-benchy wrote; ServerError if it is of another shape."""
         try:
             for run in plain.json_of(file.read_bytes())["benchmarks"]:
-                name = _name(run) + ", loading the context" * run["is_context_prefill_phase"]
+                # as in llama-benchy's tables: pp2048 tg128 @ d4096 (c2)
+                name = f"pp{run['prompt_size']} tg{run['response_size']}"
+                name += f" @ d{run['context_size']}" if run["context_size"] else ""
+                name += f" (c{run['concurrency']})"
+                name += ", loading the context" * run["is_context_prefill_phase"]
                 for metric, (source, _) in METRICS.items():
                     values = list(map(float, (run[source] or {"values": []})["values"]))
                     if metric == "ttft" and len(values) % run["concurrency"] == 0:
@@ -190,7 +191,6 @@ class Result:
                     # none if the answer came in one piece
                     if values := [value for value in values if value > 0]:
                         self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
-            self.wrong += _short(file.with_suffix(".jsonl"))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             msg = f"{file}: not a result of llama-benchy: {error!r}"
             raise ServerError(msg, "see its log beside it") from None
@@ -205,30 +205,6 @@ class Result:
         return {
             (test, m): values for test, all_ in self.tests.items() for m, values in all_.items()
         }
-
-
-def _name(run: Mapping[str, Any]) -> str:
-    """Return the name in llama-benchy's tables: ``pp2048 tg128 @ d4096 (c2)``."""
-    at = f" @ d{run['context_size']}" if run["context_size"] else ""
-    return f"pp{run['prompt_size']} tg{run['response_size']}{at} (c{run['concurrency']})"
-
-
-def _short(events: Path) -> Iterator[str]:
-    """Yield a sentence for each test whose answers are much shorter than it asks for."""
-    starts: dict[int, dict[str, Any]] = {}
-    counts: dict[tuple[str, int], list[int]] = {}
-    for event in map(json.loads, events.read_text(encoding="utf-8").splitlines()):
-        if event["type"] == "request_start":
-            starts[event["request_id"]] = event
-        elif event["type"] == "request_end":
-            start = starts[event["request_id"]]
-            counts.setdefault((_name(start), start["response_size"]), []).append(
-                event["total_tokens"]
-            )
-    for (name, asked), got in counts.items():
-        # up to half of the requests only load the context
-        if (usual := median_high(got)) < asked / 2:
-            yield f"{name}: answers had {usual} of {asked} tokens"
 
 
 def load(path: Path) -> Result:
@@ -260,26 +236,26 @@ def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
     """
     rows, theirs = [], b.flat()
     for (test, metric), old in a.flat().items():
-        if new := theirs.get((test, metric), []):
-            row = {"name": test, "metric": metric, "a": median(old), "b": median(new)}
-            ratio, spread, verdict = median(new) / median(old), [0.0, 0.0], "unclear"
-            if min(len(old), len(new)) >= 3:
-                ratios = [y / x for x, y in itertools.product(old, new)]
-                spread = quantiles(ratios, n=20, method="inclusive")
-                # the first token is better sooner
-                ends = [spread[0], spread[-1]] if metric != "ttft" else [1 / x for x in spread]
-                verdict = _verdict(min(ends), max(ends), tolerance)
-            row |= {"ratio": ratio, "low": spread[0], "high": spread[-1], "verdict": verdict}
-            rows.append(row)
+        new = theirs.get((test, metric), [])
+        if not new:
+            continue
+        low = high = 0.0
+        verdict = "unclear"
+        if min(len(old), len(new)) >= 3:
+            ratios = [y / x for x, y in itertools.product(old, new)]
+            low, *_, high = quantiles(ratios, n=20, method="inclusive")
+            # the first token is better sooner
+            worst, best = (low, high) if metric != "ttft" else (1 / high, 1 / low)
+            if best < 1 - tolerance:
+                verdict = "slower"
+            elif worst > 1 + tolerance:
+                verdict = "faster"
+            elif worst >= 1 - tolerance and best <= 1 + tolerance:
+                verdict = "same"
+        row = {"name": test, "metric": metric, "a": median(old), "b": median(new)}
+        row |= {"ratio": median(new) / median(old), "low": low, "high": high, "verdict": verdict}
+        rows.append(row)
     if not rows:
         msg = "the two results have no test in common"
         raise ServerError(msg, "measure both with the same --profile-table")
     return rows
-
-
-def _verdict(worst: float, best: float, tolerance: float) -> str:
-    if best < 1 - tolerance:
-        return "slower"
-    if worst > 1 + tolerance:
-        return "faster"
-    return "same" if worst >= 1 - tolerance and best <= 1 + tolerance else "unclear"

@@ -1,4 +1,4 @@
-"""Checks of machine, memory, GPU, container engine, disks, and the settings of Compose.
+"""Checks of machine, memory, GPU, container engine, disks, model, and the settings of Compose.
 
 No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the clocks of a machine
 after a power fault. So every value may be missing, which is never a fault by itself.
@@ -7,37 +7,49 @@ after a power fault. So every value may be missing, which is never a fault by it
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 from sparkforge.build import receipt
-from sparkforge.check.doctor import model
+from sparkforge.build.composing import MODELS_VOLUME
 from sparkforge.check.doctor.machine import (
     CHECKS,
+    MISSING,
     Finding,
     Machine,
+    Need,
     Want,
     check,
     error,
+    folder_of,
+    hub_of,
+    mounted,
     ok,
+    problems,
     unseen,
     warning,
 )
+from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import check_version
 from sparkforge.serving import devices, memory
+from sparkforge.serving.cluster import ROLE
 
-_GIB, _GB = 1 << 30, 10**9
-_LEAST = 2 * _GB  # of the store, with everything in it
-_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+_GB = 10**9
+_LEAST = 2 * _GB  # on each disk
 # Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
 # reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
 _STUCK_MHZ = 900
 _SLOWED = r"clocks_(?:event|throttle)_reason_(hw_(?:\w+_)?slowdown|sw_thermal_slowdown)"
 _SMI, _INFO = ("nvidia-smi", "-q", "-x"), ("docker", "info", "--format", "{{json .}}")
+_APT = "sudo apt-get install"
 _INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution's packages"
+# of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
+_MODEL_GB = {"gpt-oss-120b": 65.2, "gpt-oss-20b": 13.8}
+_USER = 10001  # user and group of the image (Dockerfile)
 _FREE = (
     "python3 build.py clean --superseded; docker builder prune; or on a larger disk:"
     " SPARKFORGE_STORE (store), SPARKFORGE_HF_CACHE (model), Docker's data-root (image)"
@@ -70,39 +82,31 @@ def instructions(seen: Machine, want: Want) -> Finding | None:
     return ok(best) if best else error("no AVX2 in /proc/cpuinfo", "use a machine with AVX2")
 
 
-def _program(seen: Machine, hint: str, *words: str, least: tuple[int, int] = (0, 0)) -> Finding:
-    """Judge a program by the version that it prints."""
-    output, line = seen.run(*words), seen.first_line(*words)
-    if output.code != 0:
-        return error(line, hint)
-    old = _numbers(output.out) < least
-    return warning(f"{line}: older than {least[0]}.{least[1]}", hint) if old else ok(line)
+def _program(
+    name: str, command: str, hint: str, *needs: Need, least: tuple[int, int] = (0, 0)
+) -> None:
+    """Add a check of a program by the version that it prints."""
+    words = command.split()
+
+    def read(seen: Machine, want: Want) -> Finding:
+        output, line = seen.run(*words), seen.first_line(*words)
+        if output.code != 0:
+            return error(line, hint)
+        old = _numbers(output.out) < least
+        return warning(f"{line}: older than {least[0]}.{least[1]}", hint) if old else ok(line)
+
+    CHECKS[name] = needs, read
 
 
-@check()
-def git(seen: Machine, want: Want) -> Finding:
-    """Sources and series are git commits."""
-    return _program(seen, "sudo apt-get install git", "git", "--version", least=(2, 34))
-
-
-@check("platform", "pack")
-def compiler(seen: Machine, want: Want) -> Finding:
-    """It compiles the host code of FlashInfer's modules (docs/build.md)."""
-    return _program(seen, "sudo apt-get install g++; or --pack none", "g++", "--version")
-
-
-@check("platform", "image")
-def buildx(seen: Machine, want: Want) -> Finding:
-    """It builds the image."""
-    hint = "sudo apt-get install docker-buildx-plugin"
-    return _program(seen, hint, "docker", "buildx", "version")
-
-
-@check("platform", "image")
-def compose(seen: Machine, want: Want) -> Finding:
-    """`docker compose up` serves the image; its health check needs 2.20 (tested with 2.26.1)."""
-    words = ("docker", "compose", "version", "--short")
-    return _program(seen, "sudo apt-get install docker-compose-plugin", *words, least=(2, 20))
+_program("git", "git --version", f"{_APT} git", least=(2, 34))
+# for the host code of FlashInfer's modules (docs/build.md)
+_program("compiler", "g++ --version", f"{_APT} g++; or --pack none", "platform", "pack")
+_program("buildx", "docker buildx version", f"{_APT} docker-buildx-plugin", "platform", "image")
+_program(  # Compose's health check needs 2.20 (tested with 2.26.1)
+    *("compose", "docker compose version --short", f"{_APT} docker-compose-plugin"),
+    *("platform", "image"),
+    least=(2, 20),
+)
 
 
 @check("platform")
@@ -117,7 +121,7 @@ def memory_(seen: Machine, want: Want) -> Finding:
     text = memory.described(reading, cuda_total)
     if (plan := want.profile.memory) is None:
         return ok(text)
-    machines = 2 if model.in_pair(seen) else 1
+    machines = 2 if seen.variables.get(ROLE) else 1
     try:
         share = memory.utilisation(plan, reading, cuda_total, machines)
     except memory.MemoryShortError:
@@ -169,22 +173,11 @@ def driver(seen: Machine, want: Want) -> Finding | None:
 
 
 @check("platform", "gpu")
-def devices_(seen: Machine, want: Want) -> Finding | None:
-    """Without nvidia-uvm the first CUDA call fails, though nvidia-smi works."""
-    missing = [path for path in _DEVICES if seen.access(path) not in ("read", "write")]
-    if not missing or _smi(seen) is None:
-        return None if missing else ok("all present")
-    return warning(f"missing: {', '.join(missing)}", "sudo nvidia-modprobe -u -c=0")
-
-
-@check("platform", "gpu")
-def clocks(seen: Machine, want: Want) -> list[Finding]:
+def clocks(seen: Machine, want: Want) -> Finding | None:
     """After a power fault a Spark may stay at 500 to 850 MHz, and is several times slower."""
     tree = _smi(seen)
-    return [] if tree is None else [_clock(node) for node in tree.iter("gpu")]
-
-
-def _clock(node: ET.Element) -> Finding:
+    if tree is None or (node := tree.find("gpu")) is None:
+        return None
     paths = ("clocks/sm_clock", "max_clocks/sm_clock", "utilization/gpu_util")
     now, most, load = (node.findtext(path, "unknown").strip() for path in paths)
     text = f"SM {now}, at most {most}, load {load}"
@@ -202,7 +195,10 @@ def _clock(node: ET.Element) -> Finding:
 
 def _info(seen: Machine) -> dict[str, object]:
     """Return `docker info`; {} if it is unusable."""
-    found = seen.json(*_INFO)
+    try:
+        found = plain.json_of(seen.run(*_INFO).out)
+    except ValueError:
+        return {}
     return found if isinstance(found, dict) else {}
 
 
@@ -228,12 +224,11 @@ def container_toolkit(seen: Machine, want: Want) -> Finding:
     """Without it, docker compose up fails: could not select device driver nvidia."""
     if "nvidia" in f"{_info(seen).get('Runtimes')} {_info(seen).get('DiscoveredDevices')}":
         return ok("nvidia is among the engine's runtimes or devices")
-    words = ("nvidia-ctk", "--version")
     hint = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
-    text = f"{seen.first_line(*words)}; the engine has no runtime nvidia"
-    if seen.run(*words).code == 0:  # Docker finds the toolkit's hook itself, so this may still work
-        return warning(text, hint)
-    return error(text, f"sudo apt-get install nvidia-container-toolkit && {hint}")
+    if seen.run("nvidia-ctk", "--version").code != 0:
+        return error("not installed", f"{_APT} nvidia-container-toolkit && {hint}")
+    # Docker finds the toolkit's hook itself, so this may still work
+    return warning("the engine has no runtime nvidia", hint)
 
 
 @check()
@@ -245,44 +240,41 @@ def store(seen: Machine, want: Want) -> Finding:
     return error(f"{seen.store} is not writable", hint)
 
 
-def _to_come(seen: Machine, want: Want) -> Iterator[tuple[str, str, int, int]]:
-    """Yield a name, its folder, and the bytes to come: estimated, and certain at least."""
+def _to_come(seen: Machine, want: Want) -> Iterator[tuple[str, str, int]]:
+    """Yield a name, its folder, and an estimate of the bytes to come."""
     built = seen.access(seen.root / "dist" / want.name / receipt.NAME) in ("read", "write")
     # measured after a first build for cpu, an estimate with CUDA
-    whole = (30 if want.target.cuda_arch else 5) * _GB
-    yield "store", seen.store, _LEAST if built else whole, _LEAST
+    yield "store", seen.store, _LEAST if built else (30 if want.target.cuda_arch else 5) * _GB
     if seen.platform not in want.target.platforms:
         return  # only wheels are built here
     docker = str(_info(seen).get("DockerRootDir") or "/var/lib/docker")
     if want.target.base is not None and not built:
-        yield "image", docker, 35 * _GB, 0  # with the build cache; an estimate
+        yield "image", docker, 35 * _GB  # with the build cache; an estimate
     if want.model is None:
         return
-    size = model.size_of(want)
-    if not model.mounted(seen):  # only root sees what the volume has
-        yield "model", docker, size, 0 if built else size
-    elif model.MISSING in (model.problems(seen, want.model) or ()):
-        yield "model", str(model.hub_of(seen)), size, size
+    size = int(_MODEL_GB.get(str(want.target.model), 0) * _GB)
+    if not mounted(seen):  # only root sees what the volume has
+        yield "model", docker, size
+    elif MISSING in (problems(seen, want.model) or ()):
+        yield "model", str(hub_of(seen)), size
 
 
 @check()
 def disk(seen: Machine, want: Want) -> list[Finding]:
     """Store, image and model often share one disk, so their needs are added up for each disk."""
     findings: list[Finding] = []
-    disks: dict[int, list[tuple[str, str, int, int]]] = {}
-    free: dict[int, int] = {}
+    disks: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
     for need in _to_come(seen, want):
         if (found := seen.disk(need[1])) is None:
             findings.append(unseen(f"{need[1]} is not readable", "df -h"))
         else:
-            free |= [found]
-            disks.setdefault(found[0], []).append(need)
-    for device, needs in disks.items():
-        there, whole = free[device], sum(whole for _, _, whole, _ in needs)
-        parts = ", ".join(f"{name} {size / _GB:.0f}" for name, _, size, _ in needs)
-        text = f"{needs[0][1]}: {there / _GB:.0f} GB free, needs {whole / _GB:.0f} ({parts})"
-        short = error if there < sum(least for *_, least in needs) else warning
-        findings.append(ok(text) if there >= whole else short(text, _FREE))
+            disks.setdefault(found, []).append(need)
+    for (_, free), needs in disks.items():
+        whole = sum(size for *_, size in needs)
+        parts = ", ".join(f"{name} {size / _GB:.0f}" for name, _, size in needs)
+        text = f"{needs[0][1]}: {free / _GB:.0f} GB free, needs {whole / _GB:.0f} ({parts})"
+        short = error if free < _LEAST else warning
+        findings.append(ok(text) if free >= whole else short(text, _FREE))
     return findings
 
 
@@ -301,6 +293,67 @@ def port(seen: Machine, want: Want) -> Finding:
     return warning(f"{text} is in use, perhaps by the server itself", hint)
 
 
+@check("model")
+def model(seen: Machine, want: Want) -> Finding:
+    """A cut shard fails after minutes of loading; a missing one is downloaded at the start."""
+    assert want.model is not None  # the check needs one
+    hub, folder, found = hub_of(seen), mounted(seen), problems(seen, want.model)
+    fetch = f"{f'HF_HOME={_quoted(folder)} ' if folder else ''}hf download {want.model.repository}"
+    revision = f"--revision {want.model.revision}"
+    if found is None:
+        return unseen(f"{hub} is not readable", "sudo python3 build.py doctor")
+    if found == [MISSING]:
+        text = f"revision {want.model.revision[:12]} is not in {hub}; Compose downloads"
+        size = _MODEL_GB.get(str(want.target.model), "some")
+        text += f" {size} GB into {folder or f'its volume {MODELS_VOLUME}'}"
+        volume = f"python3 build.py model fetch --target {want.name}   # after the build"
+        hint = f"{fetch} {revision} && {_share(folder)}" if folder else volume
+        return warning(f"{text} at the first start", hint)
+    if found:
+        # the hub's client takes a file that is there for complete
+        files = shlex.join(one.partition(":")[0] for one in found)
+        hint = f"{fetch} {files} --force-download {revision}"
+        return error(f"{hub}: {'; '.join(found[:3])}", hint)
+    if not folder:
+        home = str(hub.parent)  # Compose mounts the folder above the cache
+        text = f"complete in {hub}, but Compose uses its own volume {MODELS_VOLUME}"
+        hint = f"{_share(home)} && echo SPARKFORGE_HF_CACHE={shlex.quote(home)} >>.env"
+        return warning(text, hint)
+    return ok(f"complete in {hub}")
+
+
+@check("model", "image")
+def model_rights(seen: Machine, want: Want) -> Finding | None:
+    """The container runs as user 10001: it reads at each start and writes when it downloads."""
+    assert want.model is not None  # the check needs one
+    if not (folder := mounted(seen)):
+        return None
+    hub, share = hub_of(seen), _share(folder)
+    if seen.access(hub.parent) not in ("read", "write"):
+        return error(f"{folder} does not exist", f"mkdir -p {_quoted(folder)} && {share}")
+    for path in (hub.parent, hub, folder_of(hub, want.model)):
+        # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
+        output = seen.run("getfacl", "-n", str(path)).out
+        who = "" if f"# owner: {_USER}\n" in output else _USER
+        rights = re.search(rf"(?m)^(?:user:{who}|other:):(?:.*effective:)?([r-][w-][x-])", output)
+        if rights is None:
+            return unseen(f"getfacl tells nothing of {path}", "sudo apt-get install acl")
+        if rights[1] != "rwx":  # a complete model is only read
+            short = warning if rights[1] == "r-x" else error
+            return short(f"user {_USER} of the container has only {rights[1]} in {path}", share)
+    return ok(f"user {_USER} of the container may use {folder}")
+
+
+def _quoted(folder: str) -> str:
+    """Quote a folder for the shell, except for a ~ to expand."""
+    return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
+
+
+def _share(folder: str) -> str:
+    """Return the command that adds the container's rights, for new files too, to the owner's."""
+    return f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {_quoted(folder)}"
+
+
 def judge(seen: Machine, want: Want) -> list[Finding]:
     """Run all checks that concern the target; one that fails is a finding."""
     needs = {
@@ -308,22 +361,20 @@ def judge(seen: Machine, want: Want) -> list[Finding]:
         "pack": bool(want.target.pack),
         "image": want.target.base is not None,
         "model": want.model is not None,
-        "pair": model.in_pair(seen),
     }
-    platforms, findings = want.target.platforms, []
+    platforms = " or ".join(want.target.platforms)
+    findings: list[Finding] = []
     for name, (needed, run_it) in CHECKS.items():
         if not all(needs.get(need, True) for need in needed):
             continue
         found: Finding | list[Finding] | None
-        if "platform" in needed and seen.platform not in platforms:
-            text = f"this machine is {seen.platform}; run doctor on {' or '.join(platforms)}"
-            found = unseen(text)
-        else:
-            try:
+        try:
+            found = unseen(f"this machine is {seen.platform}; run doctor on {platforms}")
+            if "platform" not in needed or seen.platform in want.target.platforms:
                 found = run_it(seen, want)
-            except Exception as why:  # a machine may report anything: the other checks still count
-                text = f"the check failed: {type(why).__name__}: {why}"
-                found = unseen(text, "build.py doctor --report   # and attach it to an issue")
+        except Exception as why:  # a machine may report anything: the other checks still count
+            text = f"the check failed: {type(why).__name__}: {why}"
+            found = unseen(text, "build.py doctor --report   # and attach it to an issue")
         listed = found if isinstance(found, list) else [found]
         findings += [replace(each, name=name) for each in listed if each is not None]
     return findings

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from sparkforge.build import composing, receipt
 from sparkforge.build.options import OutputOptions
 from sparkforge.check.doctor.checks import judge
 from sparkforge.check.doctor.machine import (
-    Finding,
     Machine,
     want_of,
 )
@@ -82,8 +81,12 @@ def run(options: Options = Options()) -> int:
         "counts": Counter(finding.state for finding in findings),
         "findings": [asdict(finding) for finding in findings],
     }
-    if not options.output.json:
-        _show(findings)
+    for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
+        colour, mark = _MARKS[finding.state]
+        state = log.painted(colour, f"{mark} {finding.state:11}")
+        log.info(f"{state}  {finding.name}: {finding.seen}")
+        if finding.hint:
+            log.info(f"{'':15}hint: {finding.hint}")
     if options.report:
         path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
         files = write(path, seen, want.name, document)
@@ -95,19 +98,6 @@ def run(options: Options = Options()) -> int:
         return 0
     msg = f"this machine cannot build or serve target {want.name}: {', '.join(stops)}"
     return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
-
-
-def _show(findings: list[Finding]) -> None:
-    """Print findings with their hints, the worst last; equal ones share a line."""
-    names: dict[Finding, list[str]] = {}
-    for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
-        names.setdefault(replace(finding, name=""), []).append(finding.name)
-    for finding, named in names.items():
-        colour, mark = _MARKS[finding.state]
-        state = log.painted(colour, f"{mark} {finding.state:11}")
-        log.info(f"{state}  {', '.join(named)}: {finding.seen}")
-        if finding.hint:
-            log.info(f"{'':15}hint: {finding.hint}")
 
 
 def _readings(path: Path) -> Mapping[str, Any]:
@@ -124,12 +114,12 @@ def _readings(path: Path) -> Mapping[str, Any]:
 
 # -- the archive -------------------------------------------------------------------------
 
-_KERNEL = re.compile(r"nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:", re.IGNORECASE)
 # without its variables, which may be secrets
 _CONTAINER = (
     '{"image": "{{.Image}}", "restarts": {{.RestartCount}}, "state": {{json .State}},'
     ' "host": {{json .HostConfig}}}'
 )
+_MEMORY = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.max memory.stat"
 
 
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
@@ -150,28 +140,23 @@ def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]
 
 def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
     """Yield name and text of each file; what is missing has the reason as its text."""
-    git = f"git -C {shlex.quote(str(root))}"
-    yield "checkout.txt", _output(f"echo sparkforge {__version__}; {git} log -1; {git} status -s")
-    system = "uname -a; head -v /etc/*-release /sys/class/dmi/id/*_name /sys/class/dmi/id/bios*"
-    yield "system.txt", _output(system)
-    for path in (root / "dist" / target / receipt.NAME, root / "build.log"):
-        yield path.name, _output(f"tail -c 30000000 {shlex.quote(str(path))}")
-    lines = _output("journalctl -kb -o short-iso").splitlines()
-    yield "kernel.log", "\n".join(line for line in lines if _KERNEL.search(line))
-    box = _output(f"docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1")
-    box = shlex.quote(box.strip())
-    yield "container.json", _output(f"docker inspect --format {shlex.quote(_CONTAINER)} {box}")
-    memory = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.max memory.stat"
-    yield "memory.txt", _output(f"docker exec {box} sh -c {shlex.quote(memory)}")
-    # two streams; sorted by the time at the start of each line
-    lines = _output(f"docker logs --timestamps {box}").splitlines()
-    yield "container.log", "\n".join(sorted(lines))
-
-
-def _output(script: str) -> str:
-    """Return a shell script's output, of both streams, or the reason why there is none."""
-    seen = glimpse("sh", "-c", script, timeout_s=60.0)
-    return f"{seen.out}{seen.err}" or seen.problem
+    here = shlex.quote(str(root))
+    box = f'"$(docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1)"'
+    scripts = {
+        "checkout.txt": f"cd {here}; echo sparkforge {__version__}; git log -1; git status -s",
+        "system.txt": "uname -a; head -v /etc/*-release /sys/class/dmi/id/*_name",
+        receipt.NAME: f"cat {here}/dist/{target}/{receipt.NAME}",
+        "build.log": f"tail -c 30000000 {here}/build.log",
+        "kernel.log": "journalctl -kb -o short-iso"
+        " | grep -iE 'nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:'",
+        "container.json": f"docker inspect --format '{_CONTAINER}' {box}",
+        "memory.txt": f"docker exec {box} sh -c '{_MEMORY}'",
+        # two streams; sorted by the time at the start of each line
+        "container.log": f"docker logs --timestamps {box} 2>&1 | sort",
+    }
+    for name, script in scripts.items():
+        seen = glimpse("sh", "-c", script, timeout_s=60.0)
+        yield name, f"{seen.out}{seen.err}" or seen.problem
 
 
 # -- secrets -----------------------------------------------------------------------------

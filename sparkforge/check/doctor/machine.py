@@ -24,6 +24,7 @@ from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
+from sparkforge.serving import checkpoint
 from sparkforge.serving.options import SECRET_NAME
 from sparkforge.serving.profile import Profile
 
@@ -31,8 +32,8 @@ _T = TypeVar("_T")
 _TIMEOUT_S = 8.0
 State = Literal["ok", "warning", "error", "not checked"]
 """``error``: the target cannot be built or served; ``warning``: it may fail."""
-Need = Literal["platform", "gpu", "pack", "image", "model", "pair"]
-"""A machine of the target's platform; a target with these; one machine of two."""
+Need = Literal["platform", "gpu", "pack", "image", "model"]
+"""A machine of the target's platform; a target with these."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,6 @@ class Machine:
         text = seen.out if seen.code == 0 else seen.err + seen.out
         return seen.problem or text.strip().partition("\n")[0][:120] or f"exit code {seen.code}"
 
-    def json(self, *words: str) -> Any:
-        """Return a program's output as JSON; None if it is not JSON."""
-        try:
-            return plain.json_of(self.run(*words).out)
-        except ValueError:
-            return None
-
     def access(self, path: str | Path) -> str:
         """Return ``write`` or ``read`` for a path; ``new``: it can be created; "" for neither."""
 
@@ -149,6 +143,45 @@ def variables(root: Path) -> dict[str, str]:
 def _existing(path: Path) -> Path:
     """Return a path, or the nearest folder above it that exists."""
     return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
+
+
+MISSING = "not there"
+
+
+def mounted(seen: Machine) -> str:
+    """Return the folder that Compose mounts as the hub's home; "" for a volume (no slash)."""
+    chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
+    return chosen if chosen.startswith(("/", ".", "~")) else ""
+
+
+def hub_of(seen: Machine) -> Path:
+    """Return the hub's cache: Compose's if it is a folder of the host, else this user's own."""
+    home = mounted(seen) or seen.variables.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def folder_of(hub: Path, model: ModelPin) -> Path:
+    """Return the folder of a model in a cache of the hub."""
+    return hub / f"models--{model.repository.replace('/', '--')}"
+
+
+def problems(seen: Machine, model: ModelPin) -> list[str] | None:
+    """Return what is wrong with the model's files; None if they cannot be read."""
+    folder = folder_of(hub_of(seen), model) / "snapshots" / model.revision
+    return seen.value("model", list[str], lambda: read(folder))
+
+
+def read(folder: Path) -> list[str]:
+    """Return the problems of a checkpoint: its index, and the header of each shard."""
+    if not folder.exists():
+        return [MISSING]
+    found = [] if (folder / "config.json").is_file() else ["config.json: missing"]
+    try:
+        names = checkpoint.named(folder)
+    except (OSError, ValueError) as why:
+        return [*found, f"{checkpoint.INDEX}: {why}"]
+    wrong = ((name, checkpoint.damage(folder / name)) for name in names or ["*.safetensors"])
+    return [*found, *(f"{name}: {problem}" for name, problem in wrong if problem)]
 
 
 Function = Callable[[Machine, Want], Finding | list[Finding] | None]
