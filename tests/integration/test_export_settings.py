@@ -51,37 +51,21 @@ submodule.recurse=true feature.experimental=true index.version=4 index.sparse=tr
 pack.writeBitmaps=false
 """
 
-VARIABLES = {
-    "GIT_DIFF_OPTS": "-u9",
-    "GIT_EXTERNAL_DIFF": "false",
-    "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'",
-    "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "diff.context",
-    "GIT_CONFIG_VALUE_0": "9",
-    "GIT_DIR": "/nowhere",
-    "GIT_WORK_TREE": "/nowhere",
-    "GIT_INDEX_FILE": "/nowhere",
-    "GIT_OBJECT_DIRECTORY": "/nowhere",
-    "GIT_NAMESPACE": "evil",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES": "/nowhere",
-    "GIT_LITERAL_PATHSPECS": "1",
-    "GIT_ICASE_PATHSPECS": "1",
-    "GIT_PAGER": "false",
-    "GIT_EDITOR": "false",
-    "GIT_NOTES_REF": "refs/notes/evil",
-    "GIT_AUTHOR_NAME": "Mallory",
-    "GIT_DEFAULT_HASH": "sha256",
-    "GIT_COMMITTER_DATE": "1 +0000",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_REPLACE_REF_BASE": "refs/x/",
-    "TZ": "Asia/Kolkata",
-    "LC_ALL": "C",
-    "LANG": "de_DE.UTF-8",
-    "COLUMNS": "20",
-    "PAGER": "false",
-    "TERM": "dumb",
-    "NO_COLOR": "1",
-}
+VARIABLES = """
+GIT_DIFF_OPTS=-u9 GIT_EXTERNAL_DIFF=false GIT_CONFIG_PARAMETERS='diff.noprefix'='true'
+GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=diff.context GIT_CONFIG_VALUE_0=9 GIT_DIR=/nowhere
+GIT_WORK_TREE=/nowhere GIT_INDEX_FILE=/nowhere GIT_OBJECT_DIRECTORY=/nowhere GIT_NAMESPACE=evil
+GIT_ALTERNATE_OBJECT_DIRECTORIES=/nowhere GIT_LITERAL_PATHSPECS=1 GIT_ICASE_PATHSPECS=1
+GIT_PAGER=false GIT_EDITOR=false GIT_NOTES_REF=refs/notes/evil GIT_AUTHOR_NAME=Mallory
+GIT_DEFAULT_HASH=sha256 GIT_OPTIONAL_LOCKS=0 GIT_REPLACE_REF_BASE=refs/x/ TZ=Asia/Kolkata
+GIT_COMMITTER_DATE=1%20+0000 LC_ALL=C LANG=de_DE.UTF-8 COLUMNS=20 PAGER=false TERM=dumb NO_COLOR=1
+"""
+
+
+HOOKS = """
+post-checkout reference-transaction post-index-change pre-commit applypatch-msg commit-msg
+fsmonitor-watchman
+"""
 
 
 @pytest.fixture
@@ -113,27 +97,14 @@ def test_no_setting_changes_a_byte(rich: Tree, tmp_path: Path) -> None:
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     mark = tmp_path / "hook-ran"
-    for name in (
-        "post-checkout",
-        "reference-transaction",
-        "post-index-change",
-        "pre-commit",
-        "applypatch-msg",
-        "commit-msg",
-        "fsmonitor-watchman",
-    ):
+    for name in HOOKS.split():
         (hooks / name).write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
         (hooks / name).chmod(0o755)
     (tmp_path / "order").write_text("*.sh\n*.py\n")
     (tmp_path / "attributes").write_text("*.py -diff\n*.bin diff text\n")
     (tmp_path / "mailmap").write_text("Mallory <m@example.invalid> <ada@example.invalid>\n")
-    places = {
-        "ORDER": "order",
-        "ATTRIBUTES": "attributes",
-        "HOOKS": "hooks",
-        "EXCLUDES": "order",
-        "MAILMAP": "mailmap",
-    }
+    files = {"ORDER": "order", "ATTRIBUTES": "attributes", "HOOKS": "hooks"}
+    places = {**files, "EXCLUDES": "order", "MAILMAP": "mailmap"}
     config = rich.path / ".git" / "config"
     plain = config.read_bytes()
     (rich.path / ".git" / "info").mkdir()
@@ -154,8 +125,8 @@ def test_no_setting_changes_a_byte(rich: Tree, tmp_path: Path) -> None:
 
 def test_no_variable_changes_a_byte(rich: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     before = snapshot(rich.project.root)
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
+    for name, _, value in (variable.partition("=") for variable in VARIABLES.split()):
+        monkeypatch.setenv(name, value.replace("%20", " "))
     rich.run("patches", "export", str(rich.path), "--check")
     assert snapshot(rich.project.root) == before
 
