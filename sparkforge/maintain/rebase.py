@@ -54,7 +54,9 @@ def run(options: Options) -> int:
         and (options.dry_run or options.commit or options.companions),
         "--onto is empty": options.onto is not None and not options.onto.strip(),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
-        "--commit needs 40 digits": not re.fullmatch(r"[0-9a-f]{40}", options.commit or "0" * 40),
+        "--commit needs all 40 digits, not zeros for those that are unknown": not re.fullmatch(
+            r"[0-9a-f]{28}(?!0{12})[0-9a-f]{12}", options.commit or "1" * 40
+        ),
         "a dry run conflicts with --commit and --with-companions": options.dry_run
         and (options.commit or options.companions),
     }

@@ -45,14 +45,8 @@ def number(value: Any) -> Any:
     return int(value) if plain else value
 
 
-def padded(commit: str) -> bool:
-    """Return whether a commit is an abbreviation padded with zeros."""
-    # twelve zeros occur by chance once in 2.8e14 commits
-    return commit.endswith("0" * 12)
-
-
 def _whole(commit: str) -> str:
-    if padded(commit):
+    if commit.endswith("0" * 12):  # by chance once in 2.8e14 commits
         raise ValueError("is an abbreviated SHA padded with zeros; omit a commit that is unknown")
     return commit
 

@@ -89,12 +89,12 @@ def test_a_release_whose_commit_nobody_knows_lands(upstream: Upstream, tmp_path:
     upstream.release({"demo/mod.py": b"new = 0\n" + text}, commit="c0ffeec0f")
     short = "c0ffeec0f".ljust(40, "0")
     said = upstream.rebase("demo", "--onto", "latest", "--commit", short, code=2)
-    assert "padded with zeros" in said["error"]["what"]
+    assert "--commit" in said["error"]["what"]
     dry = upstream.rebase("demo", "--onto", "latest", "--dry-run")
     landed = upstream.rebase("demo", "--onto", "latest")
     for found in (dry, landed):
         (one,) = (one for one in found["companions"] if "commit of v2.0 is unknown" in one["what"])
-        assert "the release says c0ffeec0f" in one["what"]
+        assert "c0ffeec0f" in one["what"]
         assert "pins resolve demo" in one["mend"]
     demo = load(upstream.root / "pins.yaml").upstreams["demo"]
     assert (demo.tag, demo.version, demo.commit) == ("v2.0", NEW, None)
