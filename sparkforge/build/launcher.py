@@ -142,8 +142,7 @@ def originals(
             layer = rules[origin[0]]
             source = trees[layer].before(context)
             with gitread.reading(source.repo) as reader:
-                content = reader.content(source.commit, origin[1])
-            assert content is not None
+                content = reader.blob(f"{source.commit}:{origin[1]}")
             restored[member] = work / member.replace("/", "%")
             restored[member].write_bytes(content)
     return restored

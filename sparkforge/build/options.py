@@ -14,6 +14,7 @@ from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.pins.pins import Pins, SourcePlan, Target
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.series import series
+from sparkforge.sources.project import PinsFile
 from sparkforge.sources.sources import Access
 
 SourceName = SourcePlan | None
@@ -31,6 +32,15 @@ class OutputOptions:
     """print one JSON document to stdout, even on failure"""
     verbose: Annotated[bool, Parameter(alias="-v")] = False
     """print every command that is run"""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CheckoutOptions:
+    """Options of a command that reads the checkout alone."""
+
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 @Parameter(name="*", group="what is built (default: as in pins.yaml, or as in the last build)")

@@ -12,21 +12,17 @@ from cyclopts import Parameter
 
 from sparkforge import __version__
 from sparkforge.build.context import release_name
-from sparkforge.build.options import OutputOptions, chosen_series
+from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series
 from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import human_bytes, log
-from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
-
-_ROOFLINE_TARGET = "spark"
+from sparkforge.sources.project import Checkout, checkout, store_of
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CleanOptions:
-    """Options of ``clean``."""
-
     store: Path | None = None
     """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
     all: bool = False
@@ -36,24 +32,10 @@ class CleanOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class DocsOptions:
-    """Options of ``docs``."""
-
+class DocsOptions(CheckoutOptions):
     check: bool = False
     """fail if one is stale; write nothing"""
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class VersionOptions:
-    """Options of ``--version`` and ``--exit-codes``."""
-
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
 
 
 def clean(options: CleanOptions = CleanOptions()) -> int:
@@ -62,9 +44,7 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
         raise UsageError("--all and --superseded conflict", "give only one")
     store = store_of(options.store)
     log.info(f"cleaning {store.root}; a large store takes minutes")
-    freed = (
-        store.clean(superseded=True) if options.superseded else store.clean(everything=options.all)
-    )
+    freed = store.clean(everything=options.all, superseded=options.superseded)
     log.info(f"freed {human_bytes(freed)}")
     log.document({"freed_bytes": freed})
     return 0
@@ -89,7 +69,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
     root, all_pins = here.root, here.pins
     folder = root / "docs"
     patches = chosen_series(None, root, all_pins)
-    kernels = roofline.markdown(all_pins.target(_ROOFLINE_TARGET))
+    kernels = roofline.markdown(all_pins.target("spark"))
     return {
         folder / "patches.md": docs.page(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
@@ -103,13 +83,10 @@ def variables(compose: str) -> str:
     """Return docs/variables.md: of the image's settings, and of the lines in docker-compose.yml."""
     from sparkforge.serving.settings import Variables
 
+    fields = {name: one for name, one in Variables.model_fields.items() if not one.exclude}
     rows = [
-        (
-            f"SPARKFORGE_{name.upper()}",
-            " ".join((field.description or "").split()).replace("``", "`"),
-        )
-        for name, field in Variables.model_fields.items()
-        if not field.exclude
+        (f"SPARKFORGE_{name.upper()}", " ".join((one.description or "").split()).replace("``", "`"))
+        for name, one in fields.items()
     ]
     rows += re.findall(r"^#   ([A-Z_, ]+): (.*)$", compose, re.MULTILINE)
     lines = [f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in sorted(rows)]
@@ -117,7 +94,7 @@ def variables(compose: str) -> str:
     return "\n".join((f"# Variables\n\n{head}\n\n| variable | for |\n|---|---|", *lines, ""))
 
 
-def version(options: VersionOptions = VersionOptions()) -> int:
+def version(options: CheckoutOptions = CheckoutOptions()) -> int:
     """Print the versions of sparkforge and of its targets."""
     here = checkout(options.pins)
     python, sha256 = platform.python_version(), sha256_file(here.pins_path)
@@ -133,7 +110,7 @@ def version(options: VersionOptions = VersionOptions()) -> int:
     return 0
 
 
-def exit_codes(options: VersionOptions = VersionOptions()) -> int:
+def exit_codes(options: CheckoutOptions = CheckoutOptions()) -> int:
     """Explain the exit codes."""
     rows = errors.exit_codes()
     log.table([(f"{code:3}", meaning) for code, meaning in rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,13 @@ from sparkforge.sources import sources
 from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
 from sparkforge.sources.sources import Source
 
+_TRAILERS = (*lint.TRAILERS, NATIVE)
 _CHERRY_PICK = "make a new work tree (build.py patches apply) and cherry-pick your commits onto it"
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """Options of ``patches list``."""
-
     upstream: str | None = field(default=None, kw_only=False)
     """only this upstream's series"""
     pins: PinsFile = None
@@ -36,8 +35,6 @@ class ListOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Options of ``patches check``."""
-
     upstream: str | None = field(default=None, kw_only=False)
     """only this upstream's series"""
     source: SourceName = None
@@ -50,8 +47,6 @@ class CheckOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions:
-    """Options of ``patches apply``."""
-
     upstream: str = field(kw_only=False)
     folder: Path = field(kw_only=False)
     """folder to create; must not exist"""
@@ -72,16 +67,13 @@ class TrailerOptions:
 
     def given(self) -> dict[str, str]:
         """Return the values that are given, by the name of the trailer."""
-        values = asdict(self)
-        keys = {key: values[key.lower().replace("-", "_")] for key in (*lint.TRAILERS, NATIVE)}
-        return {key: value for key, value in keys.items() if value is not None}
+        values = {key: getattr(self, key.lower().replace("-", "_")) for key in _TRAILERS}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Options of ``patches export``."""
-
     folder: Path = field(default=Path(), kw_only=False)
     """work tree (default: the current folder)"""
     check: bool = False
@@ -95,8 +87,6 @@ class ExportOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Options of ``patches import``."""
-
     upstream: str = field(kw_only=False)
     file: tuple[Path, ...] = field(kw_only=False)
     subject: str | None = None
@@ -111,8 +101,6 @@ class ImportOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class NewOptions:
-    """Options of ``patches new``."""
-
     folder: Path = field(kw_only=False)
     """work tree from `patches apply`"""
     subject: str = field(kw_only=False)
@@ -127,21 +115,14 @@ def list_patches(options: ListOptions = ListOptions()) -> int:
     document: dict[str, list[dict[str, Any]]] = {}
     for own in chosen_series(options.upstream, here.root, here.pins):
         log.heading(f"{own.upstream}: {counted(len(own.patches), 'patch', 'patches')}")
+        document[own.upstream] = []
         for patch in own.patches:
             kind = (patch.trailers.get(key, "?") for key in ("Risk", "Upstream-Status"))
             log.info(f"{patch.name}  [{', '.join(kind)}]")
             log.info(f"    {patch.subject}")
-        document[own.upstream] = [
-            {
-                "file": patch.name,
-                "subject": patch.subject,
-                "author": patch.author,
-                "sha256": patch.sha256,
-                "trailers": dict(patch.trailers),
-                "files": [entry.path for entry in patch.entries],
-            }
-            for patch in own.patches
-        ]
+            entry = {name: getattr(patch, name) for name in ("subject", "author", "sha256")}
+            entry |= {"file": patch.name, "trailers": dict(patch.trailers)}
+            document[own.upstream].append(entry | {"files": [one.path for one in patch.entries]})
     log.document(document)
     return 0
 
@@ -150,8 +131,7 @@ def check_series(options: CheckOptions = CheckOptions()) -> int:
     """Lint every series, and apply it to its source."""
     project = Project.open(options.project)
     plan = source_plan(options.source, project.access, RELEASE_PLAN)
-    report: dict[str, Any] = {}
-    problems: list[str] = []
+    report, problems = dict[str, Any](), list[str]()
     for own in chosen_series(options.upstream, project.root, project.pins):
         name, upstream = own.upstream, project.pins.upstreams[own.upstream]
         problems += lint.lint(own, project.root, upstream.paths)
@@ -180,11 +160,10 @@ def apply_series(options: ApplyOptions) -> int:
     upstream = project.pins.upstream(options.upstream)
     patched = series.apply_recorded(project.store, patches, source, upstream)
     worktree.make(patched, patches, options.folder)
+    folder, commit = str(options.folder.resolve()), patched.commit
     number = counted(len(patches.patches), "patch", "patches")
-    log.info(f"{options.folder}: {options.upstream} with {number}, commit {patched.commit}")
-    log.document(
-        {"folder": str(options.folder.resolve()), "commit": patched.commit, "tree": patched.tree}
-    )
+    log.info(f"{folder}: {options.upstream} with {number}, commit {commit}")
+    log.document({"folder": folder, "commit": commit, "tree": patched.tree})
     return 0
 
 
@@ -250,9 +229,7 @@ def new_patch(options: NewOptions) -> int:
     commit = worktree.commit_template(
         tree, lambda subject, body: importing.template(options.subject, trailers, body)
     )
-    log.info(
-        f"{tree.folder}: commit {commit[:12]}; now write its message: git commit --amend,"
-        " then build.py patches export"
-    )
+    then = "now write its message: git commit --amend, then build.py patches export"
+    log.info(f"{tree.folder}: commit {commit[:12]}; {then}")
     log.document({"folder": str(tree.folder), "commit": commit})
     return 0

@@ -7,30 +7,19 @@ from typing import Any
 
 from cyclopts import Parameter
 
-from sparkforge.build.options import OutputOptions, SourceName, source_plan
+from sparkforge.build.options import CheckoutOptions, OutputOptions, SourceName, source_plan
 from sparkforge.core.disk import write_files
 from sparkforge.core.log import log
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources
-from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """Options of ``pins check``."""
-
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
+from sparkforge.sources.project import Project, ProjectOptions, checkout
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
-    """Options of ``pins record``."""
-
     source: SourceName = None
     """release files; git: commits of the pinned tags; auto: git, or release files if git is
     unreachable (default: release)"""
@@ -41,15 +30,13 @@ class RecordOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ResolveOptions:
-    """Options of ``pins resolve``."""
-
     upstream: tuple[str, ...] = field(default=(), kw_only=False)
     """upstreams to look up, even if recorded (default: those without a commit)"""
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
 
 
-def check_pins(options: CheckOptions = CheckOptions()) -> int:
+def check_pins(options: CheckoutOptions = CheckoutOptions()) -> int:
     """Check pins.yaml and all that it names."""
     from sparkforge.sources import wheelhouse
 
@@ -68,8 +55,7 @@ def check_pins(options: CheckOptions = CheckOptions()) -> int:
     log.info(f"{here.pins_path.name}: {numbers}; no problems")
     for name in unknown:
         log.info(f"{name}: commit: unknown (build.py pins resolve)")
-    document = {"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown}
-    log.document(document)
+    log.document({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
     return 0
 
 
@@ -105,12 +91,11 @@ def resolve_commits(options: ResolveOptions = ResolveOptions()) -> int:
     for name in chosen:
         upstream = loaded.upstreams[name]
         resolved = sources.resolve(project.store, name, upstream, project.access)
-        if upstream.commit is None:
+        if written := upstream.commit is None:
             with project.locked():
                 text = path.read_bytes().decode()
                 fresh = edit.with_commit(path, text, name, resolved.commit)
                 write_files({path: fresh.encode()})
-        written = upstream.commit is None
         found[name] = {"commit": resolved.commit, "files": resolved.files, "written": written}
         agree = f", {resolved.files} files match the release" if resolved.files else ""
         wrote = "written" if written else "as pinned"

@@ -25,9 +25,6 @@ _HINT = (
 )
 
 
-# -- writing -----------------------------------------------------------------------------
-
-
 @contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
     """Turn refusals to write, by the system or in a program's message, into one StoreError."""
@@ -65,8 +62,7 @@ def write_file(path: Path, data: bytes) -> None:
 def write_files(files: Mapping[Path, bytes | None]) -> None:
     """Replace files, each atomically; None removes one.
 
-    Raises:
-        StoreError: a folder cannot be written, or is in the place of a file; nothing has changed.
+    StoreError: a folder cannot be written, or is in the place of a file; nothing has changed.
     """
     for path in files:
         with disk_errors(path):
@@ -74,10 +70,7 @@ def write_files(files: Mapping[Path, bytes | None]) -> None:
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise StoreError(f"{path}: cannot be written", "give the user write access there")
     for path, data in files.items():
-        if data is None:
-            path.unlink(missing_ok=True)
-        else:
-            write_file(path, data)
+        path.unlink(missing_ok=True) if data is None else write_file(path, data)
 
 
 def sync(path: Path) -> None:

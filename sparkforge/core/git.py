@@ -23,6 +23,8 @@ from sparkforge.core.run import call
 
 ABSENT = "0" * 40
 """A diff's blob of a missing file."""
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""git has it in every repository."""
 
 
 def git(
@@ -95,8 +97,8 @@ def ref_commit(repo: Path, ref: str) -> str | None:
     """Return the commit of a ref, or None."""
     if not (repo / "HEAD").exists():
         return None
-    result = isolated(repo, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
-    return result.stdout.decode().strip() if result.returncode == 0 else None
+    words = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    return isolated(repo, *words, check=False).stdout.decode().strip() or None
 
 
 def remote_tags(url: str, *patterns: str) -> dict[str, str]:
@@ -108,24 +110,14 @@ def remote_tags(url: str, *patterns: str) -> dict[str, str]:
     return {ref.removeprefix("refs/tags/").removesuffix("^{}"): commit for ref, commit in pairs}
 
 
-def remote_tag(url: str, tag: str) -> str | None:
-    """Return the (peeled) commit of a remote's tag, or None without such a tag."""
-    return remote_tags(url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}").get(tag)
-
-
 def fetch_commit(repo: Path, url: str, commit: str) -> None:
     """Fetch one commit and its tree, nothing of its history, with the user's settings."""
-    words: list[str | Path] = [
-        *("git", "-C", repo),
-        *("-c", "protocol.version=2"),  # version 1 serves advertised commits only
-        *("fetch", "--depth=1"),
-        "--no-tags",  # tags may move, only the commit counts
-        "--no-auto-maintenance",  # it would continue in the background
-        "--no-recurse-submodules",
-        *("--", url, commit),
-    ]
+    # version 1 of the protocol serves advertised commits only
+    words = ("git", "-C", repo, "-c", "protocol.version=2", "fetch", "--depth=1")
+    # tags may move, only the commit counts; maintenance would continue in the background
+    options = ("--no-tags", "--no-auto-maintenance", "--no-recurse-submodules")
     with explained(repo):
-        call(*words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
+        call(*words, *options, "--", url, commit, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
 
 
 @dataclass(frozen=True)
@@ -144,21 +136,16 @@ def import_tree(
 
     The commit depends on the arguments alone: the same on every machine, at any time.
     """
-    stamp = f"{author} {epoch} +0000"
-    text = message.encode()
+    stamp, text = f"{author} {epoch} +0000", message.encode()
+    head = f"commit {ref}\nauthor {stamp}\ncommitter {stamp}\ndata {len(text)}\n"
     with explained(repo), tempfile.TemporaryFile(dir=repo.parent) as out:
-        out.write(
-            f"commit {ref}\nauthor {stamp}\ncommitter {stamp}\ndata {len(text)}\n".encode()
-            + text
-            + b"\ndeleteall\n"
-        )
+        out.write(head.encode() + text + b"\ndeleteall\n")
         for file in files:
             path = file.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
             head = f'M {file.mode} inline "{path}"\ndata {len(file.data)}\n'
             out.write(head.encode(errors="surrogateescape"))  # names need not be UTF-8
             out.write(file.data + b"\n")
         out.write(b"done\n")
-        out.flush()
         out.seek(0)
         call("git", "-C", repo, "fast-import", "--quiet", "--done", stdin=out, env=clean_env())
     commit = ref_commit(repo, ref)
@@ -201,11 +188,11 @@ class Change:
     new_mode: str
 
 
-def changes(repo: Path, old: str, new: str) -> list[Change]:
+def changes(repo: Path, old: str, new: str, *paths: str) -> list[Change]:
     """Return the differences of two commits or trees, without rename detection."""
     # --no-renames: an overlay needs "removed" and "added", not git's guess that it is a move
-    raw = git(repo, "diff-tree", "-r", "-z", "--no-renames", "--full-index", old, new)
-    fields = raw.split("\0")
+    how = ("--literal-pathspecs", "diff-tree", "-r", "-z", "--no-renames", "--full-index")
+    fields = git(repo, *how, old, new, "--", *paths).split("\0")
     result = []
     for meta, path in zip(fields[0::2], fields[1::2], strict=False):
         old_mode, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
@@ -240,22 +227,11 @@ def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
     call("tar", "-x", "--no-same-owner", "--preserve-permissions", cwd=where, stdin=packed)
 
 
-def shown(blob_id: str) -> str:
-    """Return a blob's name for messages; ABSENT is no file."""
-    return "no file" if blob_id == ABSENT else f"blob {blob_id[:12]}"
-
-
 def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
     """Return the blob id of each path that exists in a commit."""
     wanted = sorted(set(paths))
-    if not wanted:
-        return {}
-    listing = git(repo, "--literal-pathspecs", "ls-tree", "-r", "-z", commit, "--", *wanted)
-    result = {}
-    for entry in filter(None, listing.split("\0")):
-        meta, path = entry.split("\t", 1)
-        result[path] = meta.split(" ")[2]
-    return result
+    found = changes(repo, EMPTY_TREE, commit, *wanted) if wanted else []
+    return {change.path: change.new_blob for change in found}
 
 
 def clone_at(
@@ -263,8 +239,7 @@ def clone_at(
 ) -> None:
     """Create a working clone with a commit checked out on its own branch.
 
-    Args:
-        finish: called with the clone before it is moved to its place.
+    ``finish`` is called with the clone before it is moved to its place.
     """
     fresh = where.with_name(f".{where.name}-{os.getpid()}")
     try:

@@ -38,7 +38,6 @@ _KEPT = (
 )
 _DRIVER = re.compile(r"(filter\.[\s\S]*\.(clean|smudge|process|required)|merge\.[\s\S]*\.driver)")
 _NEUTRAL = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
-_DUBIOUS = re.compile(rb"detected dubious ownership in repository at '(.*)'")
 _Settings = tuple[tuple[str, str], ...]
 
 
@@ -46,8 +45,8 @@ class DamagedRepository(StoreError):
     """A repository of the store in which git finds damage."""
 
     def __init__(self, repository: Path, complaint: str) -> None:
-        msg = f"{repository}: damaged: {complaint}"
-        super().__init__(msg, "delete that folder: the next run fetches it again")
+        hint = "delete that folder: the next run fetches it again"
+        super().__init__(f"{repository}: damaged: {complaint}", hint)
         self.repository = repository
 
 
@@ -91,15 +90,13 @@ def isolated(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git on a repository, without the user's settings and the repository's programs.
 
-    Raises:
-        CommandError: git ended with an error (only with ``check``).
-        StoreError: the repository is another user's, or a damaged one of the store; or its disk
-            is full.
+    CommandError: git ended with an error (only with ``check``). StoreError: the repository is
+    another user's, or a damaged one of the store; or its disk is full.
     """
     variables = {**environment(repo), **(env or {})}
     done = call("git", "-C", repo, *args, stdin=stdin, env=variables, check=False)
-    if done.returncode:
-        check_dubious(done.stderr)
+    if done.returncode and b"detected dubious ownership" in done.stderr:
+        raise _foreign(repo)
     if check and done.returncode:
         # git does not always report the system's error: "couldn't write 'ORIG_HEAD.lock'"
         with disk_errors(repo), explained(repo):
@@ -124,22 +121,14 @@ def no_programs(tree: Path) -> list[str]:
 def _without_drivers(repo: Path) -> _Settings:
     """Return settings that disable the programs in a repository's own settings.
 
-    A repository chooses the names of its filters. git lists them, and runs none for that. The
-    store's own bare repositories have none.
+    A repository chooses the names of its filters. git lists them, and runs none for that.
     """
     if (repo / "objects").is_dir():
-        return ()
+        return ()  # the store's own bare repositories have none
     words = ("git", "-C", repo, "config", "--null", "--name-only", "--list")
-    listed = call(*words, env=clean_env(), check=False).stdout
-    names = sorted(set(listed.decode(errors="surrogateescape").split("\0")))
-    return tuple(
-        (name, _NEUTRAL.get(name.rpartition(".")[2], ""))
-        for name in names
-        if _DRIVER.fullmatch(name)
-    )
-
-
-# -- damage ------------------------------------------------------------------------------
+    listed = call(*words, env=clean_env(), check=False).stdout.decode(errors="surrogateescape")
+    drivers = filter(_DRIVER.fullmatch, sorted(set(listed.split("\0"))))
+    return tuple((name, _NEUTRAL.get(name.rpartition(".")[2], "")) for name in drivers)
 
 
 @contextmanager
@@ -148,61 +137,36 @@ def explained(repo: Path) -> Iterator[None]:
     try:
         yield
     except CommandError as error:
-        bare = _bare(repo)
-        if bare is not None and (complaint := _damage(bare)):
-            raise DamagedRepository(bare, complaint) from error
+        bare, link = repo, repo / ".git"
+        if link.is_file():  # a work tree of a bare repository
+            bare = Path(repo, link.read_text().removeprefix("gitdir:").strip()).parent.parent
+        if (bare / "objects").is_dir():
+            words = ("git", f"--git-dir={bare}", "fsck", "--no-dangling", "--no-progress")
+            done = call(*words, env=clean_env(), check=False)
+            if done.returncode:
+                said = (done.stderr + done.stdout).decode(errors="replace").strip()
+                raise DamagedRepository(bare, said.partition("\n")[0]) from error
         raise
-
-
-def _damage(bare: Path) -> str:
-    """Return the problems that ``git fsck`` finds in a repository, or ""."""
-    if not (bare / "HEAD").is_file():
-        return "no HEAD"
-    words = ("git", "-C", bare, "fsck", "--no-dangling", "--no-progress")
-    done = call(*words, env=clean_env(), check=False)
-    if done.returncode == 0:
-        return ""
-    return (done.stderr + done.stdout).decode(errors="replace").strip().partition("\n")[0]
-
-
-def _bare(repo: Path) -> Path | None:
-    """Return the bare repository of a folder: itself, or that of its work tree; else None."""
-    if (repo / "objects").is_dir():
-        return repo
-    link = repo / ".git"
-    entry = Path(link.read_text().removeprefix("gitdir:").strip()) if link.is_file() else repo
-    return entry.parent.parent if entry.parent.name == "worktrees" else None
-
-
-# -- owners ------------------------------------------------------------------------------
 
 
 def check_owner(folder: Path) -> None:
     """Refuse another user's folder as git does, with StoreError, unless git's settings trust it."""
-    try:
-        owner = folder.stat().st_uid
-    except (FileNotFoundError, NotADirectoryError):
+    if not folder.is_dir():
         return  # not created yet
+    owner = folder.stat().st_uid
     # under sudo also its caller's, as in git
-    sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
-    trusted = {"*", str(folder)} & set(trusted_folders())
-    if not trusted and owner != os.geteuid() and str(owner) != sudo:
-        raise _foreign(folder, f"another user (uid {owner})")
+    ours = (os.geteuid(), int(os.environ.get("SUDO_UID", "0")) if os.geteuid() == 0 else -1)
+    if owner not in ours and not {"*", str(folder)} & set(trusted_folders()):
+        raise _foreign(folder)
 
 
-def check_dubious(stderr: bytes) -> None:
-    """Raise StoreError if git refused another user's repository."""
-    if match := _DUBIOUS.search(stderr):
-        raise _foreign(Path(os.fsdecode(match[1])), "another user")
-
-
-def _foreign(folder: Path, whom: str) -> StoreError:
-    msg = f"{folder}: belongs to {whom}, who could make us run any program"
+def _foreign(folder: Path) -> StoreError:
     remedy = (
         "use a folder of your own (a store: --store DIR); if you trust that user:"
         f" git config --global --add safe.directory {folder}"
     )
-    return StoreError(msg, remedy)
+    what = f"{folder}: belongs to another user, who could make us run any program"
+    return StoreError(what, remedy)
 
 
 @cache

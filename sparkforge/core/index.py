@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from unearth import PackageFinder
     from unearth.link import Link
 
-_CHECK = "check network, proxy and pip's configuration (pip config list)"
-
 
 @cache
 def pip_settings() -> dict[str, str]:
     """Return pip's configuration; it is read once in a run, and only if a download is needed."""
-    values: dict[str, str] = {}
+    values = {}
     # variables (:env:) override files, and within files a command's section overrides global
     rank = {"global": 0, "install": 1, "download": 1, ":env:": 2}
     for line in sorted(pip_config().splitlines(), key=lambda x: rank.get(x.partition(".")[0], 0)):
@@ -102,30 +100,25 @@ class Index:
         return finder
 
     def links(self, project: str, *, all_answer: bool = False) -> list[Link]:
-        """Return all files of a project that the index lists.
+        """Return all files of a project that the index lists; FetchError: no index can be read.
 
-        Args:
-            all_answer: refuse an index that gives no answer, even if another one has files: the
-                newest version is in any. 404 is an answer: that index does not have the project.
-
-        Raises:
-            FetchError: no index can be read; the message has the answer of each.
+        ``all_answer`` refuses an index that gives no answer, even if another one has files: the
+        newest version is in any. 404 is an answer: that index does not have the project.
         """
-        finder, warnings = self._finder, _Warnings()
+        finder, warnings, links = self._finder, _Warnings(), []
         logger = logging.getLogger("unearth.collector")
         logger.addHandler(warnings)
         try:
             found = finder.find_all_packages(project, allow_yanked=True)
+            links = [package.link for package in found]
         except Exception as error:  # httpx's, unearth's and parser errors share no base class
-            msg = f"{project}: cannot read the package index: {type(error).__name__}: {error}"
-            raise FetchError(msg, _CHECK) from error
+            warnings.texts.append(f"{type(error).__name__}: {error}")
         finally:
             logger.removeHandler(warnings)
         refused = [text for text in warnings.texts if "Client Error(404)" not in text]
-        links = [package.link for package in found]
         if refused and (all_answer or not links):
             msg = f"{project}: cannot read the package index: {'; '.join(refused)}"
-            raise FetchError(msg, _CHECK)
+            raise FetchError(msg, "check network, proxy and pip's configuration (pip config list)")
         return links
 
     def url_of(self, project: str, file: str) -> str:
@@ -134,11 +127,7 @@ class Index:
             if link.filename == file:
                 return address_of(link)
         msg = f"{file}: the package index of pip's configuration has no such file"
-        remedy = (
-            "configure pip with an index or mirror that has it (pip config set"
-            " global.extra-index-url …, or PIP_FIND_LINKS=a folder with the file)"
-        )
-        raise FetchError(msg, remedy)
+        raise FetchError(msg, "configure pip with one that has it, or a folder (PIP_FIND_LINKS)")
 
 
 class _Warnings(logging.Handler):
@@ -177,14 +166,7 @@ def torch_link(
 ) -> tuple[str, str]:
     """Return (url, sha256) of a torch wheel from uv, which has PyTorch's indexes by backend name.
 
-    Args:
-        requirement: e.g. ``torch==2.13.0+cpu``.
-        python: e.g. ``3.11``.
-        machine: ``x86_64`` or ``aarch64``.
-        backend: uv's name of the build: ``cpu``, ``cu130`` …
-
-    Raises:
-        FetchError: uv can't find it.
+    For example of ``torch==2.13.0+cpu``, ``3.11``, ``x86_64``, ``cpu``. FetchError: there is none.
     """
     try:
         lock = call(
@@ -201,11 +183,7 @@ def torch_link(
 
 
 def first_wheel(pylock: str, requirement: str, python: str, machine: str) -> tuple[str, str]:
-    """Return (url, sha256) of the wheel for a Python version and machine in a pylock.toml text.
-
-    Raises:
-        FetchError: it has none.
-    """
+    """Return (url, sha256) of the wheel for a Python version and machine in a pylock.toml text."""
     tag = "cp" + python.replace(".", "")
     for package in tomllib.loads(pylock).get("packages", []):
         for wheel in package.get("wheels", []):

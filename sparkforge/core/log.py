@@ -1,7 +1,7 @@
 """The only module that prints.
 
 One ``log`` object for the whole program. Text goes to stderr with ``--json``, else to stdout;
-errors go to stderr. Colour, and progress that overwrites itself, are for terminals only.
+errors go to stderr. Colour is for terminals only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import io
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import traceback
@@ -21,8 +20,7 @@ from typing import IO, Any
 from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 
-_REDRAW_EVERY_S = 0.1
-_PROGRESS_EVERY_S = 15.0  # without a terminal, where each report is a new line
+_PROGRESS_EVERY_S = 5.0
 _WIDTH = 78
 # users and passwords of addresses (as in serving/options.py), PINs of pkcs11: URIs (RFC 7512)
 _SECRET = re.compile(
@@ -39,8 +37,7 @@ class Log:
         self.verbose = False
         self.answered = False  # whether stdout has its JSON document
         self._to_stderr = False
-        self._progress_at = 0.0
-        self._drawn = False
+        self._progress_at = time.monotonic()
 
     def configure(self, *, to_stderr: bool, verbose: bool) -> None:
         """Choose the stream (stderr if stdout has JSON) and the verbosity."""
@@ -57,12 +54,11 @@ class Log:
     def painted(self, code: str, text: str, stream: IO[str] | None = None) -> str:
         """Return a text in a colour (SGR code) on a terminal, else unchanged."""
         # https://no-color.org: any non-empty value switches colour off
-        if not _is_terminal(stream or self.stream) or os.environ.get("NO_COLOR"):
-            return text
-        return f"\033[{code}m{text}\033[0m"
+        never = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        colour = not never and (stream or self.stream).isatty()
+        return f"\033[{code}m{text}\033[0m" if colour else text
 
     def _line(self, text: str) -> None:
-        self.end_progress()
         _write(self.stream, f"{_tame(text)}\n")
 
     # -- messages ------------------------------------------------------------------------
@@ -79,7 +75,6 @@ class Log:
         self._line(self.painted("33", "  warning: ") + text)
 
     def error(self, text: str, hint: str = "") -> None:
-        self.end_progress()
         parts = [_tame(part) for part in (text, hint) if part]
         head = self.painted("31;1", "error: ", sys.stderr)
         _write(sys.stderr, head + "\n  hint: ".join(parts) + "\n")
@@ -91,7 +86,6 @@ class Log:
 
     def traceback(self) -> None:
         """Print the current exception with its traceback to stderr."""
-        self.end_progress()
         _write(sys.stderr, _SECRET.sub("***", traceback.format_exc()))
 
     def heading(self, text: str) -> None:
@@ -111,7 +105,6 @@ class Log:
 
     def json(self, value: Any) -> None:
         """Write one JSON document to stdout."""
-        self.end_progress()
         self.answered = True
         _write(sys.stdout, json.dumps(_masked(value), indent=2, sort_keys=True) + "\n")
 
@@ -135,34 +128,12 @@ class Log:
             self._line(f"{mark} {name}{pad}{took}")
 
     def progress(self, what: str, done: float, total: float | None, unit: str = "B") -> None:
-        """Report progress; called as often as convenient, drawn a few times a second.
-
-        Args:
-            done, total: amounts in ``unit``; total None if unknown.
-            unit: "B" prints binary sizes, "s" seconds, else a count.
-        """
-        terminal, now = _is_terminal(sys.stderr), time.monotonic()
-        if now - self._progress_at < (_REDRAW_EVERY_S if terminal else _PROGRESS_EVERY_S):
-            return
-        self._progress_at = now
-        amount = _amount(done, unit) + (f" of {_amount(total, unit)}" if total else "")
-        share = f" {100 * done / total:3.0f}%" if total else ""
-        line = f"  {what}: {amount}{share}"
-        if terminal:
-            self._drawn = True
-            _write(sys.stderr, f"\r\033[K{_tame(line)[: shutil.get_terminal_size().columns - 1]}")
-        else:
-            self._line(line)
-
-    def end_progress(self) -> None:
-        """Remove the line of progress from a terminal."""
-        if self._drawn:
-            self._drawn = False
-            _write(sys.stderr, "\r\033[K")
-
-
-def _is_terminal(stream: IO[str]) -> bool:
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+        """Report progress in bytes ("B"), seconds ("s") or a count; printed every few seconds."""
+        now = time.monotonic()
+        if now - self._progress_at >= _PROGRESS_EVERY_S:
+            self._progress_at = now
+            share = f" of {_amount(total, unit)} {100 * done / total:3.0f}%" if total else ""
+            self._line(f"  {what}: {_amount(done, unit)}{share}")
 
 
 def _write(stream: IO[str], text: str) -> None:
@@ -174,8 +145,7 @@ def _write(stream: IO[str], text: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-        # the reader has ended (head, less), or the disk of stderr's file is full. The build
-        # continues without a log; the exit code and --json show its result
+        # without a reader (head, less), or with stderr on a full disk, the build continues
         if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
             log.answered = True  # no document can follow
             msg = f"standard output: {error.strerror}"
@@ -188,10 +158,9 @@ def _tame(text: str) -> str:
     Further lines are marked, so none looks like another message, or, in its runner's logs, like a
     command to GitHub: ``::`` after spaces, ``##[`` anywhere.
     """
-    text = "".join(
-        part if _COLOUR.fullmatch(part) else plain.escaped(part, keep="\n\t")
-        for part in _COLOUR.split(_SECRET.sub(_hidden, text))
-    )
+    parts = _COLOUR.split(_SECRET.sub(_hidden, text))
+    parts[::2] = [plain.escaped(part, keep="\n\t") for part in parts[::2]]
+    text = "".join(parts)
     text = text.replace("##[", "# #[").replace("\n", "\n  | ")
     return f"  | {text}" if text.lstrip().startswith("::") else text
 

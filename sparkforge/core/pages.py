@@ -22,10 +22,7 @@ class Markdown(str):
 
 
 def escape(value: object) -> str:
-    """Return a value escaped for Markdown, on one line, also in a table's cell.
-
-    Code between backticks stays code.
-    """
+    """Return a value escaped for Markdown, on one line, but for code between backticks."""
     if isinstance(value, Markdown):
         return value
     parts = " ".join(str(value).split()).split("`")
@@ -40,22 +37,14 @@ def escape(value: object) -> str:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[object]], right: Collection[int] = ()
 ) -> Markdown:
-    """Return a Markdown table, its values escaped.
-
-    Args:
-        right: columns of numbers, from 0.
-    """
+    """Return a Markdown table, its values escaped; columns ``right``, from 0, have numbers."""
     rule = [Markdown("---:" if i in right else "---") for i in range(len(head))]
     lines = ("| " + " | ".join(map(escape, row)) + " |" for row in (head, rule, *rows))
     return Markdown("\n".join(lines))
 
 
 def render(template: Path, **values: object) -> str:
-    """Return a template's page.
-
-    Raises:
-        jinja2.UndefinedError: a name in the template has no value.
-    """
+    """Return a template's page; jinja2.UndefinedError: a name in it has no value."""
     import jinja2  # most commands write no page
 
     markdown = template.name.endswith(".md.j2")

@@ -22,29 +22,20 @@ def printable(text: str) -> bool:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Return a text with each control character written out, as in Python's ``repr``.
-
-    Args:
-        keep: those that stay as they are.
-    """
+    """Return a text with its control characters, but those to keep, as in Python's ``repr``."""
     return _UNPRINTABLE.sub(lambda one: one[0] if one[0] in keep else repr(one[0])[1:-1], text)
 
 
 def path_problem(path: str) -> str | None:
     """Return the reason why a path is not a plain relative one, as the end of a sentence, or None.
 
-    Plain: parts joined by one slash each, none of them empty, ``.`` or ``..``, no backslash,
-    nothing unprintable, and short enough for a file system. The file need not exist.
+    The file need not exist.
     """
     parts = path.split("/")
     lengths = [len(part.encode(errors="surrogatepass")) for part in parts]
-    if not path:
-        return "is empty"
     if not printable(path) or "\\" in path:
         return "contains a backslash or a control character"
-    if path.startswith("/"):
-        return "is an absolute path"
-    if ".." in parts:
+    if path.startswith("/") or ".." in parts:
         return "points outside its folder"
     if "" in parts or "." in parts:
         return "has an empty part or a dot part"
@@ -61,11 +52,10 @@ def json_of(text: str | bytes) -> Any:
         raise ValueError("values are nested too deeply") from None
 
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # making one takes some milliseconds
 
 
-def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return pydantic's adapter of a type, made once: it takes some milliseconds."""
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     if kind not in _ADAPTERS:
@@ -75,23 +65,17 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 
 def as_json(value: object) -> dict[str, Any]:
     """Return a dataclass as JSON values; ValueError if a field has a value of another type."""
-    result: dict[str, Any] = adapter(type(value)).dump_python(
-        value, mode="json", by_alias=True, warnings="error"
-    )
-    return result
+    found = _adapter(type(value)).dump_python(value, mode="json", by_alias=True, warnings="error")
+    return dict(found)
 
 
 def load(kind: type[T], value: object, *, exact: bool = True) -> T | None:
-    """Return JSON values as a dataclass.
+    """Return JSON values as a dataclass; None: another version of it wrote them.
 
-    Args:
-        exact: refuse unknown fields, and missing ones that have a default.
-
-    Returns:
-        None where a field is missing, unknown, or of another type: another version wrote it.
+    ``exact`` refuses unknown fields, and missing ones that have a default.
     """
     try:
-        result = adapter(kind).validate_json(json.dumps(value), strict=True)
+        result: T = _adapter(kind).validate_json(json.dumps(value), strict=True)
     except ValueError:
         return None
     # shows fields that pydantic ignores or fills in

@@ -27,7 +27,6 @@ from typing import IO, Any, TypeVar
 from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
 from sparkforge.core.log import log
 
-_NOTHING = subprocess.DEVNULL
 _TAIL_LINES = 40
 _INSTALL_HINTS = {
     "git": "install git 2.34 or newer with the system's package manager",
@@ -49,20 +48,18 @@ def call(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end and return its output.
 
+    MachineError: the program is missing. CommandError: it ended with an error (only with
+    ``check``) or ran out of time.
+
     Args:
-        args: program and arguments; printed with ``--verbose``.
         env: variables added to the present environment; None as a value removes one.
-        stdin: bytes or a file for its standard input; empty by default.
         stream: show its output line by line while it runs (stdout and stderr together); a
             function gets each line instead of the log.
-        timeout: seconds; None: no limit.
-
-    Raises:
-        MachineError: the program is missing.
-        CommandError: it ended with an error (only with ``check``) or ran out of time.
+        timeout: seconds.
     """
     command, pipe = resolve(args, cwd), subprocess.PIPE
-    data, source = (stdin, pipe) if isinstance(stdin, bytes) else (None, stdin or _NOTHING)
+    data = stdin if isinstance(stdin, bytes) else None
+    source = pipe if isinstance(stdin, bytes) else stdin or subprocess.DEVNULL
     errors = subprocess.STDOUT if stream else pipe
     with _child(command, env, cwd=cwd, stdin=source, stdout=pipe, stderr=errors) as child:
         if stream:
@@ -84,17 +81,12 @@ def call(
 def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
     """Show a child's output as it arrives; return it without progress lines."""
     kept = []
-    rest = b""
-    while piece := os.read(stream.fileno(), 1 << 16):
-        *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
+    for line in stream:
         # progress lines of git and others end with \r, and the next one overwrites them
-        for line in (line for line in lines if not line.endswith(b"\r")):
-            kept.append(line)
-            if text := line.decode(errors="replace").rstrip():
-                show(text)
-    if rest:
-        show(rest.decode(errors="replace").rstrip())
-    return b"".join([*kept, rest])
+        kept.append(re.sub(rb"[^\n]*\r(?!\n)", b"", line))
+        if text := kept[-1].decode(errors="replace").rstrip():
+            show(text)
+    return b"".join(kept)
 
 
 @dataclass(frozen=True)
@@ -102,11 +94,10 @@ class Glimpse:
     """Output of a program that may be missing or hang."""
 
     code: int | None
-    """Exit code; None: it is missing, could not start, or did not end in time."""
+    """None: it is missing, could not start, or did not end in time (``problem``)."""
     out: str = ""
     err: str = ""
     problem: str = ""
-    """Reason for a missing exit code, or ""."""
 
 
 def glimpse(*args: str, timeout_s: float) -> Glimpse:
@@ -143,7 +134,6 @@ def replace_process(*args: str | os.PathLike[str]) -> None:
     """Replace this process with another program."""
     command = resolve(args)
     log.detail("+ exec " + shlex.join(command))
-    log.end_progress()
     os.execv(command[0], command)
 
 
@@ -158,16 +148,16 @@ def _child(
     env: Mapping[str, str | None] | None,
     grace_s: float = 5.0,
     *,
-    stdin: int | IO[bytes] = _NOTHING,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
     **how: Any,
 ) -> Iterator[subprocess.Popen[bytes]]:
     log.detail(f"+ {shlex.join(command)}")
     variables = {**os.environ, **(env or {})}
-    given = {name: value for name, value in variables.items() if value is not None}
+    how |= {"env": {name: value for name, value in variables.items() if value is not None}}
     try:
         with _starting:
             # its own session is its own process group, so that its children can be ended with it
-            child = subprocess.Popen(command, env=given, stdin=stdin, start_new_session=True, **how)
+            child = subprocess.Popen(command, stdin=stdin, start_new_session=True, **how)
             _living.add(child)
     except OSError as error:
         if error.filename != command[0]:  # its folder is missing, or no pipe can be opened
@@ -178,10 +168,9 @@ def _child(
     finally:
         stop(child, grace_s)
         _living.discard(child)
-        for pipe in (child.stdin, child.stdout, child.stderr):
-            if pipe is not None:
-                with suppress(BrokenPipeError):  # unsent input of a child that has ended
-                    pipe.close()
+        for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
+            with suppress(BrokenPipeError):  # unsent input of a child that has ended
+                pipe.close()
 
 
 @atexit.register
@@ -213,14 +202,12 @@ def stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
 def group_alive(pid: int, wait_s: float = 60.0) -> bool:
     """Return whether a child's process group still exists after ``wait_s``."""
     deadline = time.monotonic() + wait_s
-    while True:
-        try:
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
             os.killpg(pid, 0)
-        except ProcessLookupError:
-            return False
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(0.1)
+            time.sleep(0.1)
+        return True
+    return False
 
 
 def have(program: str) -> bool:
@@ -229,11 +216,9 @@ def have(program: str) -> bool:
 
 
 def resolve(args: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -> list[str]:
-    """Return a command line with the full path of its program; MachineError if it is missing.
-
-    A relative path stays as it is: it is one from the folder that the program runs in.
-    """
+    """Return a command line with the full path of its program; MachineError if it is missing."""
     command = [os.fspath(arg) for arg in args]
+    # a relative path is one from the folder that the program runs in
     relative = os.sep in command[0] and not Path(command[0]).is_absolute()
     program = shutil.which(Path(cwd or "", command[0]) if relative else command[0])
     if program is None:
@@ -264,11 +249,8 @@ def in_parallel(
 ) -> Iterator[_R]:
     """Yield the results of work on many items at once, in order.
 
-    A thread pool would wait for all running work after a failure or Ctrl-C. These threads get a
-    signal to stop, and otherwise end with the program.
-
-    Args:
-        work: called with an item, and an event that says that its result is no longer needed.
+    A thread pool would wait for all running work after a failure or Ctrl-C. These threads get an
+    event that says that their results are no longer needed, and otherwise end with the program.
     """
     waiting: SimpleQueue[tuple[_T, Future[_R]]] = SimpleQueue()
     futures: list[Future[_R]] = [Future() for _ in items]
@@ -295,5 +277,5 @@ def in_parallel(
         stopping.set()
         deadline = time.monotonic() + 1.0  # for a failed run's other work to notice
         for thread in threads:
-            if thread.is_alive():
+            if thread.is_alive():  # and was started
                 thread.join(max(0.0, deadline - time.monotonic()))

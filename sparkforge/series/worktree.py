@@ -122,10 +122,10 @@ def settled(tree: WorkTree) -> tuple[list[Commit], list[str]]:
     with gitread.reading(tree.folder, _AUTHOR) as reader:
         try:
             commits = reader.chain(tree.base, "HEAD")
-        except gitread.NotLinear as error:
-            msg = f"{tree.folder}: the pinned {tree.base[:12]} and {error.commit[:12]} are not one"
+        except CommandError as error:
+            msg = f"{tree.folder}: no line of commits without merges from the pinned {tree.base}"
             hint = f"git rebase {tree.base[:12]}; or git checkout sparkforge, the series' branch"
-            raise SeriesError(f"{msg} line of commits without merges", hint) from None
+            raise SeriesError(f"{msg}: {error}", hint) from None
     return commits, [line[3:] for line in lines if line.startswith("??")]
 
 

@@ -144,8 +144,9 @@ def _tagged(name: str, upstream: Upstream, access: Access, instead: str = "") ->
         raise FetchError(
             msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
         )
+    tags = (f"refs/tags/{upstream.tag}", f"refs/tags/{upstream.tag}^{{}}")
     try:
-        commit = git.remote_tag(where, upstream.tag)
+        commit = git.remote_tags(where, *tags).get(upstream.tag)
     except CommandError as error:
         raise _unreachable(name, where, instead, error) from error
     if commit is None:

@@ -106,11 +106,12 @@ def renew(request: Request, layer: Layer, folder: Path) -> Overlaid:
     fresh: dict[str, bytes] = {}
     executable: dict[str, bool] = {}
     with archive.opened(request.wheel) as source:
-        with gitread.reading(layer.patched.source.repo) as reader:
-            for file in reader.files(layer.patched.commit):
+        repo = layer.patched.source.repo
+        with gitread.reading(repo) as reader:
+            for file in git.changes(repo, git.EMPTY_TREE, layer.patched.commit):
                 if (member := member_of(layer.paths, file.path)) is not None:
-                    fresh[member] = reader.blob(file.id)
-                    executable[member] = file.mode == "100755"
+                    fresh[member] = reader.blob(file.new_blob)
+                    executable[member] = file.new_mode == "100755"
         stale = tuple(
             member
             for member in source.members
@@ -216,8 +217,8 @@ def _check_before(
         found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
     if found != change.old_blob:
         msg = (
-            f"{request.wheel.name}: {member} differs from the pinned source: {git.shown(found)} in"
-            f" the wheel, {git.shown(change.old_blob)} in {source.upstream} ({source.origin})"
+            f"{request.wheel.name}: {member} differs from the pinned source: blob {found[:12]} in"
+            f" the wheel, {change.old_blob[:12]} in {source.upstream} ({source.origin})"
         )
         remedy = "wheel and source in pins.yaml must be from the same release"
         raise BuildError(

@@ -1,8 +1,7 @@
 """build.py: the environment is made once, whole or not at all, and left alone afterwards.
 
-A small checkout stands in for the real one: the real build.py, a lock of one tiny wheel, and a
-package that tells how it was called. Its environment is made by Python's venv once; where a test
-needs one more, a copy of that stands in for what venv makes, which takes seconds of installing pip.
+A small checkout stands in for the real one. Its environment is made by Python's venv once; where a
+test needs one more, a copy of that stands in for it.
 """
 
 from __future__ import annotations
@@ -19,25 +18,12 @@ from typing import Any
 
 import pytest
 
-from tests.support import (
-    PATIENCE_S,
-    ROOT,
-    Page,
-    Server,
-    alive,
-    make_wheel,
-    sha256,
-    wait_for,
-)
+from tests.support import PATIENCE_S, ROOT, make_wheel, sha256, wait_for
 
 MAIN = """
-import json, os, sys
-import tiny
-print(json.dumps({"argv": sys.argv[1:], "path0": sys.path[0], "tiny": tiny.__file__,
-                  "prefix": sys.prefix, "pid": os.getpid()}))
-raise SystemExit(tiny.CODE)
+import json, sys, tiny
+print(json.dumps({"argv": sys.argv[1:], "prefix": sys.prefix}))
 """
-
 
 # in place of the standard library's: what it makes, less what build.py adds to it
 VENV = """
@@ -66,20 +52,17 @@ def quick(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_checkout(folder: Path) -> None:
-    wheel = make_wheel(folder.parent / "links", "tiny", "1.0", {"tiny.py": b"CODE = 0\n"})
-    (folder / "requirements").mkdir(parents=True)
-    (folder / "requirements" / "driver.txt").write_text(
-        f"tiny==1.0 --hash=sha256:{sha256(wheel.read_bytes())}\n"
-    )
+    wheel = make_wheel(folder.parent / "links", "tiny", "1.0", {"tiny.py": b""})
+    lock = folder / "requirements" / "driver.txt"
+    lock.parent.mkdir(parents=True)
+    lock.write_text(f"tiny==1.0 --hash=sha256:{sha256(wheel.read_bytes())}\n")
     (folder / "sparkforge").mkdir()
     (folder / "sparkforge" / "__init__.py").touch()
     (folder / "sparkforge" / "__main__.py").write_text(MAIN)
     shutil.copy(ROOT / "build.py", folder)
 
 
-def start(
-    checkout: Path, *arguments: str, cwd: Path | None = None, **env: str
-) -> subprocess.Popen[str]:
+def start(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
     settings = {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(checkout.parent / "links"),
@@ -87,38 +70,37 @@ def start(
     }
     return subprocess.Popen(
         [sys.executable, checkout / "build.py", *arguments],
-        cwd=cwd or checkout.parent,
-        env={**os.environ, **settings, **env},
+        cwd=checkout.parent,
+        env={**os.environ, **settings},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
 
 
-def run(checkout: Path, *arguments: str, cwd: Path | None = None, **env: str) -> Any:
-    child = start(checkout, *arguments, cwd=cwd, **env)
+def run(checkout: Path, *arguments: str) -> Any:
+    child = start(checkout, *arguments)
     out, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0, err
     return {**json.loads(out), "err": err}
 
 
 def snapshot(folder: Path) -> Mapping[str, tuple[int, int]]:
-    return {
-        str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino) for path in folder.rglob("*")
-    }
+    found = {path: path.lstat() for path in folder.rglob("*")}
+    return {str(path): (stat.st_mtime_ns, stat.st_ino) for path, stat in found.items()}
 
 
-def test_warm_start_changes_nothing(made: Path, server: Server) -> None:
-    server.add("/simple/tiny/", Page(b""))
+def test_warm_start_changes_nothing(made: Path) -> None:
     before = snapshot(made)
-    told = run(
-        made, "--target", "x y", "", "--json", PIP_NO_INDEX="0", PIP_INDEX_URL=server.url("/simple")
-    )
-    assert told["argv"] == ["--target", "x y", "", "--json"]
-    assert told["prefix"] == str(made / ".venv")
-    assert told["err"] == ""
+    shutil.move(made.parent / "links", made.parent / "away")  # nothing is looked up
+    told = run(made, "--target", "x y", "", "--json")
+    shutil.move(made.parent / "away", made.parent / "links")
+    assert told == {
+        "argv": ["--target", "x y", "", "--json"],
+        "prefix": str(made / ".venv"),
+        "err": "",
+    }
     assert snapshot(made) == before
-    assert server.requests == []
 
 
 @pytest.mark.usefixtures("quick")
@@ -167,9 +149,7 @@ def test_wrong_hash_is_refused(tmp_path: Path) -> None:
     child = start(checkout)
     _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 8
-    assert "could not be set up" in err
-    assert "hint: " in err
-    assert "Traceback" not in err
+    assert "hint: " in err and "Traceback" not in err
     assert [path.name for path in checkout.glob(".venv*")] == [".venv.lock"]
 
 
@@ -187,4 +167,3 @@ def test_interrupted_setup_is_repeated(tmp_path: Path, number: int, code: int) -
     told = run(checkout)
     assert "setting up" in told["err"]
     assert not list(checkout.glob(".venv.new-*"))
-    assert not alive(child.pid)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from sparkforge.core import git, gitread, gitsafe
 from sparkforge.core.errors import CommandError, StoreError
 from sparkforge.core.gitsafe import DamagedRepository
-from tests.support import ROOT, Repo, wait_for
+from tests.support import Repo
 
 FILES = {
     "a.py": b"a = 1\n",
@@ -30,33 +28,15 @@ def repo(tmp_path: Path) -> Repo:
 
 
 def test_it_reads_what_git_reads(repo: Repo) -> None:
-    (repo.path / "link").symlink_to("a.py")
     repo.commit({"dir/run.sh": b"#!/bin/sh\n"}, "Second")
+    files = {one.path: one for one in git.changes(repo.path, git.EMPTY_TREE, "HEAD")}
     with gitread.reading(repo.path) as reader:
-        listing = [f"{one.mode} {one.id}\t{one.path}" for one in reader.files("HEAD")]
-        assert listing == [
-            entry.replace(" blob ", " ")
-            for entry in git.git(repo.path, "ls-tree", "-r", "-z", "HEAD").split("\0")
-            if entry
-        ]
-        assert [one.path for one in reader.files("HEAD", "dir/sub")] == ["dir/sub/\udcff"]
-        assert list(reader.files("HEAD", "no/such")) == []
-        assert {path: reader.content("HEAD", path) for path in FILES} == FILES
-        commit = reader.commit("HEAD")
-        assert commit == gitread.Commit(
-            repo("rev-parse", "HEAD"),
-            repo("rev-parse", "HEAD^{tree}"),
-            (repo("rev-parse", "HEAD~1"),),
-            "Second",
-        )
-
-
-def test_a_name_that_is_not_there(repo: Repo) -> None:
-    with gitread.reading(repo.path) as reader:
-        assert reader.find("no-such") is None
-        assert reader.content("HEAD", "no/such") is None
+        assert {path: reader.blob(files[path].new_blob) for path in FILES} == FILES
+        names = ("HEAD", "HEAD^{tree}", "HEAD~1")
+        commit, tree, parent = (repo("rev-parse", name) for name in names)
+        assert reader.commit("HEAD") == gitread.Commit(commit, tree, (parent,), "Second")
         for read in (reader.blob, reader.commit):
-            with pytest.raises(CommandError, match=r"no-such.*: no such (object|commit)"):
+            with pytest.raises(CommandError, match="no-such"):
                 read("no-such")
         assert reader.blob("HEAD:a.py") == b"a = 1\n"  # and it goes on
 
@@ -83,19 +63,15 @@ def test_messages_of_any_coding(repo: Repo, coding: str, message: bytes, text: s
 def test_a_chain_ends_at_its_base_or_says_where_it_does_not(repo: Repo) -> None:
     base = repo("rev-parse", "HEAD")
     commits = [repo.commit({f"{name}.py": b""}, name) for name in ("one", "two")]
+    repo("checkout", "--quiet", "-b", "side", base)
+    repo.commit({"side.py": b""}, "side")
+    repo("merge", "--quiet", "-m", "merge", "main")
     with gitread.reading(repo.path) as reader:
-        assert [commit.id for commit in reader.chain(base, "HEAD")] == commits
+        assert [commit.id for commit in reader.chain(base, "main")] == commits
         assert reader.chain(base, base) == []
-        for wrong in ("0" * 40, commits[1]):
-            with pytest.raises(gitread.NotLinear) as caught:
-                reader.chain(wrong, "HEAD~1")
-            assert caught.value.commit == base
-        repo("checkout", "--quiet", "-b", "side", base)
-        repo.commit({"side.py": b""}, "side")
-        repo("merge", "--quiet", "-m", "merge", "main")
-        with pytest.raises(gitread.NotLinear) as caught:
-            reader.chain(base, "HEAD")
-        assert caught.value.commit == repo("rev-parse", "HEAD")
+        for wrong, tip in (("0" * 40, "main"), (commits[1], "main~1"), (base, "HEAD")):
+            with pytest.raises(CommandError):
+                reader.chain(wrong, tip)
 
 
 def test_damage_is_told_as_everywhere(tmp_path: Path, repo: Repo) -> None:
@@ -121,8 +97,8 @@ def test_another_users_repository_is_read_where_git_trusts_it(
         os.chown(path, 12345, 12345)
     with pytest.raises(StoreError):
         git.git(repo.path, "log")
-    with gitread.reading(repo.path) as reader, pytest.raises(StoreError):
-        reader.commit("HEAD")
+    with pytest.raises(StoreError), gitread.reading(repo.path):
+        pass
     settings = tmp_path / "gitconfig"
     settings.write_text('[safe]\n\tdirectory = "*"\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
@@ -134,22 +110,8 @@ def test_another_users_repository_is_read_where_git_trusts_it(
 
 def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "no such"):
-        with (
-            gitread.reading(folder) as reader,
-            pytest.raises(CommandError, match=r"fatal: (not a git|cannot change to)"),
-        ):
-            reader.find("HEAD")
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from sparkforge.core import gitread
-with gitread.reading(Path(sys.argv[1])) as reader:
-    reader.commit("HEAD")
-    print("reading", flush=True)
-    time.sleep(600)
-"""
+        with pytest.raises(CommandError), gitread.reading(folder):
+            pass
 
 
 def children(pid: int) -> list[int]:
@@ -163,20 +125,3 @@ def test_no_process_is_left(repo: Repo) -> None:
         reader.commit("HEAD")
         assert len(children(os.getpid())) == len(before) + 1
     assert children(os.getpid()) == before
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, repo.path],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"reading\n"
-    (child,) = children(holder.pid)
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    holder.stdout.close()
-    wait_for(
-        lambda: (
-            not Path(f"/proc/{child}").exists()
-            or "(git) Z" in Path(f"/proc/{child}/stat").read_text()
-        )
-    )

@@ -12,8 +12,7 @@ from tests.support import ROOT
 
 PACKAGE = ROOT / "sparkforge"
 MODULES = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
-# beside run.py: in the image, in its build, and in front of a compiler, where nothing else of
-# sparkforge is
+# beside run.py: in the image and in its build, where nothing else of sparkforge is
 STARTS_PROCESSES = {
     "core/run.py",
     "serving/door.py",
@@ -86,12 +85,11 @@ def test_nothing_is_imported_in_a_circle() -> None:
     TopologicalSorter({module: imports(path) for module, path in MODULES.items()}).prepare()
 
 
-def starts(text: str) -> bool:
-    """Return whether a module's text starts processes."""
-    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    return any(STARTING.fullmatch(ast.unparse(call.func)) for call in calls)
-
-
 def test_processes_start_in_few_modules() -> None:
-    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in MODULES.values()}
-    assert {name for name, text in texts.items() if starts(text)} == STARTS_PROCESSES
+    calls = {
+        (path.relative_to(PACKAGE).as_posix(), ast.unparse(node.func))
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    }
+    assert {name for name, called in calls if STARTING.fullmatch(called)} == STARTS_PROCESSES

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkforge.cli.main import COMMANDS, main, parsed
 from sparkforge.core import errors
 from sparkforge.core.errors import StoreError
-from sparkforge.core.log import Log, human_bytes, log
+from sparkforge.core.log import Log, log
 from sparkforge.sources.project import store_of
 from tests.support import PATIENCE_S, ROOT, python
 
 NAMES = [words.split() for rows in COMMANDS.values() for words in rows]
 
 
-def fail(*args: object) -> None:
-    raise ZeroDivisionError
-
-
-def document(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, object]:
+def document(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
     """Run a command with --json; return its document."""
     assert main([*words, "--json"]) == code
     seen = capsys.readouterr()
@@ -38,40 +34,28 @@ def document(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
 
 def child(shell: str) -> subprocess.CompletedProcess[str]:
     """Run a shell command, with ``"$0" -m sparkforge`` for sparkforge."""
+    words = ["/bin/sh", "-c", shell, sys.executable]
     return subprocess.run(
-        ["/bin/sh", "-c", shell, sys.executable],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+        words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
-def test_no_words_print_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    shown = capsys.readouterr().out
-    for line in shown.splitlines():
+    for line in capsys.readouterr().out.splitlines():
         if "python3 build.py" in line:
             parsed(line.partition("#")[0].split()[2:])
-
-
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name, *more in NAMES:
-        assert more or f"\n│ {name} " in shown
+    assert all(more or f"\n│ {name} " in shown for name, *more in NAMES)
+    assert main(["pins"]) == 2
+    assert "resolve" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", NAMES, ids=" ".join)
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main([*words, "--help"]) == 0
     assert f"Usage: build.py {' '.join(words)}" in capsys.readouterr().out
-
-
-def test_a_group_alone_prints_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pins"]) == 2
-    assert "resolve" in capsys.readouterr().out
 
 
 def test_a_command_imports_no_other_commands() -> None:
@@ -98,28 +82,19 @@ def test_words_become_options(words: list[str], command: str, options: dict[str,
     assert {name: getattr(found, name) for name in options} == options
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_questions(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "--version")
     assert main(["--version"]) == 0
-    shown = capsys.readouterr().out
-    assert str(found["pins_sha256"]).startswith(shown.split()[-1])
-    assert all(release in shown for release in dict(found["releases"]).values())  # type: ignore[call-overload]
-
-
-def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "--exit-codes")["exit_codes"]
-    assert found == {str(code): meaning for code, meaning in errors.exit_codes()}
-    assert len(errors.exit_codes()) == 14
+    assert str(found["pins_sha256"]).startswith(capsys.readouterr().out.split()[-1])
+    codes = document(capsys, "--exit-codes")["exit_codes"]
+    assert codes == {str(code): meaning for code, meaning in errors.exit_codes()}
 
 
 @pytest.mark.parametrize("words", [["pins", "check"], ["patches", "list", "vllm"]])
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert "error" not in document(capsys, *words)
-
-
-def test_json_after_dashes_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dev", "--target", "none", "--", "echo", "--json"]) == 2
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == ""  # what is after -- is not ours
 
 
 def test_a_failure_after_the_document_gives_no_second_one(
@@ -135,22 +110,25 @@ def test_a_failure_after_the_document_gives_no_second_one(
     assert json.loads(capsys.readouterr().out) == {"freed_bytes": 0}
 
 
-def test_a_bug_shows_its_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ZeroDivisionError("/some/file"), 1),
+        (PermissionError(errno.EACCES, "no access", "/some/file"), 11),
+        (OSError(errno.ENOSPC, "full", "/some/file"), 11),
+    ],
+)
+def test_a_bug_shows_its_traceback_and_an_error_of_the_system_none(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: int,
 ) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
     monkeypatch.setattr("sparkforge.pins.pins.load", fail)
-    assert "error" in document(capsys, "pins", "check", code=1)
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ENOSPC])
-def test_errors_of_the_system_are_no_bugs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(*args: object) -> None:
-        raise OSError(number, os.strerror(number), "/some/file")
-
-    monkeypatch.setattr("sparkforge.pins.pins.load", refuse)
-    assert "/some/file" in str(document(capsys, "pins", "check", code=11))
+    assert "/some/file" in str(document(capsys, "pins", "check", code=code)["error"])
 
 
 def test_a_stdout_that_takes_nothing_is_no_bug() -> None:
@@ -197,64 +175,51 @@ def test_an_interrupt_exits_with_130(how: str) -> None:
 # -- plans -------------------------------------------------------------------------------------
 
 
-def test_a_plan_makes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["--target", "cpu", "--until", "wheels", "--dry-run", "--store", str(tmp_path / "s")]
-    plan = document(capsys, *words)["plan"]
-    assert isinstance(plan, list)
-    assert [step["label"] for step in plan][-1] == "wheel vllm"
-    assert list(tmp_path.iterdir()) == []
+def plan_of(capsys: pytest.CaptureFixture[str], store: Path, *words: str) -> dict[str, Any]:
+    """Return the document of a plan, of a build that has made nothing yet."""
+    found = document(capsys, *words, "--engine", "none", "--dry-run", "--store", str(store))
+    assert not store.exists()
+    return found
 
 
 def test_a_plan_sums_what_is_fetched(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = [
-        *("--target", "rtx", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")),
-        *("--source", "git"),
-    ]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = plan_of(capsys, tmp_path / "s", "--target", "rtx", "--source", "git")
     house = next(step for step in found["plan"] if step["stage"] == "wheelhouse")
     assert house["download"] > 500 << 20  # PyTorch and CUDA's libraries
     made = ("wheels", "kernels", "packs")
     others = [step["download"] for step in found["plan"] if step["stage"] in made]
     assert found["fetches"]["known"] == house["download"] + sum(others) > house["download"]
     assert found["fetches"]["unknown"]
-    assert main(words) == 0
-    assert human_bytes(found["fetches"]["known"]) in capsys.readouterr().out
 
 
 def test_a_plan_counts_a_file_once_and_keeps_the_unpatched_release(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--target", "cpu", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
-    assert main([*words, "--force", "smoke", "--json"]) == 0
-    plan = {step["label"]: step for step in json.loads(capsys.readouterr().out)["plan"]}
+    found = plan_of(capsys, tmp_path / "s", "--target", "cpu", "--force", "smoke")
+    plan = {step["label"]: step for step in found["plan"]}
     if "wheel vllm (unpatched)" in plan:  # not on another platform than the target's
-        assert plan["wheel vllm"]["download"] > 0
-        assert plan["wheel vllm (unpatched)"]["download"] == 0
-        assert [label for label, step in plan.items() if step["state"] == "to make again"] == [
-            "smoke"
-        ]
+        assert plan["wheel vllm"]["download"] > plan["wheel vllm (unpatched)"]["download"] == 0
+        again = [label for label, step in plan.items() if step["state"] == "to make again"]
+        assert again == ["smoke"]
 
 
 def test_a_plan_for_another_platform_says_what_is_not_made_here(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    words = ["--target", "spark", "--engine", "none", "--dry-run", "--store", str(tmp_path / "s")]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = plan_of(capsys, tmp_path / "s", "--target", "spark")
     assert found["until"] == found["plan"][-1]["stage"] == "packs"
     assert "spark is for linux/arm64" in found["note"]
-    assert main([*words[:4], *words[-2:]]) == 2  # without the plan it is an error
-    assert main([*words, "--mirror", "vlm=/x"]) == 2  # a mistake is still one
+    words = ["--target", "spark", "--engine", "none", "--store", str(tmp_path / "s")]
+    assert main(words) == 2  # without the plan it is an error
+    assert main([*words, "--dry-run", "--mirror", "vlm=/x"]) == 2  # a mistake is still one
 
 
 def test_the_store_is_named_by_option_variable_or_cache_folder(
     isolated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store_of(None).root == isolated / ".cache" / "sparkforge"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert store_of(None).root == tmp_path / "xdg" / "sparkforge"
-    monkeypatch.setenv("SPARKFORGE_STORE", str(tmp_path / "variable"))
-    assert store_of(None).root == tmp_path / "variable"
+    for name, place in (("XDG_CACHE_HOME", "sparkforge"), ("SPARKFORGE_STORE", "")):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert store_of(None).root == tmp_path / name / place
     assert store_of(str(tmp_path / "option")).root == tmp_path / "option"

@@ -33,20 +33,12 @@ def test_a_table_escapes_cells_and_aligns_numbers() -> None:
 
 
 def test_what_a_template_shows_is_escaped_in_its_language(tmp_path: Path) -> None:
-    for name, shown in (
-        ("page.md.j2", r"*kept* a\_b\<c\>"),
-        ("page.svg.j2", "*kept* a_b&lt;c&gt;"),
-    ):
-        template = tmp_path / name
+    for name, shown in (("md", r"*kept* a\_b\<c\>"), ("svg", "*kept* a_b&lt;c&gt;")):
+        template = tmp_path / f"page.{name}.j2"
         template.write_text("*kept* {{ value }}\n")
         assert pages.render(template, value="a_b<c>") == f"{shown}\n"
-
-
-def test_a_name_without_a_value_is_an_error(tmp_path: Path) -> None:
-    template = tmp_path / "page.md.j2"
-    template.write_text("{{ misspelt }}")
-    with pytest.raises(jinja2.UndefinedError, match="misspelt"):
-        pages.render(template, value=1)
+        with pytest.raises(jinja2.UndefinedError):
+            pages.render(template)
 
 
 def test_every_template_belongs_to_a_module_beside_it() -> None:

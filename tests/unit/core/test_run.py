@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import CommandError, MachineError, StoreError
+from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
 from tests.support import alive, wait_for
@@ -36,32 +37,37 @@ def family(note: Path) -> list[int]:
     return [int(word) for word in note.read_text().split()]
 
 
-def test_output_and_exit_code_are_returned() -> None:
+def test_output_and_exit_code_are_returned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = call("sh", "-c", "echo out; echo err >&2; exit 3", check=False)
     assert (result.returncode, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(log, "verbose", True)
+    call("echo", "one two")
+    assert "echo 'one two'" in capsys.readouterr().out
 
 
-def test_missing_program_has_an_install_hint() -> None:
-    with pytest.raises(MachineError, match=r"no-such-program: not installed[\s\S]*PATH") as caught:
-        call("no-such-program", "x")
-    assert caught.value.exit_code == 8
+def test_streamed_output_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    script = r"printf '1%%\r2%%\rone\n'; echo two >&2; printf 'three\r\nfour'"
+    result = call("sh", "-c", script, stream=True)
+    assert capsys.readouterr().out == "  | one\n  | two\n  | three\n  | four\n"
+    assert result.stdout == b"one\ntwo\nthree\r\nfour"
 
 
-def test_failure_shows_command_and_output() -> None:
-    with pytest.raises(CommandError) as caught:
-        call("sh", "-c", "seq 1 100; echo 'last words' >&2; exit 7")
-    text = str(caught.value)
-    assert caught.value.exit_code == 12
-    assert "failed with exit code 7" in text
-    assert "    last words" in text
-    assert "\n    62\n" in text
-    assert "\n    61\n" not in text
-
-
-def test_full_disk_of_a_child_is_a_store_error() -> None:
-    with pytest.raises(StoreError, match="the disk is full") as caught:
-        call("sh", "-c", "head -c 100000 /dev/zero | cat > /dev/full", env={"LC_ALL": "C"})
-    assert caught.value.exit_code == 11
+@pytest.mark.parametrize(
+    ("script", "kind", "text"),
+    [
+        ("no-such-program x", MachineError, "PATH"),
+        ("sh -c 'seq 100; echo last words >&2; exit 7'", CommandError, "62\n.*last words"),
+        ("sh -c 'head -c 99999 /dev/zero | cat > /dev/full'", StoreError, "disk is full"),
+    ],
+)
+def test_a_failure_is_an_error_with_the_output(
+    script: str, kind: type[SparkforgeError], text: str
+) -> None:
+    with pytest.raises(kind, match=f"(?s){text}"):
+        call(*shlex.split(script), env={"LC_ALL": "C"})
 
 
 def test_timeout_ends_the_process_group(tmp_path: Path) -> None:
@@ -70,23 +76,6 @@ def test_timeout_ends_the_process_group(tmp_path: Path) -> None:
         call(sys.executable, "-c", FAMILY, note, timeout=1)
     pids = family(note)
     wait_for(lambda: not any(alive(pid) for pid in pids))
-
-
-def test_verbose_prints_commands(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call("echo", "one two")
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr(log, "verbose", True)
-    call("echo", "one two")
-    assert "+ " in (said := capsys.readouterr().out)
-    assert "echo 'one two'" in said
-
-
-def test_streamed_output_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    result = call("sh", "-c", "echo one; echo two >&2; printf three", stream=True)
-    assert capsys.readouterr().out == "  | one\n  | two\n  | three\n"
-    assert result.stdout == b"one\ntwo\nthree"
 
 
 def test_background_processes_of_a_child_end(tmp_path: Path) -> None:
