@@ -96,7 +96,7 @@ def run(options: Options) -> int:
         built = publish.image_of(build)
         assert built is not None  # an engine makes an image
         tag = _image(build, engine, built.tag)
-        site = engine.image_label(tag, SITE_PACKAGES_LABEL)
+        site = engine.client.images.get(tag).labels[SITE_PACKAGES_LABEL]
         command = [*_container(context, folder, links("image", site)), tag, *(command or ["bash"])]
         more["command"] = [str(word) for word in command]
     else:
