@@ -1,13 +1,11 @@
 """The images, the variables and the volume that docker-compose.yml uses.
 
-Every image keeps its own tag, so ``rollback`` can choose an older one. Only ``images --prune``
-removes images, and never one that Compose uses or ``rollback`` would choose next.
+Every image keeps its own tag, and nothing removes one, so ``rollback`` can choose an older one.
 """
 
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import platform
 import re
@@ -26,6 +24,7 @@ from sparkforge.core.errors import (
     FetchError,
     IntegrityError,
     MachineError,
+    SparkforgeError,
     StoreError,
     UsageError,
 )
@@ -122,24 +121,15 @@ def on_engine(
     found = []
     for held in engine.client.images.list(filters={"label": image.TARGET_LABEL}):
         attrs, target = held.attrs, held.labels[image.TARGET_LABEL]
-        if target not in targets:
-            continue
         # those that a build gave it, and by digest those of registries; an image that is based on
         # ours has our labels, and other names
         digests: list[str] = attrs.get("RepoDigests") or []
         names = [name for name in held.tags if name.startswith(f"{image.repository(target)}:")]
         names += [name for name in digests if is_published(name) or not held.tags]
-        found += [
-            BuiltImage(
-                target,
-                name,
-                str(held.id),
-                str(attrs.get("Metadata", {}).get("LastTagTime", "")),
-                int(attrs.get("Size", 0)),
-                in_use(variables, target) in (name, held.id),
-            )
-            for name in names
-        ]
+        made, size = attrs.get("Metadata", {}).get("LastTagTime", ""), attrs.get("Size", 0)
+        for name in names if target in targets else ():
+            used = in_use(variables, target) in (name, held.id)
+            found.append(BuiltImage(target, name, str(held.id), str(made), int(size), used))
     newest = sorted(found, key=lambda built: built.made, reverse=True)
     return sorted(newest, key=lambda built: built.target)
 
@@ -151,27 +141,18 @@ class ImagesOptions:
 
     target: str | None = None
     """list only this target's images"""
-    prune: bool = False
-    """remove images older than the one before the one that Compose uses"""
-    dry_run: bool = False
-    """print the images and exit"""
     pins: PinsFile = None
     output: OutputOptions = OutputOptions()
 
 
 def images(options: ImagesOptions = ImagesOptions()) -> int:
-    """List the built images and the one that Compose uses, or remove old images."""
-    if options.dry_run and not options.prune:
-        raise UsageError("--dry-run needs --prune", "add --prune, or omit it")
+    """List the built images and the one that Compose uses."""
     here = checkout(options.pins)
     targets = [options.target] if options.target else sorted(here.pins.targets)
     for target in targets:
         here.pins.target(target)
     variables = seen(here.root / ".env")
-    engine = connect()
-    built = on_engine(engine, targets, variables)
-    if options.prune:
-        return _prune(engine, built, dry_run=options.dry_run)
+    built = on_engine(connect(), targets, variables)
     used = {one.target for one in built if one.used}
     named = {target: in_use(variables, target) for target in targets}
     missing = {target: name for target, name in named.items() if name and target not in used}
@@ -184,32 +165,6 @@ def images(options: ImagesOptions = ImagesOptions()) -> int:
     log.info("*: used by Compose; to switch: build.py rollback --target NAME [IMAGE]")
     for target, name in missing.items():
         log.warning(f"{variable(target)} is {name}, which the engine does not have")
-    return 0
-
-
-def _prune(engine: Engine, built: Sequence[BuiltImage], *, dry_run: bool) -> int:
-    """Remove or print images older than the one before the one that Compose uses.
-
-    If Compose uses no image of a target, its newest counts as used. Images of containers stay.
-    """
-    from docker.errors import APIError
-
-    removed, stay = [], {}
-    for _, group in itertools.groupby(built, key=lambda one: one.target):
-        names = list(group)
-        ids = list(dict.fromkeys(one.image_id for one in names))
-        used = next((ids.index(one.image_id) for one in names if one.used), 0)
-        for old in (one.image for one in names if ids.index(one.image_id) > used + 1):
-            try:
-                if not dry_run:
-                    engine.client.images.remove(old)
-            except APIError as error:
-                stay[old] = str(error.explanation or error)
-                log.warning(f"{old} stays: {stay[old]}")
-            else:
-                removed.append(old)
-                log.info(f"{'would remove' if dry_run else 'removed'} {old}")
-    log.document({"removed": removed, "stay": stay, "dry_run": dry_run})
     return 0
 
 
@@ -265,6 +220,13 @@ _PASSED = (
     *(name for proxy in _PROXIES for name in (proxy, proxy.lower())),
     *("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_TOKEN"),
 )
+_ENDS: Mapping[int, type[SparkforgeError]] = {
+    EX_DATAERR: IntegrityError,
+    EX_CANTCREAT: StoreError,
+    EX_NOHOST: FetchError,
+    EX_CONFIG: FetchError,
+}
+"""By the program's exit code."""
 
 
 @Parameter(name="*")
@@ -293,14 +255,13 @@ def fetch(options: FetchOptions) -> int:
         msg = f"target {options.target} serves no model from the hub"
         raise UsageError(msg, "give the folder of a checkpoint: build.py serve --model DIR")
     model = here.pins.models[target.model]
-    place = variables.get("SPARKFORGE_HF_CACHE") or MODELS_VOLUME
-    if place.startswith(("/", "~", ".")):  # a folder; else a volume
+    place, kind = variables.get("SPARKFORGE_HF_CACHE") or MODELS_VOLUME, "volume"
+    if place.startswith(("/", "~", ".")):
         folder = (here.root / Path(place).expanduser()).resolve()
-        place = str(folder)
+        place, kind = str(folder), "bind"
         if not folder.is_dir():
             msg = f"SPARKFORGE_HF_CACHE is {place}, which does not exist"
-            hint = f"mkdir -p {shlex.quote(place)}; see docs/serving.md for its permissions"
-            raise UsageError(msg, hint)
+            raise UsageError(msg, "make it; see docs/serving.md for its permissions")
     engine = connect()
     name = in_use(variables, options.target)
     if not name or not engine.has_image(name):
@@ -310,7 +271,6 @@ def fetch(options: FetchOptions) -> int:
             raise BuildError(msg, f"build it: python3 build.py --target {options.target}")
         name = built[0].image
     container = f"sparkforge-model-fetch-{os.getpid()}"
-    kind = "bind" if place.startswith("/") else "volume"
     given = {one: variables[one] for one in _PASSED if variables.get(one)}
     command = [
         *("docker", "run", "--rm", "--pull=never", f"--name={container}", "--read-only"),
@@ -323,41 +283,23 @@ def fetch(options: FetchOptions) -> int:
         *(_PROGRAM, f"{_CACHE}/hub", model.repository, model.revision),
     ]
     log.info(f"{model.repository} at {model.revision} to {place}, with {name}")
+    said = ["no output"]
+
+    def show(line: str) -> None:
+        said.append(line.removeprefix("entrypoint: ").removeprefix("error: "))
+        log.info(said[-1])
+
     if options.dry_run:
         log.info(f"command  {shlex.join(command)}")
     else:
-        _download(container, command, given)
-    log.document(
-        {
-            "target": options.target,
-            "model": model.repository,
-            "revision": model.revision,
-            "place": place,
-            "image": name,
-            "complete": not options.dry_run,
-        }
-    )
+        try:
+            code = call(*command, env=given, check=False, stream=show).returncode
+        finally:
+            call("docker", "rm", "--force", container, check=False)  # docker run may end before it
+        if code:
+            msg = f"the download failed with exit code {code}: {said[-1]}"
+            hint = "the next run continues; an image of an older checkout cannot: build it again"
+            raise _ENDS.get(code, MachineError)(msg, hint)
+    found = {"target": options.target, "model": model.repository, "revision": model.revision}
+    log.document({**found, "place": place, "image": name, "complete": not options.dry_run})
     return 0
-
-
-def _download(container: str, command: Sequence[str], given: Mapping[str, str]) -> None:
-    """Run the program, and turn its exit code and its last line into an error."""
-    lines = ["no output"]
-
-    def show(line: str) -> None:
-        lines.append(line.removeprefix("entrypoint: ").removeprefix("error: "))
-        log.info(lines[-1])
-
-    try:
-        code = call(*command, env=given, check=False, stream=show).returncode
-    except BaseException:
-        call("docker", "rm", "--force", container, check=False)  # docker run may end before it
-        raise
-    kinds = {EX_DATAERR: IntegrityError, EX_CANTCREAT: StoreError}
-    kinds |= {EX_NOHOST: FetchError, EX_CONFIG: FetchError}
-    if code in kinds:
-        raise kinds[code](lines[-1], "the next run continues from here")
-    if code:
-        msg = f"the download failed with exit code {code}: {lines[-1]}"
-        raise MachineError(msg, "an image of an older checkout cannot download: build it again")
-    log.info("complete; the first start of the server downloads nothing")

@@ -23,9 +23,9 @@ from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
 """Folders in the image: data, our programs, and the Python environment."""
-# lines of serving/image_build.py
-_LACKS = re.compile(r"the image (?:lacks|cannot import) .*\S")
-_HAS = re.compile(r"the image has /.*\S")
+_WRONG = re.compile(
+    r"the image (?:lacks|cannot import|has /).*\S"
+)  # serving/image_build.py's lines
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 PACK_LABEL = "org.sparkforge.pack.modules"
@@ -47,13 +47,11 @@ RECIPE = (
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of an image."""
+    """The contents of an image: our wheels with their sha256, and files for its share folder."""
 
     wheels: Mapping[Path, str]
-    """Our wheels, each with its recorded sha256."""
     wheelhouse: Path
     share: Mapping[str, bytes]
-    """Files for the image's share folder, by their paths in it."""
     labels: Mapping[str, str]
 
 
@@ -115,9 +113,6 @@ def build(
     """Build an image and load it into the engine; a cold one, without cache, stays in a file.
 
     Its tag begins with the release and ends with the image's id: no other image ever gets it.
-
-    Raises:
-        BuildError: the build failed.
     """
     # a name until the id is known, with the key, so that builds at the same time do not collide
     name = repository(context.target_name)
@@ -196,16 +191,12 @@ def _build(
             ca_bundle=tools.ca_bundle,
         )
     except BuildError as error:
-        where = f"targets.{context.target_name}"
-        if has := list(dict.fromkeys(_HAS.findall(str(error)))):
-            remedy = f"use a base without them, or remove them from absent of {where}"
-            raise BuildError("\n".join(has), remedy) from None
-        if lacks := list(dict.fromkeys(_LACKS.findall(str(error)))):
+        if wrong := list(dict.fromkeys(_WRONG.findall(str(error)))):
+            where = f"targets.{context.target_name}"
             remedy = (
-                f"add the package to system_packages of {where} (of the build: build_packages), or"
-                " use a base that has it, or lock the wheel; see needs there"
+                f"use another base, or edit system_packages, build_packages or absent of {where}"
             )
-            raise BuildError("\n".join(lacks), remedy) from None
+            raise BuildError("\n".join(wrong), remedy) from None
         raise
     digest: str | None = plain.json_of(metadata.read_text()).get("containerimage.digest")
     return digest

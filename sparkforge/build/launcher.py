@@ -64,17 +64,10 @@ def of_release(options: Sequence[str]) -> list[str]:
 
 def from_environment(
     folder: Path, launch: servers.Launch, work: Path, cache: Path, cwd: Path | None = None
-) -> AbstractContextManager[servers.Server]:
-    """Start a server of a virtual environment.
+) -> AbstractContextManager[Server]:
+    """Start a server of a virtual environment, with its output in ``server.log`` of ``work``.
 
-    Args:
-        folder: an environment of ``environment.install``.
-        work: folder for the server's output, ``server.log``.
-        cache: folder for the caches of vLLM and torch, of any environment.
-        cwd: the server's current folder; None: ``work``.
-
-    Raises:
-        UsageError: the options of our plugin cannot be passed.
+    ``cache`` is for vLLM and torch, of any environment; ``cwd`` None: the server runs in ``work``.
     """
     port = servers.free_port(launch.port)
     # -P: a module in the current folder must not replace an installed one
@@ -97,12 +90,7 @@ def start_server(
     cache: Path,
     restored: Mapping[str, Path] | None = None,
 ) -> AbstractContextManager[Server]:
-    """Start a server of an image or an environment.
-
-    Args:
-        cache: folder for the caches of vLLM and torch, outside of an image.
-        restored: files to mount over the image's own, by their path below site-packages.
-    """
+    """Start a server of an image or an environment; ``restored`` as in ``servers.from_image``."""
     if not isinstance(product.result, ImageResult):
         return from_environment(product.path, launch, work, cache)
     assert engine is not None  # it built the image
@@ -112,7 +100,7 @@ def start_server(
 def mask_files(work: Path) -> dict[str, Path]:
     """Return the files that hide instruction sets in an image, by path below site-packages.
 
-    The server there ignores PYTHONPATH (``python -I``), so a line in a .pth file imports it.
+    The server there runs with ``python -I``, so a line in a .pth file imports it.
     """
     line = work / "mask.pth"
     line.write_text("import sparkforge_isa_mask\n")
@@ -149,11 +137,7 @@ def originals(
 
 
 def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
-    """Return the tiny checkpoint that speaks Harmony below a folder, as ``made`` does.
-
-    Args:
-        run: as ``runs_python`` returns it: the target's packages have the vocabulary.
-    """
+    """Return the tiny checkpoint that speaks Harmony; ``run`` gives a target's vocabulary."""
     from sparkforge.checkpoints.chat import make_chat_gpt_oss
 
     def make(model: Path) -> None:

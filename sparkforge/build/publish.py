@@ -1,8 +1,4 @@
-"""The results of a build for the user: dist/TARGET/ with wheels, SBOM, provenance, checksums and
-receipt, and .env.
-
-dist/ has links to the store and copies of it; deleting it loses nothing.
-"""
+"""The results of a build for the user: dist/TARGET/ and .env; deleting dist/ loses nothing."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ if TYPE_CHECKING:
 def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
     """Put wheels, SBOM, provenance, SHA256SUMS and receipt.json into dist/<target>/.
 
-    Untouched where it already holds the result of the same items.
-
-    Returns:
-        The folder, and the receipt with the published files.
+    Files of the same items stay. Returns the folder, and the receipt with the published files.
     """
     folder = build.context.dist
     with disk_errors(folder):
@@ -149,7 +142,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def tiny_model(folder: Path) -> Path:
-    """Return the tiny checkpoint below a folder, as ``made`` does."""
+    """Return the tiny checkpoint below a folder."""
 
     def make(model: Path) -> None:
         from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
@@ -160,11 +153,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
-    """Return a checkpoint's folder; made where it is missing, or of other code.
-
-    Args:
-        module: whose code makes it; "": that of ``make``.
-    """
+    """Return a checkpoint's folder; made where it is missing, or of a module's other code."""
     note, code = model.with_name(f".{model.name}.code"), code_of(module or make.__module__)
 
     def stands() -> bool:
@@ -204,9 +193,9 @@ def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> 
 
 
 def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: float) -> None:
-    """Print the results, the time of each stage, and the next command."""
-    made = [item for item in items if item.made_now]
-    log.heading(f"done in {seconds:.1f} s: {len(made)} built, {len(items) - len(made)} cached")
+    """Print the results and the next command."""
+    made = sum(item.made_now for item in items)
+    log.heading(f"done in {seconds:.1f} s: {made} built, {len(items) - made} cached")
     for wheel in _wheels(build):
         log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
     if (image := image_of(build)) is not None:
@@ -217,27 +206,16 @@ def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: f
         if report.release:
             log.info("release  unpatched, it rejects the same checkpoint")
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
-    if made:
-        times: dict[str, float] = {}
-        for item in made:
-            times[item.stage] = times.get(item.stage, 0.0) + item.artefact.seconds
-        log.info("time     " + ", ".join(f"{stage} {took:.1f} s" for stage, took in times.items()))
     served = build.graph.product.found is not None
     log.info(f"next     {next_step(build.context, served=served)}")
 
 
 def next_step(context: Context, *, served: bool) -> str:
-    """Return the next command after a build.
-
-    Args:
-        served: whether there is an image or environment to serve.
-    """
+    """Return the next command after a build, with or without something to serve."""
     name, model = context.target_name, context.target.model
     here = MACHINES.get(platform.machine()) == context.platform
-    where = "" if here else f"on a machine of {context.platform}: "
-    if not served:
-        return f"{where}python3 build.py --target {name}"
-    if context.target.smoke is not None:
-        return f"{where}python3 build.py serve --target {name}"
     first = f"   # downloads {context.pins.models[model].repository} first" if model else ""
-    return f"{where}docker compose up -d{first}; run `docker compose ps` until it is healthy"
+    command = f"docker compose up -d{first}; run `docker compose ps` until it is healthy"
+    if not served or context.target.smoke is not None:
+        command = f"python3 build.py {'serve ' if served else ''}--target {name}"
+    return command if here else f"on a machine of {context.platform}: {command}"

@@ -1,8 +1,7 @@
 """The SBOM of a build, in CycloneDX 1.6 JSON, and its provenance.
 
 Each of our wheels carries its pedigree: the release wheel and the upstream commit that it descends
-from, and every patch in full. The same inputs give the same bytes on every machine: the time is
-the release's, the serial number is made from the content, and lists are sorted.
+from, and every patch in full. The same inputs give the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -43,7 +41,7 @@ from sparkforge.build.results import (
 )
 from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
-from sparkforge.pins.pins import Provider, Upstream
+from sparkforge.pins.pins import Upstream
 from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
 
@@ -51,35 +49,23 @@ if TYPE_CHECKING:
     from sparkforge.build.graph import Build
     from sparkforge.runtime.engine import BaseImage, Engine
 
-FILE = "sparkforge:file"
-"""Property with the file name of a wheel."""
 PLUGIN, PACK = "own-plugin", "own-pack"
 """References of the wheels of our plugin, and of FlashInfer's modules."""
 _NAMESPACE = uuid.UUID("6f0f3f1e-6a0c-5f0e-9d5b-0b2f3e0c7a11")  # any fixed one: ours
 
 
+# dpkg's database in an image, each package as DISTRIBUTION NAME VERSION ARCHITECTURE
+_PACKAGES = (
+    ". /usr/lib/os-release; dpkg-query --show --showformat"
+    ' "\\${db:Status-Status} $ID \\${Package} \\${Version} \\${Architecture}\n"'
+)
+
+
 def system(engine: Engine, image_id: str) -> list[str]:
-    """Return the distribution's packages in an image, as ``dpkg_packages`` does."""
-    files = ("/usr/lib/os-release", "/var/lib/dpkg/status")
-    release, status = (engine.run(image_id, "cat", one).decode(errors="replace") for one in files)
-    return dpkg_packages(status, release)
-
-
-def dpkg_packages(status: str, os_release: str) -> list[str]:
-    """Return the installed packages, each as ``DISTRIBUTION NAME VERSION ARCHITECTURE``.
-
-    Args:
-        status: text of ``/var/lib/dpkg/status``.
-        os_release: text of ``/etc/os-release``, which names the distribution.
-    """
-    lines = (line.partition("=") for line in os_release.splitlines())
-    distribution = {key: value.strip("\"'") for key, _, value in lines}.get("ID", "linux")
-    packages = (HeaderParser().parsestr(paragraph) for paragraph in status.split("\n\n"))
-    return sorted(
-        f"{distribution} {one['Package']} {one['Version']} {one['Architecture']}"
-        for one in packages
-        if str(one["Status"]).endswith(" installed")
-    )
+    """Return the installed packages of an image's distribution, as ``document`` takes them."""
+    lines = engine.run(image_id, "sh", "-c", _PACKAGES).decode().splitlines()
+    state = "installed "
+    return sorted(line.removeprefix(state) for line in lines if line.startswith(state))
 
 
 def document(
@@ -92,14 +78,10 @@ def document(
     base: BaseImage | None = None,
     system: Sequence[str] = (),
 ) -> bytes:
-    """Return the SBOM of a build, as the bytes of its file.
+    """Return the SBOM of a build, as the bytes of its file; without a base it is of no image.
 
-    Args:
-        plugin: for vLLM, with our kernels; None: there is none.
-        pack: FlashInfer's modules; None: there are none.
-        third_party: folder of the other verified wheels, or None where none were fetched.
-        base: of the image; None describes no image.
-        system: the distribution's packages in the image, as ``system`` lists them.
+    ``third_party`` is the folder of the other verified wheels; ``system`` has the distribution's
+    packages, each as ``DISTRIBUTION NAME VERSION ARCHITECTURE``.
     """
     parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
     if plugin is not None:
@@ -236,7 +218,7 @@ def statement(
         subjects: sha256 of each thing that was made, by its name.
         third_party: the other verified wheels that went in.
     """
-    context, product = build.context, build.graph.product.found
+    context, product, base = build.context, result_of(build.graph.product), build.tools.base
     external: dict[str, Any] = {
         "target": context.target_name,
         "platform": context.platform,
@@ -250,23 +232,21 @@ def statement(
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
     if product is not None:
-        virtual = isinstance(product.result, EnvironmentResult)
-        external["bakes"] = "environment" if virtual else "image"
-        if (base := build.tools.base) is not None:
+        external["bakes"] = "environment" if isinstance(product, EnvironmentResult) else "image"
+        if base is not None:
             external["base"] = base.reference
             dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": external,
+        "resolvedDependencies": dependencies,
+    }
+    builder = {"id": BUILDER, "version": {"sparkforge": __version__}}
     return {
         "_type": STATEMENT,
         "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
         "predicateType": PREDICATE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": external,
-                "resolvedDependencies": dependencies,
-            },
-            "runDetails": {"builder": {"id": BUILDER, "version": {"sparkforge": __version__}}},
-        },
+        "predicate": {"buildDefinition": definition, "runDetails": {"builder": builder}},
     }
 
 
@@ -289,24 +269,17 @@ def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
         release = context.pins.upstream(wheel).files[plan.files[context.platform]]
         yield _file(release.file, release.sha256)
         for name in context.layers(wheel):
-            tree = graph.trees[name]
-            if (patched := result_of(tree.series)) is not None:
-                provider = tree.source.result.provider
-                yield _source_read(name, provider, context.upstream(name), patched.tree)
+            if (read := result_of(graph.trees[name].source)) is not None:
+                one = context.upstream(name)
+                uri = f"git+{one.git}@refs/tags/{one.tag}"
+                if read.provider == "git" or one.source_file is None:
+                    yield {"name": name, "uri": uri, "digest": {"gitCommit": one.commit}}
+                else:  # its release file was read instead
+                    file, known = one.files[one.source_file], one.commit_or_unknown
+                    notes = {"standsFor": uri, "commit": known}
+                    yield {**_file(file.file, file.sha256), "annotations": notes}
             for patch in context.series_of(name).patches:
                 yield _named(f"patches/{name}/{patch.name}", patch.sha256)
-
-
-def _source_read(name: str, provider: Provider, upstream: Upstream, tree: str) -> dict[str, Any]:
-    """Return the source that was read: the commit, or the release file instead of it."""
-    uri = f"git+{upstream.git}@refs/tags/{upstream.tag}"
-    notes = {"patchedTree": tree}
-    if provider == "git" or upstream.source_file is None:
-        digest = {"gitCommit": upstream.commit}
-        return {"name": name, "uri": uri, "digest": digest, "annotations": notes}
-    file = upstream.files[upstream.source_file]
-    notes |= {"standsFor": uri, "commit": upstream.commit_or_unknown}
-    return {**_file(file.file, file.sha256), "annotations": notes}
 
 
 def _file(name: str, sha256: str) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""`build.py serve`: serve the last build until Ctrl-C, with a checkpoint of the user's choice.
-
-It reports when the server answers, and its address. The server's output goes to a file, and to the
-terminal once the server is ready.
-"""
+"""`build.py serve`: serve the last build until Ctrl-C, with a checkpoint of the user's choice."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +31,7 @@ from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
 from sparkforge.runtime import servers
-from sparkforge.runtime.client import COMPLETIONS, Place, look, post
+from sparkforge.runtime.client import CHAT, COMPLETIONS, Place, look, post
 from sparkforge.runtime.servers import LOOPBACK, Launch, Server, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
@@ -100,22 +96,13 @@ def chosen(context: Context, name: str) -> Profile:
 
 
 def curl(url: str, model: str, *, chat: bool, key: bool = False) -> str:
-    """Return a request to paste.
-
-    Args:
-        url: with ``/v1`` at its end.
-        chat: the model takes chats.
-        key: requests must carry an API key.
-    """
-    body: dict[str, object] = {"model": model, "prompt": "Hello", "max_tokens": 16}
-    if chat:
-        messages = [{"role": "user", "content": "Hello"}]
-        body = {"model": model, "messages": messages, "max_tokens": 200}
-    path = "chat/completions" if chat else "completions"
-    words = ["curl", f"{url}/{path}", "-H", "Content-Type: application/json"]
-    if key:
-        words += ["-H", "Authorization: Bearer YOUR-API-KEY"]
-    return shlex.join([*words, "-d", json.dumps(body)])
+    """Return a request to paste, for a chat or not; with ``key`` it carries an API key."""
+    messages = [{"role": "user", "content": "Hello"}]
+    asked: dict[str, object] = {"prompt": "Hello", "max_tokens": 16}
+    asked = {"messages": messages, "max_tokens": 200} if chat else asked
+    words = ["curl", url + (CHAT if chat else COMPLETIONS), "-H", "Content-Type: application/json"]
+    words += ["-H", "Authorization: Bearer YOUR-API-KEY"] if key else []
+    return shlex.join([*words, "-d", json.dumps({"model": model, **asked})])
 
 
 def serve(
@@ -128,15 +115,8 @@ def serve(
 ) -> int:
     """Serve until Ctrl-C: by Compose for an image, by vllm itself for a virtual environment.
 
-    Args:
-        model: as ``checkpoint`` returns it; None: the tiny one.
-        chat: the tiny one that speaks Harmony, with the parsers that it takes.
-        profile: with the choice of ``--profile``; None: Compose's, else the target's.
-        limit_s: time that it may take to load.
-
-    Raises:
-        ServerError: the server ended by itself, or was not ready in time.
-        MachineError: its port is taken.
+    Without a model it is the tiny one, with ``chat`` that for chats; without a profile Compose's,
+    else the target's. ServerError: the server ended by itself, or was not ready in time.
     """
     context, product = build.context, build.graph.product.artefact
     context.dist.mkdir(parents=True, exist_ok=True)
@@ -176,13 +156,11 @@ def serve(
         tell: Callable[[float], None] | None = (lambda _: show()) if aloud else None
         took = servers.wait_ready(server, limit_s, tell)
         found, key = _first_answer(server, name)
-        url = f"{server.url}/v1"
-        chats = chat or (name is None and context.target.smoke is None)
+        chats, url = chat or (name is None and context.target.smoke is None), f"{server.url}/v1"
         line = curl(url, found, chat=chats, key=key)
         log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
-        log.info(f"URL    {url}")
-        log.info(f"model  {found}")
-        log.info(f"try    {line}")
+        for what, said in (("URL", url), ("model", found), ("try", line)):
+            log.info(f"{what:7}{said}")
         log.document({"url": url, "model": found, "curl": line})
         if not aloud:
             output.seek(0, os.SEEK_END)
@@ -190,16 +168,12 @@ def serve(
 
 
 def _first_answer(server: Server, name: str | None) -> tuple[str, bool]:
-    """Request one token; returns the model's name, and whether requests need an API key.
-
-    Args:
-        name: of the model; None: ask the server.
-    """
+    """Request one token; returns the model's name, and whether requests need an API key."""
     place = Place(f"{server.url}/v1")
     try:
         models = look(place, "/v1/models", timeout_s=600)
         if models.status == 401:
-            return name or "MODEL", True  # it is up; only a client with the key may ask further
+            return name or "MODEL", True  # it is up; only a client with the key may ask more
         model = name or str(models.json()["data"][0]["id"])
         log.info("requesting the first token")
         first = post(place, COMPLETIONS, {"model": model, "prompt": "Hello", "max_tokens": 1})
@@ -219,7 +193,7 @@ def _until_it_ends(server: Server, show: Callable[[], None]) -> int:
             time.sleep(0.2)
     except KeyboardInterrupt:
         log.info("stopping")
-        log.info(f"stopped in {server.stop().seconds:.1f} s")
+        server.stop()
         return 0
     show()
     raise ServerError(f"the server {ending(code)}:\n{servers.tail(server)}")
@@ -227,28 +201,21 @@ def _until_it_ends(server: Server, show: Callable[[], None]) -> int:
 
 @contextmanager
 def _compose(
-    build: Build,
-    model: Path | None,
-    options: tuple[str, ...],
-    profile: Profile | None,
-    *,
-    chat: bool,
+    build: Build, model: Path | None, options: Sequence[str], profile: Profile | None, *, chat: bool
 ) -> Iterator[Server]:
     """Run ``docker compose up`` for the length of the block."""
     root, output = build.context.root, build.context.server_log
     seen = composing.seen(root / ".env")
     # the user is watching: show the first failure
-    environment = {"SPARKFORGE_RESTART": seen.get("SPARKFORGE_RESTART") or "no"}
-    if build.serving.port:
-        environment["SPARKFORGE_PORT"] = str(build.serving.port)
-    if chat:
-        environment["SPARKFORGE_MODEL_NAME"] = os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME)
-    if model is not None:
-        environment["SPARKFORGE_MODEL_DIR"] = str(model)
-    if options:
-        environment["SPARKFORGE_EXTRA_ARGS"] = shlex.join(options)
-    if profile is not None:
-        environment[profiles.VARIABLE] = str(profile.choice)
+    chosen = {
+        "SPARKFORGE_RESTART": seen.get("SPARKFORGE_RESTART") or "no",
+        "SPARKFORGE_PORT": str(build.serving.port or ""),
+        "SPARKFORGE_MODEL_NAME": os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME) if chat else "",
+        "SPARKFORGE_MODEL_DIR": str(model or ""),
+        "SPARKFORGE_EXTRA_ARGS": shlex.join(options),
+        profiles.VARIABLE: "" if profile is None else str(profile.choice),
+    }
+    environment = {name: value for name, value in chosen.items() if value}
     port = {**seen, **environment}.get("SPARKFORGE_PORT") or "8000"
     command = ("docker", "compose", "--project-directory", str(root))
     runs = call(*command, "ps", "--quiet", "--status", "running", env=environment, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +52,9 @@ def build_of(
     made_with = _tools(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = Context.of(project, name, platform_of(target))
     context = replace(context, source=plan, wheels=variant.wheels or "overlay", pack=pack)
-    timeout_s = server.ready_timeout or Serving.ready_timeout_s
+    # a busy machine gets as much longer as there are processes that wait for a core
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    timeout_s = server.ready_timeout or Serving.ready_timeout_s * busy
     serving = Serving(server.port, timeout_s, arguments)
     if made_with.engine is not None and target.absent and target.cuda_arch and not pack:
         log.warning(

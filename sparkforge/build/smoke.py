@@ -1,7 +1,4 @@
-"""The smoke test: the build serves, and the unpatched release refuses the same checkpoint.
-
-Virtual environments and images get the same checks, as a ``Server``.
-"""
+"""The smoke test: the build serves, and the unpatched release refuses the same checkpoint."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ def run(
 ) -> SmokeResult:
     """Test a build; with arguments of the user's, without the unpatched release.
 
-    Args:
-        unpatched: the environment of the release; None: the image with its files put back.
-        wheels, trees: of the build, by upstream.
-        work: an empty folder.
+    That is an environment of its own, else the image with the original files of its wheels.
     """
     make_tiny_gpt_oss(work / "model")
     cache = context.store.cache_path("serve")
@@ -97,11 +91,7 @@ def run(
 def exercise(
     start: Callable[[], AbstractContextManager[Server]], timeout_s: float = READY_TIMEOUT_S
 ) -> SmokeResult:
-    """Start the patched server, check that it keeps to the OpenAI API, and stop it.
-
-    Raises:
-        ServerError: an answer is wrong; the message says which, and how.
-    """
+    """Start the patched server, check that it keeps to the OpenAI API, and stop it."""
     with start() as server:
         ready = wait_ready(server, timeout_s)
         log.info(f"ready after {ready:.1f} s")
@@ -109,14 +99,13 @@ def exercise(
             tokens, seconds = _check(server)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise _wrong(server, f"no answer as OpenAI's: {error!r}") from error
-        stopped = server.stop()
-        if stopped.stragglers:
+        code, took, stragglers = server.stop()
+        if stragglers:
             raise _wrong(server, "the server left processes running")
-        if stopped.exit_code != 0:
-            raise _wrong(server, f"exit code {stopped.exit_code} after SIGTERM")
-        log.info(f"stopped cleanly in {stopped.seconds:.1f} s")
-    took = round(stopped.seconds, 2)
-    return SmokeResult(round(ready, 2), round(seconds, 3), tokens, took)
+        if code != 0:
+            raise _wrong(server, f"exit code {code} after SIGTERM")
+        log.info(f"stopped cleanly in {took:.1f} s")
+    return SmokeResult(round(ready, 2), round(seconds, 3), tokens, round(took, 2))
 
 
 def _check(server: Server) -> tuple[int, float]:
@@ -142,19 +131,11 @@ def _check(server: Server) -> tuple[int, float]:
     more = {"stream": True, "stream_options": {"include_usage": True}}
     found = list(events(place, COMPLETIONS, {**body, **more}))
     pieces = [event for event in found if event is not None]
-    streamed = [
-        token
-        for event in pieces
-        for choice in event["choices"]
-        for token in choice["token_ids"] or ()
-    ]
+    choices = [choice for event in pieces for choice in event["choices"]]
+    streamed = [token for choice in choices for token in choice["token_ids"] or ()]
     # the tiny model's tokens are bytes, so counts are known without its tokenizer
-    length = len(_PROMPT.encode())
-    counts = {
-        "prompt_tokens": length,
-        "completion_tokens": _TOKENS,
-        "total_tokens": length + _TOKENS,
-    }
+    asked = len(_PROMPT.encode())
+    counts = {"prompt_tokens": asked, "completion_tokens": _TOKENS, "total_tokens": asked + _TOKENS}
     usages = [event["usage"] for event in pieces if event.get("usage")]
     models = look(place, "/v1/models", timeout_s=120).json()["data"]
     for what, seen, wanted in (
@@ -177,19 +158,17 @@ def _check(server: Server) -> tuple[int, float]:
 def refusal(server: Server, timeout_s: float = READY_TIMEOUT_S) -> str:
     """Return the words with which the unpatched release refuses the checkpoint.
 
-    Raises:
-        ServerError: it serves (then the patch is needless), or fails in another way.
+    ServerError: it serves (then the patch is needless), or fails in another way.
     """
+    what = "serves this checkpoint: the patch is not needed here"
     try:
         wait_ready(server, timeout_s)
     except ServerError as error:
         if server.exited() is not None and STOCK_ERROR in server.output():
             log.info(f"the unpatched release fails as expected: {STOCK_ERROR}")
             return STOCK_ERROR
-        msg = f"the unpatched release fails, but not with {STOCK_ERROR}:\n{error.what}"
-        raise ServerError(msg, "see the patch's Drop-when") from error
-    msg = "the unpatched release serves this checkpoint: the patch is not needed here"
-    raise ServerError(msg, "see the patch's Drop-when")
+        what = f"fails, but not with {STOCK_ERROR}:\n{error.what}"
+    raise ServerError(f"the unpatched release {what}", "see the patch's Drop-when")
 
 
 def _wrong(server: Server, what: str) -> ServerError:

@@ -1,7 +1,6 @@
 """`build.py release`: check the last build of a target, collect its files, sign them, push.
 
-cosign does all the cryptography. It gets keys by reference (a file, or a name in a key service) and
-passwords through its own variable. Neither is read here, so neither can appear in output.
+cosign does all the cryptography. Neither keys nor passwords are read here.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ _ATTACHED = ("cyclonedx", "slsaprovenance1")
 """cosign's names of what is attached to an image: its SBOM and its provenance."""
 # a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
-# files of the checkout that a build reads, beside the plugin's folder
-_INPUTS = ("pins.yaml", "patches", "requirements", "scripts", "sparkforge", "Dockerfile")
 
 
 def inputs(of: Pins) -> tuple[str, ...]:
     """Return the files and folders of a checkout that a build reads."""
     plugin = () if of.plugin is None else (of.plugin.folder.rstrip("/"),)
-    return (*_INPUTS, ".dockerignore", *plugin)
+    files = ("pins.yaml", "Dockerfile", ".dockerignore")
+    return (*files, "patches", "requirements", "scripts", "sparkforge", *plugin)
 
 
 @Parameter(name="*")
@@ -80,8 +78,7 @@ def run(options: Options) -> int:
     log.heading(f"{version}, target {target}")
     problems = list(_problems(here, target, version, commit, built, pushes=to is not None))
     if problems or built is None:
-        lines = "\n".join(f"  {problem}" for problem in problems)
-        msg = f"{version} is not ready for a release:\n{lines}"
+        msg = "\n  ".join([f"{version} is not ready for a release:", *problems])
         hint = f"commit what differs, then build: python3 build.py --target {target}"
         raise CheckError(msg, hint)
     image = built.image
@@ -107,18 +104,10 @@ def run(options: Options) -> int:
         f"upload {folder}/* to the release v{version} of your forge",
         *([f"publish {reference} and the public key"] if reference is not None else []),
     ]
-    log.document(
-        {
-            "release": version,
-            "target": target,
-            "commit": commit,
-            "folder": str(folder),
-            "image": reference,
-            "signed": key is not None and not options.dry_run,
-            "dry_run": options.dry_run,
-            "next": steps,
-        }
-    )
+    found = {"release": version, "target": target, "commit": commit, "folder": str(folder)}
+    signed = key is not None and not options.dry_run
+    done = {"image": reference, "signed": signed, "dry_run": options.dry_run, "next": steps}
+    log.document({**found, **done})
     log.info(f"{'would write' if options.dry_run else 'wrote'}  {folder}")
     for step in steps:
         log.info(f"next  {step}")
@@ -128,12 +117,7 @@ def run(options: Options) -> int:
 def _problems(
     here: Checkout, target: str, version: str, commit: str, built: Receipt | None, *, pushes: bool
 ) -> Iterator[str]:
-    """Yield one line for each reason against a release.
-
-    Args:
-        commit: of the checkout, "" without a repository.
-        pushes: whether the image is to be pushed.
-    """
+    """Yield one line for each reason against a release; ``commit`` is "" without a repository."""
     if not commit:
         yield f"{here.root}: no git repository"
         return
@@ -144,8 +128,7 @@ def _problems(
     code, tagged = git.attempt(here.root, "rev-parse", "--verify", "--quiet", ref)
     if code == 0 and tagged.strip() != commit:
         yield f"tag v{version} is another commit: raise release.counter in pins.yaml"
-    changes = here.root / "CHANGELOG.md"
-    text = changes.read_text(encoding="utf-8") if changes.is_file() else ""
+    text = git.attempt(here.root, "show", "HEAD:CHANGELOG.md")[1]
     if not re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", text, re.MULTILINE):
         yield f"CHANGELOG.md has no section ## {version} (YYYY-MM-DD)"
     if built is None or not built.files:
@@ -196,12 +179,7 @@ def sign_folder(folder: Path, key: str) -> None:
 
 
 def sign_image(image: str, folder: Path, key: str) -> None:
-    """Sign an image in its registry, and attach SBOM and provenance as signed statements.
-
-    Args:
-        image: REGISTRY/NAME@sha256:….
-        folder: with the SBOM and the provenance.
-    """
+    """Sign an image in its registry, and attach a folder's SBOM and provenance, signed."""
     _cosign("sign", *_signing(key), image)
     with TemporaryDirectory(prefix="sparkforge-") as work:
         predicate = Path(work) / "predicate.json"
@@ -217,12 +195,7 @@ def sign_image(image: str, folder: Path, key: str) -> None:
 def check_folder(folder: Path, key: str) -> list[str]:
     """Check the signatures in a folder, and its files against the signed receipt.
 
-    Returns:
-        The names of all signed files.
-
-    Raises:
-        UsageError: it is no folder of a release.
-        CheckError: a signature is missing or is another's, or a file is not the signed one.
+    Returns the names of all signed files. UsageError: it is no folder of a release.
     """
     built = receipt.load(folder / receipt.NAME)
     if built is None:
@@ -260,10 +233,7 @@ def _signing(key: str) -> list[str]:
 
 
 def _format() -> list[str]:
-    """Return the option with which cosign 2 uses cosign 3's format.
-
-    They differ in their help: Debian's builds do not report their version.
-    """
+    """Return the option with which cosign 2 uses cosign 3's format; their help differs."""
     text = call("cosign", "sign-blob", "--help", check=False).stdout
     return [] if b"--use-signing-config" in text else ["--new-bundle-format"]
 
@@ -277,7 +247,6 @@ def _verify(command: str, key: str, *words: str | os.PathLike[str]) -> None:
 
 
 def _cosign(*words: str | os.PathLike[str]) -> None:
-    """Run cosign; CheckError with its output if it fails."""
     try:
         call("cosign", *words)
     except CommandError as error:

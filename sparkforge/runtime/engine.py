@@ -53,31 +53,26 @@ class Engine:
 
     def image_id(self, reference: str) -> str:
         """Return the id of a local image; MachineError if the engine has no image of that name."""
-        from docker.errors import APIError
-
-        try:
-            return str(self.client.images.get(reference).id)
-        except APIError:  # missing, or not a valid name of an image
+        if (found := self._id(reference)) is None:
             msg = f"--base {reference}: no such image in the engine"
             remedy = "give NAME@sha256:…, or build one first: scripts/make-base.sh NAME"
-            raise MachineError(msg, remedy) from None
+            raise MachineError(msg, remedy)
+        return found
 
     def has_image(self, image: str) -> bool:
         """Return whether the engine has an image, by its name or id."""
-        from docker.errors import ImageNotFound
+        return self._id(image) is not None
+
+    def _id(self, image: str) -> str | None:
+        from docker.errors import APIError
 
         try:
-            self.client.images.get(image)
-        except ImageNotFound:
-            return False
-        return True
+            return str(self.client.images.get(image).id)
+        except APIError:  # missing, or not a valid name of an image
+            return None
 
     def run(self, image: str, *words: str, path: str = "") -> bytes:
-        """Return the output of a program in an image, without network.
-
-        Args:
-            path: folder in the image with further Python packages.
-        """
+        """Return the output of a program in an image, without network; ``path``: PYTHONPATH."""
         # by the CLI: docker-py reads the engine's log, where megabytes in one line were cut
         options = ("--rm", "--network", "none", "--entrypoint", words[0])
         try:
@@ -88,18 +83,10 @@ class Engine:
             raise MachineError(msg, "see its output above") from None
 
     def kept_as(self, name: str) -> tuple[str, ...]:
-        """Return buildx's options for an image that never leaves this engine.
-
-        Compressing its layers would be time for nothing.
-        """
+        """Return buildx's options for an image that stays here: compressing it would be waste."""
         if self.containerd_store:
             return "--output", f"type=image,name={name},compression=uncompressed,unpack=true"
         return "--load", "--tag", name
-
-    def image_label(self, image: str, label: str) -> str:
-        """Return a label of an image; the Dockerfile sets those that sparkforge reads."""
-        value: str = self.client.images.get(image).labels[label]
-        return value
 
 
 def docker(*words: str | Path, remedy: str, error: type[BuildError | MachineError]) -> None:
@@ -123,23 +110,23 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
     Returns:
         The engine or None, and the reason in one sentence.
     """
-    if wish == "none":
-        if base is not None:
-            raise UsageError("--base and --engine none conflict", "omit one of them")
-        return None, "a virtual environment (--engine none)"
+    why = "--engine none"
+    if wish == "none" and base is not None:
+        raise UsageError("--base and --engine none conflict", "omit one of them")
     if wish == "auto" and base is None and image_base is None:
-        why = "no base image is pinned for this target (give one with --base)"
-        return None, f"a virtual environment: {why}"
-    try:
-        engine = connect()
-    except MachineError as error:
-        if wish == "docker" or base is not None:
-            raise
-        return None, f"a virtual environment: {error.what}"
-    if base is None and image_base is None:
-        msg = "pins.yaml has no base image for this target"
-        raise MachineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
-    return engine, f"an image, with engine {engine.version} on base {base or image_base}"
+        why = "no base image is pinned for this target; give one with --base"
+    elif wish != "none":
+        try:
+            engine = connect()
+        except MachineError as error:
+            if wish == "docker" or base is not None:
+                raise
+            return None, f"a virtual environment: {error.what}"
+        if base is None and image_base is None:
+            msg = "pins.yaml has no base image for this target"
+            raise MachineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
+        return engine, f"an image, with engine {engine.version} on base {base or image_base}"
+    return None, f"a virtual environment ({why})"
 
 
 def connect() -> Engine:
@@ -181,8 +168,7 @@ def check_version(version: str) -> None:
 def resolve(reference: str, engine: Engine | None) -> BaseImage:
     """Return a base image with the digest in its reference, or the id that the engine has for it.
 
-    Raises:
-        MachineError: the digest is malformed, or nothing has an image of that name.
+    MachineError: the digest is malformed, or nothing has an image of that name.
     """
     _, at, digest = reference.partition("@")
     if (at and not _DIGEST.fullmatch(digest)) or (not at and engine is None):
@@ -210,25 +196,23 @@ def build_image(
 ) -> None:
     """Build an image with ``docker buildx build``, and show its output; BuildError if that fails.
 
-    Args:
-        context: the folder that ``COPY`` without ``--from`` reads.
-        output: options for the image's name and destination.
-        stage: of the Dockerfile; None builds the last one.
-        platform: e.g. ``linux/arm64``; None builds for the engine's own.
-        contexts: further folders, by their names in the Dockerfile.
-        ca_bundle: certificates for a proxy that signs its own; mounted as a secret, never copied.
+    ``context`` is what ``COPY`` without ``--from`` reads, ``output`` names the image and its
+    destination; ``ca_bundle`` is mounted as a secret, never copied.
     """
     command: list[str | Path] = ["buildx", "build", "--builder", builder]
     # the provenance is our own (build/sbom.py); buildx's has the time of the build in it
     command += ["--progress=plain", "--provenance=false", *output, *options, "--file", dockerfile]
-    command += [] if stage is None else ["--target", stage]
-    command += [] if platform is None else ["--platform", platform]
-    pairs = {"build-context": contexts, "build-arg": arguments, "label": labels}
+    pairs: dict[str, Mapping[str, object]] = {
+        "build-context": contexts or {},
+        "build-arg": arguments or {},
+        "label": labels or {},
+    }
     for option, values in pairs.items():
-        for name, value in (values or {}).items():
+        for name, value in values.items():
             command += [f"--{option}", f"{name}={value}"]
-    if ca_bundle is not None:
-        command += ["--secret", f"id=ca,src={ca_bundle}"]
+    secret = None if ca_bundle is None else f"id=ca,src={ca_bundle}"
+    for option, one in {"target": stage, "platform": platform, "secret": secret}.items():
+        command += [] if one is None else [f"--{option}", one]
     docker(*command, context, remedy="see the docker output above", error=BuildError)
 
 
@@ -238,9 +222,8 @@ def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> st
     Without a name, buildx uses the user's last builder of any project: one in a container sees no
     local base image, and one of another engine stores the image there.
 
-    Raises:
-        MachineError: the builder cannot be used, or sees no local base, or does not run programs
-            of the platform; or the base is for another platform.
+    MachineError: the builder cannot be used, sees no local base, or does not run programs of the
+    platform.
     """
     name = wish or engine.context
     try:
@@ -249,19 +232,11 @@ def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> st
         msg = f"--builder {name}: buildx cannot use it:\n{error}"
         raise MachineError(msg, "see docker buildx ls") from None
     own = re.search(r"(?m)^Driver:\s*docker$", text) is not None  # the BuildKit in an engine
-    # an asterisk marks a platform that the user set
-    platforms = re.findall(r"linux/\w+", " ".join(re.findall(r"(?m)^Platforms:.*$", text)))
-    local = "@" not in base
-    if own and name != engine.context:
-        msg = f"--builder {name}: is the default builder of another engine than {engine.context}"
-        raise MachineError(msg, f"omit --builder, or choose that engine: DOCKER_CONTEXT={name}")
-    if local and not own:
-        msg = f"--builder {name} reads from registries only, but --base {base} is local"
+    if (own and name != engine.context) or (not own and "@" not in base):
+        msg = f"--builder {name}: is another engine's, or reads --base {base} from registries only"
         raise MachineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
-    if local and engine.client.images.get(base).attrs["Architecture"] != platform.split("/")[1]:
-        msg = f"--base {base}: is not for {platform}, as the target is"
-        raise MachineError(msg, "use another base (scripts/make-base.sh --arch builds one)")
-    if platform not in platforms:
+    # an asterisk marks a platform that the user set
+    if platform not in re.findall(r"linux/\w+", " ".join(re.findall(r"(?m)^Platforms:.*$", text))):
         remedy = (
             "apt-get install qemu-user-static binfmt-support on the engine's machine, or build on a"
             " machine of that kind; --until wheelhouse needs neither"
@@ -274,10 +249,7 @@ def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> st
 
 
 def repository(text: str) -> str:
-    """Return REGISTRY/NAME after checking it; UsageError if it has another form.
-
-    The error does not quote it: it may have a password.
-    """
+    """Return REGISTRY/NAME after checking it; UsageError, without the text: it may be secret."""
     if not _NAME.fullmatch(text) or ":" in text.rpartition("/")[2]:
         msg = "the name of an image in a registry is not REGISTRY/NAME"
         raise UsageError(msg, "for example registry.example.org/team/sparkforge")
@@ -291,11 +263,7 @@ def is_published(text: str) -> bool:
 
 
 def push(image: str, to: str, tag: str) -> None:
-    """Push an image of the engine, and check that the registry has it by its digest.
-
-    Args:
-        to: REGISTRY/NAME@sha256:….
-    """
+    """Push an image of the engine, and check that the registry has it by its digest, in ``to``."""
     name = f"{to.partition('@')[0]}:{tag}"
     call("docker", "image", "tag", image, name)
     try:

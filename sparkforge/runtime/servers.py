@@ -1,7 +1,4 @@
-"""Start a build as an OpenAI server on loopback, and stop it cleanly.
-
-A virtual environment and an image give the same ``Server``, so the same checks work for both.
-"""
+"""Start a build as an OpenAI server on loopback, and stop it; an image or an environment."""
 
 from __future__ import annotations
 
@@ -32,20 +29,10 @@ _LOWEST = 10_000  # of the ports that are tried
 
 
 @dataclass(frozen=True)
-class Stopped:
-    """The end of a server: exit code, duration, and whether processes are left."""
-
-    exit_code: int
-    seconds: float
-    stragglers: bool
-
-
-@dataclass(frozen=True)
 class Launch:
     """The model to serve, and its options."""
 
     model: Path
-    """Folder of the checkpoint on this machine."""
     options: Sequence[str]
     """The target's own arguments of ``vllm serve``; an image has them built in."""
     arguments: Sequence[str]
@@ -60,8 +47,7 @@ class Launch:
 def free_port(wanted: int) -> int:
     """Return ``wanted`` if it is free on loopback, or a free port for 0; MachineError if not.
 
-    A server needs seconds until it listens. So the free port is below those that the kernel gives
-    to outgoing connections (from 32768).
+    It is below those that the kernel gives to outgoing connections (from 32768).
     """
     for port in [wanted] if wanted else (_LOWEST + secrets.randbelow(20_000) for _ in range(100)):
         with suppress(OSError), socket.socket() as probe:
@@ -81,7 +67,6 @@ class Server:
     """
 
     url: str
-    """Its address, without a slash at the end."""
     child: subprocess.Popen[bytes]
     output_path: Path
     grace_s: float = 30.0
@@ -94,8 +79,8 @@ class Server:
         """Return its complete output."""
         return self.output_path.read_text(errors="replace")
 
-    def stop(self) -> Stopped:
-        """Stop it; returns its end."""
+    def stop(self) -> tuple[int, float, bool]:
+        """Stop it; returns its exit code, the seconds, and whether it left processes."""
         start, late = time.monotonic(), False
         self.child.terminate()
         try:
@@ -104,7 +89,7 @@ class Server:
             stop(self.child, 0)
             late = True
         took = time.monotonic() - start
-        return Stopped(self.child.returncode, took, late or group_alive(self.child.pid))
+        return self.child.returncode, took, late or group_alive(self.child.pid)
 
 
 @contextmanager
@@ -128,13 +113,10 @@ def from_image(
 ) -> Iterator[Server]:
     """Serve from an image for the length of the block, as Compose would: read-only, no rights.
 
-    Args:
-        work: folder for the server's output, ``server.log``.
-        restored: files of this machine mounted over the image's own, by their path below
-            site-packages (the unpatched release, made of the patched image).
+    ``restored`` are files to mount over the image's own, by their path below site-packages.
     """
     port = free_port(launch.port)
-    packages = f"{engine.image_label(image, SITE_PACKAGES_LABEL)}/"
+    packages = f"{engine.client.images.get(image).labels[SITE_PACKAGES_LABEL]}/"
     mounts = {launch.model: "/model", **{file: packages + at for at, file in restored.items()}}
     # callers wait for vLLM's /health, and expect no other requests
     variables = {
@@ -146,16 +128,8 @@ def from_image(
     }
     name = f"sparkforge-server-{os.getpid()}-{port}"
     command = [
-        *(
-            "docker",
-            "run",
-            "--rm",
-            "--pull=never",
-            f"--name={name}",
-            "--read-only",
-            "--cap-drop=ALL",
-        ),
-        *("--security-opt=no-new-privileges", "--tmpfs=/tmp", "--shm-size=1g"),
+        *("docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only"),
+        *("--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--shm-size=1g"),
         f"--publish={LOOPBACK}:{port}:8000",
         *(["--gpus=all"] if launch.gpus else []),
         *(f"--env={one}={value}" for one, value in variables.items()),
@@ -172,14 +146,9 @@ def from_image(
 def wait_ready(
     server: Server, timeout_s: float, tell: Callable[[float], None] | None = None
 ) -> float:
-    """Wait until ``/health`` answers 200; returns the seconds.
+    """Wait until ``/health`` answers 200; returns the seconds, or raises ServerError.
 
-    Args:
-        timeout_s: may be infinite.
-        tell: called repeatedly with the seconds so far; None: shows them.
-
-    Raises:
-        ServerError: the server ended, or was not ready in time; its first exception is shown.
+    ``tell`` is called repeatedly with the seconds so far; None shows them.
     """
     tell = tell or (lambda waited: log.progress("loading", waited, None, "s"))
     start = time.monotonic()
@@ -198,11 +167,7 @@ def wait_ready(
 
 @contextmanager
 def kept_log(server: Server, path: Path) -> Iterator[None]:
-    """Store a server's output in a file if the block fails, and name the file in the error.
-
-    Raises:
-        ServerError: the block's own.
-    """
+    """Store a server's output in a file if the block fails, and name it in its ServerError."""
     try:
         yield
     except ServerError as error:
@@ -223,6 +188,7 @@ _LINE = re.compile(
     r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?(?P<text>.*)"
 )
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::|$)")
+_DIED = "died unexpectedly"  # vLLM's words for a worker that a signal ended
 
 
 def tail(server: Server, lines: int = _LINES) -> str:
@@ -237,36 +203,26 @@ def explain(text: str, lines: int = _LINES) -> str:
     """
     found = (_LINE.fullmatch(line) for line in text.splitlines())
     rows = [(match["process"] or "", match["text"]) for match in found if match]
-    inner = [row for row in rows if row[0] and not row[0].startswith("APIServer")]
-    shown = _failure(inner) or _failure(rows)
-    shown = shown[:lines] or [text for _, text in rows if text.strip()][-lines:]
+    shown: list[str] = []
+    starts = [
+        at for at, (_, said) in enumerate(rows) if said.startswith("Traceback (") or _DIED in said
+    ]
+    inner = [at for at in starts if rows[at][0] and not rows[at][0].startswith("APIServer")]
+    for at in (inner or starts)[:1]:
+        process = rows[at][0]
+        said = [line for name, line in rows[at:] if name == process]
+        ends = [0] if _DIED in said[0] else [n for n, s in enumerate(said) if _EXCEPTION.match(s)]
+        for end in ends[:1]:
+            # pydantic's exceptions have their details on the next lines, indented
+            more = [line for line in said[end + 1 : end + 3] if line.startswith("  ")]
+            frames = [line for line in said[1:end] if line.strip(" ^")]
+            shown = [f"{process}: {said[end].strip()}".removeprefix(": "), *more, *frames[-6:]]
+    shown = shown[:lines] or [line for _, line in rows if line.strip()][-lines:]
     return "\n".join(f"    {line[:300].rstrip()}" for line in shown)
 
 
-def _failure(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the first exception and the frames before it; [] if there is none."""
-    frames: dict[str, list[str]] = {}  # of processes that are within a traceback
-    for at, (process, text) in enumerate(rows):
-        prefix = f"{process}: " if process else ""
-        if text.startswith("Traceback (most recent call last):"):
-            frames[process] = []
-        elif "died unexpectedly" in text:  # vLLM's message for a worker that a signal ended
-            return [prefix + text.strip()]
-        elif process in frames and _EXCEPTION.match(text):
-            # pydantic's exceptions have their details on the next lines, indented
-            more = [line for _, line in rows[at + 1 : at + 3] if line.startswith("  ")]
-            return [prefix + text.strip(), *more, *frames[process][-6:]]
-        elif process in frames and text.strip(" ^"):
-            frames[process].append(text)
-    return []
-
-
 def ending(code: int) -> str:
-    """Describe the end of a process: its exit code, or the signal that ended it.
-
-    Args:
-        code: as ``subprocess`` has it, minus the signal's number; a container's is 128 more.
-    """
+    """Describe the end of a process; a container's code has 128 for the minus of a signal."""
     with suppress(ValueError):
         return f"was killed by {signal.Signals(-code if code < 0 else code - 128).name}"
     return f"exited with code {code}"

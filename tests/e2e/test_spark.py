@@ -183,7 +183,7 @@ def test_the_first_start_waits_for_the_hub_and_ends_with_an_answer(spark: Spark)
         spark.log(),
         "driver 580.95.05",
         "preflight: log-probabilities 0.00 nats",
-        f"error: {MODEL} cannot be downloaded from {spark.gateway}:{spark.hub_port}: ",
+        f"error: {MODEL} cannot be downloaded from http://{spark.gateway}:{spark.hub_port}: ",
     )
     spark.start_hub()
     spark.healthy()

@@ -27,12 +27,12 @@ from sparkforge.build.stages.trees import Tree
 from sparkforge.core import git
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.runtime import servers
-from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Launch, Server, Stopped
+from sparkforge.runtime.servers import LOOPBACK, MODEL_NAME, Launch, Server
 from sparkforge.store.store import Store
 from tests.results import artefact, context_of, item, reached
 
 TIMEOUT_S = 300.0
-CLEAN = Stopped(0, 0.1, stragglers=False)
+CLEAN = (0, 0.1, False)
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Behaviour:
     stream_usage: Mapping[str, int] = frozenset()  # type: ignore[assignment]
     done: bool = True
     lenient: bool = False
-    stopped: Stopped = CLEAN
+    stopped: tuple[int, float, bool] = CLEAN
     ended: int | None = None
     said: str = "the last words"
     one_token_first_kills: bool = False
@@ -118,7 +118,7 @@ class FakeServer(Server):
     def output(self) -> str:
         return self.__dict__["behaviour"].said  # type: ignore[no-any-return]
 
-    def stop(self) -> Stopped:
+    def stop(self) -> tuple[int, float, bool]:
         return self.__dict__["behaviour"].stopped  # type: ignore[no-any-return]
 
 
@@ -155,8 +155,8 @@ def test_a_right_server_passes() -> None:
         ({"stream_usage": {"total_tokens": 1}}, "usage of the stream"),
         ({"done": False}, "the end of the stream"),
         ({"lenient": True}, "a wrong model"),
-        ({"stopped": Stopped(0, 0.1, stragglers=True)}, "left processes running"),
-        ({"stopped": Stopped(1, 0.1, stragglers=False)}, "exit code 1"),
+        ({"stopped": (0, 0.1, True)}, "left processes running"),
+        ({"stopped": (1, 0.1, False)}, "exit code 1"),
         ({"ended": 1}, "exited with code 1"),
     ],
 )

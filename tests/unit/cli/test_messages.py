@@ -48,7 +48,6 @@ serve --target cpu --model /
 serve --target cpu --prot=80
 serve --target cpu --
 clean --all --superseded
-images --dry-run
 rollback
 patches lst
 patches list vlm

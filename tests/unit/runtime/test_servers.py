@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,14 +43,15 @@ def test_an_image_is_served_without_rights_and_ends_with_the_block(
     )
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    engine = Engine(None, "26", True)  # type: ignore[arg-type]
-    monkeypatch.setattr(Engine, "image_label", lambda *_: "/site")
+    held = SimpleNamespace(labels={servers.SITE_PACKAGES_LABEL: "/site"})
+    client: Any = SimpleNamespace(images=SimpleNamespace(get=lambda _: held))
+    engine = Engine(client, "26", containerd_store=True)
     launch = servers.Launch(tmp_path, ["--ours"], ["--more"], {"A": "b c"})
     with servers.from_image(engine, "sha256:1", launch, tmp_path, {"x.py": docker}) as server:
         wait_for(lambda: "hello" in server.output())
         assert server.exited() is None
-        stopped = server.stop()
-    assert (stopped.exit_code, stopped.stragglers) == (3, False)
+        code, _, stragglers = server.stop()
+    assert (code, stragglers) == (3, False)
     assert "bye" in server.output()
     start, end = (tmp_path / "words").read_text().splitlines()
     port = server.url.rpartition(":")[2]
