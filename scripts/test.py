@@ -110,7 +110,7 @@ def lint(steps: Steps, bin_: Path) -> None:
     steps.run("ruff format", python, "-m", "ruff", "format", "--check", ".")
     steps.run("mypy", python, "-m", "mypy")
     steps.run("shellcheck", bin_ / "shellcheck", *_SHELL_SCRIPTS)
-    steps.run("hadolint", bin_ / "hadolint", "Dockerfile")
+    steps.run("hadolint", bin_ / "hadolint", "Dockerfile", "Dockerfile.dev")
     build = (sys.executable, "build.py")
     steps.run("pins check", *build, "pins", "check")
     steps.run("generated pages", *build, "docs", "--check")

@@ -66,7 +66,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "check.quality:measure_quality",
             "measure the effect of --mxfp4-layers",
         ),
-        "ablate": ("maintain.ablate:run", "check that tests notice a missing patch"),
+        "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),
         "proofs": ("check.proofs:run", "check the machine code in a target's wheels"),
         "report": ("check.report:run", "write one HTML page about the last build"),
     },

@@ -1,7 +1,8 @@
-"""``ablate``: leave each patch out and run its test."""
+"""``ablate``: leave each patch out and run its test, or find the patch that changes a command."""
 
 from __future__ import annotations
 
+import bisect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,12 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions, chosen_series
-from sparkforge.core.errors import CheckError, SeriesError, UsageError
+from sparkforge.core import git
+from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.run import call
 from sparkforge.maintain import patchtests
-from sparkforge.maintain.patchtests import Result
+from sparkforge.maintain.patchtests import Reduced, Result
 from sparkforge.pins.compiling import Plugin
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project, ProjectOptions
@@ -31,6 +34,8 @@ class Options:
 
     patch: tuple[str, ...] = field(default=(), kw_only=False)
     """patches to leave out, or parts of the plugin to switch off, one at a time (default: each)"""
+    bisect: str | None = None
+    """find the patch at which this shell command starts to fail or to pass"""
     upstream: str | None = None
     """limit to the series of this upstream"""
     python: Path | None = None
@@ -40,10 +45,14 @@ class Options:
 
 
 def run(options: Options = Options()) -> int:
-    """Leave patches and parts of the plugin out; 9 where a test does not notice."""
+    """Leave patches out, or search for the one that changes the result; returns the exit code."""
     project = Project.open(options.project)
     every = chosen_series(options.upstream, project.root, project.pins)
     project.store.sweep()
+    if options.bisect is not None:
+        if options.patch:
+            raise UsageError("--bisect and PATCH … conflict", "give only one")
+        return _bisect(project, every, options.bisect)
     parts = parts_of(project.root, project.pins.plugin) if options.upstream is None else {}
     known = {patch.name for own in every for patch in own.patches}
     names = {f"{name.removesuffix('.patch')}.patch" for name in options.patch if name not in parts}
@@ -77,13 +86,14 @@ def _of_patches(
         raise SeriesError(msg, "add the trailer Test to the last paragraph")
     tests = [patch.trailers["Test"] for _, patch in chosen]
     with log.step("the whole series"):
-        whole = patchtests.run(python, project, tests)
+        whole = patchtests.run(python, project, tests, {}) if tests else {}
     results = []
     for (own, patch), test in zip(chosen, tests, strict=True):
         with log.step(f"without {patch.name}"):
             left = patchtests.without(project, own, patch.name)
             with patchtests.checkout(project, [left]) as here:
-                cut = patchtests.run(python, project, [test], here)
+                env = patchtests.variables(here)
+                cut = patchtests.run(python, project, [test], env, cut=True)
             args = (own.upstream, patch.name, test, whole[test], cut[test], left.dependents)
             results.append(Result(*args))
             log.info(results[-1].verdict)
@@ -105,11 +115,54 @@ def parts_of(root: Path, plugin: Plugin | None) -> dict[str, str]:
 
 def of_parts(project: Project, python: Path, tests: Mapping[str, str]) -> list[Result]:
     """Run the tests of the plugin's parts with all parts, and each with its part switched off."""
-    whole = patchtests.run(python, project, list(tests.values()))
+    whole = patchtests.run(python, project, list(tests.values()), {}) if tests else {}
     results = []
     for part, test in tests.items():
-        env = {_OPTIONS: json.dumps({"off": [part]})}
+        env = {**patchtests.variables(project), _OPTIONS: json.dumps({"off": [part]})}
         with log.step(f"without {part}"):
-            cut = patchtests.run(python, project, [test], project, env)[test]
+            cut = patchtests.run(python, project, [test], env, cut=True)[test]
         results.append(Result("plugin", part, test, whole[test], cut))
     return results
+
+
+def _bisect(project: Project, every: Sequence[Series], command: str) -> int:
+    """Find the patch with which a command begins to fail, or to pass.
+
+    The search goes over prefixes of the series, which apply as they are even where patches need
+    each other. Several upstreams count as one series.
+    """
+    patches = [(own.upstream, patch.name) for own in every for patch in own.patches]
+    prefixes = [patchtests.prefixes(project, own) for own in every]
+
+    def fails(at: int) -> bool:
+        left, place = at, list[Reduced]()
+        for own in prefixes:
+            count = min(left, len(own) - 1)
+            left -= count
+            place.append(own[count])
+        with (
+            log.step(f"with {at} of {len(patches)} patches"),
+            patchtests.checkout(project, place) as here,
+            here.store.temporary("trees") as work,
+        ):
+            for part in place:
+                git.clone_at(part.source.repo, work / part.source.upstream, part.commit)
+            env = {**patchtests.variables(here), "SPARKFORGE_TREES": str(work)}
+            code = call("sh", "-c", command, env=env, stream=True, check=False).returncode
+            log.info("fails" if code else "passes")
+        if not 0 <= code < 125:
+            msg = f"{command}: ended with {code}, which says nothing about a patch"
+            raise CommandError(msg, "0 means good, 1 to 124 bad: wrap it in a script")
+        return code != 0
+
+    first, last = fails(0), fails(len(patches))
+    if first == last:
+        msg = f"{command}: {'fails' if first else 'passes'} without patches, and with all of them"
+        raise CheckError(msg, "no patch makes a difference")
+    inner = range(1, len(patches))
+    at = bisect.bisect_left(inner, True, key=lambda at: fails(at) != first) + 1
+    upstream, name = patches[at - 1]
+    verb = "fixes" if first else "breaks"
+    log.document({"bisect": {"what": verb, "upstream": upstream, "patch": name}})
+    log.heading(f"{upstream}: {name} {verb} {command}")
+    return 0

@@ -283,9 +283,10 @@ def _tested(here: Project, moved: Collection[str]) -> list[Result]:
         return []
     python = patchtests.dev_python(here.root)
     with log.step("the patches' tests, with the series and without it"):
-        whole = patchtests.run(python, here, tests, here)
-        with patchtests.checkout(here, [patchtests.bare(here, own) for own in chosen]) as bare:
-            without = patchtests.run(python, here, tests, bare)
+        whole = patchtests.run(python, here, tests, patchtests.variables(here), cut=True)
+        none = [patchtests.prefixes(here, own)[0] for own in chosen]
+        with patchtests.checkout(here, none) as bare:
+            without = patchtests.run(python, here, tests, patchtests.variables(bare), cut=True)
     results = [
         Result(up, patch.name, test, whole[test], without[test])
         for (up, patch), test in zip(patches, tests, strict=True)

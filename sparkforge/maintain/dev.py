@@ -10,15 +10,16 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from cyclopts import Parameter
 
-from sparkforge.build import cached, graph, setup
+from sparkforge.build import cached, graph, publish, setup
 from sparkforge.build.context import Context
-from sparkforge.build.options import Behind, OutputOptions, VariantOptions
+from sparkforge.build.graph import Build
+from sparkforge.build.options import Behind, OutputOptions, ToolOptions, VariantOptions
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git
 from sparkforge.core.errors import SeriesError, UsageError
@@ -27,12 +28,18 @@ from sparkforge.core.run import replace_process
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.pins.types import PathRule
 from sparkforge.runtime import environment
+from sparkforge.runtime.engine import Engine, build_image
+from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.series import series, worktree
 from sparkforge.series.series import Patched, Series
 from sparkforge.series.worktree import WorkTree
 from sparkforge.sources import sources
 from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.wheels import archive
+
+RECIPE = "Dockerfile.dev"
+_MOUNTED = "/opt/sparkforge/overlay"
+"""Folder that an image made by the recipe searches for packages first."""
 
 
 @Parameter(name="*")
@@ -49,13 +56,16 @@ class Options:
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
+    variant: VariantOptions = VariantOptions()
+    tools: ToolOptions = ToolOptions()
 
 
 def run(options: Options) -> int:
     """Make or update the work trees of a target, and become a command that imports from them."""
     project = Project.open(options.project)
-    variant = VariantOptions(engine="none")
-    context = setup.build_of(project, options.target, variant, "image").context
+    variant = setup.last_variant(project, options.target, options.variant)
+    build = setup.build_of(project, options.target, variant, "image", tools=options.tools)
+    context, engine = build.context, build.tools.engine
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
     every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
     if unknown := sorted(set(options.upstream) - set(every)):
@@ -68,18 +78,38 @@ def run(options: Options) -> int:
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
         patches = context.series_of(name)
         trees[name] = _tree(series.apply(context.store, patches, source), patches, folder / name)
-    variables = _variables(context, trees, folder)
+    plugin = _plugin(context, folder / ".plugin")
+
+    def links(name: str, site: str) -> Path:
+        """Make the folder of links for one installation of the release wheels."""
+        write(folder / ".links" / name, plugin | _of_wheels(context, trees, PurePosixPath(site)))
+        return folder / ".links" / name
+
     for name, tree in trees.items():
         log.info(f"{name}: {tree.folder}")
     log.info("to keep an edit, commit it, then build.py patches export DIR")
+    more: dict[str, object] = {"folder": str(folder)}
+    more["trees"] = {name: str(tree.folder) for name, tree in trees.items()}
+    command: list[str | Path] = list(options.arguments)
+    if engine is not None:
+        build.run("image")
+        built = publish.image_of(build)
+        assert built is not None  # an engine makes an image
+        tag = _image(build, engine, built.tag)
+        site = engine.client.images.get(tag).labels[SITE_PACKAGES_LABEL]
+        command = [*_container(context, folder, links("image", site)), tag, *(command or ["bash"])]
+        more["command"] = [str(word) for word in command]
+    else:
+        more["variables"] = variables = _variables(context, folder, links)
+        command = command or [os.environ.get("SHELL", "sh")]
     if options.output.json:  # nothing is run, so that an editor can ask
-        places = {name: str(tree.folder) for name, tree in trees.items()}
-        log.json({"folder": str(folder), "trees": places, "variables": variables})
+        log.json(more)
         return 0
-    os.environ.update(variables)
-    os.chdir(folder)
+    if engine is None:
+        os.environ.update(variables)
+        os.chdir(folder)
     sys.stdout.flush()
-    replace_process(*(options.arguments or [os.environ.get("SHELL", "sh")]))
+    replace_process(*command)
     raise AssertionError  # exec does not come back
 
 
@@ -152,7 +182,7 @@ def _plugin(context: Context, folder: Path) -> dict[str, str]:
     return {**links_of(members, [tree], PurePosixPath(folder)), info.name: str(info)}
 
 
-def _variables(context: Context, trees: Mapping[str, WorkTree], folder: Path) -> dict[str, str]:
+def _variables(context: Context, folder: Path, links: Callable[[str, str], Path]) -> dict[str, str]:
     """Return the variables of a virtual environment of the release, and of the links before it.
 
     Compiled files are the same in all builds.
@@ -161,12 +191,9 @@ def _variables(context: Context, trees: Mapping[str, WorkTree], folder: Path) ->
     cached.run(context, cached.ordered([release]))
     venv = environment.python_path(release.path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
-    links = folder / ".links" / "environment"
-    plugin = _plugin(context, folder / ".plugin")
-    write(links, plugin | _of_wheels(context, trees, PurePosixPath(site)))
     return {
         **environment.server_env(folder / ".cache"),
-        "PYTHONPATH": str(links),
+        "PYTHONPATH": str(links("environment", str(site))),
         # a work tree has no compiled files: neither the present folder nor pytest's idea of a root
         # may come before the links
         "PYTHONSAFEPATH": "1",
@@ -176,6 +203,43 @@ def _variables(context: Context, trees: Mapping[str, WorkTree], folder: Path) ->
         "VIRTUAL_ENV": str(venv),
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
     }
+
+
+def _container(context: Context, folder: Path, links: Path) -> list[str | Path]:
+    """Return ``docker run`` with the work trees where they are, up to the image's name."""
+    cache = folder / ".cache"
+    for name in ("image", "ccache"):
+        (cache / name).mkdir(parents=True, exist_ok=True)
+    command: list[str | Path] = [
+        *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
+        *("--volume", f"{folder}:{folder}"),
+        *("--volume", f"{links}:{_MOUNTED}:ro"),
+        *("--volume", f"{cache / 'image'}:/var/cache/sparkforge"),
+        *("--env", f"CCACHE_DIR={cache / 'ccache'}"),
+        *("--workdir", folder, "--shm-size", "1g"),
+    ]
+    if context.pins.plugin is not None:
+        at = context.root / context.pins.plugin.folder
+        command += ["--volume", f"{at}:{at}:ro"]
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        command += ["--interactive", "--tty"]
+    return command + (["--gpus", "all"] if context.target.cuda_arch is not None else [])
+
+
+def _image(build: Build, engine: Engine, base: str) -> str:
+    """Build the image of the recipe, with compilers, on the target's image; returns its tag."""
+    context = build.context
+    tag = f"sparkforge/{context.target_name}-dev:{context.release}"
+    with log.step("image with compilers"), context.store.temporary("dev") as empty:
+        build_image(
+            context.root / RECIPE,
+            empty,
+            engine.context,  # the base is an image that only this engine holds
+            engine.kept_as(tag),
+            arguments={"IMAGE": base, "PYTHON_VERSION": context.target.python},
+            ca_bundle=build.tools.ca_bundle,
+        )
+    return tag
 
 
 # -- links -----------------------------------------------------------------------------------------
@@ -228,12 +292,16 @@ def links_of(
 
 def write(folder: Path, wanted: Mapping[str, str]) -> None:
     """Make a folder hold exactly these links; those that are right stay: a program may use them."""
+    folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.rglob("*"), reverse=True):  # deeper entries first
-        if path.is_symlink():
-            if wanted.get(str(path.relative_to(folder))) != str(path.readlink()):
-                path.unlink()
-        elif not any(path.iterdir()):
-            path.rmdir()
+        right = path.is_symlink() and wanted.get(str(path.relative_to(folder))) == str(
+            path.readlink()
+        )
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif not right:
+            path.unlink()
     for name, target in wanted.items():
         if not (folder / name).is_symlink():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ find them by SPARKFORGE_CHECKOUT (tests/patches/checkout.py) and SPARKFORGE_STOR
 
 from __future__ import annotations
 
+import os
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkforge.core import git
-from sparkforge.core.errors import CommandError, SeriesError
+from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.run import call, failure
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -60,6 +61,7 @@ class Result:
         return judge(self.whole, self.without)
 
     def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
         return {**asdict(self), "verdict": self.verdict}
 
 
@@ -78,26 +80,26 @@ def run(
     python: Path,
     project: Project,
     tests: Sequence[str],
-    cut: Project | None = None,
-    env: Mapping[str, str] = {},
+    env: Mapping[str, str],
+    *,
+    cut: bool = False,
 ) -> dict[str, Outcome]:
     """Run tests by their node ids in a checkout; returns the outcome of each.
 
     Args:
-        cut: the checkout whose series they use, where that lacks something. A test whose file
-            cannot be imported there needs what a patch adds: that is a failure as any other.
+        cut: they ran before, with the whole series. One whose file cannot be imported now needs
+            what a patch adds: that is a failure as any other.
     """
-    if not tests:
-        return {}
-    here = cut or project
-    env = {CHECKOUT: str(here.root), "SPARKFORGE_STORE": str(here.store.root), **env}
+    if CHECKOUT in os.environ:
+        msg = f"{CHECKOUT} is set: the tests would use another series than {project.root}"
+        raise UsageError(msg, f"unset {CHECKOUT}")
     with project.store.temporary("report") as work:
         report = work / "report.xml"
         done = call(
             *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", project.root),
             *("--continue-on-collection-errors", f"--junitxml={report}", *dict.fromkeys(tests)),
             cwd=project.root,
-            env=env,
+            env={"SPARKFORGE_STORE": str(project.store.root), **env},
             check=False,
         )
         cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
@@ -179,10 +181,12 @@ def without(project: Project, whole: Series, name: str) -> Reduced:
         return Reduced(source, git.git(tree, "rev-parse", "HEAD"), tuple(dependents))
 
 
-def bare(project: Project, whole: Series) -> Reduced:
-    """Return the series without any patch."""
+def prefixes(project: Project, whole: Series) -> list[Reduced]:
+    """Return the series without all of its patches, with the first one, and so on."""
     source = _source(project, whole)
-    return Reduced(source, source.commit)
+    last = series.apply(project.store, whole, source).commit
+    commits = git.git(source.repo, "rev-list", "--reverse", f"{source.commit}..{last}").split()
+    return [Reduced(source, commit) for commit in (source.commit, *commits)]
 
 
 @contextmanager
@@ -216,3 +220,8 @@ def checkout(project: Project, reduced: Sequence[Reduced]) -> Iterator[Project]:
         finally:
             for fresh_series, source in staged:
                 series.forget(borrowed, fresh_series, source)
+
+
+def variables(project: Project) -> dict[str, str]:
+    """Return the variables by which tests and commands find a checkout."""
+    return {CHECKOUT: str(project.root), "SPARKFORGE_STORE": str(project.store.root)}

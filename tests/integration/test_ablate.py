@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from typing import Any
 
 import pytest
 
 from sparkforge.maintain.patchtests import Outcome, judge
 from tests.project import Project
 from tests.shop import Shop, leftovers
+from tests.support import PATIENCE_S, ROOT
 
 PYTHON = ("--python", sys.executable)
 NEEDS_LINE_7 = """\
@@ -78,9 +81,12 @@ def test_refused(shop: Shop) -> None:
     name = shop.add("Make three nine", b"line_3 = 1", b"line_3 = 9", "test_missing")
     run = shop.project.run
     run("ablate", *PYTHON, "no-such", code=2)
+    run("ablate", *PYTHON, "--bisect", "true", "make-three-nine", code=2)
     run("ablate", *PYTHON, "--upstream", "no-such", code=2)
+    run("ablate", *PYTHON, "--bisect", "true", "--target", "huge", code=2)
     _, err = run("ablate", *PYTHON, code=6)
     assert "test_missing" in err
+    run("ablate", *PYTHON, code=2, SPARKFORGE_CHECKOUT=str(ROOT))
     patch = shop.project.patches / name
     patch.write_text(patch.read_text().replace("\nTest: ", "\nTested-by: "))
     _, err = run("ablate", *PYTHON, code=6)
@@ -102,3 +108,42 @@ def test_refused(shop: Shop) -> None:
 )
 def test_verdicts(whole: Outcome, without: Outcome, verdict: str) -> None:
     assert judge(whole, without) == verdict
+
+
+# -- bisecting ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chain(project: Project) -> Shop:
+    """Eight patches on one line: each needs the one before."""
+    shop = Shop(project)
+    for i in range(1, 9):
+        shop.add(f"Step {i}", b"line_20 = %d\n" % i, b"line_20 = %d\n" % (i + 1), "test_first")
+    project.run("pins", "record")
+    return shop
+
+
+def bisect(shop: Shop, *words: str, code: int = 0) -> Any:
+    out, _ = shop.project.run(
+        "ablate", "--json", "--bisect", *words, code=code, timeout_s=PATIENCE_S
+    )
+    return json.loads(out)
+
+
+def at_most(value: int) -> str:
+    """A command of the shell's: is the line's value at most this?"""
+    return f'test "$(sed -n "s/line_20 = //p" "$SPARKFORGE_TREES/demo/demo/mod.py")" -le {value}'
+
+
+@pytest.mark.parametrize("number", [1, 6, 8])
+def test_the_patch_that_breaks_or_fixes_a_command(chain: Shop, number: int) -> None:
+    found = {"upstream": "demo", "patch": f"step-{number}.patch"}
+    assert bisect(chain, at_most(number))["bisect"] == {"what": "breaks", **found}
+    fixes = bisect(chain, f"! {at_most(number)}")["bisect"]
+    assert fixes == {"what": "fixes", **found}
+    assert leftovers(chain.project) == []
+
+
+def test_commands_that_find_nothing(chain: Shop) -> None:
+    bisect(chain, "true", code=9)  # no patch makes a difference
+    bisect(chain, "exit 127", code=12)  # says nothing about a patch

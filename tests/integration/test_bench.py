@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sparkforge.check.bench.sides import Side
 
 from sparkforge.check.bench import benchy, command
 from sparkforge.check.bench.benchy import Call
+from sparkforge.check.bench.command import Side
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CheckError, FetchError, ServerError, UsageError
 from sparkforge.core.index import Index

@@ -32,7 +32,7 @@ def loop(dev: Tree, *command: str, code: int = 0, words: tuple[str, ...] = ()) -
 
 
 def told(dev: Tree, *command: str, code: int = 0, words: tuple[str, ...] = ()) -> tuple[str, str]:
-    place = ("--target", "tiny", "--dir", str(dev.path.parent))
+    place = ("--target", "tiny", "--engine", "none", "--dir", str(dev.path.parent))
     return dev.project.run("dev", *place, *words, "--", *command, code=code)
 
 

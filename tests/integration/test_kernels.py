@@ -127,7 +127,7 @@ def test_installers_take_the_wheel(own: Project, tmp_path: Path) -> None:
     with zipfile.ZipFile(plugin(own)) as archive:
         archive.extractall(tmp_path)
     installed = PathDistribution(tmp_path / INFO)
-    assert dict(installed.metadata.items()) == {
+    assert {name: installed.metadata[name] for name in installed.metadata} == {
         "Metadata-Version": "2.4",
         "Name": "demo-own",
         "Version": "1.5",

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,6 +262,7 @@ def test_two_series_go_onto_one_wheel(bench: Bench) -> None:
 BUILD = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from sparkforge.wheels import overlay
 os.umask(int(sys.argv[4], 8))
 out = Path(sys.argv[2]); out.mkdir(parents=True)
@@ -326,7 +328,7 @@ def test_a_change_that_no_overlay_can_have_is_refused(
     ],
 )
 def test_a_pin_that_does_not_fit_the_wheel_is_refused(
-    bench: Bench, changed: Mapping[str, object], match: str
+    bench: Bench, changed: Mapping[str, Any], match: str
 ) -> None:
     with pytest.raises(BuildError, match=match) as caught:
         bench.build(None, **changed)

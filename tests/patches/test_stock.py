@@ -84,7 +84,7 @@ def test_a_server_of_quantized_layers_does_too(
     with start(tiny, tmp_path, "--mxfp4-layers", LAYERS, "--disable-log-stats") as server:
         servers.wait_ready(server, READY_S)
         choice = complete(server, prompt=list(PROMPT), echo=True, logprobs=0, max_tokens=1)
-        assert server.stop().exit_code == 0
+        assert server.stop()[0] == 0
     found = np.array(choice["logprobs"]["token_logprobs"][1 : len(PROMPT)])
 
     def distance(formats: dict[str, str]) -> float:

@@ -163,6 +163,7 @@ def limits(subject: Subject) -> str:
     need(said.tokens == _FEW, f"{_FEW} tokens", said.tokens)
     need(said.finish == "length", "finish_reason length", said.finish)
     good, place = subject.body("Hello", max_tokens=1), subject.place
+    cases: list[tuple[Place, dict[str, Any], int]]
     cases = [(place, {"model": "no-such-model"}, 404), (place, {"max_tokens": -1}, 400)]
     cases += [(Place(place.url), {}, 401)] if place.key else []
     for where, change, status in cases:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from sparkforge.core.errors import MachineError, UsageError
+from sparkforge.maintain import dev
 from sparkforge.runtime import engine
 from sparkforge.runtime.engine import Engine
+from sparkforge.store.store import Store
+from tests.results import build_of
 
 # of `docker buildx inspect`
 OWN = """\
@@ -78,6 +81,14 @@ def test_the_builder_of_another_engine_is_refused(said: Path) -> None:
     with pytest.raises(MachineError):
         engine.builder_of(holding("linux/amd64"), "another", PUBLISHED, "linux/amd64")
     assert engine.builder_of(holding("linux/amd64"), None, PUBLISHED, "linux/amd64") == "default"
+
+
+def test_dev_image_uses_the_engines_builder(store: Store, said: Path) -> None:
+    """Not the builder that the user chose last: one in a container lacks the target's image."""
+    rootless = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
+    dev._image(build_of("cpu", store=store), rootless, "sparkforge/cpu:1")
+    words = said.read_text().splitlines()
+    assert words[words.index("--builder") + 1] == "rootless"
 
 
 def test_the_command_of_an_image_build(said: Path, tmp_path: Path) -> None:

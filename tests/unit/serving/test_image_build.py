@@ -73,7 +73,7 @@ def test_a_compiler_is_named_with_its_place(root: Path, name: str, place: str) -
     program.touch(mode=0o755)
     (line,) = image_build.missing(NEEDS, root, load)
     assert line == f"the image has {program}, which the target excludes"
-    assert image._HAS.search(line)
+    assert image._WRONG.search(line)
 
 
 def test_the_script_alone_says_all_that_is_missing(tmp_path: Path) -> None:
@@ -204,4 +204,4 @@ def test_a_source_that_does_not_compile_ends_the_build(tmp_path: Path) -> None:
     ours = wheels(tmp_path / "w", {"cuda_arch": "12.1"})
     with pytest.raises(SystemExit) as caught:  # by gcc, or since there is none
         image_build.triton(ours, tmp_path / "house", tmp_path / "out")
-    assert image._LACKS.search(str(caught.value))  # which build.py shows, with a hint
+    assert image._WRONG.search(str(caught.value))  # which build.py shows, with a hint

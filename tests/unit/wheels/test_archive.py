@@ -53,7 +53,7 @@ FILES = {
 def test_another_reader_agrees(tmp_path: Path) -> None:
     wheel, target = make_wheel(tmp_path, files=FILES, descriptors=True), tmp_path / "out.zip"
     copy(wheel, target, EPOCH)
-    words = [sys.executable, "-m", "zipfile", "-t", target]
+    words: list[str | Path] = [sys.executable, "-m", "zipfile", "-t", target]
     assert b"Done testing" in subprocess.run(words, capture_output=True, check=True).stdout
 
 
