@@ -17,7 +17,7 @@ from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import human_bytes, log
-from sparkforge.sources.project import Checkout, checkout, store_of
+from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
 
 @Parameter(name="*")
@@ -32,10 +32,14 @@ class CleanOptions:
     output: OutputOptions = OutputOptions()
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class DocsOptions(CheckoutOptions):
+class DocsOptions:
     check: bool = False
     """fail if one is stale; write nothing"""
+    # not inherited: cyclopts looks up the types of all fields in this module
+    pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
 
 
 def clean(options: CleanOptions = CleanOptions()) -> int:
