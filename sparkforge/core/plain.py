@@ -63,10 +63,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return _ADAPTERS[kind]
 
 
+def values(found: object) -> Any:
+    """Return anything as JSON values; ValueError if a field has a value of another type."""
+    return _adapter(type(found)).dump_python(found, mode="json", by_alias=True, warnings="error")
+
+
 def as_json(value: object) -> dict[str, Any]:
-    """Return a dataclass as JSON values; ValueError if a field has a value of another type."""
-    found = _adapter(type(value)).dump_python(value, mode="json", by_alias=True, warnings="error")
-    return dict(found)
+    """Return a dataclass as JSON values; raises what ``values`` does."""
+    return dict(values(value))
 
 
 def load(kind: type[T], value: object, *, exact: bool = True) -> T | None:

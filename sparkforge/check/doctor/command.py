@@ -125,7 +125,7 @@ _MEMORY = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
     """Collect, mask, and write the archive; return the names of its files."""
     mask = mask_of(composing.seen(seen.root / ".env"))
-    readings = {name: plain.as_json(value) for name, value in sorted(seen.taken.items())}
+    readings = {name: plain.values(value) for name, value in sorted(seen.taken.items())}
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in ((READINGS, readings), ("findings.json", findings)):

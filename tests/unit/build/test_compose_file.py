@@ -18,12 +18,7 @@ NAMED = re.compile(
     r"|MAX_JOBS|(?:HTTPS?|NO|ALL)_PROXY|(?:https?|no|all)_proxy)\b"
 )
 NOT_FOR_THE_CONTAINER = {
-    "of build.py": {
-        "SPARKFORGE_STORE",
-        "SPARKFORGE_CHECKOUT",
-        "SPARKFORGE_CPU_ISA",
-        "HF_HOME",  # bench looks for the tokenizer on its own machine
-    },
+    "of build.py": {"SPARKFORGE_STORE", "SPARKFORGE_CHECKOUT", "SPARKFORGE_CPU_ISA"},
     "of a vLLM of your own": {"VLLM_PLUGINS", "VLLM_SPARKFORGE"},
     "given to the commands of ablate": {"SPARKFORGE_TREES"},
     "in the image": {"SPARKFORGE_JIT_DIR", "SPARKFORGE_RELEASE", "SPARKFORGE_SERVE_ARGS"},

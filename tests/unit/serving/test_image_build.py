@@ -97,20 +97,14 @@ def test_the_script_alone_says_all_that_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "remedy"),
+    "line",
     [
-        (
-            "the image lacks the library libcudart.so, of the package nvidia-cuda-runtime: no",
-            "system_packages of targets.rtx",
-        ),
-        (
-            "the image has /bin/nvcc, /bin/gcc, which the target excludes",
-            "remove them from absent of targets.rtx",
-        ),
+        "the image lacks the library libcudart.so, of the package nvidia-cuda-runtime: no",
+        "the image has /bin/nvcc, /bin/gcc, which the target excludes",
     ],
 )
 def test_a_bake_with_something_wrong_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, remedy: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
 ) -> None:
     def call(*command: str, **options: Any) -> None:
         written = json.loads((tmp_path / "wheels/needs.json").read_text())
@@ -124,7 +118,7 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
         contents = image.Contents({}, tmp_path, {}, {})
         image.build(engine, Tools(), context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
     assert caught.value.what == line
-    assert remedy in str(caught.value.remedy)
+    assert "targets.rtx" in str(caught.value.remedy)
 
 
 MODULE = "cuda_utils.cpython-312-aarch64-linux-gnu.so"
