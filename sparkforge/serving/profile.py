@@ -255,4 +255,6 @@ class Watch:
         ]
 
     def __str__(self) -> str:
-        return ", ".join(f"{one} {'/'.join(sorted(self.seen[one]))}" for one in sorted(self.seen))
+        return ", ".join(
+            f"{one} {'/'.join(sorted(self.seen[one]))}" for one in SENTENCES if one in self.seen
+        )
