@@ -235,10 +235,10 @@ def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> st
     if (own and name != engine.context) or (not own and "@" not in base):
         msg = f"--builder {name}: is another engine's, or reads --base {base} from registries only"
         raise MachineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
-    if "@" not in base:
-        if engine.client.images.get(base).attrs["Architecture"] != platform.split("/")[1]:
-            msg = f"--base {base}: is not for {platform}, as the target is"
-            raise MachineError(msg, "use another base (scripts/make-base.sh --arch builds one)")
+    kind = platform.split("/")[1]
+    if "@" not in base and engine.client.images.get(base).attrs["Architecture"] != kind:
+        msg = f"--base {base}: is not for {platform}, as the target is"
+        raise MachineError(msg, "use another base (scripts/make-base.sh --arch builds one)")
     # an asterisk marks a platform that the user set
     if platform not in re.findall(r"linux/\w+", " ".join(re.findall(r"(?m)^Platforms:.*$", text))):
         remedy = (
