@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from cyclopts import Parameter
 
@@ -158,13 +159,18 @@ def serve(
         found, key = _first_answer(server, name)
         chats, url = chat or (name is None and context.target.smoke is None), f"{server.url}/v1"
         line = curl(url, found, chat=chats, key=key)
-        log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
-        for what, said in (("URL", url), ("model", found), ("try", line)):
-            log.info(f"{what:7}{said}")
-        log.document({"url": url, "model": found, "curl": line})
-        if not aloud:
-            output.seek(0, os.SEEK_END)
-        return _until_it_ends(server, show)
+        try:
+            log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
+            for what, said in (("URL", url), ("model", found), ("try", line)):
+                log.info(f"{what:7}{said}")
+            log.document({"url": url, "model": found, "curl": line})
+            if not aloud:
+                output.seek(0, os.SEEK_END)
+            _until_it_ends(server, show)
+        except KeyboardInterrupt:
+            log.info("stopping")
+            server.stop()
+            return 0
 
 
 def _first_answer(server: Server, name: str | None) -> tuple[str, bool]:
@@ -185,16 +191,11 @@ def _first_answer(server: Server, name: str | None) -> tuple[str, bool]:
     return model, False
 
 
-def _until_it_ends(server: Server, show: Callable[[], None]) -> int:
-    """Print the server's output until Ctrl-C or its end."""
-    try:
-        while (code := server.exited()) is None:
-            show()
-            time.sleep(0.2)
-    except KeyboardInterrupt:
-        log.info("stopping")
-        server.stop()
-        return 0
+def _until_it_ends(server: Server, show: Callable[[], None]) -> NoReturn:
+    """Print the server's output until its end, which is a ServerError: only Ctrl-C ends it."""
+    while (code := server.exited()) is None:
+        show()
+        time.sleep(0.2)
     show()
     raise ServerError(f"the server {ending(code)}:\n{servers.tail(server)}")
 

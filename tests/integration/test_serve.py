@@ -161,9 +161,9 @@ def test_image_is_served_by_compose(
     monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
     follow = serve._until_it_ends
 
-    def until_it_ends(*found: Any) -> int:
+    def until_it_ends(*found: Any) -> None:
         (tmp_path / "enough").touch()
-        return follow(*found)
+        follow(*found)
 
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
     build = built(tmp_path, IMAGE, tmp_path, port)
