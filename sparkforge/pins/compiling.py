@@ -47,14 +47,9 @@ class Compile(Model):
     configure: tuple[t.CMakeWord, ...] = ()
     """Arguments for CMake; ``{device}`` stands for a native's device."""
     natives: tuple[Native, ...] = ()
-    from_release: tuple[t.Place, ...] = ()
-    """Files and folders of the wheel that no build of ours makes."""
     redirect: t.Variable | None = None
     """Variable with the folder of this upstream's patched files (the first of ``paths``), for the
     build of a wheel that carries it."""
-    supplement: tuple[t.Place, ...] = ()
-    """Files and folders of the source file that the git commit lacks: submodules, and files that
-    upstream's release job wrote."""
 
 
 class Plugin(Model):

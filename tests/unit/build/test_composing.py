@@ -1,6 +1,6 @@
 """Which image Compose uses: .env, `images`, `rollback` and `model fetch`, without an engine.
 
-For `model fetch` a program named docker keeps its words, and does what a test says.
+For `model fetch`, a program named docker records its arguments and does what the test wants.
 """
 
 from __future__ import annotations

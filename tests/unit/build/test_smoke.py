@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class FakeServer(Server):
-    """A server on loopback that ends as it is told."""
+    """A server on loopback; its behaviour says how the process ends."""
 
     def __init__(self, url: str, behaviour: Behaviour) -> None:
         super().__init__(url, None, Path())  # type: ignore[arg-type]
