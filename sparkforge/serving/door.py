@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.serving.errors import EX_NOHOST, EX_UNAVAILABLE, StartError, say
+from sparkforge.serving.health import temporary
 
 if TYPE_CHECKING:
     from sparkforge.serving.settings import Variables
@@ -63,8 +64,7 @@ def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KE
 
 def folder() -> Path:
     """Return the folder of the sockets, for this user alone."""
-    # not tempfile's, which is another one while the disk is full
-    path = Path(os.environ.get("TMPDIR") or "/tmp") / "sparkforge"
+    path = temporary() / "sparkforge"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:

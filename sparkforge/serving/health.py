@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,19 +35,25 @@ PROMPTS = ((32,), tuple(range(32, 40)))
 _LAST_LOOK = 1 / 6  # of a check is reserved for the counters, after a token that did not come
 
 
+def temporary() -> Path:
+    """Return the container's folder for temporary files: not tempfile's, which is another one
+    while the disk is full."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")
+
+
 def forget() -> None:
     """Remove the marks of an earlier start of the container."""
-    for path in Path(tempfile.gettempdir()).glob("sparkforge-*.json"):
+    for path in temporary().glob("sparkforge-*.json"):
         path.unlink(missing_ok=True)
 
 
 def write_mark(name: str, content: object) -> None:
     """Store a JSON value for the processes of this start of the container."""
-    path = Path(tempfile.gettempdir()) / f"sparkforge-{name}.json"
+    path = temporary() / f"sparkforge-{name}.json"
     try:
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        temporary.replace(path)
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps(content), encoding="utf-8")
+        written.replace(path)
     except OSError as error:
         say(f"warning: {path} cannot be written: {error}")
 
@@ -56,7 +61,7 @@ def write_mark(name: str, content: object) -> None:
 def read_mark(name: str) -> Any:
     """Return what was stored, or None."""
     try:
-        return json.loads((Path(tempfile.gettempdir()) / f"sparkforge-{name}.json").read_bytes())
+        return json.loads((temporary() / f"sparkforge-{name}.json").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
 

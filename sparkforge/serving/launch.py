@@ -12,7 +12,6 @@ import hashlib
 import json
 import shlex
 import socket
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -285,7 +284,7 @@ class Launch:
             server.warm_up = partial(warm_up, answers=self.profile.answers)
         identity = "\0".join((socket.gethostname(), self.model, self.revision, *words))
         digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
-        folder = kernels.parent if kernels else Path(tempfile.gettempdir())
+        folder = kernels.parent if kernels else health.temporary()
         self.starts = server.starts = folder / f"starts-{digest}"
         begin(self.starts)
         return server

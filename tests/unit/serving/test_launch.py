@@ -73,7 +73,6 @@ def machine(monkeypatch: Patch, tmp_path: Path) -> None:
     for name in (*os.environ, "VLLM_API_KEY", "MAX_JOBS"):
         if name.startswith("SPARKFORGE_") or name in ("VLLM_API_KEY", "MAX_JOBS"):
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("SPARKFORGE_LISTEN", "127.0.0.1:8000")
     monkeypatch.setenv("SPARKFORGE_MODEL", "some/model")
@@ -339,3 +338,10 @@ def test_damaged_weights_fail_before_the_start(
         (model / checkpoint.INDEX).write_text(json.dumps({"weight_map": names}))
     assert main([str(model)]) == EX_NOINPUT
     assert fragment in capsys.readouterr().err
+
+
+def test_marks_do_not_move_while_the_disk_is_full(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/elsewhere")  # what a process finds then
+    health.write_mark("state", ["loading", False])
+    assert [path.parent for path in tmp_path.glob("**/sparkforge-*")] == [tmp_path]
+    assert health.read_mark("state") == ["loading", False]
