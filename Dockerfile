@@ -191,7 +191,7 @@ WORKDIR /build
 
 # ---- compiled: one wheel from its patched tree (--wheels compile), as files; no part of the image -------
 # BASE is the image of the stage builder. sources: tree/ (patched), externals/, and compile.sh, which
-# sparkforge/build/compile/recipe.py writes. ccache keeps results of compilers for the next build.
+# sparkforge/build/compile/natives.py writes. ccache keeps results of compilers for the next build.
 FROM scratch AS sources
 
 FROM base AS compile

@@ -135,7 +135,7 @@ def key_of(inputs: Mapping[str, Any]) -> str:
 
 
 def code_digest(*files: Path) -> str:
-    """Return one digest of files that affect an artefact; of modules: ``codekey.code_of``."""
+    """Return one digest of files that affect an artefact; of modules: ``store.code_of``."""
     digest = hashlib.sha256()
     for path in sorted(files, key=lambda p: p.name):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())

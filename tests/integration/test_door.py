@@ -1,7 +1,7 @@
 """The front door: HAProxy itself, in front of a server that notes what reaches it.
 
 The paths of vLLM's own route table, asked by openai's and anthropic's clients:
-tests/patches/test_door.py.
+tests/patches/test_chat.py.
 """
 
 from __future__ import annotations
