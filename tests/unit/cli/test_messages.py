@@ -5,6 +5,7 @@ After a change of a message: ``pytest tests/unit/cli/test_messages.py --snapshot
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -131,13 +132,22 @@ def test_command_lines(
     assert "\n\n".join(f"$ {line}\n{text}" for line, text in said.items()) == snapshot
 
 
+def counted_from(line: int, text: str) -> str:
+    """Return messages with each line of pins.yaml counted from another one."""
+    return re.sub(r"(?<=pins\.yaml:)\d+", lambda match: f"{int(match[0]) - line:+}", text)
+
+
 def test_pins(
     capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion, tmp_path: Path
 ) -> None:
+    """Lines are counted from the change: other pins make no other messages."""
     pins = linked_checkout(tmp_path / "checkout") / "pins.yaml"
     right, said = (ROOT / "pins.yaml").read_text(), []
     for old, new in PINS:
-        assert old in right
+        before, found, _ = right.partition(old)
+        assert found
         pins.write_text(right.replace(old, new, 1))
-        said.append(f"{old!r} → {new!r}\n{told(capsys, 'pins', 'check', '--pins', str(pins))}")
+        text = told(capsys, "pins", "check", "--pins", str(pins))
+        text = counted_from(before.count("\n") + 1, text)
+        said.append(f"{old!r} → {new!r}\n{text}")
     assert "\n\n".join(said) == snapshot
