@@ -6,7 +6,7 @@
     python3 scripts/test.py --with-engine    # as root: a private container engine, too
     python3 scripts/test.py --stock [0.33.0] # the plugin with a release of vLLM, or with the newest
     python3 scripts/test.py --lint           # lint and types alone
-    python3 scripts/test.py FILE …           # these test files alone
+    python3 scripts/test.py FILE …           # these test files alone (--with-engine: with images)
     python3 scripts/test.py --setup          # only the environment
 
 Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure.
@@ -35,6 +35,7 @@ from sparkforge.build import jobs  # noqa: E402
 
 _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
 _DRIVER = ROOT / "tests" / "e2e" / "driver.py"
+_NIGHTLY = "tests/e2e/nightly"  # what changes seldom and takes long: .github/workflows/nightly.yml
 _ARM64_BASE = "localhost/sparkforge/base:bookworm-arm64"
 _SHELL_SCRIPTS = [*sorted(str(path) for path in (ROOT / "scripts").glob("*.sh")), ".ci/run"]
 # By file, or by the groups of a folder's conftest.py: tests that share fixtures stay in one worker.
@@ -43,7 +44,8 @@ _BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")
 # memory for a worker in each lane: some tests fill 3 GB
 _WORKERS_GIB = 6.0
 # no cache: two runs at once would write the same one
-_PYTEST = ("--durations=15", "-p", "no:cacheprovider")
+# short: CI keeps the end of what is printed, and there the names of the failed tests have to be
+_PYTEST = ("--durations=15", "-p", "no:cacheprovider", "--force-short-summary")
 # what needs no patch of vLLM
 _STOCK = [
     *("stock", "plugin", "bf16_dequant", "mxfp4_layers", "decode_parts", "decode_kernels"),
@@ -167,20 +169,23 @@ def main() -> int:
             steps.run("patches", *pytest(*_BY_GROUP, "tests/patches"))
 
         def builds() -> None:
+            tests = options.files or ["tests/e2e", f"--ignore={_NIGHTLY}"]
             if not options.with_engine:
-                steps.run("whole build", *pytest(*_BY_GROUP, "tests/e2e"))
+                steps.run("whole build", *pytest(*_BY_GROUP, *tests))
                 return
             bases(steps, stack)
             if "SPARKFORGE_TEST_BASE" in steps.images:
                 # One more where memory holds it: this is the longest step, and half of it waits for
                 # health checks, the engine or an emulated process.
-                words = pytest(*_BY_GROUP, "tests/e2e", count=max(workers, min(workers + 1, room)))
+                words = pytest(*_BY_GROUP, *tests, count=max(workers, min(workers + 1, room)))
                 steps.run("whole build, with image", *words, images=True)
 
         # Two lanes: most tests wait for a server or a container, and what one lane waits, the other
         # computes. The tests that fill most memory come first, when the patches' have not begun.
         if options.lint:
             lint(steps, bin_)
+        elif options.files and options.with_engine:
+            builds()
         elif options.files:
             steps.run("tests", *pytest(*_BY_FILE, *options.files))
         elif options.stock is not None:

@@ -33,19 +33,17 @@ Build = Callable[..., Any]
 PASSWORD = "the-password-of-this-test"  # of cosign's keys
 
 # Groups in the order that workers take them: the longest first. A worker takes its next one when
-# two tests are left, so a short one follows a group of one long test. test_cluster compares with
-# what test_image starts; test_accept and test_dev use the image that was baked by then. A file that
-# is named nowhere is a group, too.
+# two tests are left, so a short one follows a group of one long test. test_accept and test_dev use
+# the image that test_image bakes. A file that is named nowhere is a group, too.
 _GROUPS = (
-    ("test_cluster", "test_image"),
-    ("test_compile",),
     ("test_arm64", "test_spark"),
+    ("test_image", "test_cluster"),
     ("test_cpu_build",),
     ("test_accept",),
-    ("test_publish", "test_signing"),
-    ("test_quality",),
     ("test_compose",),
     ("test_dev",),
+    ("test_compile",),
+    ("test_publish", "test_signing"),
 )
 
 
@@ -53,14 +51,14 @@ _GROUPS = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Name the group of each test here: --dist loadgroup runs a group in one worker."""
     numbers = {stem: number for number, group in enumerate(_GROUPS) for stem in group}
-    ours = [item for item in items if item.path.parent == HERE]
+    ours = [item for item in items if item.path.is_relative_to(HERE)]
     ours.sort(key=lambda item: numbers.get(item.path.stem, len(_GROUPS)))
     for item in ours:
         number = numbers.get(item.path.stem)
         item.add_marker(
             pytest.mark.xdist_group(item.path.stem if number is None else _GROUPS[number][0])
         )
-    items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
+    items[:] = [*(item for item in items if not item.path.is_relative_to(HERE)), *ours]
 
 
 def pytest_configure(config: pytest.Config) -> None:

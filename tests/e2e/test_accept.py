@@ -1,4 +1,4 @@
-"""`serve --chat` and bench with the image of test_image.py: who comes second waits for it."""
+"""`serve --chat` and accept with the image of test_image.py: who comes second waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkforge.checkpoints.chat import ANSWER, REASONING
 from sparkforge.runtime.servers import free_port
 
 from . import served
-from .conftest import Build, cpu_image, on_base, one_thread
+from .conftest import Build, cpu_image, one_thread
 
 
 def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
@@ -44,19 +44,3 @@ def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
         server.terminate()  # Compose stops the container, as at Ctrl-C
         server.wait(600)
         served.docker("compose", "--project-directory", str(checkout), "down", "--volumes")
-
-
-def test_the_image_is_measured_against_the_release(
-    build: Build, base_image: str, tmp_path: Path
-) -> None:
-    """Two servers at once; the release is the image with the original files in place of ours."""
-    receipt = build(*cpu_image(base_image), "--until", "image")
-    (baked,) = (one["outputs"] for one in receipt["items"] if one["label"] == "image")
-    words = ("--target", "cpu", *on_base(base_image), "--quick", "--vs", "unpatched", "--runs", "2")
-    document = build("bench", *words, "--out", str(tmp_path / "vs"))
-    release, ours = document["results"]
-    assert ours["identity"]["image"] in (baked["digest"], baked["image_id"])
-    assert release["identity"]["options"] == ours["identity"]["options"]
-    for one in (release, ours):
-        assert all(1 <= len(each["decode"]) <= 2 for each in one["tests"].values())
-    assert all(one["ratio"] > 0 for one in document["comparison"]["changes"])

@@ -32,9 +32,9 @@ from tests.support import PATIENCE_S, ROOT
 from . import replicas
 from .composed import composed
 from .conftest import Build
+from .pair import BOTH, Pair
 from .replicas import Replicas
 from .served import docker
-from .test_cluster import BOTH, Pair
 
 STAND_IN = """
 

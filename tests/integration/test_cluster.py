@@ -1,7 +1,7 @@
 """Two entrypoints that serve one model: how they meet, and that none outlives the other.
 
 Real processes and sockets on two loopback addresses; `vllm` is the usual stand-in. With
-vLLM itself and containers: tests/e2e/test_cluster.py.
+vLLM itself and containers: tests/e2e/nightly/test_cluster.py.
 """
 
 from __future__ import annotations

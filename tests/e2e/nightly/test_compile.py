@@ -28,9 +28,9 @@ from sparkforge.series import series
 from tests.results import context_of
 from tests.support import BODY
 
-from .conftest import clone as clone_of
-from .conftest import on_base
-from .served import docker
+from ..conftest import clone as clone_of
+from ..conftest import on_base
+from ..served import docker
 
 FS_IO, FS_IO_SOURCE = "vllm/fs_io_C.abi3.so", "csrc/fs_io.cpp"
 # another word in each run: the store would have the wheel of the last one

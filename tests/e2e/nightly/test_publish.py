@@ -23,9 +23,9 @@ import requests
 
 from tests.support import PATIENCE_S, wait_for
 
-from .conftest import PASSWORD, ROOT, clone, on_base, registry_with
-from .served import docker
-from .targets import small_target
+from ..conftest import PASSWORD, ROOT, clone, on_base, registry_with
+from ..served import docker
+from ..targets import small_target
 
 # of the password "pw", by bcrypt
 _HTPASSWD = "me:$2b$04$gKnrD3X4Uk67KAnGdRRdGOjlZnEOM201Ja2LziaVhN9GwzSAW5kn."

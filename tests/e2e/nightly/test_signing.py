@@ -17,7 +17,7 @@ from sparkforge.release.command import SIGNED
 from tests.project import Project, new_project
 from tests.support import Server
 
-from .conftest import PASSWORD
+from ..conftest import PASSWORD
 
 
 @pytest.fixture
