@@ -1,4 +1,4 @@
-"""Two rows of "Where does my change go?" (docs/architecture.md), walked in a copy of the checkout."""
+"""Two rows of "Where does my change go?" (docs/architecture.md), walked in a copy."""
 
 from __future__ import annotations
 
