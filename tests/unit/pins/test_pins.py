@@ -126,7 +126,6 @@ profiles.full.prefix_caching | caching: true | caching: yes
 choices.quick.mxfp4_layers | "qkv,o" | "--x"
 choices.quick.mxfp4_layers | "qkv,o" | "qkv,zzz"
 choices.quick.mxfp4_layers | "qkv,o" | "qkv=mxfp9"
-choices.quick.mxfp4_layers | "qkv,o" | "qkv,qkv=mxfp8"
 upstreams.demo.source_file | source_file: sdist | source_file: sdisd
 upstreams.other.source_file | {{}}\nplugin | {{}}\n    source_file: x\n    source_in: demo\nplugin
 targets.here.wheels.demo.files.linux/amd64 | linux/amd64: wheel | linux/amd64: whele
@@ -153,7 +152,6 @@ plugin.architectures[0] | [90a, 121a] | ["12.1"]
 upstreams.demo.version | version: 1.2.3 | version: null
 upstreams.demo.files.sdist.file | demo-1.2.3.tar.gz | demo-1.2.4.tar.gz
 upstreams.demo.files.wheel.file | demo-1.2.3-py3 | demo-1.2.4-py3
-upstreams.demo.files.wheel.sha256 | sha256: {HASH} | sha256: {OTHER}
 """
 
 
