@@ -73,15 +73,6 @@ def write_files(files: Mapping[Path, bytes | None]) -> None:
         path.unlink(missing_ok=True) if data is None else write_file(path, data)
 
 
-def sync(path: Path) -> None:
-    """Write a file to the disk: a power cut must not leave its name without its content."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def free(where: Path) -> int:
     """Return the free bytes of the file system of a path, which need not exist."""
     return shutil.disk_usage(next(one for one in (where, *where.parents) if one.exists())).free

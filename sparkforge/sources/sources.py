@@ -195,19 +195,14 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
     told = "Python files of its wheel" if is_wheel else f"release file {path.name}"
     message = f"{name} {upstream.version}, {told}\n"
     files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
-    # a separate ref until the import is complete, so that a killed one does not seem complete
-    pending = ref.replace("refs/release/", "refs/importing/")
     try:
         # 2000-01-01: fixed, and clearly not a date of upstream's
-        commit = git.import_tree(
-            repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
+        return git.import_tree(
+            repo, files, ref=ref, message=message, author=_IMPORT_AUTHOR, epoch=946684800
         )
     except (tarfile.TarError, *_UNREADABLE) as error:
         msg = f"{path.name}: not a readable archive: {error}"
         raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
-    git.git(repo, "update-ref", ref, commit)
-    git.git(repo, "update-ref", "-d", pending)
-    return commit
 
 
 def _refused(archive: Path, what: str) -> IntegrityError:
