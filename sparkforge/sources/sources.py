@@ -294,7 +294,8 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
         return Resolved(commit, 0)
     found = ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
     of_git, of_release = _blobs(fetched), _blobs(found)
-    both = [path for path in sorted(of_git.keys() & of_release.keys()) if _compared(path)]
+    shared = sorted(of_git.keys() & of_release.keys())
+    both = [path for path in shared if PurePosixPath(path).name not in _GENERATED]
     differing = [path for path in both if of_git[path] != of_release[path]]
     if differing or not both:
         msg = (
@@ -305,11 +306,6 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
     return Resolved(commit, len(both))
 
 
-def _compared(path: str) -> bool:
-    return PurePosixPath(path).name not in _GENERATED
-
-
 def _blobs(source: Source) -> dict[str, str]:
-    listing = git.git(source.repo, "ls-tree", "-r", "-z", source.commit)
-    rows = (entry.split("\t", 1) for entry in filter(None, listing.split("\0")))
-    return {path: meta.split(" ")[2] for meta, path in rows if meta.split(" ")[1] == "blob"}
+    every = git.changes(source.repo, git.EMPTY_TREE, source.commit)
+    return {one.path: one.new_blob for one in every if one.new_mode != "160000"}  # a submodule
