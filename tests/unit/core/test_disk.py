@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core import disk
-from sparkforge.core.disk import disk_errors, intact, write_file, write_files
-from sparkforge.core.errors import CommandError, StoreError
+from sparkforge.core.disk import intact, write_file, write_files
+from sparkforge.core.errors import StoreError
 from tests.support import sha256
 
 
@@ -46,15 +46,6 @@ def test_a_refused_file_leaves_the_others(tmp_path: Path) -> None:
     write_files({tmp_path / "a": None, tmp_path / "new" / "b": b"2"})
     assert not (tmp_path / "a").exists()
     assert (tmp_path / "new" / "b").read_bytes() == b"2"
-
-
-def test_a_program_that_fails_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for free, error in ((0, StoreError), (1 << 30, CommandError)):
-        monkeypatch.setattr(disk, "free", lambda where, free=free: free)
-        with pytest.raises(error), disk_errors(tmp_path):
-            raise CommandError("cannot write")
 
 
 def test_a_file_is_read_once_under_all_of_its_names(
