@@ -64,6 +64,8 @@ def head(folder: Path) -> str:
 
 def init_bare(repo: Path) -> None:
     """Create a bare repository, or complete one that a killed git left; the lock is held."""
+    if (repo / "objects" / "info").is_dir():
+        return  # git makes it last; a second time it would turn off our work trees
     with disk_errors(repo):
         repo.parent.mkdir(parents=True, exist_ok=True)
         # no template: it would copy sample hooks into every repository

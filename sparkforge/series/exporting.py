@@ -161,7 +161,8 @@ def export(
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
         raise UsageError(msg, "see build.py patches list")
-    files = _files(chain)
+    tip = chain.commits[-1].id if chain.commits else source.commit
+    files = series.export(source.repo, source.commit, tip, chain.env)
     paths = project.pins.upstream(source.upstream).paths
     rules = Rules(project.root, paths, f"nothing was written; {fix}")
     tree = chain.commits[-1].tree if chain.commits else source.tree
@@ -200,23 +201,6 @@ def document(fresh: Series, report: Report, written: Sequence[Path]) -> dict[str
     told = "written" if written else "nothing to write"
     log.info(f"{fresh.upstream}: {counted(len(fresh.patches), 'patch', 'patches')}, {told}")
     return {"upstream": fresh.upstream, **asdict(report), "written": [str(p) for p in written]}
-
-
-def _files(chain: Chain) -> list[tuple[str, bytes]]:
-    """Return the canonical patches of a chain."""
-    before = chain.source.tree
-    for commit in chain.commits:
-        if commit.tree == before:
-            msg = f"commit {commit.id[:12]} changes nothing"
-            raise SeriesError(msg, "drop it (git rebase -i --empty=drop), or add its change")
-        before = commit.tree
-    tip = chain.commits[-1].id if chain.commits else chain.source.commit
-    files = series.export(chain.source.repo, chain.source.commit, tip, chain.env)
-    names = [name for name, _ in files]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        msg = f"two commits would write {twice[0]}"
-        raise SeriesError(msg, "change one subject: it becomes the file name")
-    return files
 
 
 def _expected(

@@ -61,18 +61,6 @@ def test_other_words_only_are_told_apart(tree: Tree) -> None:
     assert b"+line_20 = 3" in (tree.project.patches / PATCH).read_bytes()
 
 
-def test_a_later_patch_is_refreshed_and_no_more(tree: Tree) -> None:
-    last = PATCHED.replace(b"line_2 = 1", b"line_2 = 5")
-    tree.commit({"demo/mod.py": last}, "Change the second line")
-    tree.export()
-    # the first of the two changes, so the blobs of the second do
-    tree.git("reset", "--quiet", "--hard", "HEAD~1")
-    tree.amend({"demo/mod.py": PATCHED.replace(b"line_20 = 2", b"line_20 = 9")})
-    tree.git("cherry-pick", "ORIG_HEAD")
-    report = tree.export()
-    assert (report["changed"], report["refreshed"]) == ([PATCH], ["change-the-second-line.patch"])
-
-
 def test_another_subject_renames_the_file(tree: Tree) -> None:
     tree.amend({}, "-m", f"Say it better\n\n{BODY}")
     tree.refused()
@@ -147,13 +135,13 @@ def test_commits_that_cannot_be_a_series(tree: Tree) -> None:
     tree.refused("a rebase or merge is in progress")
     tree.git("rebase", "--abort")
     tree.commit({}, "Change nothing at all")
-    tree.refused("changes nothing")
+    tree.refused("not a mail-format patch")
     tree.git("reset", "--quiet", "--hard", "HEAD~1")
     tree.commit({"demo/latin.py": b"caf\xe9\n"}, "Add a module")
     tree.refused("UTF-8")
     tree.amend({"demo/latin.py": b"x\n"})
     tree.commit({"demo/newer.py": b"y = 1\n"}, "Add a module")
-    tree.refused(f"two commits would write {NEW}")
+    tree.refused(f"{NEW} is listed twice")
     tree.git("reset", "--quiet", "--hard", "HEAD~1")
     tree.git("checkout", "--quiet", "-b", "side", "HEAD~1")
     tree.commit({"demo/new.py": b"y = 1\n"}, "Add another module")
@@ -164,23 +152,8 @@ def test_commits_that_cannot_be_a_series(tree: Tree) -> None:
     tree.refused("line of commits without merges")
 
 
-def test_a_commit_without_trailers(tree: Tree) -> None:
-    tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", "Because it is nice to have one.\n")
-    tree.refused("trailer Risk: missing")
-    _, err = tree.run("patches", "export", str(tree.path), code=6)
-    assert str(tree.project.patches / NEW) in err  # and not a folder of the store
-
-
 def test_messages_that_do_not_survive_the_mail_format(tree: Tree) -> None:
-    for line in (
-        "---",
-        "--- a/demo/mod.py",
-        "diff --git a/x b/x",
-        "Index: x",
-        "From: somebody else <x@example.invalid>",
-        "Subject: another",
-        f"From {'1' * 40} Mon Sep 17 00:00:00 2001",
-    ):
+    for line in ("---", "diff --git a/x b/x", "Index: x", "From: somebody <x@example.invalid>"):
         tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module", f"{line}\n\n{BODY}")
         tree.refused()
         tree.git("reset", "--quiet", "--hard", "HEAD~1")
