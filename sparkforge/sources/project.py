@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from sparkforge.core import gitsafe
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import StoreError, UsageError
+from sparkforge.core.errors import UsageError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
@@ -102,12 +102,9 @@ class Project(Checkout):
 
         folder = self.root / ".sparkforge"
         with disk_errors(folder):
-            try:
-                folder.mkdir(exist_ok=True)
-                lock = FileLock(folder / "lock")
-                lock.acquire()
-            except (FileExistsError, NotADirectoryError):
-                raise StoreError(f"{folder}: is not a folder", "move it away") from None
+            folder.mkdir(exist_ok=True)
+            lock = FileLock(folder / "lock")
+            lock.acquire()
         try:
             yield replace(self, pins=pins.load(self.pins_path))
         finally:

@@ -119,22 +119,21 @@ def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Acces
 
 
 def _fetch_git(repo: Path, name: str, upstream: Upstream, commit: str, access: Access) -> None:
-    instead = f"; {RELEASE_INSTEAD}" if upstream.source_file is not None else ""
-    tagged, where = _tagged(name, upstream, access, instead)
+    tagged, where = _tagged(name, upstream, access)
     if tagged != commit:
         msg = f"{name}: tag {upstream.tag} is {tagged}, but {commit} is pinned"
         remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
-        raise IntegrityError(msg, f"{remedy} the pin is wrong{instead}")
+        raise IntegrityError(msg, f"{remedy} the pin is wrong; {RELEASE_INSTEAD}")
     log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
     try:
         git.init_bare(repo)
         git.tidy(repo)
         git.fetch_commit(repo, where, commit)
     except CommandError as error:
-        raise _unreachable(name, where, instead, error) from error
+        raise _unreachable(name, where, error) from error
 
 
-def _tagged(name: str, upstream: Upstream, access: Access, instead: str = "") -> tuple[str, str]:
+def _tagged(name: str, upstream: Upstream, access: Access) -> tuple[str, str]:
     """Return the commit of the pinned tag, and the URL or path of the repository."""
     where = access.mirrors.get(name, upstream.git)
     if "://" not in where and Path(where).exists():
@@ -148,17 +147,18 @@ def _tagged(name: str, upstream: Upstream, access: Access, instead: str = "") ->
     try:
         commit = git.remote_tags(where, *tags).get(upstream.tag)
     except CommandError as error:
-        raise _unreachable(name, where, instead, error) from error
+        raise _unreachable(name, where, error) from error
     if commit is None:
         msg = f"{name}: {where} has no tag {upstream.tag}"
-        remedy = f"fix the tag in pins.yaml, or use a mirror that has tags{instead}"
+        remedy = f"fix the tag in pins.yaml, or use a mirror that has tags; {RELEASE_INSTEAD}"
         raise IntegrityError(msg, remedy)
     return commit, where
 
 
-def _unreachable(name: str, where: str, instead: str, error: CommandError) -> FetchError:
+def _unreachable(name: str, where: str, error: CommandError) -> FetchError:
     msg = f"{name}: git could not fetch from {where}:\n{error}"
-    return FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path{instead}")
+    remedy = f"check the network, or give --mirror {name}=URL-or-path; {RELEASE_INSTEAD}"
+    return FetchError(msg, remedy)
 
 
 # -- release files -----------------------------------------------------------

@@ -328,17 +328,3 @@ def test_the_real_series_is_read_and_clean() -> None:
         if folder.is_dir():
             read = series.read(folder)
             assert lint.lint(read, ROOT, upstreams[folder.name].paths) == []
-
-
-def test_a_clone_of_the_patched_tree_has_a_commit_a_patch(shop: Workshop, tmp_path: Path) -> None:
-    shop.patch("Change a line", {"pkg/mod.py": TWENTY})
-    patched = series.apply(shop.store, shop.read(), shop.source)
-    clone = tmp_path / "clone"
-    git.clone_at(shop.source.repo, clone, patched.commit)
-    assert b"twenty\n" in (clone / "pkg" / "mod.py").read_bytes()
-    assert git.git(clone, "status", "--porcelain") == ""
-    assert git.git(clone, "symbolic-ref", "--short", "HEAD") == "sparkforge"
-    objects = shop.source.repo / "objects"
-    stored = next(path for path in objects.rglob("*") if path.is_file())
-    twin = clone / ".git" / "objects" / stored.relative_to(objects)
-    assert not twin.exists() or twin.stat().st_ino != stored.stat().st_ino

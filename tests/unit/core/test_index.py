@@ -47,13 +47,6 @@ def test_a_commands_section_wins_over_global_and_a_variable_over_both(
     assert (found["index-url"], found["trusted-host"]) == ("http://127.0.0.1:1/v", "a b")
 
 
-@pytest.mark.parametrize("word", ["1", "true", "Yes", "0"])
-def test_no_index_leaves_none(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", word)
-    pip_settings.cache_clear()
-    assert bool(Index()._finder.sources) is (word == "0")
-
-
 @pytest.fixture
 def web(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))

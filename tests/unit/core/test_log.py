@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core import errors
-from sparkforge.core import log as log_module
 from sparkforge.core.log import Log
 from tests.support import ROOT
 
@@ -127,22 +126,6 @@ def test_control_characters_are_shown_as_text(log: Log, capsys: pytest.CaptureFi
     for shown in capsys.readouterr():
         assert r"a\x1b[2Jb\rc\x9bd\u202ee\x1b]0;title\x07" in shown
         assert not set(shown) & set("\x1b\r\x9b\u202e\x07")
-
-
-def test_progress_is_printed_now_and_then(
-    log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for done in range(100):
-        log.progress("files", done, 100, "files")
-    monkeypatch.setattr(log_module, "_PROGRESS_EVERY_S", 0.0)
-    log.progress("files", 50, 100, "files")
-    log.progress("bytes", 2048, None)
-    log.progress("waiting", 3, None, "s")
-    assert capsys.readouterr().out.splitlines() == [
-        "  files: 50 files of 100 files  50%",
-        "  bytes: 2.0 KiB",
-        "  waiting: 3s",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkforge.core import plain
-from sparkforge.core.errors import BuildError
 from sparkforge.wheels import archive
-from tests.support import EPOCH, make_wheel
 
 
 def packed(path: Path) -> dict[str, bytes]:
@@ -78,11 +75,3 @@ def test_new_members_depend_on_no_compressor_and_their_date_is_the_formats_first
         assert {info.compress_type for info in made.infolist()} == {zipfile.ZIP_STORED}
         assert made.getinfo("x").date_time[0] == 1980
         assert made.getinfo("y").external_attr >> 16 == 0o100755
-
-
-def test_more_than_the_format_holds_is_refused(tmp_path: Path) -> None:
-    with archive.opened(make_wheel(tmp_path)) as wheel:
-        info = wheel.members["demo/__init__.py"]
-        info.file_size = 5 << 30
-        with pytest.raises(BuildError, match="too large"):
-            archive.Writer(io.BytesIO(), EPOCH).copy(wheel, info, "x")
