@@ -18,7 +18,8 @@ from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.core.log import human_bytes
 
 _FULL = 64 << 10  # with fewer bytes free a failed write counts as a full disk
-_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
+_NAMES = "ENOSPC EDQUOT EACCES EPERM EROFS ENOENT ENOTDIR EEXIST"
+_REFUSED = {getattr(errno, name) for name in _NAMES.split()}
 _HINT = (
     "free space (build.py clean) or give the user write access there, or choose another place with"
     " --store DIR; the next run continues from here"
@@ -71,15 +72,6 @@ def write_files(files: Mapping[Path, bytes | None]) -> None:
             raise StoreError(f"{path}: cannot be written", "give the user write access there")
     for path, data in files.items():
         path.unlink(missing_ok=True) if data is None else write_file(path, data)
-
-
-def sync(path: Path) -> None:
-    """Write a file to the disk: a power cut must not leave its name without its content."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def free(where: Path) -> int:

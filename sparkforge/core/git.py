@@ -7,7 +7,6 @@ proxies, certificates and ``url.insteadOf`` mirrors.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core.disk import disk_errors, sync
+from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.core.gitsafe import clean_env, explained, isolated
 from sparkforge.core.run import call
@@ -64,20 +63,14 @@ def head(folder: Path) -> str:
 
 
 def init_bare(repo: Path) -> None:
-    """Create a bare repository if it is missing, complete or not at all; the lock is held."""
-    if (repo / "HEAD").exists():
-        return
-    fresh = repo.with_name(f".{repo.name}.new")
-    for left in (fresh, repo):
-        shutil.rmtree(left, ignore_errors=True)
+    """Create a bare repository, or complete one that a killed git left; the lock is held."""
+    if (repo / "objects" / "info").is_dir():
+        return  # git makes it last; a second time it would turn off our work trees
     with disk_errors(repo):
         repo.parent.mkdir(parents=True, exist_ok=True)
         # no template: it would copy sample hooks into every repository
         options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
-        call("git", "init", *options, fresh, env=clean_env())
-        for name in ("HEAD", "config"):
-            sync(fresh / name)
-        fresh.rename(repo)
+        call("git", "init", *options, repo, env=clean_env())
 
 
 def tidy(repo: Path) -> None:
@@ -237,28 +230,27 @@ def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
 def clone_at(
     repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
 ) -> None:
-    """Create a working clone with a commit checked out on its own branch.
+    """Create a working clone with a commit checked out on its own branch; UsageError: it cannot.
 
-    ``finish`` is called with the clone before it is moved to its place.
+    ``finish`` is called with the clone.
     """
-    fresh = where.with_name(f".{where.name}-{os.getpid()}")
     try:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        fresh.mkdir()
-        # --no-hardlinks: changes of the user in the clone must not reach the store
-        clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")
-        call(*clone, repo, fresh, env=clean_env())
-        # a clone copies branches and tags only; the series' commit has a ref of its own
-        git(fresh, "fetch", "--quiet", str(repo), commit)
-        git(fresh, "checkout", "--quiet", "-B", "sparkforge", commit)
-        if finish is not None:
-            finish(fresh)
-        fresh.rename(where)  # complete or missing
+        where.mkdir(parents=True)
     except OSError as error:
         msg = f"{where}: cannot create a folder there: {error.strerror}"
         raise UsageError(msg, "choose another folder") from None
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        # --no-hardlinks: changes of the user in the clone must not reach the store
+        clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")
+        call(*clone, repo, where, env=clean_env())
+        # a clone copies branches and tags only; the series' commit has a ref of its own
+        git(where, "fetch", "--quiet", str(repo), commit)
+        git(where, "checkout", "--quiet", "-B", "sparkforge", commit)
+        if finish is not None:
+            finish(where)
+    except BaseException:
+        shutil.rmtree(where, ignore_errors=True)
+        raise
 
 
 def patch_id(diff: bytes) -> str:

@@ -6,7 +6,6 @@ objects use this module.
 
 from __future__ import annotations
 
-import codecs
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,11 +75,10 @@ class Reader:
         """Return a commit."""
         id_, data = self._read(f"{name}^{{commit}}")
         head, _, message = data.partition(b"\n\n")
-        fields = [line.partition(b" ") for line in head.split(b"\n")]  # signatures are indented
-        values = {key: value.decode("ascii", "replace") for key, _, value in reversed(fields)}
-        parents = tuple(value.decode() for key, _, value in fields if key == b"parent")
-        text = _decoded(message, values.get(b"encoding", "utf-8"))
-        return Commit(id_, values[b"tree"], parents, text)
+        fields = [os.fsdecode(line).partition(" ") for line in head.split(b"\n")]
+        parents = tuple(value for key, _, value in fields if key == "parent")
+        text = message.decode(errors="surrogateescape").rstrip("\n")
+        return Commit(id_, fields[0][2], parents, text)  # the tree comes first
 
     def chain(self, base: str, tip: str) -> list[Commit]:
         """Return the commits after one (a full id), oldest first, up to another.
@@ -94,11 +92,3 @@ class Reader:
             commits.append(commit)
             (tip,) = commit.parents
         return commits[::-1]
-
-
-def _decoded(message: bytes, coding: str) -> str:
-    try:
-        text = message.decode(codecs.lookup(coding).name, "surrogateescape")
-    except (LookupError, UnicodeError, ValueError):  # unknown, or of a codec without such errors
-        text = message.decode("utf-8", "surrogateescape")
-    return text.rstrip("\n")

@@ -109,14 +109,6 @@ def environment(repo: Path) -> dict[str, str]:
     return clean_env(_without_drivers(repo))
 
 
-def no_programs(tree: Path) -> list[str]:
-    """Return options for a git with the user's settings in a work tree, as in ``isolated``."""
-    pairs = (*_SETTINGS.items(), *_without_drivers(tree))
-    # attributes may be the user's
-    kept = [f"{key}={value}" for key, value in pairs if key != "core.attributesFile"]
-    return [word for pair in kept for word in ("-c", pair)]
-
-
 @cache
 def _without_drivers(repo: Path) -> _Settings:
     """Return settings that disable the programs in a repository's own settings.

@@ -22,17 +22,12 @@ def cross_check(pins: Pins, root: Path) -> Iterator[Problem]:
     for name, upstream in pins.upstreams.items():
         yield from _upstream(("upstreams", name), upstream, pins)
     if pins.plugin is not None:
-        if not pins.plugin.folder.endswith("/"):
-            yield ("plugin", "folder"), "does not end with a slash", "give a folder: NAME/"
         yield from _locks({("plugin", "requirements"): pins.plugin.requirements}, root)
     for name, profile in pins.profiles.items():
         here: Where = ("profiles", name)
         yield from _known((*here, "model"), profile.model, pins.models)
         yield from _known((*here, "vocabulary"), profile.vocabulary, pins.vocabularies)
         yield from _known((*here, "choice"), profile.choice, pins.choices)
-        yield from _layers(here, profile.mxfp4_layers)
-    for name, choice in pins.choices.items():
-        yield from _layers(("choices", name), choice.mxfp4_layers)
     for name, target in pins.targets.items():
         yield from _target(("targets", name), target, pins, root)
 
@@ -40,12 +35,6 @@ def cross_check(pins: Pins, root: Path) -> Iterator[Problem]:
 def _known(where: Where, name: str | None, table: Iterable[str]) -> Iterator[Problem]:
     if name is not None and name not in (names := sorted(table)):
         yield where, f"{name!r}: no such entry", f"use one of {', '.join(names) or 'none'}"
-
-
-def _layers(here: Where, layers: str | None) -> Iterator[Problem]:
-    kinds = [word.partition("=")[0] for word in (layers or "").split(",")]
-    if len(set(kinds)) < len(kinds):
-        yield (*here, "mxfp4_layers"), "repeats a layer", "list each once"
 
 
 def _locks(locks: dict[Where, str], root: Path) -> Iterator[Problem]:
@@ -66,24 +55,21 @@ def _upstream(here: Where, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
     if lender is not None:
         yield from _known((*here, "source_file"), upstream.source_file, lender.files)
     for key, file in upstream.files.items():
-        yield from _file((*here, "files", key), file, upstream, pins)
-    before: dict[str, set[str]] = {"repo": set(), "wheel": set()}
+        yield from _file((*here, "files", key), file, upstream)
+    before = set()
     for i, rule in enumerate(upstream.paths):
-        for side, prefix in (("repo", rule.repo), ("wheel", rule.wheel)):
-            where = (*here, "paths", i, side)
-            if prefix is None or (side == "repo" and rule.build):  # CMakeLists.txt is no folder
-                continue
-            if prefix in before[side]:
-                yield where, f"{prefix!r} already has a rule", "keep one rule per folder"
-            if not prefix.endswith("/"):  # vllm would match vllm-tests/ too
-                yield where, f"{prefix!r} does not end with a slash", "give a folder: NAME/"
-            before[side].add(prefix)
+        where = (*here, "paths", i)
+        for side in (("repo", rule.repo), ("wheel", rule.wheel)):
+            if side in before:
+                yield (*where, side[0]), f"{side[1]!r} already has a rule", "keep one per folder"
+            before |= {side} if side[1] else set()
+        if not (rule.build or rule.repo.endswith("/")):  # vllm would match vllm-tests/ too
+            yield (*where, "repo"), f"{rule.repo!r} does not end with a slash", "give NAME/"
         if rule.build and rule.wheel is not None:
-            where = (*here, "paths", i, "build")
-            yield where, "build rules cannot be in the wheel", "write wheel: null"
+            yield (*where, "build"), "build rules cannot be in the wheel", "write wheel: null"
 
 
-def _file(here: Where, file: ReleaseFile, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
+def _file(here: Where, file: ReleaseFile, upstream: Upstream) -> Iterator[Problem]:
     release = upstream.version if file.natives is None else file.natives.release
     stem = file.file.removesuffix(".tar.gz")
     project, _, rest = stem.partition("-") if file.is_wheel else stem.rpartition("-")
@@ -91,9 +77,6 @@ def _file(here: Where, file: ReleaseFile, upstream: Upstream, pins: Pins) -> Ite
     if not same or rest.partition("-")[0].partition("+")[0] != release:
         what = f"{file.file!r} is not a file of {file.project} {release}"
         yield (*here, "file"), what, "give the file of the pinned release"
-    others = (one for other in pins.upstreams.values() for one in other.files.values())
-    if any(one.sha256 == file.sha256 and one != file for one in others):
-        yield (*here, "sha256"), "another file has this sha256", "give each file its own"
 
 
 def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Problem]:

@@ -55,7 +55,7 @@ class Compile(Model):
 class Plugin(Model):
     """Our plugin for vLLM: its folder, and what the stage ``kernels`` compiles of it."""
 
-    folder: t.Place
+    folder: t.Folder
     """In the checkout: ``pyproject.toml``, ``csrc/`` and the Python package."""
     architectures: Annotated[tuple[t.GpuCode, ...], Field(min_length=1)]
     requirements: t.FilePath

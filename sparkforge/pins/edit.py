@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
+
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins, yamlfile
@@ -40,11 +42,29 @@ def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider
 
 
 def _block(path: Path, text: str, mapping: Where, key: str, block: list[str], behind: str) -> str:
-    try:
-        return yamlfile.replace_block(text, mapping, key, block, behind)
-    except KeyError:
+    """Return the text with new lines for one key of a mapping, which must be one key a line.
+
+    They are indented from the mapping's own column; if it lacks ``key``, they follow ``behind``,
+    else they come first.
+    """
+    nodes = yamlfile.read(text).nodes
+    own = nodes[mapping]
+    if own.flow_style:
         msg = f"{path.name}: {yamlfile.dotted(mapping)}: is written on one line"
-        raise PinsError(msg, "write one key per line") from None
+        raise PinsError(msg, "write one key per line")
+    first = end = own.start_mark.line
+    for name, value in own.value:
+        if name.value in (key, behind):
+            last = value
+            while isinstance(last, yaml.MappingNode) and not last.flow_style:
+                last = last.value[-1][1]  # the mapping's own end mark is further down
+            end = last.end_mark.line + 1
+            first = end if name.value == behind else name.start_mark.line
+            if name.value == key:
+                break
+    lines = text.splitlines(keepends=True)
+    lines[first:end] = [f"{' ' * own.start_mark.column}{line}\n" for line in block]
+    return "".join(lines)
 
 
 def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) -> None:
@@ -55,8 +75,7 @@ def record(path: Path, upstream: str, provider: Provider, recorded: Recorded) ->
 
 def forget(path: Path, upstream: str) -> None:
     """Remove all records of a series from pins.yaml."""
-    if pins.load(path).upstream(upstream).patched:
-        _rewrite(path, upstream, {})
+    _rewrite(path, upstream, {})
 
 
 def _rewrite(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> None:

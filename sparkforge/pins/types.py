@@ -81,6 +81,7 @@ MACHINES: dict[str, Platform] = {
 """By the kernel's name of the machine."""
 Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""
+Folder = Annotated[str, shaped(r"/$", "a folder: NAME/"), AfterValidator(_place)]
 FilePath = Annotated[str, AfterValidator(_file)]
 """A file below that folder."""
 _ABSOLUTE = r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$"
@@ -120,7 +121,7 @@ class PathRule(Model):
 
     repo: Place
     """Prefix in the repository, with its trailing slash; with ``build`` also a file."""
-    wheel: Place | None
+    wheel: Folder | None
     """Prefix in the wheel; null: files that no wheel contains or needs (tests, docs)."""
     build: bool = False
     """Build rules: a change of them affects a compile only, never an overlay."""

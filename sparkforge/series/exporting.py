@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,12 +21,6 @@ from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
-
-# where git's mail format ends a message, and the diff begins
-_BREAKS = re.compile(r"^(---(\s*$| \S)|diff -|Index: )", re.MULTILINE)
-# lines that git reads as mail headers at the beginning of a message
-_HEADERS = re.compile(r"^(From|Date|Subject): ")
-
 
 # -- candidates: written to their own folder, checked and applied ---------------------------
 
@@ -168,7 +161,8 @@ def export(
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
         raise UsageError(msg, "see build.py patches list")
-    files = _files(chain)
+    tip = chain.commits[-1].id if chain.commits else source.commit
+    files = series.export(source.repo, source.commit, tip, chain.env)
     paths = project.pins.upstream(source.upstream).paths
     rules = Rules(project.root, paths, f"nothing was written; {fix}")
     tree = chain.commits[-1].tree if chain.commits else source.tree
@@ -207,42 +201,6 @@ def document(fresh: Series, report: Report, written: Sequence[Path]) -> dict[str
     told = "written" if written else "nothing to write"
     log.info(f"{fresh.upstream}: {counted(len(fresh.patches), 'patch', 'patches')}, {told}")
     return {"upstream": fresh.upstream, **asdict(report), "written": [str(p) for p in written]}
-
-
-def _files(chain: Chain) -> list[tuple[str, bytes]]:
-    """Return the canonical patches of a chain."""
-    before = chain.source.tree
-    for commit in chain.commits:
-        if commit.tree == before:
-            msg = f"commit {commit.id[:12]} changes nothing"
-            raise SeriesError(msg, "drop it (git rebase -i --empty=drop), or add its change")
-        before = commit.tree
-        if wrong := _message_problem(commit.message):
-            msg = f"commit {commit.id[:12]}: {wrong}, which git's mail format does not keep"
-            raise SeriesError(msg, "reword it: a subject, an empty line, then the reason")
-    tip = chain.commits[-1].id if chain.commits else chain.source.commit
-    files = series.export(chain.source.repo, chain.source.commit, tip, chain.env)
-    names = [name for name, _ in files]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        msg = f"two commits would write {twice[0]}"
-        raise SeriesError(msg, "change one subject: it becomes the file name")
-    return files
-
-
-def _message_problem(message: str) -> str | None:
-    """Return what git's mail format would misread in a message."""
-    subject, _, body = message.partition("\n")
-    if "\r\n" in message:
-        return "its message has line ends of CR LF"
-    if not re.search("[A-Za-z0-9]", subject):
-        return "its subject has no letter or digit for a file name"
-    if body.strip() and not body.startswith("\n"):
-        return "no empty line follows its subject"
-    if match := _BREAKS.search(body):
-        return f"a line of its message begins with {match[0]!r} like a diff"
-    if match := _HEADERS.match(body.lstrip("\n")):
-        return f"its message begins with {match[0]!r} like a mail header"
-    return None
 
 
 def _expected(

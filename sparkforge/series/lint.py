@@ -58,6 +58,8 @@ def _lint(patch: Patch, root: Path) -> list[str]:
     problems = []
     if (length := len(patch.subject)) > LONGEST:
         problems.append(f"subject has {length} characters: use at most {LONGEST}")
+    if patch.name == ".patch":
+        problems.append("subject has no letter or digit for a file name")
     if patch.name != slug(patch.subject):
         problems.append(f"file name does not follow the subject: rename to {slug(patch.subject)}")
     prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body

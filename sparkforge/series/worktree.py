@@ -25,14 +25,6 @@ _AUTHOR = {
     "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
     "GIT_NO_REPLACE_OBJECTS": "1",
 }
-# files of git while one of its commands waits for the user
-_UNDER_WAY = {
-    "rebase-merge": "rebase",
-    "rebase-apply": "rebase",
-    "MERGE_HEAD": "merge",
-    "CHERRY_PICK_HEAD": "cherry-pick",
-    "REVERT_HEAD": "revert",
-}
 
 
 @dataclass(frozen=True)
@@ -110,10 +102,9 @@ def settled(tree: WorkTree) -> tuple[list[Commit], list[str]]:
     SeriesError: uncommitted changes, a running rebase, or a merge.
     """
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
-    for name, what in _UNDER_WAY.items():
-        if (folder / name).exists():
-            msg = f"{tree.folder}: a {what} is in progress"
-            raise SeriesError(msg, f"finish it: git {what} --continue (or --abort)")
+    if any((folder / name).exists() for name in ("rebase-merge", "rebase-apply", "MERGE_HEAD")):
+        msg = f"{tree.folder}: a rebase or merge is in progress"
+        raise SeriesError(msg, "finish it: git status says how")
     words = ("status", "--porcelain", "--untracked-files=all")
     lines = tree.git("-c", "core.quotePath=true", *words).splitlines()
     if changed := [line[3:] for line in lines if not line.startswith("??")]:
@@ -144,10 +135,10 @@ def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
     return WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
 
 
-def identity() -> tuple[str, str]:
-    """Return the name and address of the user's git commits; ours without them."""
+def identity(folder: Path = Path()) -> tuple[str, str]:
+    """Return the name and address of the user's git commits in a folder; ours without them."""
     found = [
-        call("git", "config", "--get", key, check=False).stdout.decode().strip()
+        call("git", "-C", folder, "config", "--get", key, check=False).stdout.decode().strip()
         for key in ("user.name", "user.email")
     ]
     return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
@@ -170,11 +161,9 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
         if newest.id == tree.base or TRAILERS[0] in patchfile.trailers_of(body):
             msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
-    # with the user's name and address. The message is ours; hooks and signatures are upstream's
-    call(
-        *("git", "-C", str(tree.folder), *gitsafe.no_programs(tree.folder)),
-        *("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-"),
-        *([] if staged else ["--amend"]),
-        stdin=message(subject, body).encode(errors="surrogateescape"),
-    )
+    name, address = identity(tree.folder)
+    who = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
+    text = message(subject, body).encode(errors="surrogateescape")
+    how = ("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-")
+    git.git(tree.folder, *how, *([] if staged else ["--amend"]), stdin=text, env=who)
     return tree.head

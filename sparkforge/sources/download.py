@@ -7,16 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import FetchError, IntegrityError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.store.store import Store
-
-if TYPE_CHECKING:
-    import requests
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
@@ -73,12 +69,13 @@ def fetch(
                     store.accept_download(partial, sha256, name)
                     break
                 except IntegrityError:
+                    partial.unlink(missing_ok=True)
                     if last:
                         raise
                     log.warning(f"{name}: the partial download does not match: starting over")
     final = store.download_path(sha256, name)
     if size is not None and (length := final.stat().st_size) != size:
-        msg = f"{name}: has {length} bytes, but {size} are recorded; the sha256 matches"
+        msg = f"{name}: has {length} bytes, but {size} are recorded"
         raise IntegrityError(msg, "fix its recorded size")
     return final
 
@@ -112,46 +109,28 @@ def _download(url: str, partial: Path, name: str, size: int | None, progress: _P
     import requests
 
     if urlsplit(url).scheme == "file":
-        source = _local(url, name)
-        _refuse_longer(partial, name, size, source.stat().st_size)
         with disk_errors(partial):
-            shutil.copyfile(source, partial)
+            shutil.copyfile(_local(url, name), partial)
         return
     # our own loop: urllib3's repeats a request, but does not resume a body, which is where a
     # download of gigabytes fails
-    with requests.Session() as session:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                _stream(session, url, partial, name, size, progress)
-                return
-            except requests.RequestException as error:
-                status = 500 if error.response is None else error.response.status_code
-                retries = status >= 500 or status in (408, 429)
-                # ValueError: requests' errors for an invalid URL
-                if attempt == _ATTEMPTS or not retries or isinstance(error, ValueError):
-                    msg = f"{name}: download failed after {attempt} attempts: {error}"
-                    raise FetchError(msg, _NETWORK) from error
-                wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
-                log.warning(f"{name}: {error}; retrying in {wait:.0f} s")
-                time.sleep(wait)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            _stream(url, partial, name, size, progress)
+            return
+        except requests.RequestException as error:
+            status = 500 if error.response is None else error.response.status_code
+            retries = status >= 500 or status in (408, 429)
+            # ValueError: requests' errors for an invalid URL
+            if attempt == _ATTEMPTS or not retries or isinstance(error, ValueError):
+                msg = f"{name}: download failed after {attempt} attempts: {error}"
+                raise FetchError(msg, _NETWORK) from error
+            wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
+            log.warning(f"{name}: {error}; retrying in {wait:.0f} s")
+            time.sleep(wait)
 
 
-def _refuse_longer(partial: Path, name: str, size: int | None, length: int) -> None:
-    """Refuse and remove a file that is longer than recorded."""
-    if size is not None and length > size:
-        partial.unlink(missing_ok=True)
-        msg = f"{name}: at least {length} bytes, but {size} are recorded"
-        raise IntegrityError(msg, "check where the file came from; fix a wrong recorded size")
-
-
-def _stream(
-    session: requests.Session,
-    url: str,
-    partial: Path,
-    name: str,
-    size: int | None,
-    progress: _Progress,
-) -> None:
+def _stream(url: str, partial: Path, name: str, size: int | None, progress: _Progress) -> None:
     """Request the missing bytes once, and append them."""
     import requests
     from urllib3.exceptions import HTTPError
@@ -159,7 +138,7 @@ def _stream(
     have = partial.stat().st_size if partial.exists() else 0
     # no transfer compression: to resume, byte positions must be those of the file
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
+    with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
         if have and reply.status_code == requests.codes.requested_range_not_satisfiable:
             return  # all bytes are here (or too many: the hash is checked later)
         reply.raise_for_status()
@@ -169,13 +148,14 @@ def _stream(
         total = done + int(length) if length else None
         if done:
             log.info(f"{name}: continuing at {human_bytes(done)}")
-        _refuse_longer(partial, name, size, total or 0)  # before a byte of it is written
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
             try:
                 # iter_content would unpack a gzip encoding, which servers declare for a .tar.gz
                 for chunk in reply.raw.stream(_CHUNK, decode_content=False):
                     done += len(chunk)
-                    _refuse_longer(partial, name, size, done)
+                    if size is not None and done > size:
+                        msg = f"{name}: at least {done} bytes, but {size} are recorded"
+                        raise IntegrityError(msg, "fix a wrong recorded size")
                     file.write(chunk)
                     progress(done, total)
             except HTTPError as error:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from sparkforge.core import gitsafe
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import StoreError, UsageError
+from sparkforge.core.errors import UsageError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins
@@ -46,22 +46,13 @@ def store_of(named: str | Path | None) -> Store:
 
     UsageError: no store is named, and the user has no home folder. StoreError: another user's.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # by its specification a path that is not absolute is ignored
-    default = (cache if cache.is_absolute() else Path("~/.cache")) / "sparkforge"
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparkforge")
     try:
         root = Path(named or os.environ.get("SPARKFORGE_STORE") or default).expanduser()
-        if not (root.is_absolute() or named or os.environ.get("SPARKFORGE_STORE")):
-            raise RuntimeError("HOME is not an absolute path")
     except RuntimeError as error:  # no HOME, and an unknown user
         raise UsageError(f"no folder for the store: {error}", "give one with --store DIR") from None
     gitsafe.check_owner(root.resolve())  # its files are installed and served
     return Store(root.resolve())
-
-
-def pins_file(named: Path | None) -> Path:
-    """Return the pins.yaml of --pins; None: that of sparkforge's own checkout."""
-    return (named or ROOT / "pins.yaml").resolve()
 
 
 @dataclass(frozen=True)
@@ -78,8 +69,8 @@ class Checkout:
 
 
 def checkout(named: Path | None) -> Checkout:
-    """Return the checkout of --pins; PinsError: pins.yaml is missing or invalid."""
-    path = pins_file(named)
+    """Return the checkout of --pins, or sparkforge's own; raises as ``pins.load``."""
+    path = (named or ROOT / "pins.yaml").resolve()
     return Checkout(path, pins.load(path))
 
 
@@ -111,12 +102,9 @@ class Project(Checkout):
 
         folder = self.root / ".sparkforge"
         with disk_errors(folder):
-            try:
-                folder.mkdir(exist_ok=True)
-                lock = FileLock(folder / "lock")
-                lock.acquire()
-            except (FileExistsError, NotADirectoryError):
-                raise StoreError(f"{folder}: is not a folder", "move it away") from None
+            folder.mkdir(exist_ok=True)
+            lock = FileLock(folder / "lock")
+            lock.acquire()
         try:
             yield replace(self, pins=pins.load(self.pins_path))
         finally:

@@ -119,22 +119,21 @@ def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Acces
 
 
 def _fetch_git(repo: Path, name: str, upstream: Upstream, commit: str, access: Access) -> None:
-    instead = f"; {RELEASE_INSTEAD}" if upstream.source_file is not None else ""
-    tagged, where = _tagged(name, upstream, access, instead)
+    tagged, where = _tagged(name, upstream, access)
     if tagged != commit:
         msg = f"{name}: tag {upstream.tag} is {tagged}, but {commit} is pinned"
         remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
-        raise IntegrityError(msg, f"{remedy} the pin is wrong{instead}")
+        raise IntegrityError(msg, f"{remedy} the pin is wrong; {RELEASE_INSTEAD}")
     log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
     try:
         git.init_bare(repo)
         git.tidy(repo)
         git.fetch_commit(repo, where, commit)
     except CommandError as error:
-        raise _unreachable(name, where, instead, error) from error
+        raise _unreachable(name, where, error) from error
 
 
-def _tagged(name: str, upstream: Upstream, access: Access, instead: str = "") -> tuple[str, str]:
+def _tagged(name: str, upstream: Upstream, access: Access) -> tuple[str, str]:
     """Return the commit of the pinned tag, and the URL or path of the repository."""
     where = access.mirrors.get(name, upstream.git)
     if "://" not in where and Path(where).exists():
@@ -148,17 +147,18 @@ def _tagged(name: str, upstream: Upstream, access: Access, instead: str = "") ->
     try:
         commit = git.remote_tags(where, *tags).get(upstream.tag)
     except CommandError as error:
-        raise _unreachable(name, where, instead, error) from error
+        raise _unreachable(name, where, error) from error
     if commit is None:
         msg = f"{name}: {where} has no tag {upstream.tag}"
-        remedy = f"fix the tag in pins.yaml, or use a mirror that has tags{instead}"
+        remedy = f"fix the tag in pins.yaml, or use a mirror that has tags; {RELEASE_INSTEAD}"
         raise IntegrityError(msg, remedy)
     return commit, where
 
 
-def _unreachable(name: str, where: str, instead: str, error: CommandError) -> FetchError:
+def _unreachable(name: str, where: str, error: CommandError) -> FetchError:
     msg = f"{name}: git could not fetch from {where}:\n{error}"
-    return FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path{instead}")
+    remedy = f"check the network, or give --mirror {name}=URL-or-path; {RELEASE_INSTEAD}"
+    return FetchError(msg, remedy)
 
 
 # -- release files -----------------------------------------------------------
@@ -195,19 +195,14 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
     told = "Python files of its wheel" if is_wheel else f"release file {path.name}"
     message = f"{name} {upstream.version}, {told}\n"
     files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
-    # a separate ref until the import is complete, so that a killed one does not seem complete
-    pending = ref.replace("refs/release/", "refs/importing/")
     try:
         # 2000-01-01: fixed, and clearly not a date of upstream's
-        commit = git.import_tree(
-            repo, files, ref=pending, message=message, author=_IMPORT_AUTHOR, epoch=946684800
+        return git.import_tree(
+            repo, files, ref=ref, message=message, author=_IMPORT_AUTHOR, epoch=946684800
         )
     except (tarfile.TarError, *_UNREADABLE) as error:
         msg = f"{path.name}: not a readable archive: {error}"
         raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
-    git.git(repo, "update-ref", ref, commit)
-    git.git(repo, "update-ref", "-d", pending)
-    return commit
 
 
 def _refused(archive: Path, what: str) -> IntegrityError:
@@ -299,7 +294,8 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
         return Resolved(commit, 0)
     found = ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
     of_git, of_release = _blobs(fetched), _blobs(found)
-    both = [path for path in sorted(of_git.keys() & of_release.keys()) if _compared(path)]
+    shared = sorted(of_git.keys() & of_release.keys())
+    both = [path for path in shared if PurePosixPath(path).name not in _GENERATED]
     differing = [path for path in both if of_git[path] != of_release[path]]
     if differing or not both:
         msg = (
@@ -310,11 +306,6 @@ def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Reso
     return Resolved(commit, len(both))
 
 
-def _compared(path: str) -> bool:
-    return PurePosixPath(path).name not in _GENERATED
-
-
 def _blobs(source: Source) -> dict[str, str]:
-    listing = git.git(source.repo, "ls-tree", "-r", "-z", source.commit)
-    rows = (entry.split("\t", 1) for entry in filter(None, listing.split("\0")))
-    return {path: meta.split(" ")[2] for meta, path in rows if meta.split(" ")[1] == "blob"}
+    every = git.changes(source.repo, git.EMPTY_TREE, source.commit)
+    return {one.path: one.new_blob for one in every if one.new_mode != "160000"}  # a submodule

@@ -132,12 +132,3 @@ def test_no_variable_changes_a_byte(rich: Tree, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     rich.run("patches", "export", str(rich.path), "--check")
     assert snapshot(rich.project.root) == before
-
-
-def test_a_replaced_commit_does_not_stand_for_the_real_one(rich: Tree) -> None:
-    head = rich.git("rev-parse", "HEAD")
-    rich.git("checkout", "--quiet", "--detach", "HEAD~1")
-    other = rich.commit({"demo/evil.py": b"x\n"}, "Add something evil")
-    rich.git("checkout", "--quiet", "sparkforge")
-    rich.git("replace", head, other)
-    rich.run("patches", "export", str(rich.path), "--check")

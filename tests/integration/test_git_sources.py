@@ -220,17 +220,6 @@ def test_provider_is_in_plan_receipt_and_explain(project: Project) -> None:
     assert project.wheel.read_bytes() == wheel
 
 
-def test_auto_falls_back_to_release(project: Project) -> None:
-    receipt = project.build("--source", "auto")
-    assert outputs(receipt, "source demo")["provider"] == "release"
-    wheel = project.wheel.read_bytes()
-    reach(project.repo)
-    receipt = project.build("--source", "auto", "--force", "sources", "--force", "wheels")
-    assert outputs(receipt, "source demo")["provider"] == "git"
-    assert outputs(receipt, "series demo")["source"] == outputs(receipt, "source demo")["commit"]
-    assert project.wheel.read_bytes() == wheel
-
-
 def test_git_trees_are_recorded_on_request(project: Project) -> None:
     reach(project.repo)
     said = "".join(project.run(*BUILD, "--source", "git"))

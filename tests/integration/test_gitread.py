@@ -41,25 +41,6 @@ def test_it_reads_what_git_reads(repo: Repo) -> None:
         assert reader.blob("HEAD:a.py") == b"a = 1\n"  # and it goes on
 
 
-@pytest.mark.parametrize(
-    ("coding", "message", "text"),
-    [
-        ("latin-1", b"caf\xe9", "café"),
-        ("utf-8", b"caf\xe9", "caf\udce9"),
-        ("no-such", "café".encode(), "café"),
-        ("rot13", b"plain", "plain"),
-    ],
-)
-def test_messages_of_any_coding(repo: Repo, coding: str, message: bytes, text: str) -> None:
-    tree = repo("rev-parse", "HEAD^{tree}")
-    raw = f"tree {tree}\nauthor A <a@b> 0 +0000\ncommitter A <a@b> 0 +0000\nencoding {coding}\n"
-    made = repo(
-        "hash-object", "-t", "commit", "-w", "--stdin", stdin=raw.encode() + b"\n" + message
-    )
-    with gitread.reading(repo.path) as reader:
-        assert reader.commit(made).message == text
-
-
 def test_a_chain_ends_at_its_base_or_says_where_it_does_not(repo: Repo) -> None:
     base = repo("rev-parse", "HEAD")
     commits = [repo.commit({f"{name}.py": b""}, name) for name in ("one", "two")]
@@ -106,22 +87,3 @@ def test_another_users_repository_is_read_where_git_trusts_it(
     with gitread.reading(repo.path) as reader:
         assert reader.commit("HEAD").message == "First\n\nWhy."
     gitsafe.trusted_folders.cache_clear()
-
-
-def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "no such"):
-        with pytest.raises(CommandError), gitread.reading(folder):
-            pass
-
-
-def children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(word) for word in text.split()]
-
-
-def test_no_process_is_left(repo: Repo) -> None:
-    before = children(os.getpid())
-    with gitread.reading(repo.path) as reader:
-        reader.commit("HEAD")
-        assert len(children(os.getpid())) == len(before) + 1
-    assert children(os.getpid()) == before

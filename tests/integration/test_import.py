@@ -111,7 +111,7 @@ def test_what_is_missing_is_told_and_nothing_written(
 def test_files_that_are_no_patches(tree: Tree, tmp_path: Path) -> None:
     file = tmp_path / "file"
     before = snapshot(tree.project.root)
-    for data in (b"", b"no patch\n", b"From x\n\n", b"diff --git a/x b/x\n", b"\0"):
+    for data in (b"", b"From x\n\n", b"diff --git a/x b/x\n"):
         file.write_bytes(data)
         tree.run("patches", "import", "demo", str(file), *GIVEN, "--subject", "S", code=6)
     for path in (tmp_path / "none", tmp_path):
@@ -131,14 +131,6 @@ def test_a_new_patch_is_refused_until_its_template_is_filled_in(tree: Tree) -> N
     tree.refused("Risk: 'FILL IN:")
     tree.amend({}, "-m", f"Add a module\n\n{BODY}")
     assert tree.export()["added"] == ["add-a-module.patch"]
-
-
-def test_nothing_to_make_a_patch_of(tree: Tree) -> None:
-    head = tree.git("rev-parse", "HEAD")
-    for subject in ("", " ", "two\nlines"):
-        tree.run("patches", "new", str(tree.path), subject, code=2)
-    tree.run("patches", "new", str(tree.path), "Add a module", code=6)
-    assert tree.git("rev-parse", "HEAD") == head
 
 
 def test_a_user_without_a_name_can_commit(tree: Tree) -> None:

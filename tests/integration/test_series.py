@@ -33,11 +33,9 @@ TEXT = "".join(f"line {i}\n" for i in range(1, 41)).encode()
 FILES: Mapping[str, bytes] = {
     "pkg/mod.py": TEXT,
     "pkg/crlf.py": TEXT.replace(b"\n", b"\r\n"),
-    "pkg/data.bin": bytes(range(256)),
     "run.sh": b"#!/bin/sh\n",
     "pkg/with space.py": TEXT,
     "pkg/\u00fcn\u00ef.py": TEXT,
-    "b/ b/b": TEXT,
     'pkg/"q"\\.py': TEXT,
 }
 
@@ -123,16 +121,13 @@ TWENTY = edited(b"line 20\n", b"twenty\n")
     [
         {"pkg/mod.py": TWENTY},
         {"pkg/new.py": b"x = 1\n"},
-        {"pkg/empty.py": b""},
         {"pkg/mod.py": None},
         {"pkg/mod.py": None, "pkg/moved.py": TEXT},
         {"pkg/crlf.py": FILES["pkg/crlf.py"].replace(b"line 3\r\n", b"line three\r\n")},
-        {"pkg/mod.py": TEXT.replace(b"\n", b"\r\n")},
         {"pkg/mod.py": TEXT + b"no newline at the end"},
         {"pkg/mod.py": TEXT + b"trailing space \n\t \n\n\n"},
         {"pkg/with space.py": b"short\n", "a b/c d.py": b"new\n"},
         {"pkg/\u00fcn\u00ef.py": b"short\n", "pkg/\u2603.py": b"new\n"},
-        {"b/ b/b": b"short\n"},
         {'pkg/"q".py': b"short\n", 'pkg/ "\u2603".py': b"new\n"},
         {"pkg/mod.py": TEXT + b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-- \nFrom me\n"},
     ],
@@ -154,11 +149,6 @@ def test_a_mode_alone_applies_where_its_file_is(shop: Workshop) -> None:
     refused(shop)
 
 
-def test_a_binary_change_as_git_writes_it_is_refused(shop: Workshop) -> None:
-    shop.patch("Change the data", {"pkg/data.bin": bytes(reversed(range(256)))})
-    refused(shop, r"pkg/data\.bin: a binary file")
-
-
 def test_a_module_may_become_a_package_but_not_get_one_beside_it(shop: Workshop) -> None:
     shop.patch("Make a package", {"pkg/mod.py": None, "pkg/mod/__init__.py": TEXT})
     applied_as_worked(shop)
@@ -177,21 +167,15 @@ def test_patches_that_build_on_each_other_apply_in_their_order_alone(shop: Works
     refused(shop)
 
 
-def test_an_empty_series_is_the_source_itself(shop: Workshop) -> None:
-    found = series.apply(shop.store, shop.read(), shop.source)
-    assert (found.commit, found.tree) == (shop.base, shop.source.tree)
-
-
 @pytest.mark.parametrize(
     ("change", "before"),
     [
         ({"pkg/mod.py": TWENTY}, {"pkg/mod.py": b"a new first line\n" + TEXT}),
         ({"pkg/mod.py": TWENTY}, {"pkg/mod.py": edited(b"line 17\n", b"seventeen\n")}),
-        ({"pkg/mod.py": TWENTY}, {"pkg/mod.py": edited(b"line 40\n", b"forty\n")}),
         ({"pkg/mod.py": TWENTY}, {"pkg/mod.py": None}),
         ({"pkg/new.py": b"x\n"}, {"pkg/new.py": b"other\n"}),
     ],
-    ids=["offset", "fuzz", "far from the change", "no file", "a file"],
+    ids=["offset", "fuzz", "no file", "a file"],
 )
 def test_a_patch_of_another_tree_is_refused(
     shop: Workshop, change: Mapping[str, bytes | None], before: Mapping[str, bytes | None]
@@ -209,7 +193,6 @@ def test_a_patch_of_another_tree_is_refused(
         (b"Subject: Change", b"Subject: [PATCH] Change"),
         (b"From " + b"0" * 40, b"From " + b"a" * 40),
         (b"\n\ndiff --git", b"\n---\n pkg/mod.py | 2 +-\n\ndiff --git"),
-        (b"index ", b"index  "),
         (b"@@ -17,7 +17,7 @@", b"@@ -18,7 +18,7 @@"),
         (b"+twenty", b"+hacked"),
     ],
@@ -345,17 +328,3 @@ def test_the_real_series_is_read_and_clean() -> None:
         if folder.is_dir():
             read = series.read(folder)
             assert lint.lint(read, ROOT, upstreams[folder.name].paths) == []
-
-
-def test_a_clone_of_the_patched_tree_has_a_commit_a_patch(shop: Workshop, tmp_path: Path) -> None:
-    shop.patch("Change a line", {"pkg/mod.py": TWENTY})
-    patched = series.apply(shop.store, shop.read(), shop.source)
-    clone = tmp_path / "clone"
-    git.clone_at(shop.source.repo, clone, patched.commit)
-    assert b"twenty\n" in (clone / "pkg" / "mod.py").read_bytes()
-    assert git.git(clone, "status", "--porcelain") == ""
-    assert git.git(clone, "symbolic-ref", "--short", "HEAD") == "sparkforge"
-    objects = shop.source.repo / "objects"
-    stored = next(path for path in objects.rglob("*") if path.is_file())
-    twin = clone / ".git" / "objects" / stored.relative_to(objects)
-    assert not twin.exists() or twin.stat().st_ino != stored.stat().st_ino

@@ -86,14 +86,3 @@ def test_damaged_environment_is_rebuilt(project: Project, lock: Any) -> None:
     project.build(until="image")
     code = "import first, demo; assert first.here"
     subprocess.run([venv / "bin" / "python", "-c", code], check=True, cwd="/")
-
-
-def test_clean_keeps_environments_working(project: Project, lock: Any) -> None:
-    lock("first")
-    venv = environment(project.build(until="image"), project.store)
-    project.run("clean", "--superseded")
-    assert not (project.store / "unpacked").exists()
-    subprocess.run([venv / "bin" / "python", "-c", "import first, demo"], check=True, cwd="/")
-    lock("first", "second")
-    project.build(until="image")
-    assert archives(project.store) == 2

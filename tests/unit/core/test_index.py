@@ -47,24 +47,11 @@ def test_a_commands_section_wins_over_global_and_a_variable_over_both(
     assert (found["index-url"], found["trusted-host"]) == ("http://127.0.0.1:1/v", "a b")
 
 
-@pytest.mark.parametrize("word", ["1", "true", "Yes", "0"])
-def test_no_index_leaves_none(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", word)
-    pip_settings.cache_clear()
-    assert bool(Index()._finder.sources) is (word == "0")
-
-
 @pytest.fixture
 def web(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
     pip_settings.cache_clear()
     return server
-
-
-def test_a_file_is_found_by_its_name(web: Server) -> None:
-    add_project(web, "demo-pkg", {"demo_pkg-1.0.tar.gz": b"one", "demo_pkg-1.1.tar.gz": b"two"})
-    url = Index().url_of("demo-pkg", "demo_pkg-1.1.tar.gz")
-    assert url.partition("#")[0] == web.url("/files/demo_pkg-1.1.tar.gz")
 
 
 @pytest.mark.parametrize("as_address", [False, True])
@@ -78,8 +65,10 @@ def test_a_folder_of_files_is_an_index(
     assert Index().url_of("demo", path.name) == path.as_uri()
 
 
-def test_a_file_that_nobody_lists_says_how_to_point_pip_at_it(web: Server) -> None:
-    add_project(web, "demo", {"demo-1.0.tar.gz": b"one"})
+def test_a_file_is_found_by_its_name_or_said_to_be_missing(web: Server) -> None:
+    add_project(web, "demo", {"demo-1.0.tar.gz": b"one", "demo-1.1.tar.gz": b"two"})
+    url = Index().url_of("demo", "demo-1.1.tar.gz")
+    assert url.partition("#")[0] == web.url("/files/demo-1.1.tar.gz")
     for project in ("demo", "nobody"):
         with pytest.raises(FetchError, match="PIP_FIND_LINKS"):
             Index().url_of(project, "demo-9.whl")

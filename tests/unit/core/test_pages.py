@@ -8,7 +8,6 @@ import jinja2
 import pytest
 
 from sparkforge.core import pages
-from tests.support import ROOT
 
 
 @pytest.mark.parametrize(
@@ -39,11 +38,3 @@ def test_what_a_template_shows_is_escaped_in_its_language(tmp_path: Path) -> Non
         assert pages.render(template, value="a_b<c>") == f"{shown}\n"
         with pytest.raises(jinja2.UndefinedError):
             pages.render(template)
-
-
-def test_every_template_belongs_to_a_module_beside_it() -> None:
-    templates = sorted((ROOT / "sparkforge").rglob("*.j2"))
-    assert templates
-    for template in templates:
-        beside = (path.read_text() for path in template.parent.glob("*.py"))
-        assert any(f'"{template.name}"' in text for text in beside), template

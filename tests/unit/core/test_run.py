@@ -78,13 +78,6 @@ def test_timeout_ends_the_process_group(tmp_path: Path) -> None:
     wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_background_processes_of_a_child_end(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    call("sh", "-c", f"sleep 60 >/dev/null 2>&1 & echo $! > {note}")
-    pid = int(note.read_text())
-    wait_for(lambda: not alive(pid))
-
-
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
 def test_error_ends_server_and_children(tmp_path: Path, error: BaseException) -> None:
     note = tmp_path / "note"

@@ -16,7 +16,6 @@ from sparkforge.pins.compiling import compiles, loads
         ("121", False, True),
         ("121f", False, True),
         ("121a", False, True),
-        ("100f", False, False),
         ("90a", False, False),
         ("80", False, False),
     ],

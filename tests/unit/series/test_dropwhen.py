@@ -14,7 +14,6 @@ from sparkforge.series import lint
         ("vllm>=0.33.0", {"vllm": "0.34.0rc1"}, True),
         ("vllm>=0.33.0; as upstream does", {"vllm": "0.32.1"}, False),
         ("flashinfer>=0.7.2; as upstream does", {"flashinfer": "0.7.2.post1"}, True),
-        ("triton-kernels>=3.6,<4", {"triton-kernels": "3.7"}, True),
         ("triton_kernels>=3.6,<4", {"triton-kernels": "3.7"}, True),
         ("vllm>=0.33.0", {"triton": "3.8.0"}, False),
         ("test; upstream has it", {"vllm": "9.9"}, False),  # its test says so, no version

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 
@@ -10,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkforge.core import git, plain
+from sparkforge.core import plain
 from sparkforge.core.errors import SeriesError
 from sparkforge.pins.types import PathRule
 from sparkforge.series import lint as patchlint
 from sparkforge.series import series
-from sparkforge.series.patchfile import check_shadows, read_patch, slug
+from sparkforge.series.patchfile import check_shadows, read_patch, slug, trailers_of
 from tests.support import BODY
 
 GOOD = f"""\
@@ -73,20 +72,16 @@ STATUS, TEST, DROP = "Status: Pending", "test_it.py::test_it", "test; upstream h
         ("Drop-when: test; upstream has it\n", "", "trailer Drop-when"),
         (DROP, "upstream has it", "Drop-when"),
         (DROP, "test;", "Drop-when"),
-        (DROP, "vllm; upstream has it", "Drop-when"),
         ("Risk: build\n", "", "trailer Risk"),
         ("Test: tests/test_it.py::test_it\n", "", "trailer Test"),
         ("Risk: build\n", "Risk: build\nSigned-off-by: Ada\n", "trailer Signed-off-by"),
         ("Risk: build", "Risk: none", "Risk"),
         (STATUS, "Status: Sent", "Upstream-Status"),
-        (STATUS, "Status: Submitted", "Upstream-Status"),
         (STATUS, "Status: Inappropriate", "Upstream-Status"),
         (TEST, "gone.py::test_it", "Test: tests/gone.py"),
         (TEST, "test_it.py", "Test"),
         (TEST, "test_it.py::test_gone", "Test: tests/test_it.py has no test_gone"),
         ("tests/test_it.py::test_it", "../../../etc/passwd::root", "Test"),
-        ("tests/test_it.py::test_it", "/etc/passwd::root", "Test"),
-        ("tests/test_it.py::test_it", "x" * 5000, "Test"),
         ("tests/test_it.py::test_it", "tests/\x1b::x", "Test"),
         ("Risk: build", "Some prose among trailers", "trailer Risk"),
     ],
@@ -98,17 +93,6 @@ def test_each_fault_of_form_is_named_with_its_file(
     assert any(f": {place}" in one for one in problems) or place in problems[0], problems
     assert all(one.startswith(f"{tmp_path}/patches/demo/{NAME}: ") for one in problems)
     assert all(plain.printable(one) and len(one) < 400 for one in problems)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        *((STATUS, f"Status: {one}") for one in ("Submitted https://x", "Backport abc")),
-        *((TEST, f"test_it.py::{one}") for one in ("TestX::test_it", "test_it[a-1]")),
-    ],
-)
-def test_other_good_values_are_clean(tmp_path: Path, old: str, new: str) -> None:
-    assert lint(tmp_path, changed(old, new)) == []
 
 
 BUILD = (PathRule(repo="pkg/", wheel="pkg/"), PathRule(repo="CMake.txt", wheel=None, build=True))
@@ -138,12 +122,6 @@ def test_changed_rules_of_compiling_tell_which_targets_they_concern(
         assert read.patches[0].natives == ("_C", "_moe_C")
     elif problem is None:
         assert read.patches[0].natives == ()
-
-
-def test_a_trailer_may_be_folded(tmp_path: Path) -> None:
-    patches = write(tmp_path, changed("upstream has it", "upstream\n has it, and\n\tmore"))
-    (patch,) = series.read(patches).patches
-    assert patch.trailers["Drop-when"] == "test; upstream has it, and more"
 
 
 def test_a_subject_beyond_ascii_gives_the_name_that_an_export_gives(tmp_path: Path) -> None:
@@ -181,7 +159,6 @@ def refused(folder: Path, text: str) -> str:
         ("diff --git a/pkg/mod.py b/", "diff --git a/pkg/old.py b/"),
         ("pkg/mod.py b", "mod.py b"),
         # links and submodules
-        (f"{INDEX} 100644", f"new file mode 160000\nindex {'0' * 40}..{'2' * 40}"),
         (f"{INDEX} 100644", f"{INDEX} 160000"),
         (f"{INDEX} 100644", f"{INDEX} 120000"),
         (f"{INDEX} 100644", f"new file mode 120000\nindex {'0' * 40}..{'2' * 40}"),
@@ -192,11 +169,10 @@ def test_what_is_no_patch_of_ours_is_refused(tmp_path: Path, old: str, new: str)
     assert NAME in refused(tmp_path, changed(old, new))
 
 
-NAMES = [r'"{}/\q"', r'"{}/\777"', r'"{}/\9"', '"{}/x', "{}/../../etc/evil", "{}//etc/evil", "{}/"]
+NAMES = [r'"{}/\q"', '"{}/x', "{}/../../etc/evil", "{}//etc/evil", "{}/"]
 NAMES += [r'"{}/a\nerror: forged"', r'"{}/a\033[31mred"', "{}/" + "x" * 5000, "{}/.gitattributes"]
 NAMES += ["{}/pkg/.gitmodules", "{}/.git/hooks/post-checkout"]
-UNREAD = "mod.so mod.cpython-311-x86_64-linux-gnu.so mod.abi3.so mod.pyd mod.pyc evil.pth"
-UNREAD += " __pycache__/mod.cpython-311.pyc __pycache__/mod.py evil.egg-link"
+UNREAD = "mod.cpython-311-x86_64-linux-gnu.so mod.pyd mod.pyc evil.pth __pycache__/mod.py"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(f"{{}}/pkg/{name}" for name in UNREAD.split())])
@@ -219,8 +195,6 @@ def test_a_binary_change_is_refused(tmp_path: Path, hunk: str) -> None:
     [
         ("pkg/mod/__init__.py", "pkg/mod.py"),
         ("pkg/mod/data.txt", "pkg/mod.abi3.so"),
-        ("pkg/mod/deep/er.py", "pkg/mod.cpython-311-x86_64-linux-gnu.so"),
-        ("mod/x.py", "mod.py"),
         ("pkg/mod.py", "pkg/mod/__init__.py"),
         ("pkg/mod.py", "pkg/mod/deep/er.py"),
     ],
@@ -229,20 +203,6 @@ def test_a_new_file_that_hides_a_module_is_refused(new: str, there: str) -> None
     with pytest.raises(SeriesError, match="Python would import"):
         check_shadows({new}, [there, new], "demo")
     check_shadows(set(), [there, new], "demo")  # as upstream has it
-
-
-@pytest.mark.parametrize("there", ["pkg/mod.md", "pkg/mod_/x.py", "mod.py", "pkg/mod.abi3.so"])
-@pytest.mark.parametrize("new", ["pkg/mod.py", "pkg/mod.txt"])
-def test_a_new_file_beside_others_hides_none(new: str, there: str) -> None:
-    check_shadows({new}, [there, new], "demo")
-
-
-def test_a_test_in_a_file_that_is_no_text_is_not_there(tmp_path: Path) -> None:
-    text = changed("tests/test_it.py::test_it", "tests/data.bin::test_it")
-    patches = write(tmp_path, text)
-    (tmp_path / "tests" / "data.bin").write_bytes(b"\xff\xfe def test_other(")
-    (problem,) = patchlint.lint(series.read(patches), tmp_path)
-    assert "tests/data.bin has no test_it" in problem
 
 
 ODD = ["\n", "\n\n", "diff --git ", '"', "\\", "\\377", "a/", "b/", "../", "--- ", "+++ ", "@@ "]
@@ -291,31 +251,6 @@ def test_series_and_files_must_agree_and_all_is_said_at_once(tmp_path: Path) -> 
     assert all(plain.printable(line) for line in lines)
 
 
-def test_no_folder_is_an_empty_series(tmp_path: Path) -> None:
-    assert series.read(tmp_path / "nothing").patches == ()
-
-
-def test_a_series_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    patches = write(tmp_path)
-    (patches / "series").write_bytes(b"\xff\n")
-    with pytest.raises(SeriesError, match="cannot read it"):
-        series.read(patches)
-
-
-def test_the_digest_follows_names_contents_and_order(tmp_path: Path) -> None:
-    patches = write(tmp_path)
-    other = changed("Subject: Change the", "Subject: Change another")
-    (patches / "other.patch").write_text(other)
-    (patches / "series").write_text(f"{NAME}\nother.patch\n")
-    both = series.read(patches)
-    (patches / "series").write_text(f"other.patch\n{NAME}\n")
-    assert series.read(patches).sha256 != both.sha256
-    assert both.without([NAME]).patches == both.patches[1:]
-    (patches / "series").write_text(f"{NAME}\nother.patch\n")
-    (patches / "other.patch").write_text(other + "\n")
-    assert series.read(patches).sha256 != both.sha256
-
-
 # -- names ----------------------------------------------------------------------------------
 
 
@@ -333,12 +268,14 @@ def test_file_names_come_from_subjects(subject: str, name: str) -> None:
     assert slug(subject) == name
 
 
-@given(st.text())
-def test_every_subject_gives_a_plain_short_name(subject: str) -> None:
-    name = slug(subject)
-    assert re.fullmatch(r"([a-z0-9]+(-[a-z0-9]+)*)?\.patch", name)
-    assert len(name) <= 70
-    assert slug(name.removesuffix(".patch")) == name
+def test_the_digest_follows_the_order(tmp_path: Path) -> None:
+    patches = write(tmp_path)
+    (patches / "other.patch").write_text(changed("Change the", "Change another"))
+    (patches / "series").write_text(f"{NAME}\nother.patch\n")
+    both = series.read(patches)
+    (patches / "series").write_text(f"other.patch\n{NAME}\n")
+    assert series.read(patches).sha256 != both.sha256
+    assert both.without([NAME]).patches == both.patches[1:]
 
 
 @given(
@@ -350,24 +287,8 @@ def test_every_subject_gives_a_plain_short_name(subject: str) -> None:
     )
 )
 def test_trailers_are_read_back(trailers: dict[str, str]) -> None:
-    from sparkforge.series.patchfile import trailers_of
-
     body = "\n".join(f"{key}: {value}" for key, value in trailers.items())
     assert trailers_of(f"Prose: of the body\nand more.\n\n{body}\n") == trailers
-
-
-@given(st.binary(min_size=1).filter(lambda raw: b"\0" not in raw))
-def test_a_quoted_name_is_read_back(raw: bytes) -> None:
-    special = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
-    quoted = "".join(
-        f"\\{special[byte]}"
-        if byte in special
-        else chr(byte)
-        if 32 <= byte < 127
-        else f"\\{byte:03o}"
-        for byte in raw
-    )
-    assert git.unquoted(f'"{quoted}"') == raw.decode(errors="surrogateescape")
 
 
 @pytest.mark.parametrize(
@@ -376,10 +297,9 @@ def test_a_quoted_name_is_read_back(raw: bytes) -> None:
         (["a.patch", "b.patch"], "# why\na.patch\n# of b\nb.patch\n\n# the end\n"),
         (["a.patch", "c.patch"], "# why\na.patch\nc.patch\n# of b\n\n# the end\n"),
         (["b.patch"], "# why\n# of b\nb.patch\n\n# the end\n"),
-        (["b.patch", "a.patch"], "# of b\nb.patch\n# why\na.patch\n\n# the end\n"),
         ([], "# why\n# of b\n\n# the end\n"),
     ],
-    ids=["as it was", "renamed", "first gone", "another order", "all gone"],
+    ids=["as it was", "renamed", "first gone", "all gone"],
 )
 def test_no_comment_of_a_series_is_lost(tmp_path: Path, names: list[str], wanted: str) -> None:
     (tmp_path / "series").write_text("# why\na.patch\n# of b\nb.patch\n\n# the end\n")

@@ -38,21 +38,6 @@ def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
     assert r"[Take a\|b, `c_d\|e` and \<f\> \[g\]\_h\*](" in text
 
 
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        ("Short. Yet\nit is all.\n\nMore.", "Short. Yet it is all."),
-        ("x" * 130 + " at v0.7.0, e.g. here. More.", "x" * 130 + " at v0.7.0, e.g. here."),
-        ("It is short. " + "y" * 120 + ". Third.", "It is short. " + "y" * 120 + "."),
-        ("no full stop " * 20, ("no full stop " * 20).strip()),
-    ],
-)
-def test_why_is_the_beginning_of_the_message(
-    ours: list[series.Series], body: str, why: str
-) -> None:
-    assert docs.why(replace(ours[0].patches[0], body=body)) == why
-
-
 def test_a_stale_page_is_refused_and_mended(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -72,7 +57,3 @@ def test_a_stale_page_is_refused_and_mended(
     capsys.readouterr()
     assert main([*here, "--check"]) == 3
     assert "hint: update it: build.py docs" in capsys.readouterr().err
-    names = (folder / "series").read_text().splitlines(keepends=True)
-    assert main(here) == 0
-    (folder / "series").write_text("".join(reversed(names)))
-    assert main([*here, "--check"]) == 3

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-import pytest
-
 from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.stages.thirdparty import PYTHON
-from sparkforge.core.errors import PinsError
 from sparkforge.pins import pins
 from sparkforge.pins.types import Platform
 from sparkforge.sources import sizes
@@ -55,13 +52,3 @@ def test_what_the_store_has_is_not_fetched(store: Store, tmp_path: Path) -> None
     there.parent.mkdir(parents=True)
     there.write_bytes(b"x")
     assert to_fetch(store, want, known) == Fetches({B: 7}, ("1 wheels of lock.txt",))
-
-
-def test_no_file_records_nothing_and_a_wrong_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "sizes.txt"
-    assert sizes.read(path) == {}
-    path.write_text(f"# a word\n{A}  7  one-1.0-py3-none-any.whl\n")
-    assert sizes.read(path) == {A: sizes.Known(A, 7, "one-1.0-py3-none-any.whl")}
-    path.write_text(f"{A} seven\n")
-    with pytest.raises(PinsError, match=r"sizes\.txt:1: "):
-        sizes.read(path)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from packaging.markers import Marker
-from packaging.tags import Tag
 
 from sparkforge.core import index
 from sparkforge.core.errors import FetchError, IntegrityError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.sources import download, sizes, wheelhouse
-from sparkforge.sources.wheelhouse import Locked, Wanted, fill, platform_tags, read_lock
+from sparkforge.sources.wheelhouse import Locked, Wanted, fill, read_lock
 from sparkforge.store.store import Store
 from tests.support import PATIENCE_S, Page, Server, add_project, make_wheel, sha256
 
@@ -56,9 +55,7 @@ marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
     "text",
     [
         "a==1\n",
-        f"# x\n\na>=1 --hash=sha256:{HASH}\n",
         f"a==1 \\\n  --hash=sha256:{HASH}\nb==2 \\\n  --hash=md5:{HASH}\n",
-        f"a==1 --hash=sha256:{HASH[:-1]}\n",
         "--index-url http://127.0.0.1/\n",
         "a @ http://127.0.0.1/a.whl\n",
         f"x==1 ; python_version ~ '3' --hash=sha256:{HASH}\n",
@@ -82,19 +79,6 @@ def test_unlocked_bytes_are_damage(tmp_path: Path) -> None:
     bad.write_bytes(bad.read_bytes()[:-1])
     other.write_bytes(good.read_bytes())
     assert wheelhouse.damaged(folder, wanted) == [bad.name, other.name]
-
-
-# -- tags -------------------------------------------------------------------------------
-
-
-def test_tags_are_those_of_the_target() -> None:
-    tags = platform_tags("3.12", "linux/arm64")
-    assert next(iter(tags)) == Tag("cp312", "cp312", "manylinux_2_39_aarch64")
-    assert Tag("cp312", "abi3", "manylinux_2_28_aarch64") in tags
-    assert Tag("py3", "none", "any") in tags
-    assert not any("x86_64" in tag.platform for tag in tags)
-    assert not any("musl" in tag.platform for tag in tags)
-    assert Tag("cp312", "cp312", "manylinux_2_40_aarch64") not in tags
 
 
 # -- filling ------------------------------------------------------------------------------
@@ -150,8 +134,12 @@ def test_best_locked_file_is_taken(store: Store, web: Server, tmp_path: Path) ->
     ):
         want = wanted(tmp_path, text, python=python, platform=platform)
         assert filled(store, want) == [f"demo-1.0-{tags[best]}.whl"]
-    only_any = f"demo==1.0 --hash=sha256:{hashes[0]}"
-    assert filled(store, wanted(tmp_path, only_any)) == [f"demo-1.0-{tags[0]}.whl"]
+    markers = (
+        f"demo==1.0 ; python_full_version >= '3.11' --hash=sha256:{hashes[0]}\n"
+        f"demo==0.9 ; python_full_version < '3.11' --hash=sha256:{HASH}\n"
+        f"arm==1 ; platform_machine == 'aarch64' --hash=sha256:{HASH}\n"
+    )
+    assert filled(store, wanted(tmp_path, markers)) == [f"demo-1.0-{tags[0]}.whl"]
     foreign = f"demo==1.0 --hash=sha256:{hashes[4]}"
     with pytest.raises(FetchError, match=r"fits Python 3\.11 on linux/amd64"):
         filled(store, wanted(tmp_path, foreign))
@@ -186,18 +174,6 @@ def test_a_file_that_is_not_locked_or_too_large_is_not_taken(
     known = {sha256(data): sizes.Known(sha256(data), len(data) - 1, name)}
     with store.temporary("house") as house, pytest.raises(IntegrityError, match="at least"):
         fill(store, want, Index(), Path("uv"), offline=False, into=house, known=known)
-
-
-def test_markers_select_lines(store: Store, web: Server, tmp_path: Path) -> None:
-    name, data = wheel(tmp_path, "demo", "py3-none-any")
-    add_project(web, "demo", {name: data})
-    text = (
-        f"demo==1.0 ; python_full_version >= '3.11' --hash=sha256:{sha256(data)}\n"
-        f"demo==0.9 ; python_full_version < '3.11' --hash=sha256:{HASH}\n"
-        f"winonly==1 ; sys_platform == 'win32' --hash=sha256:{HASH}\n"
-        f"arm==1 ; platform_machine == 'aarch64' --hash=sha256:{HASH}\n"
-    )
-    assert filled(store, wanted(tmp_path, text)) == [name]
 
 
 def test_failure_cancels_other_downloads(

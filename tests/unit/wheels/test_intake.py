@@ -102,7 +102,7 @@ WRONG_METADATA = [
     None,
 ]
 WRONG_RECORD = [b"demo/__init__.py\n", b"demo/__init__.py,sha256=x\n", b'"demo/__init__.py,,\n']
-WRONG_RECORD += [b"d\xe9mo,,\n", b"x" * 200_000 + b",,\n", b"demo/__init__.py,md5=abcd,\n"]
+WRONG_RECORD += [b"d\xe9mo,,\n", b"demo/__init__.py,md5=abcd,\n"]
 WRONG_RECORD += [b"demo/__init__.py,sha256=!,\n", b""]
 REFUSED = [
     *(packed(members(**{place: b""})) for place in (*PLACES, *MORE, *MORE_STILL)),
@@ -132,14 +132,6 @@ def test_what_some_installer_refuses_is_refused(tmp_path: Path, number: int) -> 
     with pytest.raises(BuildError) as caught:
         judged(tmp_path, REFUSED[number])
     assert plain.printable(caught.value.what)
-
-
-@pytest.mark.parametrize(
-    "name", ["demo.whl", "demo-1.0-1-py3-none-any.whl", "de\x1bmo-1.0-py3-none-any.whl"]
-)
-def test_a_file_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BuildError):
-        judged(tmp_path, GOOD, name)
 
 
 LOWER = METADATA.replace(b"Name", b"name").replace(b"Version: 1.0", b"version: 1.0")
@@ -178,17 +170,6 @@ def test_our_wheel_of_lower_case_headers_says_who_it_is(tmp_path: Path) -> None:
     assert (found.name, found.version) == ("renamed-demo", "1.0+spark.1")
 
 
-def test_nothing_is_written_outside_of_the_folder(tmp_path: Path) -> None:
-    for number, name in enumerate((b"/", b"../x", str(tmp_path / "evil").encode())):
-        wheel = make_wheel(tmp_path / str(number), metadata=METADATA.replace(b"demo", name))
-        (tmp_path / f"out{number}").mkdir()
-        request = overlay.Request(wheel, None, "spark.1", (), None, EPOCH)
-        with pytest.raises(BuildError):
-            overlay.build(request, [], tmp_path / f"out{number}")
-    written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == {"demo-1.0-py3-none-any.whl"}
-
-
 def test_a_wheel_is_checked_once(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,22 +203,3 @@ def test_whatever_happens_to_its_bytes_it_is_taken_or_refused(
                 judged(Path(folder), one)
             except BuildError as error:
                 assert plain.printable(error.what)
-
-
-PIECES = [b"Name: demo\n", b"Version: 1.0\n", b"\n", b"name:", b": ", b" folded\n", b"["]
-PIECES += [b"Requires-Dist: x", b"; extra == 'y'", b"Wheel-Version: 1.0\n", b"\r", b"sha256="]
-PIECES += [b",", b'"', b"\xff", b"\0", b"../", b"demo/"]
-TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=10)), max_size=12)
-
-
-@given(TEXTS, st.sampled_from(["METADATA", "WHEEL", "RECORD"]))
-@settings(max_examples=150)
-def test_whatever_a_wheel_says_of_itself_is_taken_or_refused(
-    texts: list[bytes], which: str
-) -> None:
-    text = b"".join(texts)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            judged(Path(folder), packed(members(**{f"{INFO}/{which}": text})))
-        except BuildError as error:
-            assert plain.printable(error.what)
