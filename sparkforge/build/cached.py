@@ -18,7 +18,6 @@ from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import in_parallel
-from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Artefact, Store, T, T_co
 
@@ -53,10 +52,8 @@ class Cached(Generic[T_co]):
     """A result counts as valid as long as all that need it are."""
     kept: bool = False
     """``--force`` of its stage does not make it again: it is not the stage's result."""
-    download: tuple[ReleaseFile, ...] = ()
-    """Release files that it may have to fetch."""
     fetches: Callable[[], Fetches] = Fetches
-    """Further downloads that it may need."""
+    """Downloads that it may need."""
     commands: tuple[str, ...] = ()
     """For people: the command lines that it runs, where those are worth reading."""
     found: Artefact[T_co] | None = field(default=None, init=False)
@@ -184,13 +181,8 @@ def plan(
             planned.append(Planned(*names, CACHED))
             continue
         fetches = item.fetches()
-        absent = {
-            file.sha256: file.size
-            for file in item.download
-            if not context.store.download_path(file.sha256, file.file).exists()
-        } | dict(fetches.known)
-        size = sum(size for sha256, size in absent.items() if sha256 not in counted)
-        counted.update(absent)
+        size = sum(size for sha256, size in fetches.known.items() if sha256 not in counted)
+        counted |= fetches.known.keys()
         why, state = _why(context, item), "to make"
         if lookup.forced(item):
             why, state = ("--force",) if why == _LOST else why, "to make again"

@@ -117,7 +117,7 @@ def test_installers_take_the_wheel(own: Project, tmp_path: Path) -> None:
         archive.extractall(tmp_path)
     installed = PathDistribution(tmp_path / INFO)
     wanted = {"Name": "demo-own", "Version": "1.5", "License-File": "TERMS"}
-    assert wanted.items() <= dict(installed.metadata).items()
+    assert {name: installed.metadata[name] for name in wanted} == wanted
     points = {(one.name, one.value, one.group) for one in installed.entry_points}
     assert points == {
         ("own", "demo_own:register", "some.plugins"),

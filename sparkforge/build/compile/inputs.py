@@ -60,8 +60,6 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
     }
 
     def make(folder: Path) -> BuilderResult:
-        from sparkforge.build import sbom  # not needed by a build in which nothing changed
-
         engine = engine_of(tools)
         name = f"sparkforge/builder-{context.target_name}:{key_of(inputs)[:12]}"
         ours = folder / "wheels"
@@ -82,7 +80,7 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         )
         image_id = engine.image_id(name)
         log.info(f"builder {name} ({image_id})")
-        return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
+        return BuilderResult(image_id, name)
 
     return Cached(
         *("builder", "builder", inputs, BuilderResult, make),
@@ -114,19 +112,18 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
             # whether submodules may be folders of this machine
             files = f"protocol.file.allow={'always' if local else 'never'}"
             git = ("git", "-C", work, "-c", files, "-c", "core.hooksPath=/dev/null")
-            deep = ("submodule", "--quiet", "update", "--init", "--recursive", "--depth=1")
+            submodules = ("submodule", "--quiet", "update", "--init")
             try:
                 for words in (
                     ("init", "--quiet", "--template="),
                     ("remote", "add", "origin", url),  # addresses of submodules may be relative
                     ("fetch", "--quiet", "--depth=1", "--no-tags", "origin", pin.commit),
                     ("checkout", "--quiet", "FETCH_HEAD"),
-                    (*deep, "--checkout"),
+                    (*submodules, "--recursive", "--depth=1", "--checkout"),
                 ):
                     call(*git, *words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
             except CommandError as error:
-                msg = f"{name}: git could not fetch {pin.commit[:12]} from {url}:\n{error}"
-                raise FetchError(msg, remedy) from error
+                raise FetchError(f"{name}: {error}", remedy) from error
             out = folder / ARCHIVE
             call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
         return ExternalResult(pin.commit, sha256_file(out))

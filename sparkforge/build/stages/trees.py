@@ -11,7 +11,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.results import SeriesResult, SourceResult
 from sparkforge.core import git
 from sparkforge.core.log import counted, human_bytes, log
-from sparkforge.pins.pins import SourcePlan
+from sparkforge.pins.pins import ReleaseFile, SourcePlan
 from sparkforge.series import series
 from sparkforge.series.series import Patched
 from sparkforge.sources import sources
@@ -21,6 +21,12 @@ from sparkforge.store.store import Artefact, code_of
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer
+
+
+def to_fetch(context: Context, file: ReleaseFile) -> Fetches:
+    """Return the download of a release file, unless the store has it."""
+    there = context.store.download_path(file.sha256, file.file).exists()
+    return Fetches({} if there else {file.sha256: file.size})
 
 
 def chosen(context: Context, name: str) -> SourcePlan:
@@ -50,7 +56,9 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         return SourceResult(source.provider, source.commit, source.tree, source.origin)
 
     def fetches() -> Fetches:
-        if not by_git or (upstream.commit is not None and git.has_commit(repo, upstream.commit)):
+        if file is not None and not by_git:
+            return to_fetch(context, file)
+        if upstream.commit is not None and git.has_commit(repo, upstream.commit):
             return Fetches()
         size = f" (release file: {human_bytes(file.size)})" if file else ""
         return Fetches(unknown=(f"{name} by git{size}",))
@@ -58,7 +66,6 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
     return Cached(
         *("sources", f"source {name}", inputs, SourceResult, make),
         valid=lambda artefact: git.has_commit(repo, artefact.result.commit),
-        download=() if file is None or by_git else (file,),
         fetches=fetches,
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.results import OwnWheel, WheelResult
-from sparkforge.build.stages.trees import Tree
+from sparkforge.build.stages.trees import Tree, to_fetch
 from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile, Upstream
@@ -171,6 +171,6 @@ def overlay_item(
         valid=holds_wheel,
         intermediate=trees is None,
         kept=trees is None,
-        download=(file,),
+        fetches=lambda: to_fetch(context, file),
         commands=(f"# {why}",) if why else (),
     )

@@ -71,18 +71,22 @@ def properties(one: Any) -> dict[str, str]:
 @pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
 def test_no_wheel_of_another_platform_is_fetched(target: str) -> None:
     here = context(target)
-    todo = {item.label: item for item in graph_of(here).until("wheels")}
-    installed = {file for item in todo.values() if item.stage == "wheels" for file in item.download}
-    for name in [layer for wheel in here.target.wheels for layer in here.layers(wheel)]:
-        (file,) = todo[f"source {name}"].download
-        assert file in installed or file.file.endswith(".tar.gz"), name
-        assert todo[f"source {name}"].inputs["release_file"] == file.sha256
-    planned = cached.plan(here, list(todo.values()))
-    sdists = {file for item in todo.values() for file in item.download if file.file.endswith(".gz")}
-    compiler = sum(one.download for one in planned if one.stage == "kernels")
-    assert compiler > 0
-    files = sum(file.size for file in installed | sdists)
-    assert cached.total(planned)["known"] == files + compiler
+    items = graph_of(here).until("wheels")
+    wheels = {
+        here.pins.upstream(name).files[plan.files[here.platform]].sha256
+        for name, plan in here.target.wheels.items()
+    }
+    sdists = {
+        file.sha256
+        for upstream in here.pins.upstreams.values()
+        for file in upstream.files.values()
+        if file.file.endswith(".tar.gz")
+    }
+    fetched = {sha for item in items if item.stage != "kernels" for sha in item.fetches().known}
+    assert wheels <= fetched <= wheels | sdists
+    planned = cached.plan(here, items)
+    sizes = {sha: size for item in items for sha, size in item.fetches().known.items()}
+    assert cached.total(planned)["known"] == sum(sizes.values())
 
 
 def test_sbom_is_valid_and_has_plugin_and_pack() -> None:
