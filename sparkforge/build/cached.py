@@ -19,7 +19,7 @@ from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import in_parallel
 from sparkforge.sources.download import Fetches
-from sparkforge.store.store import Artefact, Store, T, T_co
+from sparkforge.store.store import Artefact, Store, T, T_co, code_of
 
 CACHED = "in the store"
 _NEW = ("never built for this target",)
@@ -39,7 +39,7 @@ class Cached(Generic[T_co]):
     label: str
     """For people, and unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
-    """Everything that determines the result, as JSON values."""
+    """Everything that determines the result, as JSON values; the code of builds is added."""
     kind: type[T_co]
     make: Callable[[Path], T_co]
     """Fills a folder and returns the result."""
@@ -60,6 +60,9 @@ class Cached(Generic[T_co]):
     """Its result, once a run has reached it."""
     made_now: bool = field(default=False, init=False)
     """Whether a run of this process made it."""
+
+    def __post_init__(self) -> None:
+        self.inputs = {**self.inputs, "code": code_of(__name__)}
 
     @cached_property
     def key(self) -> str:

@@ -14,7 +14,6 @@ from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.runtime.engine import OLDEST_ENGINE, Engine, build_image
 from sparkforge.sources.download import Fetches
-from sparkforge.store.store import code_of
 
 ARCHIVE = "source.tar"
 # CMake and ninja are locked wheels. patch: vLLM's CMake patches one header of torch with it.
@@ -56,7 +55,6 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         "packages": list(packages),
         "epoch": context.epoch,
         "recipe": code_digest(dockerfile),
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> BuilderResult:
@@ -128,7 +126,7 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
             call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
         return ExternalResult(pin.commit, sha256_file(out))
 
-    inputs = {"commit": pin.commit, "code": code_of(__name__)}
+    inputs = {"commit": pin.commit}
     return Cached(
         *("sources", f"external {name}", inputs, ExternalResult, make),
         valid=lambda made: intact(made.path / ARCHIVE, made.result.sha256),

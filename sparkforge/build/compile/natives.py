@@ -39,7 +39,6 @@ from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import PathRule, rule_of
 from sparkforge.runtime.engine import build_image
 from sparkforge.series.series import Series
-from sparkforge.store.store import code_of
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer, Request
@@ -197,7 +196,6 @@ def compile_item(
         "builder": image.key,
         "script": script(*recipe),
         "externals": {key: item.key for key, item in fetched.items()},
-        "code": code_of(__name__),
     }
     gib = CXX_GIB if context.target.cuda_arch is None else NVCC_GIB
     # one a store: the second build of `verify`, in an empty store, compiles everything again

@@ -22,7 +22,7 @@ from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.core.run import in_parallel
-from sparkforge.store.store import Store, code_of
+from sparkforge.store.store import Store
 from sparkforge.wheels import archive
 
 DISTRIBUTION, PACKAGE = "flashinfer-jit-cache", "flashinfer_jit_cache"
@@ -154,7 +154,6 @@ def packs_item(
         "host": "none on this machine" if host is None else host.identity,
         "version": f"{upstream.version}+{local}",
         "epoch": context.epoch,
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> PackResult:

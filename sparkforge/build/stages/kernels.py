@@ -22,7 +22,6 @@ from sparkforge.core import plain
 from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins.compiling import Plugin
-from sparkforge.store.store import code_of
 from sparkforge.wheels import archive
 
 CUBINS = "decode/cubins"
@@ -51,7 +50,6 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
         "spills": list(pin.spills),
         # of all platforms: the machine code does not depend on where it is compiled
         "compiler": sha256_file(compiler.lock),
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> FilesResult:
@@ -111,7 +109,6 @@ def plugin_item(
         "licenses": digests(licenses),
         "kernels": kernels.inputs,
         "epoch": context.epoch,
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> PluginResult:

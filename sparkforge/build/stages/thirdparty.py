@@ -18,7 +18,7 @@ from sparkforge.runtime import environment
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
-from sparkforge.store.store import Artefact, code_of
+from sparkforge.store.store import Artefact
 
 if TYPE_CHECKING:
     from sparkforge.sources.wheelhouse import Wanted
@@ -55,7 +55,6 @@ def wheelhouse_item(
         "driver": sha256_file(driver),
         "python": target.python,
         "platform": context.platform,
-        "code": code_of(__name__),
     }
 
     def wanted() -> Wanted:

@@ -17,7 +17,7 @@ from sparkforge.series.series import Patched
 from sparkforge.sources import sources
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.sources import Source
-from sparkforge.store.store import Artefact, code_of
+from sparkforge.store.store import Artefact
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer
@@ -47,7 +47,6 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         "paths": [rule.model_dump() for rule in upstream.paths]
         if file and file.file.endswith(".whl")
         else None,
-        "code": code_of(__name__),
     }
     by_git = inputs["provider"] != "release"
 
@@ -78,7 +77,6 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
         "series": patches.sha256,
         "patches": {patch.name: patch.sha256 for patch in patches.patches},
         "recorded": {kind: record.tree for kind, record in upstream.patched.items()},
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> SeriesResult:

@@ -144,7 +144,7 @@ def overlay_item(
     file = upstream.files[plan.files[context.platform]]
     layers = {} if trees is None else series_of(context, name)
     ours = () if trees is None else tuple(trees[layer] for layer in layers)
-    inputs = {**common_inputs(context, name, layers), "code": code_of(__name__)}
+    inputs = common_inputs(context, name, layers)
     label, stage = f"wheel {name}", "wheels"
     if trees is None:
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
