@@ -12,21 +12,13 @@ from sparkforge.core.disk import code_digest, intact, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.runtime.engine import OLDEST_ENGINE, Engine, build_image
+from sparkforge.runtime.engine import build_image
 from sparkforge.sources.download import Fetches
 
 ARCHIVE = "source.tar"
 # CMake and ninja are locked wheels. patch: vLLM's CMake patches one header of torch with it.
 # libnuma-dev: its CPU kernels
 _PACKAGES = ("ccache", "g++", "gcc", "git", "libc6-dev", "libnuma-dev", "patch")
-
-
-def engine_of(tools: Tools) -> Engine:
-    """Return the engine that compiles; MachineError if none is used here."""
-    if tools.engine is None:
-        remedy = f"start Docker Engine {OLDEST_ENGINE} or newer, or use --wheels overlay"
-        raise MachineError("compiling wheels needs a container engine", remedy)
-    return tools.engine
 
 
 def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
@@ -58,7 +50,8 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
     }
 
     def make(folder: Path) -> BuilderResult:
-        engine = engine_of(tools)
+        engine = tools.engine
+        assert engine is not None  # build_of refuses a compile without one
         name = f"sparkforge/builder-{context.target_name}:{key_of(inputs)[:12]}"
         ours = folder / "wheels"
         ours.mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.cached import Cached, undamaged
-from sparkforge.build.compile.inputs import ARCHIVE, engine_of, external_item
+from sparkforge.build.compile.inputs import ARCHIVE, external_item
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.build.results import (
@@ -209,16 +209,14 @@ def compile_item(
             sources, out = work / "sources", work / "out"
             _fill(context, name, trees, fetched, sources)
             (sources / "compile.sh").write_text(text)
-            engine, builder = engine_of(tools), image.result.tag
-            if not engine.has_image(builder):  # it must not be looked up in a public registry
-                raise BuildError(f"the engine has no image {builder}", "add --force builder")
+            assert tools.engine is not None  # build_of refuses a compile without one
             build_image(
-                *(context.root / "Dockerfile", context.root, engine.context),
+                *(context.root / "Dockerfile", context.root, tools.engine.context),
                 # quoted: a comma in the path would begin another field
                 ("--output", f'type=local,"dest={out}"'),
                 stage="compiled",
                 platform=context.platform,
-                arguments={"BASE": builder},
+                arguments={"BASE": image.result.tag},
                 contexts={"sources": sources},
                 options=("--no-cache-filter=compile",),  # the store keeps what is compiled
             )

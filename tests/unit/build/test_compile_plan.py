@@ -93,8 +93,8 @@ def test_script_reads_every_external_from_its_folder() -> None:
 def test_dry_run_of_the_spark_shows_the_script(tmp_path: Path) -> None:
     # the engine of the machine, if any, is out of reach
     env = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
-    words = ("build", "--wheels", "compile", "--dry-run", "--until", "wheels", "--json")
-    words += ("--target", "spark", "--store", str(tmp_path), "--jobs")
+    words = ["build", "--wheels", "compile", "--dry-run", "--until", "wheels", "--json"]
+    words += ["--target", "spark", "--store", str(tmp_path), "--jobs"]
     plans = []
     for jobs in ("1", "2"):
         found, out, err = forked.run([*words, jobs], ROOT, env)

@@ -23,7 +23,6 @@ from sparkforge.cli.main import main
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError, CommandError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
-from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Store
 from sparkforge.wheels import intake
 from tests.results import context_of
@@ -88,7 +87,7 @@ def test_pack_without_compiler_is_planned_only(
 
 
 def test_each_machine_has_the_compiler_in_full(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = context_of("rtx", store=store)
     nvcc = LockedCompiler(ROOT / "requirements" / "packs.txt", "nvidia-cuda-nvcc")
@@ -98,10 +97,6 @@ def test_each_machine_has_the_compiler_in_full(
         found.append(nvcc.fetches(context))
         assert (len(found[-1].known), found[-1].unknown) == (8, ())
     assert found[0] != found[1]
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert nvcc.fetches(context) == Fetches()
-    with pytest.raises(MachineError, match=r"packs\.txt has no compiler for riscv64"):
-        nvcc.fill(context, tmp_path / "wheels")
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
