@@ -70,12 +70,11 @@ def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tupl
             raise BuildError(msg, f"add it to upstreams.{name}.compile.natives")
         for native in natives:
             touched = native.target in patch.natives or any(map(native.made_from, paths))
-            if not touched or native.device not in ("empty", device):
-                continue
-            if native.blocked:
-                msg = f"{patch.name} changes {native.file}: {native.blocked}"
-                raise BuildError(msg, "leave out that patch, or pin what the compile needs")
-            found[native.file] = native
+            if touched and native.device in ("empty", device):
+                if native.blocked:
+                    msg = f"{patch.name} changes {native.file}: {native.blocked}"
+                    raise BuildError(msg, "leave out that patch, or pin what the compile needs")
+                found[native.file] = native
     return tuple(found[file] for file in sorted(found))
 
 
@@ -122,40 +121,37 @@ def script(
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
         **upstream.compile.variables,
-    }
-    if arch is not None:
-        variables |= {"TORCH_CUDA_ARCH_LIST": arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
-    if reads_externals(natives):
-        variables |= {name: f"{BUILD}/externals/{path}" for name, path in redirects.items()}
-    variables |= {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
         "CCACHE_DIR": f"{BUILD}/ccache",
         "CCACHE_NAMESPACE": namespace,
         "CCACHE_COMPILERCHECK": "content",
         "CCACHE_MAXSIZE": "20G",
     }
-    commands: list[list[str]] = []
+    if arch is not None:
+        variables |= {"TORCH_CUDA_ARCH_LIST": arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
+    if reads_externals(natives):
+        variables |= {name: f"{BUILD}/externals/{path}" for name, path in redirects.items()}
+    lines = ["set -eux", "umask 022"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     for device in dict.fromkeys(native.device for native in natives):
         folder = f"{BUILD}/cmake/{device}"
         targets = [native.target for native in natives if native.device == device]
         configure = [
-            *("cmake", "-S", f"{BUILD}/tree", "-B", folder),
-            *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"),
+            *("cmake", "-S", f"{BUILD}/tree", "-B", folder, "-G", "Ninja"),
+            *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"),
             *(word.replace("{device}", device) for word in upstream.compile.configure),
             f"-DVLLM_PYTHON_EXECUTABLE={_PYTHON}",
             f"-DFETCHCONTENT_BASE_DIR={BUILD}/cmake/fetched",
-            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
         ]
         if device == "cuda":
             configure += [
                 "-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
                 *("-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"),
             ]
-        install = ["cmake", "--install", folder, "--strip", "--prefix", f"{BUILD}/out"]
-        commands += [configure, ["cmake", "--build", folder, "--target", *targets]]
-        commands += [[*install, "--component", target] for target in targets]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    return "\n".join(["set -eux", "umask 022", *exports, *map(shlex.join, commands), ""])
+        lines += [shlex.join(configure), f"cmake --build {folder} --target {shlex.join(targets)}"]
+        install = f"cmake --install {folder} --strip --prefix {BUILD}/out --component"
+        lines += [f"{install} {shlex.quote(target)}" for target in targets]
+    return "\n".join([*lines, ""])
 
 
 def compile_item(
