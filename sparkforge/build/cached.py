@@ -18,9 +18,8 @@ from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import in_parallel
-from sparkforge.pins.pins import ReleaseFile
 from sparkforge.sources.download import Fetches
-from sparkforge.store.store import Artefact, Store, T, T_co
+from sparkforge.store.store import Artefact, Store, T, T_co, code_of
 
 CACHED = "in the store"
 _NEW = ("never built for this target",)
@@ -40,7 +39,7 @@ class Cached(Generic[T_co]):
     label: str
     """For people, and unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
-    """Everything that determines the result, as JSON values."""
+    """Everything that determines the result, as JSON values; the code of builds is added."""
     kind: type[T_co]
     make: Callable[[Path], T_co]
     """Fills a folder and returns the result."""
@@ -53,16 +52,17 @@ class Cached(Generic[T_co]):
     """A result counts as valid as long as all that need it are."""
     kept: bool = False
     """``--force`` of its stage does not make it again: it is not the stage's result."""
-    download: tuple[ReleaseFile, ...] = ()
-    """Release files that it may have to fetch."""
     fetches: Callable[[], Fetches] = Fetches
-    """Further downloads that it may need."""
+    """Downloads that it may need."""
     commands: tuple[str, ...] = ()
     """For people: the command lines that it runs, where those are worth reading."""
     found: Artefact[T_co] | None = field(default=None, init=False)
     """Its result, once a run has reached it."""
     made_now: bool = field(default=False, init=False)
     """Whether a run of this process made it."""
+
+    def __post_init__(self) -> None:
+        self.inputs = {**self.inputs, "code": code_of(__name__)}
 
     @cached_property
     def key(self) -> str:
@@ -183,17 +183,14 @@ def plan(
         if not missing:
             planned.append(Planned(*names, CACHED))
             continue
-        fetches = item.fetches()
-        absent = {
-            file.sha256: file.size
-            for file in item.download
-            if not context.store.download_path(file.sha256, file.file).exists()
-        } | dict(fetches.known)
-        size = sum(size for sha256, size in absent.items() if sha256 not in counted)
-        counted.update(absent)
-        why, state = _why(context, item), "to make"
+        last = context.store.last(context.target_name, item.label)
+        why = _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or _LOST
+        state = "to make"
         if lookup.forced(item):
             why, state = ("--force",) if why == _LOST else why, "to make again"
+        fetches = item.fetches()
+        size = sum(size for sha256, size in fetches.known.items() if sha256 not in counted)
+        counted |= fetches.known.keys()
         planned.append(Planned(*names, state, why, size, item.commands, fetches.unknown))
     return planned
 
@@ -201,12 +198,6 @@ def plan(
 def makes(items: Sequence[Cached[Any]], planned: Sequence[Planned], kind: type[Any]) -> bool:
     """Return whether by the plan of these items a build makes a result of a type."""
     return any(one.made and item.kind is kind for item, one in zip(items, planned, strict=True))
-
-
-def _why(context: Context, item: Cached[Any]) -> tuple[str, ...]:
-    """Return the inputs that differ from those of the newest result of this label."""
-    last = context.store.last(context.target_name, item.label)
-    return _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or _LOST
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
@@ -268,19 +259,19 @@ def run(
         planned: the plan of these items, made just now; None: there is none.
     """
     lookup = _Lookup(context, items, force)
+    missing = lookup.missing() if planned is None else [one.made for one in planned]
     made: set[Cached[Any]] = set()
     renewed: set[Path] = set()
-    missing = None if planned is None else [one.made for one in planned]
     while True:
         try:
-            return _run(lookup, lookup.missing() if missing is None else missing, made)
+            return _run(lookup, missing, made)
         except DamagedRepository as error:
-            missing = None
             if error.repository in renewed:
                 raise
             renewed.add(error.repository)
             log.warning(f"{error.what}: fetching it again")
             context.store.drop_repository(error.repository)
+            missing = lookup.missing()
 
 
 def _run(lookup: _Lookup, missing: Sequence[bool], made: set[Cached[Any]]) -> None:
@@ -295,9 +286,7 @@ def _run(lookup: _Lookup, missing: Sequence[bool], made: set[Cached[Any]]) -> No
             # an input of another item is read in full first: a damaged one must not spread
             again = again or (any(missing[at + 1 :]) and not item.sound(found))
             if again:
-                log.warning(
-                    f"{item.label}: missing, damaged or outdated in the store: rebuilding it"
-                )
+                log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
         if found is None or again:
             with log.step(item.label):
                 found = store.build(item.stage, item.inputs, item.kind, item.make, again=again)

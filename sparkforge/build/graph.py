@@ -12,7 +12,6 @@ from sparkforge.build.cached import Cached, Planned, ordered
 from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
 from sparkforge.build.results import (
     EnvironmentResult,
-    ExternalResult,
     FilesResult,
     Product,
     SmokeResult,
@@ -41,8 +40,6 @@ class Graph(Parts):
     """By upstream."""
     kernels: Cached[FilesResult] | None
     """Of the plugin; None where pins.yaml has none."""
-    externals: Mapping[str, Cached[ExternalResult]]
-    """By ``UPSTREAM/EXTERNAL``."""
     product: Cached[Product]
     """The image, or the virtual environment."""
     smoke: Cached[SmokeResult] | None
@@ -85,28 +82,19 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
     """Return the results of a build's target."""
     tools, serving = tools or Tools(), serving or Serving()
     trees: dict[str, Tree] = {}
-    externals: dict[str, Cached[ExternalResult]] = {}
     wheels: dict[str, Cached[WheelResult]] = {}
-    builder = None
-    if context.wheels == "compile":  # not needed by overlays
-        from sparkforge.build.compile import inputs, natives
+    for name in context.target.wheels:
+        trees |= {layer: tree_of(context, layer) for layer in context.layers(name)}
+    if context.wheels == "compile":
+        from sparkforge.build.compile import inputs, natives  # not needed by overlays
 
         builder = inputs.builder_item(context, tools)
     for name in context.target.wheels:
-        layers = {layer: tree_of(context, layer) for layer in context.layers(name)}
-        trees |= layers
-        if builder is None:
+        layers = {layer: trees[layer] for layer in context.layers(name)}
+        if context.wheels == "compile":
+            wheels[name] = natives.compile_item(context, tools, name, builder, layers)
+        else:
             wheels[name] = overlay_item(context, name, layers)
-            continue
-        upstream, compiled = context.pins.upstream(name), natives.natives_of(context, name)
-        if not compiled:
-            note = upstream.compile.blocked or "its series changes no native file"
-            wheels[name] = overlay_item(context, name, layers, note=note)
-            continue
-        needed = upstream.externals if natives.reads_externals(compiled) else ()
-        fetched = {key: inputs.external_item(context, name, key) for key in needed}
-        externals |= {f"{name}/{key}": item for key, item in fetched.items()}
-        wheels[name] = natives.compile_item(context, tools, name, builder, layers, fetched)
     pin = context.pins.plugin
     kernels = None if pin is None else kernels_item(context, pin)
     plugin = None if pin is None or kernels is None else plugin_item(context, pin, kernels)
@@ -130,7 +118,7 @@ def graph_of(context: Context, tools: Tools | None = None, serving: Serving | No
     smoke = None
     if context.target.smoke is not None:
         smoke = smoke_item(context, tools, serving, product, unpatched, wheels, trees)
-    return Graph(wheels, plugin, pack, house, trees, kernels, externals, product, smoke)
+    return Graph(wheels, plugin, pack, house, trees, kernels, product, smoke)
 
 
 def unpatched_environment(

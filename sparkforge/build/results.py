@@ -58,11 +58,10 @@ def all_intact(artefact: Artefact[FilesResult]) -> bool:
 
 @dataclass(frozen=True)
 class BuilderResult:
-    """The image that wheels are compiled in; ``system``: packages, as ``sbom.system`` has them."""
+    """The image that wheels are compiled in."""
 
     image_id: str
     tag: str
-    system: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from sparkforge.build.context import Context
 from sparkforge.build.packs.modules import UPSTREAM
 from sparkforge.build.results import (
     CompiledWheelResult,
-    EnvironmentResult,
     PackResult,
     PluginResult,
     WheelResult,
@@ -42,7 +41,6 @@ from sparkforge.build.results import (
 from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
 from sparkforge.pins.pins import Upstream
-from sparkforge.series.series import Series
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
@@ -90,9 +88,7 @@ def document(
     if pack is not None:
         code = {f"module:{name}": f"compiled {sha}" for name, sha in pack.modules.items()}
         part = _wheel(pack.file, pack.sha256, PACK, code)
-        part.pedigree = _pedigree(
-            PACK, context.pins.upstream(UPSTREAM), context.series_of(UPSTREAM)
-        )
+        part.pedigree = _pedigree(context, UPSTREAM, PACK)
         parts.append(part)
     if third_party is not None:
         wanted = {item.name for item in read_lock(context.lock)}  # other tools stay out
@@ -128,30 +124,29 @@ def _own(context: Context, name: str, wheel: WheelResult) -> Component:
         facts["wheel"] = "compiled"
     own = _wheel(wheel.file, wheel.sha256, f"own-{name}", facts)
     ancestor = _wheel(release.file, release.sha256, f"release-{name}")
-    own.pedigree = _pedigree(name, upstream, context.series_of(name), ancestor)
+    own.pedigree = _pedigree(context, name, name, ancestor)
     for carried in plan.carries:  # packages that are part of this wheel
         source = context.pins.upstream(carried)
         part = _part(carried, source.version, f"own-{name}-{carried}", purl=_source(source))
-        part.pedigree = _pedigree(f"{name}-{carried}", source, context.series_of(carried))
+        part.pedigree = _pedigree(context, carried, f"{name}-{carried}")
         own.components.add(part)
     return own
 
 
-def _pedigree(
-    reference: str, upstream: Upstream, patches: Series, *ancestors: Component
-) -> Pedigree:
+def _pedigree(context: Context, name: str, reference: str, *ancestors: Component) -> Pedigree:
+    """Return the source of an upstream and its patches, after other ancestors."""
+    upstream, series = context.pins.upstream(name), context.series_of(name)
     # the library sorts patches; these properties have the order in which they apply
     facts = {
         f"patch:{number:03}": f"{one.name} sha256:{one.sha256}"
-        for number, one in enumerate(patches.patches, 1)
+        for number, one in enumerate(series.patches, 1)
     }
     facts |= {f"patched-tree:{kind}": record.tree for kind, record in upstream.patched.items()}
-    facts["series"] = f"sha256:{patches.sha256}"
-    facts["commit"] = upstream.commit_or_unknown
+    facts |= {"series": f"sha256:{series.sha256}", "commit": upstream.commit_or_unknown}
     purl = _source(upstream)
     source = _part(purl.name, upstream.tag, f"source-{reference}", facts, purl=purl)
-    texts = [one.path.read_text(encoding="utf-8") for one in patches.patches]
-    diffs = [Diff(text=AttachedText(content=text)) for text in texts]
+    texts = (one.path.read_text(encoding="utf-8") for one in series.patches)
+    diffs = (Diff(text=AttachedText(content=text)) for text in texts)
     return Pedigree(
         ancestors=[*ancestors, source],
         commits=[Commit(uid=upstream.commit)] if upstream.commit else [],
@@ -200,8 +195,6 @@ def _part(
 
 # -- provenance --------------------------------------------------------------------------------
 
-STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "https://slsa.dev/provenance/v1"
 # names, not places: nothing is fetched from there
 BUILD_TYPE = "https://sparkforge.example/build/v1"
 BUILDER = "https://sparkforge.example/build.py"
@@ -223,19 +216,17 @@ def statement(
         "target": context.target_name,
         "platform": context.platform,
         "pins": {"sha256": sha256_file(context.pins_path)},
-        **({"wheels": context.wheels} if context.wheels == "compile" else {}),
-        **({"pack": list(context.pack)} if context.pack else {}),
+        "wheels": context.wheels,
+        "pack": list(context.pack),
     }
     dependencies = [
         *checkout_commit(context.root),
         *_upstreams(build),
         *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
     ]
-    if product is not None:
-        external["bakes"] = "environment" if isinstance(product, EnvironmentResult) else "image"
-        if base is not None:
-            external["base"] = base.reference
-            dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
+    if base is not None and product is not None:
+        external["base"] = base.reference
+        dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
     definition = {
         "buildType": BUILD_TYPE,
         "externalParameters": external,
@@ -243,9 +234,9 @@ def statement(
     }
     builder = {"id": BUILDER, "version": {"sparkforge": __version__}}
     return {
-        "_type": STATEMENT,
+        "_type": "https://in-toto.io/Statement/v1",
         "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
-        "predicateType": PREDICATE,
+        "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {"buildDefinition": definition, "runDetails": {"builder": builder}},
     }
 

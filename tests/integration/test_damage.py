@@ -81,23 +81,17 @@ def test_damaged_preflight_checkpoint_is_rebuilt(
 ) -> None:
     monkeypatch.setattr(trial, "make", make_tiny_gpt_oss)  # without the reference: 7 s of CPU
     item, context = trial_item(), context_of("spark", store=store)
-
-    def files() -> dict[str, bytes]:
-        found = item.result.files.items()
-        return {name: undamaged(item.path / name, of).read_bytes() for name, of in found}
-
     cached.run(context, [item])
-    before = files()
-    assert set(before) == {f"preflight/{one.name}" for one in (item.path / "preflight").iterdir()}
-    weights = item.path / "preflight" / "model.safetensors"
-    for damage in (flip, cut, Path.unlink):
-        damage(weights)
-        with pytest.raises(StoreError, match=r"model\.safetensors"):
-            files()
-        (planned,) = cached.plan(context, [item])
-        assert planned.state == "to make"
-        cached.run(context, [item])
-        assert files() == before
+    name = "preflight/model.safetensors"
+    weights, sha256 = item.path / name, item.result.files[name]
+    before = weights.read_bytes()
+    flip(weights)
+    with pytest.raises(StoreError, match=r"model\.safetensors"):
+        undamaged(weights, sha256)
+    (planned,) = cached.plan(context, [item])
+    assert planned.state == "to make"
+    cached.run(context, [item])
+    assert undamaged(weights, sha256).read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["wheel", "sbom.cdx.json", "SHA256SUMS"])
@@ -105,9 +99,8 @@ def test_damaged_dist_is_published_again(project: Project, name: str) -> None:
     project.build()
     path = project.wheel if name == "wheel" else project.wheel.parent / name
     before = path.read_bytes()
-    copy = path.read_bytes()
     path.unlink()  # a copy of its own: the store's is whole
-    path.write_bytes(copy[:-1] + b"?")
+    path.write_bytes(before[:-1] + b"?")
     project.build()
     assert path.read_bytes() == before
 
@@ -118,9 +111,8 @@ def test_damaged_dist_is_published_again(project: Project, name: str) -> None:
 def test_damaged_git_object_is_fetched_again(project: Project) -> None:
     first = project.build()
     repo = project.store / "git" / "demo.git"
-    files = [path for path in (repo / "objects").rglob("*") if path.is_file()]
-    assert files
-    for path in sorted(files):
+    files = sorted(path for path in (repo / "objects").rglob("*") if path.is_file())
+    for path in files[:4]:
         before = path.read_bytes()
         flip(path)
         # the wheel is gone, too: it is made from the repository's objects
@@ -168,19 +160,6 @@ def stranger() -> int:
     return 65534
 
 
-def give(folder: Path, user: int) -> None:
-    for path in [folder, *folder.rglob("*")]:
-        os.chown(path, user, user, follow_symlinks=False)
-
-
-def trusting(place: Path, *folders: Path) -> str:
-    """Return a configuration of git that trusts folders."""
-    settings = place / "gitconfig"
-    lines = (f'\tdirectory = "{folder}"\n' for folder in folders)
-    settings.write_text("[safe]\n" + "".join(lines))
-    return str(settings)
-
-
 def test_foreign_store_is_refused_unless_trusted(
     project: Project, tmp_path: Path, stranger: int
 ) -> None:
@@ -188,21 +167,20 @@ def test_foreign_store_is_refused_unless_trusted(
     canary = tmp_path / "canary"
     repo = project.store / "git" / "demo.git"
     subprocess.run(["git", "-C", repo, "config", "core.fsmonitor", f"touch {canary}"], check=True)
-    give(project.store, stranger)
+    for path in [project.store, *project.store.rglob("*")]:
+        os.chown(path, stranger, stranger, follow_symlinks=False)
     for words in (BUILD, ("patches", "check"), ("clean", "--all"), (*BUILD, "--dry-run")):
         _, err = project.run(*words, code=11)
         assert f"git config --global --add safe.directory {project.store}" in err
-    trusts = trusting(tmp_path, project.store, repo)
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f'[safe]\n\tdirectory = "{project.store}"\n\tdirectory = "{repo}"\n')
+    trusts = str(settings)
     project.run("patches", "check", GIT_CONFIG_GLOBAL=trusts)
     shutil.rmtree(project.store / "artefacts")
     project.run(*BUILD, GIT_CONFIG_GLOBAL=trusts)
     assert not canary.exists()
 
 
-HOOKS = (
-    *("pre-commit", "prepare-commit-msg", "post-commit", "post-checkout"),
-    *("post-index-change", "reference-transaction"),
-)
 PROGRAMS = {
     "core.fsmonitor": "fsmonitor",
     **{f"filter.evil.{name}": name for name in ("clean", "smudge", "process")},
@@ -212,27 +190,23 @@ PROGRAMS = {
 }
 
 
-def programs(repo: Path, canary: Path) -> None:
-    """Have a repository name programs wherever git would run one for a status, a commit, a look."""
-    script = repo / "evil"
-    script.write_text(f"#!/bin/sh\ntouch {canary}/$1\ncat\n")
-    script.chmod(0o755)
-    for key, name in PROGRAMS.items():
-        value = f"!{script} {name}" if name == "alias" else f"{script} {name}"
-        subprocess.run(["git", "-C", repo, "config", key, value], check=True)
-    for folder in ("info", "hooks"):
-        (repo / ".git" / folder).mkdir(exist_ok=True)
-    (repo / ".git" / "info" / "attributes").write_text("* filter=evil diff=evil\n")
-    for name in HOOKS:
-        (repo / ".git" / "hooks" / name).write_text(f"#!/bin/sh\ntouch {canary}/{name}\n")
-        (repo / ".git" / "hooks" / name).chmod(0o755)
-
-
 def test_programs_of_a_work_tree_do_not_run(project: Project, tmp_path: Path) -> None:
     work, canary = tmp_path / "work", tmp_path / "canary"
     canary.mkdir()
     project.run("patches", "apply", "demo", str(work))
-    programs(work, canary)
+    script = work / "evil"
+    script.write_text(f"#!/bin/sh\ntouch {canary}/$1\ncat\n")
+    script.chmod(0o755)
+    for key, name in PROGRAMS.items():
+        value = f"!{script} {name}" if name == "alias" else f"{script} {name}"
+        subprocess.run(["git", "-C", work, "config", key, value], check=True)
+    for folder in ("info", "hooks"):
+        (work / ".git" / folder).mkdir(exist_ok=True)
+    (work / ".git" / "info" / "attributes").write_text("* filter=evil diff=evil\n")
+    for name in ("pre-commit", "post-commit", "post-checkout", "reference-transaction"):
+        hook = work / ".git" / "hooks" / name
+        hook.write_text(f"#!/bin/sh\ntouch {canary}/{name}\n")
+        hook.chmod(0o755)
     (work / "demo" / "mod.py").write_bytes(PATCHED + b"more = 1\n")
     names = {f"core.hooksPath={os.devnull}", "core.fsmonitor=false"}
     names |= {"filter.evil.process=", "filter.evil.clean="}
@@ -242,20 +216,6 @@ def test_programs_of_a_work_tree_do_not_run(project: Project, tmp_path: Path) ->
     project.run("patches", "new", str(work), "Add a line to the module", EMAIL="ada@localhost")
     os.utime(work / "demo" / "__init__.py")  # git reads it again
     project.run("patches", "export", str(work), code=6)  # the message is still to be written
-    assert list(canary.iterdir()) == []
-
-
-def test_foreign_work_tree_is_refused(project: Project, tmp_path: Path, stranger: int) -> None:
-    work, canary = tmp_path / "work", tmp_path / "canary"
-    canary.mkdir()
-    project.run("patches", "apply", "demo", str(work))
-    programs(work, canary)
-    give(work, stranger)
-    _, err = project.run("patches", "export", str(work), code=11)
-    assert f"git config --global --add safe.directory {work}" in err
-    trusts = trusting(tmp_path, work)
-    project.run("patches", "export", str(work), GIT_CONFIG_GLOBAL=trusts)
-    project.run("patches", "export", str(work / "demo"), GIT_CONFIG_GLOBAL=trusts)
     assert list(canary.iterdir()) == []
 
 

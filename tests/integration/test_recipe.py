@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from sparkforge.build.image import VENV
 from sparkforge.check.verify import imagecheck
 from sparkforge.check.verify.imagecheck import File
@@ -32,59 +30,31 @@ def script(name: str, pattern: str, folder: Path) -> Path:
     return folder / name
 
 
-@pytest.fixture
-def check(tmp_path: Path) -> Path:
-    """The script that holds what is installed against its own requirements, for our folders."""
-    return script("check", r"/tools/check\n(.*?)\nEOS\n", tmp_path)
-
-
-def install(folder: Path, *wheels: Path) -> None:
-    uv, venv = uv_program(), folder / "venv"
-    subprocess.run(
-        [uv, "venv", "--quiet", "--offline", "--python", sys.executable, venv], check=True
-    )
-    subprocess.run(
-        [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", venv, *wheels],
-        check=True,
-    )
-
-
-def said(script: Path) -> tuple[int, str]:
-    done = subprocess.run([script], capture_output=True, text=True, check=False)
+def said(check: Path) -> tuple[int, str]:
+    done = subprocess.run([check], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
 
 
-def strange(folder: Path, name: str, requires: tuple[str, ...] = ()) -> Path:
-    """A wheel whose name fits every machine and that notes a platform inside that none is."""
+def test_check_refuses_missing_requirements_only(tmp_path: Path) -> None:
+    check = script("check", r"/tools/check\n(.*?)\nEOS\n", tmp_path)
+    code, words = said(check)  # there is no environment
+    assert code != 0 and words
+    # a wheel whose name fits every machine and that notes a platform inside that none is
     note = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-manylinux2014_sbsa\n"
-    return make_wheel(
-        folder, name, requires=requires, files={f"{name}.py": b""}, info={"WHEEL": note}
-    )
-
-
-def test_unknown_platform_in_wheel_passes(check: Path, tmp_path: Path) -> None:
-    install(tmp_path, strange(tmp_path, "one"), make_wheel(tmp_path, "two", files={"two.py": b""}))
+    strange = make_wheel(tmp_path, "one", files={"one.py": b""}, info={"WHEEL": note})
+    wanting = make_wheel(tmp_path, "two", requires=("three>=2",), files={"two.py": b""})
+    uv, venv = uv_program(), tmp_path / "venv"
+    quiet = ("--quiet", "--offline", "--python")
+    subprocess.run([uv, "venv", *quiet, sys.executable, venv], check=True)
+    assert said(check) == (0, "")
+    subprocess.run([uv, "pip", "install", "--no-deps", *quiet, venv, strange], check=True)
     code, words = said(check)
     assert "`one` was built for a different platform" in words  # uv still sees it
     assert code == 0
-
-
-def test_missing_requirement_fails(check: Path, tmp_path: Path) -> None:
-    install(tmp_path, strange(tmp_path, "one", requires=("three>=2",)))
+    subprocess.run([uv, "pip", "install", "--no-deps", *quiet, venv, wanting], check=True)
     code, words = said(check)
     assert code != 0
     assert "requires `three>=2`" in words.splitlines()[-1]
-
-
-def test_complete_environment_prints_nothing(check: Path, tmp_path: Path) -> None:
-    install(tmp_path, make_wheel(tmp_path, "two", files={"two.py": b""}))
-    assert said(check) == (0, "")
-
-
-def test_missing_environment_fails(check: Path) -> None:
-    code, words = said(check)  # there is no environment
-    assert code != 0
-    assert words
 
 
 def test_verify_knows_every_file_of_an_environment(tmp_path: Path) -> None:

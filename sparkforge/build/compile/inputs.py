@@ -12,22 +12,13 @@ from sparkforge.core.disk import code_digest, intact, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.runtime.engine import OLDEST_ENGINE, Engine, build_image
+from sparkforge.runtime.engine import build_image
 from sparkforge.sources.download import Fetches
-from sparkforge.store.store import code_of
 
 ARCHIVE = "source.tar"
 # CMake and ninja are locked wheels. patch: vLLM's CMake patches one header of torch with it.
 # libnuma-dev: its CPU kernels
 _PACKAGES = ("ccache", "g++", "gcc", "git", "libc6-dev", "libnuma-dev", "patch")
-
-
-def engine_of(tools: Tools) -> Engine:
-    """Return the engine that compiles; MachineError if none is used here."""
-    if tools.engine is None:
-        remedy = f"start Docker Engine {OLDEST_ENGINE} or newer, or use --wheels overlay"
-        raise MachineError("compiling wheels needs a container engine", remedy)
-    return tools.engine
 
 
 def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
@@ -56,13 +47,11 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         "packages": list(packages),
         "epoch": context.epoch,
         "recipe": code_digest(dockerfile),
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> BuilderResult:
-        from sparkforge.build import sbom  # not needed by a build in which nothing changed
-
-        engine = engine_of(tools)
+        engine = tools.engine
+        assert engine is not None  # build_of refuses a compile without one
         name = f"sparkforge/builder-{context.target_name}:{key_of(inputs)[:12]}"
         ours = folder / "wheels"
         ours.mkdir()
@@ -82,7 +71,7 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         )
         image_id = engine.image_id(name)
         log.info(f"builder {name} ({image_id})")
-        return BuilderResult(image_id, name, tuple(sbom.system(engine, image_id)))
+        return BuilderResult(image_id, name)
 
     return Cached(
         *("builder", "builder", inputs, BuilderResult, make),
@@ -114,24 +103,23 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
             # whether submodules may be folders of this machine
             files = f"protocol.file.allow={'always' if local else 'never'}"
             git = ("git", "-C", work, "-c", files, "-c", "core.hooksPath=/dev/null")
-            deep = ("submodule", "--quiet", "update", "--init", "--recursive", "--depth=1")
+            submodules = ("submodule", "--quiet", "update", "--init")
             try:
                 for words in (
                     ("init", "--quiet", "--template="),
                     ("remote", "add", "origin", url),  # addresses of submodules may be relative
                     ("fetch", "--quiet", "--depth=1", "--no-tags", "origin", pin.commit),
                     ("checkout", "--quiet", "FETCH_HEAD"),
-                    (*deep, "--checkout"),
+                    (*submodules, "--recursive", "--depth=1", "--checkout"),
                 ):
                     call(*git, *words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
             except CommandError as error:
-                msg = f"{name}: git could not fetch {pin.commit[:12]} from {url}:\n{error}"
-                raise FetchError(msg, remedy) from error
+                raise FetchError(f"{name}: {error}", remedy) from error
             out = folder / ARCHIVE
             call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
         return ExternalResult(pin.commit, sha256_file(out))
 
-    inputs = {"commit": pin.commit, "code": code_of(__name__)}
+    inputs = {"commit": pin.commit}
     return Cached(
         *("sources", f"external {name}", inputs, ExternalResult, make),
         valid=lambda made: intact(made.path / ARCHIVE, made.result.sha256),

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.cached import Cached, undamaged
-from sparkforge.build.compile.inputs import ARCHIVE, engine_of
+from sparkforge.build.compile.inputs import ARCHIVE, external_item
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
-from sparkforge.build.results import BuilderResult, CompiledWheelResult, ExternalResult, NativeFile
-from sparkforge.build.stages.trees import Tree, chosen
+from sparkforge.build.results import (
+    BuilderResult,
+    CompiledWheelResult,
+    ExternalResult,
+    NativeFile,
+    WheelResult,
+)
+from sparkforge.build.stages.trees import Tree, chosen, to_fetch
 from sparkforge.build.stages.wheels import (
     common_inputs,
     holds_wheel,
+    overlay_item,
     release_wheel,
     request_of,
     seal,
@@ -32,12 +39,10 @@ from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import PathRule, rule_of
 from sparkforge.runtime.engine import build_image
 from sparkforge.series.series import Series
-from sparkforge.store.store import code_of
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer, Request
 
-_ELF = b"\x7fELF"
 BUILD = "/build"
 """Folder in the builder. The same on every machine: it stays in compiled files."""
 _PYTHON = "/opt/sparkforge/venv/bin/python"
@@ -65,22 +70,12 @@ def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tupl
             raise BuildError(msg, f"add it to upstreams.{name}.compile.natives")
         for native in natives:
             touched = native.target in patch.natives or any(map(native.made_from, paths))
-            if not touched or native.device not in ("empty", device):
-                continue
-            if native.blocked:
-                msg = f"{patch.name} changes {native.file}: {native.blocked}"
-                raise BuildError(msg, "leave out that patch, or pin what the compile needs")
-            found[native.file] = native
+            if touched and native.device in ("empty", device):
+                if native.blocked:
+                    msg = f"{patch.name} changes {native.file}: {native.blocked}"
+                    raise BuildError(msg, "leave out that patch, or pin what the compile needs")
+                found[native.file] = native
     return tuple(found[file] for file in sorted(found))
-
-
-def natives_of(context: Context, name: str) -> tuple[Native, ...]:
-    """Return the native files of a wheel that are compiled; raises ``changed``'s."""
-    upstream = context.pins.upstream(name)
-    if upstream.compile.blocked:
-        return ()
-    device = "cpu" if context.target.cuda_arch is None else "cuda"
-    return changed(name, upstream, context.series_of(name), device)
 
 
 def reads_externals(natives: tuple[Native, ...]) -> bool:
@@ -126,40 +121,37 @@ def script(
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
         **upstream.compile.variables,
-    }
-    if arch is not None:
-        variables |= {"TORCH_CUDA_ARCH_LIST": arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
-    if reads_externals(natives):
-        variables |= {name: f"{BUILD}/externals/{path}" for name, path in redirects.items()}
-    variables |= {
         "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
         "CCACHE_DIR": f"{BUILD}/ccache",
         "CCACHE_NAMESPACE": namespace,
         "CCACHE_COMPILERCHECK": "content",
         "CCACHE_MAXSIZE": "20G",
     }
-    commands: list[list[str]] = []
+    if arch is not None:
+        variables |= {"TORCH_CUDA_ARCH_LIST": arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
+    if reads_externals(natives):
+        variables |= {name: f"{BUILD}/externals/{path}" for name, path in redirects.items()}
+    lines = ["set -eux", "umask 022"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     for device in dict.fromkeys(native.device for native in natives):
         folder = f"{BUILD}/cmake/{device}"
         targets = [native.target for native in natives if native.device == device]
         configure = [
-            *("cmake", "-S", f"{BUILD}/tree", "-B", folder),
-            *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"),
+            *("cmake", "-S", f"{BUILD}/tree", "-B", folder, "-G", "Ninja"),
+            *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"),
             *(word.replace("{device}", device) for word in upstream.compile.configure),
             f"-DVLLM_PYTHON_EXECUTABLE={_PYTHON}",
             f"-DFETCHCONTENT_BASE_DIR={BUILD}/cmake/fetched",
-            "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache",
         ]
         if device == "cuda":
             configure += [
                 "-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
                 *("-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"),
             ]
-        install = ["cmake", "--install", folder, "--strip", "--prefix", f"{BUILD}/out"]
-        commands += [configure, ["cmake", "--build", folder, "--target", *targets]]
-        commands += [[*install, "--component", target] for target in targets]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    return "\n".join(["set -eux", "umask 022", *exports, *map(shlex.join, commands), ""])
+        lines += [shlex.join(configure), f"cmake --build {folder} --target {shlex.join(targets)}"]
+        install = f"cmake --install {folder} --strip --prefix {BUILD}/out --component"
+        lines += [f"{install} {shlex.quote(target)}" for target in targets]
+    return "\n".join([*lines, ""])
 
 
 def compile_item(
@@ -168,18 +160,28 @@ def compile_item(
     name: str,
     image: Cached[BuilderResult],
     trees: Mapping[str, Tree],
-    fetched: Mapping[str, Cached[ExternalResult]],
-) -> Cached[CompiledWheelResult]:
-    """Return an upstream's wheel with compiled native files; raises ``changed``'s.
+) -> Cached[WheelResult]:
+    """Return an upstream's wheel with compiled native files, or an overlay if it changes none.
 
     Args:
         trees: of the upstream and of those that its wheel carries, by name.
-        fetched: external sources of the build, by name.
+
+    Raises:
+        BuildError: as ``changed``.
     """
-    upstream, natives = context.pins.upstream(name), natives_of(context, name)
-    file = upstream.files[context.target.wheels[name].files[context.platform]]
+    upstream, plan = context.pins.upstream(name), context.target.wheels[name]
+    natives: tuple[Native, ...] = ()
+    if not upstream.compile.blocked:
+        device = "cpu" if context.target.cuda_arch is None else "cuda"
+        natives = changed(name, upstream, context.series_of(name), device)
+    if not natives:
+        note = upstream.compile.blocked or "its series changes no native file"
+        return overlay_item(context, name, trees, note=note)
+    externals = upstream.externals if reads_externals(natives) else {}
+    fetched = {key: external_item(context, name, key) for key in externals}
+    file = upstream.files[plan.files[context.platform]]
     redirects = {pin.redirect: key for key, pin in upstream.externals.items()}
-    for layer in context.target.wheels[name].carries:
+    for layer in plan.carries:
         if redirect := context.pins.upstream(layer).compile.redirect:
             redirects[redirect] = layer
     recipe = (upstream, natives, arch_list(context.target.cuda_arch), context.epoch, redirects)
@@ -190,7 +192,6 @@ def compile_item(
         "builder": image.key,
         "script": script(*recipe),
         "externals": {key: item.key for key, item in fetched.items()},
-        "code": code_of(__name__),
     }
     gib = CXX_GIB if context.target.cuda_arch is None else NVCC_GIB
     # one a store: the second build of `verify`, in an empty store, compiles everything again
@@ -204,23 +205,17 @@ def compile_item(
             sources, out = work / "sources", work / "out"
             _fill(context, name, trees, fetched, sources)
             (sources / "compile.sh").write_text(text)
-            engine, builder = engine_of(tools), image.result.tag
-            if not engine.has_image(builder):  # it must not be looked up in a public registry
-                raise BuildError(f"the engine has no image {builder}", "add --force builder")
+            assert tools.engine is not None  # build_of refuses a compile without one
             build_image(
-                *(context.root / "Dockerfile", context.root, engine.context),
+                *(context.root / "Dockerfile", context.root, tools.engine.context),
                 # quoted: a comma in the path would begin another field
                 ("--output", f'type=local,"dest={out}"'),
                 stage="compiled",
                 platform=context.platform,
-                arguments={"BASE": builder},
+                arguments={"BASE": image.result.tag},
                 contexts={"sources": sources},
                 options=("--no-cache-filter=compile",),  # the store keeps what is compiled
             )
-            for native in natives:
-                if not (out / native.file).is_file():
-                    msg = f"CMake's target {native.target} installed no {native.file}"
-                    raise BuildError(msg, "fix compile.natives in pins.yaml")
             compiled = {native.file: (out / native.file).read_bytes() for native in natives}
         ours = [trees[layer].layer(context) for layer in series_of(context, name)]
         request = request_of(context, name, wheel, inputs["local"])
@@ -231,7 +226,7 @@ def compile_item(
         *("wheels", f"wheel {name}", inputs, CompiledWheelResult, make),
         needs=(*layered, *fetched.values(), image),
         valid=holds_wheel,
-        download=(file,),
+        fetches=lambda: to_fetch(context, file),
         commands=tuple(text.splitlines()),
     )
 
@@ -270,23 +265,20 @@ def overlaid(
     """
     from sparkforge.wheels import archive, overlay
 
-    layers = [replace(layer, paths=(*layer.paths, *_unshipped(layer))) for layer in layers]
-    natives = {file: NativeFile(_sha256(data), "compiled") for file, data in compiled.items()}
+    placed = []
+    for layer in layers:  # what no rule of pins.yaml places are sources of native files
+        unplaced = (path for path in layer.patched.touched if rule_of(layer.paths, path) is None)
+        rules = (PathRule(repo=path, wheel=None, build=True) for path in unplaced)
+        placed.append(replace(layer, paths=(*layer.paths, *rules)))
+    natives = {
+        file: NativeFile(sha256(data).hexdigest(), "compiled") for file, data in compiled.items()
+    }
     with archive.opened(request.wheel) as release:
-        changes = overlay.plan(request, layers, release)
+        changes = overlay.plan(request, placed, release)
         changes = replace(changes, fresh={**changes.fresh, **compiled}, compile_only=())
         made = overlay.write(request, release, changes, folder)
         for member in release.members.keys() - compiled.keys():
-            if next(release.content(member), b"").startswith(_ELF):
-                natives[member] = NativeFile(_sha256(release.read(member)), "release")
+            if next(release.content(member), b"").startswith(b"\x7fELF"):
+                digest = sha256(release.read(member)).hexdigest()
+                natives[member] = NativeFile(digest, "release")
     return CompiledWheelResult(**vars(seal(made)), natives=dict(sorted(natives.items())))
-
-
-def _sha256(data: bytes) -> str:
-    return sha256(data).hexdigest()
-
-
-def _unshipped(layer: Layer) -> list[PathRule]:
-    """Return rules for patched files that no rule of pins.yaml places: sources of native files."""
-    unplaced = (path for path in layer.patched.touched if rule_of(layer.paths, path) is None)
-    return [PathRule(repo=path, wheel=None, build=True) for path in unplaced]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -46,14 +45,12 @@ def run(options: Options) -> int:
     """Compile the modules that the store lacks, and link the wheel into dist/."""
     chosen = pinned([options.set], "--set")
     project = Project.open(options.project)
-    start = time.monotonic()
-    target = project.pins.target(options.target)
+    context = Context.of(project, options.target, platform_of(project.pins.target(options.target)))
     if options.list:
         log.document({module.name: asdict(module) for module in chosen})
         for module in chosen:
             log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
         return 0
-    context = Context.of(project, options.target, platform_of(target))
     item = packs_item(context, tree_of(context, UPSTREAM), chosen, options.jobs)
     todo = cached.ordered([item])
     steps = cached.plan(context, todo)
@@ -72,10 +69,8 @@ def run(options: Options) -> int:
         for old in folder.glob("*.whl"):
             old.unlink()
         publish.link(item.path / result.file, wheel)
-    size, path = human_bytes(wheel.stat().st_size), str(wheel.relative_to(project.root))
-    count = counted(len(result.modules), "module")
-    seconds = time.monotonic() - start
-    log.heading(f"{count} for {context.target_name}, {size}, in {seconds:.0f} s")
+    path = str(wheel.relative_to(project.root))
+    log.heading(f"{counted(len(result.modules), 'module')}, {human_bytes(wheel.stat().st_size)}")
     log.info(path)
     log.document({**asdict(result), "file": path})
     return 0

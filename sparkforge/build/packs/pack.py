@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
@@ -15,16 +13,16 @@ from sparkforge.build.jobs import KEEP_GIB, width
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
 from sparkforge.build.packs.recipe import Described, Host, Unit
-from sparkforge.build.results import PackResult
+from sparkforge.build.results import FilesResult, PackResult, all_intact
 from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core import git
-from sparkforge.core.disk import intact, key_of, sha256_file
-from sparkforge.core.errors import BuildError, CommandError, UsageError
+from sparkforge.core.disk import key_of, sha256_file
+from sparkforge.core.errors import UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.core.run import in_parallel
-from sparkforge.store.store import Store, code_of
+from sparkforge.store.store import Store
 from sparkforge.wheels import archive
 
 DISTRIBUTION, PACKAGE = "flashinfer-jit-cache", "flashinfer_jit_cache"
@@ -35,16 +33,8 @@ _METADATA = (
     "Summary: FlashInfer's modules for gpt-oss on SM 12.x, compiled by sparkforge",
     "License-Expression: Apache-2.0",
 )
-_LARGE = re.compile(r"gemm_grouped/")
-# GiB that one compiler takes at most; nvcc 13.0.88 on x86-64 (docs/build.md)
+# GiB that one compiler takes at most, the first of gemm_grouped/ (docs/build.md)
 _LARGEST_GIB, _OTHER_GIB = 8.0, 2.0
-
-
-@dataclass(frozen=True)
-class ObjectResult:
-    """An object."""
-
-    sha256: str
 
 
 def libraries(
@@ -63,7 +53,8 @@ def libraries(
         jobs: compilers at once; None: as many as fit in memory.
 
     Raises:
-        BuildError: a compiler or the linker fails, or a library needs newer ones than the image's.
+        CommandError: a compiler or the linker fails.
+        BuildError: a library needs newer ones than the image's.
     """
     inputs = {
         unit: {
@@ -79,40 +70,31 @@ def libraries(
     }
     found: dict[Unit, Path] = {}
     for unit, keys in inputs.items():
-        kept = store.find("packs", keys, ObjectResult)
-        if kept is not None and intact(kept.path / OBJECT, kept.result.sha256):
+        kept = store.find("packs", keys, FilesResult)
+        if kept is not None and all_intact(kept):
             found[unit] = kept.path / OBJECT
     missing = [unit for unit in inputs if unit not in found]
     of = f"{counted(len(inputs), 'unit')} of {counted(len(modules), 'module')}"
     log.info(f"{of}, {len(missing)} to compile")
 
     def compiled(unit: Unit, _: Event) -> Path:
-        def make(folder: Path) -> ObjectResult:
-            name = key_of(inputs[unit])[:16]
-            try:
-                recipe.compile_unit(tree, host, unit, name, folder / OBJECT)
-            except CommandError as error:
-                hint = "fix the source, or the patch that changed it; --jobs 1 if memory ran out"
-                raise BuildError(f"{unit.source}: cannot be compiled:\n{error}", hint) from error
-            return ObjectResult(sha256_file(folder / OBJECT))
+        def make(folder: Path) -> FilesResult:
+            recipe.compile_unit(tree, host, unit, key_of(inputs[unit])[:16], folder / OBJECT)
+            return FilesResult({OBJECT: sha256_file(folder / OBJECT)})
 
         # again: one that is there is damaged
-        return store.build("packs", inputs[unit], ObjectResult, make, again=True).path / OBJECT
+        return store.build("packs", inputs[unit], FilesResult, make, again=True).path / OBJECT
 
     for gib in (_LARGEST_GIB, _OTHER_GIB):
-        todo = [u for u in missing if (gib == _LARGEST_GIB) == bool(_LARGE.search(u.source))]
+        todo = [u for u in missing if (gib == _LARGEST_GIB) == ("gemm_grouped/" in u.source)]
         at_once = width(jobs, gib, KEEP_GIB)
         for unit, path in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
             found[unit] = path
             log.progress(Path(unit.source).name, len(found), len(inputs), "units")
-    made = {module.name: tree / f"{module.name}.so" for module in modules}
     for module in modules:
-        objects = [found[unit] for unit in module.units]
-        try:
-            recipe.link(tree, host, module, objects, made[module.name])
-        except CommandError as error:
-            raise BuildError(f"{module.name} cannot be linked:\n{error}") from error
-    return made
+        out = tree / f"{module.name}.so"
+        recipe.link(tree, host, module, [found[unit] for unit in module.units], out)
+    return {module.name: tree / f"{module.name}.so" for module in modules}
 
 
 def write(
@@ -161,20 +143,17 @@ def packs_item(
     host = recipe.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
     nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
-    compiler, family = sha256_file(nvcc.lock), f"{arch}f"
     local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
-    version = f"{upstream.version}+{local}"
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
         "series": context.series_of(UPSTREAM).sha256,
         "modules": [module.name for module in modules],
-        "architecture": family,
+        "architecture": f"{arch}f",
         "platform": context.platform,
-        "compiler": compiler,
+        "compiler": sha256_file(nvcc.lock),
         "host": "none on this machine" if host is None else host.identity,
-        "version": version,
+        "version": f"{upstream.version}+{local}",
         "epoch": context.epoch,
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> PackResult:
@@ -186,12 +165,13 @@ def packs_item(
             nvcc.fill(context, work / WHEELS)
             recipe.fill(repo, commit, work / WHEELS, host, where)
             ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
-            shared = {"tree": dict(zip(recipe.READ, ids, strict=True)), "compiler": compiler}
-            described = recipe.describe(where, family, modules)
+            read = dict(zip(recipe.READ, ids, strict=True))
+            shared = {"tree": read, "compiler": inputs["compiler"]}
+            described = recipe.describe(where, f"{arch}f", modules)
             found = libraries(context.store, where, host, described, shared, jobs)
             about = {
-                "version": version,
-                "architecture": f"sm{family.replace('.', '')}",
+                "version": f"{upstream.version}+{local}",
+                "architecture": f"sm{arch.replace('.', '')}f",
                 "platform": context.platform,
                 "commit": commit,
                 "compiler": f"nvcc {nvcc.version()}",

@@ -29,7 +29,6 @@ NEWEST = {"GLIBC": (2, 39), "GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15)}
 """Versions of symbols that the image has: Ubuntu 24.04, as the locks assume (scripts/lock.sh)."""
 _PREFIX = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu"}
 _DESCRIBE = Path(__file__).with_name("describe.py")
-_GENERATED = "generated/"
 _MEMBER = re.compile(r"(nvidia/cu13/(?P<cuda>(bin|include|nvvm)/.+)|(?P<ffi>tvm_ffi/include/.+))")
 # stand-ins for cuBLAS's headers
 _CUBLAS = Path(__file__).with_name("include")
@@ -138,10 +137,9 @@ def fill(repo: Path, commit: str, wheels: Path, host: Host, tree: Path) -> None:
 
 
 def stubs(host: Host, folder: Path) -> None:
-    """Write libraries without functions, which modules name as those that they need.
+    """Write libraries without functions in place of CUDA's, for the linker.
 
-    A module's own functions are looked up when it is loaded: by then torch has loaded libcudart
-    and libnvrtc, and the driver has libcuda.
+    A module's functions are looked up when it is loaded: torch and the driver have them by then.
     """
     folder.mkdir()
     for name, soname in _STUBS.items():
@@ -153,18 +151,17 @@ def stubs(host: Host, folder: Path) -> None:
 def describe(tree: Path, arch: str, modules: Sequence[Module]) -> tuple[Described, ...]:
     """Return the sources of modules by FlashInfer's own code; writes generated ones into the tree.
 
-    ``arch`` is e.g. ``12.1f``. BuildError: FlashInfer's code has changed so that it cannot be
-    asked, or gives a module another name than the list.
+    ``arch`` is e.g. ``12.1f``.
+
+    Raises:
+        CommandError: FlashInfer's code has changed so that it cannot be asked.
+        BuildError: it gives a module another name than the list.
     """
     request = tree / "request.json"
     asked = [{"generator": module.generator, "arguments": module.arguments} for module in modules]
     request.write_text(json.dumps({"arch": arch, "modules": asked}), encoding="utf-8")
-    try:
-        # isolated but for our own environment, which has jinja2, filelock and others
-        out = call(sys.executable, "-I", _DESCRIBE, tree, request).stdout
-    except CommandError as error:
-        msg = f"FlashInfer does not describe its modules as expected:\n{error}"
-        raise BuildError(msg, "update sparkforge/build/packs to its release") from error
+    # isolated but for our own environment, which has jinja2, filelock and others
+    out = call(sys.executable, "-I", _DESCRIBE, tree, request).stdout
     found = tuple(
         Described(
             one["name"],
@@ -184,10 +181,8 @@ def contents(tree: Path, unit: Unit) -> str:
     """Return a digest of a unit's source, and of the headers that were generated for it."""
     path = tree / unit.source
     files = [path]
-    if unit.source.startswith(_GENERATED):
-        files += sorted(
-            file for file in path.parent.iterdir() if file.suffix not in (".cu", ".cpp")
-        )
+    if unit.source.startswith("generated/"):
+        files += [one for one in path.parent.iterdir() if one.suffix not in (".cu", ".cpp")]
     return key_of({file.name: sha256_file(file) for file in files})
 
 

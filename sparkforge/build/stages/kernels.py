@@ -22,17 +22,26 @@ from sparkforge.core import plain
 from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins.compiling import Plugin
-from sparkforge.store.store import code_of
 from sparkforge.wheels import archive
 
 CUBINS = "decode/cubins"
 """The folder of the package with the machine code and its manifest."""
-_RESTORE = "restore it: git checkout"
+
+
+def _read(root: Path, folder: Path, pattern: str, first: str) -> dict[str, bytes]:
+    """Return files by their paths in the checkout; PinsError if the ``first`` is not there."""
+    found = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob(pattern))
+    }
+    if first not in found:
+        raise PinsError(f"plugin.folder: {first} does not exist", "restore it: git checkout")
+    return found
 
 
 def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
     """Return the machine code of a plugin's kernels; PinsError if there are no sources."""
-    sources = sources_of(context.root, pin)
+    sources = _read(context.root, (context.root / pin.source).parent, "*.cu*", pin.source)
     compiler = LockedCompiler(context.root / pin.requirements, "nvidia-cuda-nvrtc")
     inputs = {
         "source": pin.source,
@@ -41,7 +50,6 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
         "spills": list(pin.spills),
         # of all platforms: the machine code does not depend on where it is compiled
         "compiler": sha256_file(compiler.lock),
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> FilesResult:
@@ -61,18 +69,6 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
         valid=all_intact,
         fetches=lambda: compiler.fetches(context),
     )
-
-
-def sources_of(root: Path, pin: Plugin) -> dict[str, bytes]:
-    """Return the CUDA sources of a plugin by their paths in the checkout."""
-    source = root / pin.source
-    if not source.is_file():
-        raise PinsError(f"plugin.folder: {pin.source} does not exist", _RESTORE)
-    return _read(root, [path for path in source.parent.rglob("*.cu*") if path.is_file()])
-
-
-def _read(root: Path, paths: list[Path]) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
 
 
 @dataclass(frozen=True)
@@ -95,21 +91,17 @@ def plugin_item(
     """Return the wheel of a plugin; PinsError if its files are missing or wrong."""
     pyproject = context.root / pin.folder / "pyproject.toml"
     try:
-        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-    except (OSError, ValueError, KeyError) as error:
-        raise PinsError(f"{pyproject}: {error!r}", _RESTORE) from None
-    described = plain.load(_Described, table)
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project")
+    except ValueError as error:
+        raise PinsError(f"{pyproject}: {error}") from None
+    described = plain.load(_Described, project)
     if described is None:
         fields = "name, version, description, license, license-files, requires-python, entry-points"
         raise PinsError(f"{pyproject}: [project] must have {fields}, and nothing else")
     name = described.name.replace("-", "_")
-    package = _read(context.root, list((pyproject.parent / name).rglob("*.py")))
-    if f"{pin.folder}{name}/__init__.py" not in package:
-        raise PinsError(f"plugin.folder: {pin.folder}{name} is no package", _RESTORE)
-    try:
-        licenses = {file: (pyproject.parent / file).read_bytes() for file in described.licenses}
-    except OSError as error:
-        raise PinsError(f"license-files: {error}", _RESTORE) from None
+    first = f"{pin.folder}{name}/__init__.py"
+    package = _read(context.root, pyproject.parent / name, "*.py", first)
+    licenses = {file: (pyproject.parent / file).read_bytes() for file in described.licenses}
     inside = f"{name}/{CUBINS}"
     inputs = {
         "pyproject": sha256_file(pyproject),
@@ -117,7 +109,6 @@ def plugin_item(
         "licenses": digests(licenses),
         "kernels": kernels.inputs,
         "epoch": context.epoch,
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> PluginResult:

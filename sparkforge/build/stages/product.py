@@ -83,7 +83,6 @@ def environment_item(
         "wheels": {item.label: item.key for item in wheels},
         "wheelhouse": house.key,
         "python": version,
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> EnvironmentResult:
@@ -138,8 +137,7 @@ def trial_item() -> Cached[FilesResult]:
         made = (folder / NAME).iterdir()
         return FilesResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
 
-    inputs = {"code": code_of(__name__)}
-    return Cached("image", "preflight checkpoint", inputs, FilesResult, make, valid=all_intact)
+    return Cached("image", "preflight checkpoint", {}, FilesResult, make, valid=all_intact)
 
 
 def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
@@ -249,7 +247,6 @@ def smoke_item(
         "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
         "serve": list(context.serve),
         "arguments": list(serving.arguments),
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> SmokeResult:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.options import host_platform
 from sparkforge.build.results import WheelhouseResult
 from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import MachineError
 from sparkforge.core.log import log
-from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import environment
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
-from sparkforge.store.store import Artefact, code_of
+from sparkforge.store.store import Artefact
 
 if TYPE_CHECKING:
     from sparkforge.sources.wheelhouse import Wanted
@@ -55,7 +53,6 @@ def wheelhouse_item(
         "driver": sha256_file(driver),
         "python": target.python,
         "platform": context.platform,
-        "code": code_of(__name__),
     }
 
     def wanted() -> Wanted:
@@ -93,14 +90,9 @@ class LockedCompiler:
     """The lock's name of the compiler, e.g. ``nvidia-cuda-nvcc``."""
 
     def _wanted(self) -> Wanted:
-        """Return the wheels for this machine; MachineError if there are none."""
         from sparkforge.sources import wheelhouse
 
-        here = MACHINES.get(platform.machine())
-        if here is None:
-            msg = f"{self.lock.name} has no compiler for {platform.machine()}"
-            raise MachineError(msg, f"build on a machine with {' or '.join(MACHINES)}")
-        return wheelhouse.Wanted(self.lock, (), PYTHON, here, None)
+        return wheelhouse.Wanted(self.lock, (), PYTHON, host_platform(), None)
 
     def version(self) -> str:
         """Return the compiler's version, e.g. ``13.0.88``; PinsError if the lock is malformed."""
@@ -110,12 +102,9 @@ class LockedCompiler:
         return found.version
 
     def fill(self, project: Project, into: Path) -> None:
-        """Put the wheels into a new folder; MachineError if there are none for this machine."""
+        """Put the wheels into a new folder; UsageError if there are none for this machine."""
         _fill(project, self._wanted(), into)
 
     def fetches(self, project: Project) -> Fetches:
-        """Return the downloads of ``fill``."""
-        try:
-            return _fetches(project, self._wanted())
-        except MachineError:
-            return Fetches()
+        """Return the downloads of ``fill``; raises what that does."""
+        return _fetches(project, self._wanted())

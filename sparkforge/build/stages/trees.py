@@ -11,16 +11,22 @@ from sparkforge.build.context import Context
 from sparkforge.build.results import SeriesResult, SourceResult
 from sparkforge.core import git
 from sparkforge.core.log import counted, human_bytes, log
-from sparkforge.pins.pins import SourcePlan
+from sparkforge.pins.pins import ReleaseFile, SourcePlan
 from sparkforge.series import series
 from sparkforge.series.series import Patched
 from sparkforge.sources import sources
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.sources import Source
-from sparkforge.store.store import Artefact, code_of
+from sparkforge.store.store import Artefact
 
 if TYPE_CHECKING:
     from sparkforge.wheels.overlay import Layer
+
+
+def to_fetch(context: Context, file: ReleaseFile) -> Fetches:
+    """Return the download of a release file, unless the store has it."""
+    there = context.store.download_path(file.sha256, file.file).exists()
+    return Fetches({} if there else {file.sha256: file.size})
 
 
 def chosen(context: Context, name: str) -> SourcePlan:
@@ -41,7 +47,6 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         "paths": [rule.model_dump() for rule in upstream.paths]
         if file and file.file.endswith(".whl")
         else None,
-        "code": code_of(__name__),
     }
     by_git = inputs["provider"] != "release"
 
@@ -50,7 +55,9 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         return SourceResult(source.provider, source.commit, source.tree, source.origin)
 
     def fetches() -> Fetches:
-        if not by_git or (upstream.commit is not None and git.has_commit(repo, upstream.commit)):
+        if file is not None and not by_git:
+            return to_fetch(context, file)
+        if upstream.commit is not None and git.has_commit(repo, upstream.commit):
             return Fetches()
         size = f" (release file: {human_bytes(file.size)})" if file else ""
         return Fetches(unknown=(f"{name} by git{size}",))
@@ -58,7 +65,6 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
     return Cached(
         *("sources", f"source {name}", inputs, SourceResult, make),
         valid=lambda artefact: git.has_commit(repo, artefact.result.commit),
-        download=() if file is None or by_git else (file,),
         fetches=fetches,
     )
 
@@ -71,7 +77,6 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
         "series": patches.sha256,
         "patches": {patch.name: patch.sha256 for patch in patches.patches},
         "recorded": {kind: record.tree for kind, record in upstream.patched.items()},
-        "code": code_of(__name__),
     }
 
     def make(folder: Path) -> SeriesResult:

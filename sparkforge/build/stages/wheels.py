@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.results import OwnWheel, WheelResult
-from sparkforge.build.stages.trees import Tree
+from sparkforge.build.stages.trees import Tree, to_fetch
 from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile, Upstream
@@ -144,7 +144,7 @@ def overlay_item(
     file = upstream.files[plan.files[context.platform]]
     layers = {} if trees is None else series_of(context, name)
     ours = () if trees is None else tuple(trees[layer] for layer in layers)
-    inputs = {**common_inputs(context, name, layers), "code": code_of(__name__)}
+    inputs = common_inputs(context, name, layers)
     label, stage = f"wheel {name}", "wheels"
     if trees is None:
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
@@ -171,6 +171,6 @@ def overlay_item(
         valid=holds_wheel,
         intermediate=trees is None,
         kept=trees is None,
-        download=(file,),
+        fetches=lambda: to_fetch(context, file),
         commands=(f"# {why}",) if why else (),
     )

