@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,19 +76,6 @@ def test_the_users_own_lines_stay_as_they_are(tmp_path: Path) -> None:
     assert written(tmp_path) == lines
 
 
-def test_a_checkpoint_is_made_once(tmp_path: Path) -> None:
-    made: list[Path] = []
-
-    def make(model: Path) -> None:
-        made.append(model)
-        model.mkdir()
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: publish.made(tmp_path / "model", make), range(4)))
-    assert found == [tmp_path / "model"] * 4
-    assert made == [tmp_path / "model"]
-
-
 def test_a_checkpoint_is_made_again_where_it_is_gone_or_its_code_differs(
     tmp_path: Path, code: CodeCopy
 ) -> None:
@@ -111,5 +97,3 @@ def test_a_checkpoint_is_made_again_where_it_is_gone_or_its_code_differs(
     assert remade()
     shutil.rmtree(weights.parent)
     assert remade()
-    visible = {one.name for one in (tmp_path / "dist").iterdir() if one.suffix != ".lock"}
-    assert visible == {"tiny-model", ".tiny-model.code"}

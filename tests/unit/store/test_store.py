@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.disk import key_of
-from sparkforge.core.errors import IntegrityError, StoreError
+from sparkforge.core.errors import IntegrityError
 from sparkforge.store.store import Store, code_of
 from tests.codecopy import CodeCopy
 from tests.support import ROOT, sha256
@@ -145,23 +145,6 @@ def test_clean_spares_the_work_of_builds(store: Store) -> None:
         store.clean(everything=True)
         assert work.is_dir()
     assert other.build("wheels", INPUTS, Made, put).path.is_dir()
-
-
-def test_foreign_folder_is_refused(tmp_path: Path) -> None:
-    kept = tmp_path / "tmp" / "mine" / "file"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("precious")
-    store = Store(tmp_path)
-    assert store.sweep() == 0
-    for act in (
-        lambda: store.clean(everything=True),
-        lambda: store.clean(superseded=True),
-        lambda: store.build("wheels", INPUTS, Made, put),
-    ):
-        with pytest.raises(StoreError, match="not a sparkforge store"):
-            act()
-    assert kept.read_text() == "precious"
-    assert [one.name for one in tmp_path.iterdir()] == ["tmp"]
 
 
 @pytest.mark.parametrize(
