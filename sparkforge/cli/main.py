@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -177,9 +176,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
             signal.signal(number, _interrupt)
     gitsafe.unbind()
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the parent
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     log.configure(to_stderr=as_json, verbose=False)

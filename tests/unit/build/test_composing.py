@@ -143,17 +143,6 @@ def test_rollback_to_a_missing_image_fails(engine: Images, run: Run, tmp_path: P
     assert env.read_text() == "SPARKFORGE_IMAGE_SPARK=sparkforge/spark:1-gone\n"
 
 
-def test_environment_overrides_dotenv(
-    engine: Images, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_IMAGE_SPARK", MID)
-    assert run("rollback", "--target", "spark") == 0
-    assert composing.read(tmp_path / ".env") == {
-        "COMPOSE_PROFILES": "spark",
-        "SPARKFORGE_IMAGE_SPARK": OLD,
-    }
-
-
 def test_images_lists_newest_first_and_marks_used(
     engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +170,7 @@ def test_models_volume_is_created_where_image_serves(
     assert f"name: {composing.MODELS_VOLUME}," in text
 
 
-@pytest.mark.parametrize("value", ["plain", "my $dir #1", "it's", "a b"])
+@pytest.mark.parametrize("value", ["plain", "my $dir #1", "it's"])
 def test_dotenv_round_trip(tmp_path: Path, value: str) -> None:
     link, real = tmp_path / "link", tmp_path / "real"
     link.symlink_to(real)

@@ -30,24 +30,6 @@ def written(root: Path) -> list[bytes]:
     return (root / ".env").read_bytes().splitlines()
 
 
-# each was read by Docker Compose 2.26, which gave the folder back
-@pytest.mark.parametrize(
-    ("name", "start", "end"),
-    [
-        ("plain-1.0", b"/", b"/plain-1.0/dist/tiny-model"),
-        ("my $dir #1", b"'/", b"/my $dir #1/dist/tiny-model'"),
-        ("it's", b"'/", b"/it\\'s/dist/tiny-model'"),
-    ],
-)
-def test_the_models_folder_is_what_compose_reads(
-    tmp_path: Path, name: str, start: bytes, end: bytes
-) -> None:
-    (tmp_path / name).mkdir()
-    line = written(tmp_path / name)[-1]
-    assert line.startswith(b"SPARKFORGE_MODEL_DIR=" + start)
-    assert line.endswith(end)
-
-
 @pytest.mark.parametrize(
     ("target", "served", "machine", "words"),
     [
