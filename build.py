@@ -72,7 +72,7 @@ def make_environment(venv: Path, lock: Path, wanted: str) -> None:
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", fresh], check=True)
         # -I: neither the user's site packages nor PYTHONPATH take part
-        words = ["-I", *pip.split(), "--only-binary=:all:", "-r", lock]
+        words = ("-I", *pip.split(), "--only-binary=:all:", "-r", str(lock))
         subprocess.run([fresh / "bin" / "python", *words], check=True)
         # a venv names its own folder in a few scripts; sparkforge only runs bin/python of it
         (fresh / STAMP).write_text(wanted)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,23 +16,12 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from sparkforge.build import image
-from sparkforge.build.options import OutputOptions, platform_of
+from sparkforge.build.options import OutputOptions
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import (
-    BuildError,
-    FetchError,
-    IntegrityError,
-    MachineError,
-    SparkforgeError,
-    StoreError,
-    UsageError,
-)
+from sparkforge.core.errors import BuildError, FetchError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import call
-from sparkforge.pins import pins
-from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine, connect, is_published
-from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST
 from sparkforge.sources.project import PinsFile, checkout
 
 MODELS_VOLUME = "sparkforge-models"
@@ -86,13 +74,6 @@ def variable(target: str) -> str:
 def in_use(variables: Mapping[str, str], target: str) -> str:
     """Return the image that Compose uses for a target, or ""."""
     return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
-
-
-def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> None:
-    """Create the volume of the models if Compose needs it here."""
-    served_here = MACHINES.get(platform.machine()) == image_platform
-    if target.model is not None and served_here:
-        engine.client.volumes.create(MODELS_VOLUME)
 
 
 # -- images ------------------------------------------------------------------------------------
@@ -196,7 +177,8 @@ def rollback(options: RollbackOptions) -> int:
     before = own.get(variable(target), "")
     served = {} if "COMPOSE_PROFILES" in own else {"COMPOSE_PROFILES": target}
     put(env_file, {**served, variable(target): name})
-    keep_models(engine, pinned, platform_of(pinned))  # the image may come from another machine
+    if pinned.model is not None:
+        engine.client.volumes.create(MODELS_VOLUME)  # the image may come from another machine
     log.document({"target": target, "image": name, "before": before})
     log.info(f"Compose uses {name}{f', not {before} any more' if before else ''}")
     if os.environ.get(variable(target), name) != name:
@@ -210,13 +192,6 @@ def rollback(options: RollbackOptions) -> int:
 _CACHE = "/var/cache/sparkforge/huggingface/hub"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
 _PYTHON = "/usr/bin/tini -- /opt/sparkforge/venv/bin/python -I"
-_ENDS: Mapping[int, type[SparkforgeError]] = {
-    EX_DATAERR: IntegrityError,
-    EX_CANTCREAT: StoreError,
-    EX_NOHOST: FetchError,
-    EX_CONFIG: FetchError,
-}
-"""By the program's exit code."""
 
 
 @Parameter(name="*")
@@ -268,7 +243,7 @@ def fetch(options: FetchOptions) -> int:
             said = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
             msg = f"the download failed with exit code {done.returncode}: {said}"
             hint = "the next run continues; an image of an older checkout cannot: build it again"
-            raise _ENDS.get(done.returncode, MachineError)(msg, hint)
+            raise FetchError(msg, hint)
     found = {"target": options.target, "model": model.repository, "revision": model.revision}
     log.document({**found, "place": place, "image": name, "complete": not options.dry_run})
     return 0

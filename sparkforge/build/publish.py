@@ -177,8 +177,8 @@ def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> 
     if before != image.tag:
         back = f"build.py rollback --target {context.target_name}"
         log.info(f"Compose now uses {image.tag} instead of {before}; to switch back: {back}")
-    if engine is not None:
-        composing.keep_models(engine, context.target, context.platform)
+    if engine is not None and context.target.model is not None:
+        engine.client.volumes.create(composing.MODELS_VOLUME)
 
 
 def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: float) -> None:

@@ -22,9 +22,9 @@ from sparkforge.build.options import (
 from sparkforge.build.packs import recipe
 from sparkforge.build.results import PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
-from sparkforge.core import disk, plain
+from sparkforge.core import plain
 from sparkforge.core.errors import MachineError, UsageError
-from sparkforge.core.log import human_bytes, log
+from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -135,17 +135,16 @@ def _dry_run(project: Project, options: BuildOptions) -> int:
     given = (project, options.target, options.variant, until, force)
     build = build_of(*given, tools=options.tools, plan_only=True)
     context, planned = build.context, build.plan(until)
-    document = {
-        "plan": [asdict(one) for one in planned],
-        "fetches": cached.total(planned),
-        "until": until,
-        "source": context.source,
-    }
-    log.document(document)
+    log.document(
+        {
+            "plan": [asdict(one) for one in planned],
+            "fetches": cached.total(planned),
+            "until": until,
+            "source": context.source,
+        }
+    )
     log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
     cached.show(context, planned)
-    free = disk.free(context.store.root)
-    log.info(f"disk: {human_bytes(free)} free for the store in {context.store.root}")
     if until != options.until:
         log.info(f"the later stages run on {context.platform}")
     return 0
