@@ -31,37 +31,30 @@ MACHINE_ERROR = 8  # sparkforge.errors.MachineError; nothing of the package is i
 INTERRUPTED = 130
 
 
-def stamp_of(lock: Path) -> str:
-    """Return what marks an environment of a lock and of this Python."""
-    return hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
-
-
-def stands(venv: Path, wanted: str) -> bool:
-    """Return whether an environment has this mark."""
-    stamp = venv / STAMP
-    # the interpreter too: it is a link, and the system's Python may have gone
-    python = venv / "bin" / "python"
-    return stamp.is_file() and stamp.read_text() == wanted and python.exists()
-
-
 def ensure_environment(venv: Path, lock: Path) -> Path:
     """Return the interpreter of an environment that has exactly what the lock names."""
-    python, wanted = venv / "bin" / "python", stamp_of(lock)
-    if stands(venv, wanted):
-        return python
-    import fcntl
-    import shutil
+    python, stamp = venv / "bin" / "python", venv / STAMP
+    wanted = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()
 
-    try:
-        lock_file = venv.with_name(f"{venv.name}.lock").open("w")
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}", "give the user write access to the checkout")
-    with lock_file:
-        fcntl.flock(lock_file, fcntl.LOCK_EX)  # gone with its holder; two builds take turns
-        if not stands(venv, wanted):
-            for left in venv.parent.glob(f"{venv.name}.new-*"):  # of runs that were killed
-                shutil.rmtree(left, ignore_errors=True)
-            make_environment(venv, lock, wanted)
+    def stands() -> bool:
+        # the interpreter too: it is a link, and the system's Python may have gone
+        return stamp.is_file() and stamp.read_text() == wanted and python.exists()
+
+    if not stands():
+        import fcntl
+        import subprocess
+
+        try:
+            with venv.with_name(f"{venv.name}.lock").open("w") as taken:
+                fcntl.flock(taken, fcntl.LOCK_EX)  # gone with its holder; two builds take turns
+                if not stands():
+                    make_environment(venv, lock, wanted)
+        except (subprocess.CalledProcessError, OSError) as error:
+            fail(
+                f"{venv}: could not be set up: {error}",
+                "install the package python3-venv, check the network and pip's configuration, or"
+                " delete that folder, and run again",
+            )
     return python
 
 
@@ -72,37 +65,19 @@ def make_environment(venv: Path, lock: Path, wanted: str) -> None:
 
     note = f"build.py: setting up {venv.name} from {lock.name} (once, hashes checked)"
     print(note, file=sys.stderr)
+    for left in venv.parent.glob(f"{venv.name}.new-*"):  # of runs that were killed
+        shutil.rmtree(left, ignore_errors=True)
     fresh = venv.with_name(f"{venv.name}.new-{os.getpid()}")
+    pip = "-m pip install -qq --no-deps --disable-pip-version-check --require-hashes"
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", fresh], check=True)
         # -I: neither the user's site packages nor PYTHONPATH take part
-        subprocess.run(
-            [
-                fresh / "bin" / "python",
-                "-I",
-                "-m",
-                "pip",
-                "install",
-                "-qq",
-                "--no-deps",
-                "--disable-pip-version-check",
-                "--require-hashes",
-                "--only-binary=:all:",
-                "-r",
-                lock,
-            ],
-            check=True,
-        )
+        words = ("-I", *pip.split(), "--only-binary=:all:", "-r", str(lock))
+        subprocess.run([fresh / "bin" / "python", *words], check=True)
         # a venv names its own folder in a few scripts; sparkforge only runs bin/python of it
         (fresh / STAMP).write_text(wanted)
         shutil.rmtree(venv, ignore_errors=True)
         fresh.rename(venv)
-    except (subprocess.CalledProcessError, OSError) as error:
-        fail(
-            f"{venv}: could not be set up: {error}",
-            "install the package python3-venv, check the network and pip's configuration, or"
-            " delete that folder, and run again",
-        )
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,23 +16,12 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from sparkforge.build import image
-from sparkforge.build.options import OutputOptions, platform_of
+from sparkforge.build.options import OutputOptions
 from sparkforge.core.disk import write_file
-from sparkforge.core.errors import (
-    BuildError,
-    FetchError,
-    IntegrityError,
-    MachineError,
-    SparkforgeError,
-    StoreError,
-    UsageError,
-)
+from sparkforge.core.errors import BuildError, FetchError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import call
-from sparkforge.pins import pins
-from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine, connect, is_published
-from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST
 from sparkforge.sources.project import PinsFile, checkout
 
 MODELS_VOLUME = "sparkforge-models"
@@ -86,13 +74,6 @@ def variable(target: str) -> str:
 def in_use(variables: Mapping[str, str], target: str) -> str:
     """Return the image that Compose uses for a target, or ""."""
     return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
-
-
-def keep_models(engine: Engine, target: pins.Target, image_platform: str) -> None:
-    """Create the volume of the models if Compose needs it here."""
-    served_here = MACHINES.get(platform.machine()) == image_platform
-    if target.model is not None and served_here:
-        engine.client.volumes.create(MODELS_VOLUME)
 
 
 # -- images ------------------------------------------------------------------------------------
@@ -151,20 +132,14 @@ def images(options: ImagesOptions = ImagesOptions()) -> int:
     targets = [options.target] if options.target else sorted(here.pins.targets)
     for target in targets:
         here.pins.target(target)
-    variables = seen(here.root / ".env")
-    built = on_engine(connect(), targets, variables)
-    used = {one.target for one in built if one.used}
-    named = {target: in_use(variables, target) for target in targets}
-    missing = {target: name for target, name in named.items() if name and target not in used}
-    log.document({"images": [asdict(one) for one in built], "missing": missing})
+    built = on_engine(connect(), targets, seen(here.root / ".env"))
+    log.document({"images": [asdict(one) for one in built]})
     rows: list[tuple[str, ...]] = [
         ("*" if one.used else "", one.image, one.made[:16].replace("T", " "), human_bytes(one.size))
         for one in built
     ]
     log.table(rows or [("", f"no image of {', '.join(targets)}", "", "")])
     log.info("*: used by Compose; to switch: build.py rollback --target NAME [IMAGE]")
-    for target, name in missing.items():
-        log.warning(f"{variable(target)} is {name}, which the engine does not have")
     return 0
 
 
@@ -174,7 +149,7 @@ class RollbackOptions:
     """Options of ``rollback``."""
 
     image: str | None = field(default=None, kw_only=False)
-    """image or tag from `build.py images` (default: the previous image)"""
+    """image from `build.py images` (default: the previous image)"""
     target: str
     """target whose image to switch"""
     pins: PinsFile = None
@@ -189,7 +164,7 @@ def rollback(options: RollbackOptions) -> int:
     variables, engine = seen(env_file), connect()
     built = on_engine(engine, [target], variables)
     if wanted is not None:
-        fitting = [one for one in built if wanted in (one.image, one.image.partition(":")[2])]
+        fitting = [one for one in built if one.image == wanted]
     else:
         at = next((at for at, one in enumerate(built) if one.used), len(built))
         # not another name of the same image
@@ -202,7 +177,8 @@ def rollback(options: RollbackOptions) -> int:
     before = own.get(variable(target), "")
     served = {} if "COMPOSE_PROFILES" in own else {"COMPOSE_PROFILES": target}
     put(env_file, {**served, variable(target): name})
-    keep_models(engine, pinned, platform_of(pinned))  # the image may come from another machine
+    if pinned.model is not None:
+        engine.client.volumes.create(MODELS_VOLUME)  # the image may come from another machine
     log.document({"target": target, "image": name, "before": before})
     log.info(f"Compose uses {name}{f', not {before} any more' if before else ''}")
     if os.environ.get(variable(target), name) != name:
@@ -213,20 +189,9 @@ def rollback(options: RollbackOptions) -> int:
 
 # -- the model ---------------------------------------------------------------------------------
 
-_CACHE = "/var/cache/sparkforge/huggingface"
+_CACHE = "/var/cache/sparkforge/huggingface/hub"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
-_PASSED = (
-    *(name for proxy in _PROXIES for name in (proxy, proxy.lower())),
-    *("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_TOKEN"),
-)
-_ENDS: Mapping[int, type[SparkforgeError]] = {
-    EX_DATAERR: IntegrityError,
-    EX_CANTCREAT: StoreError,
-    EX_NOHOST: FetchError,
-    EX_CONFIG: FetchError,
-}
-"""By the program's exit code."""
+_PYTHON = "/usr/bin/tini -- /opt/sparkforge/venv/bin/python -I"
 
 
 @Parameter(name="*")
@@ -245,61 +210,40 @@ class FetchOptions:
 def fetch(options: FetchOptions) -> int:
     """Download a target's model before its first start, or say what would be downloaded.
 
-    The image downloads, as its first start would (``serving/checkpoint.py``): to the same volume or
-    folder, as the same user, with the same checks. So nothing here knows the hub.
+    Compose runs the image's program (``serving/checkpoint.py``), as in the first start: with the
+    same volume or folder, user, variables and checks.
     """
     here = checkout(options.pins)
-    variables = seen(here.root / ".env")
     target = here.pins.target(options.target)
     if target.model is None:
         msg = f"target {options.target} serves no model from the hub"
         raise UsageError(msg, "give the folder of a checkpoint: build.py serve --model DIR")
     model = here.pins.models[target.model]
-    place, kind = variables.get("SPARKFORGE_HF_CACHE") or MODELS_VOLUME, "volume"
-    if place.startswith(("/", "~", ".")):
-        folder = (here.root / Path(place).expanduser()).resolve()
-        place, kind = str(folder), "bind"
-        if not folder.is_dir():
-            msg = f"SPARKFORGE_HF_CACHE is {place}, which does not exist"
-            raise UsageError(msg, "make it; see docs/serving.md for its permissions")
-    engine = connect()
+    variables = seen(here.root / ".env")
     name = in_use(variables, options.target)
-    if not name or not engine.has_image(name):
-        built = on_engine(engine, [options.target], variables)
-        if not built:
-            msg = f"no image of target {options.target} on this machine; it would download"
-            raise BuildError(msg, f"build it: python3 build.py --target {options.target}")
-        name = built[0].image
+    if not name:
+        msg = f"Compose has no image of target {options.target}; it would download"
+        raise BuildError(msg, f"build it: python3 build.py --target {options.target}")
+    place = variables.get("SPARKFORGE_HF_CACHE") or MODELS_VOLUME
     container = f"sparkforge-model-fetch-{os.getpid()}"
-    given = {one: variables[one] for one in _PASSED if variables.get(one)}
     command = [
-        *("docker", "run", "--rm", "--pull=never", f"--name={container}", "--read-only"),
-        *("--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-        f"--mount=type={kind},source={place},target={_CACHE}",
-        *(f"--env={one}" for one in given),  # values are secrets
-        *("--env=HF_HUB_DISABLE_PROGRESS_BARS=1", "--env=HF_HUB_DISABLE_TELEMETRY=1"),
-        *("--env=HF_HUB_VERBOSITY=error", "--env=HF_TOKEN_PATH=/dev/null"),
-        *("--entrypoint=/usr/bin/tini", name, "--", "/opt/sparkforge/venv/bin/python", "-I"),
-        *(_PROGRAM, f"{_CACHE}/hub", model.repository, model.revision),
+        *("docker", "compose", "--project-directory", str(here.root), "run", "--rm", "--no-deps"),
+        *("--no-TTY", f"--name={container}", f"--entrypoint={_PYTHON}", options.target),
+        *(_PROGRAM, _CACHE, model.repository, model.revision),
     ]
     log.info(f"{model.repository} at {model.revision} to {place}, with {name}")
-    said = ["no output"]
-
-    def show(line: str) -> None:
-        said.append(line.removeprefix("entrypoint: ").removeprefix("error: "))
-        log.info(said[-1])
-
     if options.dry_run:
         log.info(f"command  {shlex.join(command)}")
     else:
         try:
-            code = call(*command, env=given, check=False, stream=show).returncode
+            done = call(*command, check=False, stream=True)
         finally:
-            call("docker", "rm", "--force", container, check=False)  # docker run may end before it
-        if code:
-            msg = f"the download failed with exit code {code}: {said[-1]}"
+            call("docker", "rm", "--force", container, check=False)  # Compose may end before it
+        if done.returncode:
+            said = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+            msg = f"the download failed with exit code {done.returncode}: {said}"
             hint = "the next run continues; an image of an older checkout cannot: build it again"
-            raise _ENDS.get(code, MachineError)(msg, hint)
+            raise FetchError(msg, hint)
     found = {"target": options.target, "model": model.repository, "revision": model.revision}
     log.document({**found, "place": place, "image": name, "complete": not options.dry_run})
     return 0

@@ -61,11 +61,8 @@ def repository(target: str) -> str:
 
 
 def recipe_digest(root: Path) -> str:
-    """Return one digest of the files of ``RECIPE``; BuildError if one is missing."""
-    try:
-        return code_digest(*(root / name for name in RECIPE))
-    except FileNotFoundError as error:
-        raise BuildError(f"{error.filename}: no such file", "restore it: git checkout") from None
+    """Return one digest of the files of ``RECIPE``."""
+    return code_digest(*(root / name for name in RECIPE))
 
 
 def labels(context: Context, base: BaseImage) -> dict[str, str]:

@@ -144,7 +144,7 @@ def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
         lines = run(_READ_VOCABULARY).splitlines()
         make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
 
-    return made(folder / "tiny-chat-model", make, "sparkforge.checkpoints.chat")
+    return made(folder / "tiny-chat-model", make)
 
 
 def runs_python(engine: Engine | None, product: Artefact[Product]) -> Callable[[str], bytes]:

@@ -45,9 +45,7 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
     before = _standing(build, built)
     if before is not None and before.run.options == built.run.options:
         return folder, replace(built, files=before.files)
-    from filelock import FileLock  # not needed by a build in which nothing changed
-
-    with disk_errors(folder), FileLock(folder / ".lock"):
+    with disk_errors(folder):
         files = _files(folder, build) if before is None else before.files
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         built = replace(built, files=files)
@@ -127,9 +125,8 @@ def _json(value: object) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> str:
-    """Write a file for everybody to read, whatever the umask; returns its sha256."""
+    """Write a file; returns its sha256."""
     write_file(path, data)
-    path.chmod(0o644)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -149,26 +146,18 @@ def tiny_model(folder: Path) -> Path:
 
         make_tiny_gpt_oss(model)
 
-    return made(folder / "tiny-model", make, "sparkforge.checkpoints.tiny")
+    return made(folder / "tiny-model", make)
 
 
-def made(model: Path, make: Callable[[Path], object], module: str = "") -> Path:
-    """Return a checkpoint's folder; made where it is missing, or of a module's other code."""
-    note, code = model.with_name(f".{model.name}.code"), code_of(module or make.__module__)
-
-    def stands() -> bool:
-        return model.is_dir() and note.is_file() and note.read_text() == code
-
-    if not stands():
-        from filelock import FileLock
-
+def made(model: Path, make: Callable[[Path], object]) -> Path:
+    """Return a checkpoint's folder; made where it is missing, or of other code."""
+    note, code = model.with_name(f".{model.name}.code"), code_of(make.__module__)
+    if not (model.is_dir() and note.is_file() and note.read_text() == code):
         with disk_errors(model.parent):
+            shutil.rmtree(model, ignore_errors=True)
             model.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(model.with_name(f".{model.name}.lock")):
-                if not stands():
-                    shutil.rmtree(model, ignore_errors=True)
-                    make(model)
-                    write_file(note, code.encode())
+            make(model)
+            write_file(note, code.encode())
     return model
 
 
@@ -188,8 +177,8 @@ def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> 
     if before != image.tag:
         back = f"build.py rollback --target {context.target_name}"
         log.info(f"Compose now uses {image.tag} instead of {before}; to switch back: {back}")
-    if engine is not None:
-        composing.keep_models(engine, context.target, context.platform)
+    if engine is not None and context.target.model is not None:
+        engine.client.volumes.create(composing.MODELS_VOLUME)
 
 
 def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: float) -> None:

@@ -32,7 +32,7 @@ from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
 from sparkforge.runtime import servers
-from sparkforge.runtime.client import CHAT, COMPLETIONS, Place, look, post
+from sparkforge.runtime.client import CHAT, COMPLETIONS, Place, api_key, served_model
 from sparkforge.runtime.servers import LOOPBACK, Launch, Server, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
@@ -156,9 +156,10 @@ def serve(
         log.info(f"loading {name or 'the model'}; the server's log: {server.output_path}")
         tell: Callable[[float], None] | None = (lambda _: show()) if aloud else None
         took = servers.wait_ready(server, limit_s, tell)
-        found, key = _first_answer(server, name)
-        chats, url = chat or (name is None and context.target.smoke is None), f"{server.url}/v1"
-        line = curl(url, found, chat=chats, key=key)
+        url, key = f"{server.url}/v1", api_key(composing.seen(context.root / ".env"))
+        found = name or served_model(Place(url, key)).name
+        chats = chat or (name is None and context.target.smoke is None)
+        line = curl(url, found, chat=chats, key=bool(key) and name is None)
         try:
             log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
             for what, said in (("URL", url), ("model", found), ("try", line)):
@@ -171,24 +172,6 @@ def serve(
             log.info("stopping")
             server.stop()
             return 0
-
-
-def _first_answer(server: Server, name: str | None) -> tuple[str, bool]:
-    """Request one token; returns the model's name, and whether requests need an API key."""
-    place = Place(f"{server.url}/v1")
-    try:
-        models = look(place, "/v1/models", timeout_s=600)
-        if models.status == 401:
-            return name or "MODEL", True  # it is up; only a client with the key may ask more
-        model = name or str(models.json()["data"][0]["id"])
-        log.info("requesting the first token")
-        first = post(place, COMPLETIONS, {"model": model, "prompt": "Hello", "max_tokens": 1})
-        if first.status >= 500:  # not where it is refused
-            first.json()
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        msg = f"the server did not answer its first request: {error}\n{servers.tail(server)}"
-        raise ServerError(msg) from error
-    return model, False
 
 
 def _until_it_ends(server: Server, show: Callable[[], None]) -> NoReturn:
@@ -211,7 +194,7 @@ def _compose(
     chosen = {
         "SPARKFORGE_RESTART": seen.get("SPARKFORGE_RESTART") or "no",
         "SPARKFORGE_PORT": str(build.serving.port or ""),
-        "SPARKFORGE_MODEL_NAME": os.environ.get("SPARKFORGE_MODEL_NAME", CHAT_NAME) if chat else "",
+        "SPARKFORGE_MODEL_NAME": CHAT_NAME if chat else "",
         "SPARKFORGE_MODEL_DIR": str(model or ""),
         "SPARKFORGE_EXTRA_ARGS": shlex.join(options),
         profiles.VARIABLE: "" if profile is None else str(profile.choice),

@@ -56,11 +56,6 @@ def build_of(
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     timeout_s = server.ready_timeout or Serving.ready_timeout_s * busy
     serving = Serving(server.port, timeout_s, arguments)
-    if made_with.engine is not None and target.absent and target.cuda_arch and not pack:
-        log.warning(
-            "the image will have neither FlashInfer's modules nor compilers for them: serve with"
-            " --attention-backend TRITON_ATTN"
-        )
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
     return Build(context, made_with, serving, frozenset(force))

@@ -11,7 +11,6 @@ from cyclopts import Parameter
 
 from sparkforge.build import cached, publish, receipt
 from sparkforge.build.context import PLANNED, STAGES
-from sparkforge.build.graph import Build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -21,13 +20,12 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.packs import recipe
-from sparkforge.build.results import EnvironmentResult, PackResult
+from sparkforge.build.results import PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
-from sparkforge.core import disk, plain
+from sparkforge.core import plain
 from sparkforge.core.errors import MachineError, UsageError
-from sparkforge.core.log import human_bytes, log
+from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime import environment
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -104,68 +102,51 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     context, todo, planned = build.context, build.graph.until(until), build.plan(until)
     count = f"{sum(one.made for one in planned)} of {len(planned)} items to build"
     log.heading(f"{context.target_name} on {context.platform}: {count}")
-    # before anything else is fetched
-    if cached.makes(todo, planned, EnvironmentResult):
-        offline = context.access.offline
-        environment.ensure_python(context.store, context.target.python, offline=offline)
-    if cached.makes(todo, planned, PackResult):
+    if cached.makes(todo, planned, PackResult):  # before anything is fetched
         try:
             recipe.host(context.platform)
         except MachineError as error:
             raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
     build.run(until, planned)
-
-    def written() -> receipt.Receipt:
-        seconds = time.monotonic() - start
-        return receipt.of(context, todo, seconds, options_of(build, options.variant.engine))
-
-    built = written()
+    chosen = options_of(build, options.variant.engine)
+    built = receipt.of(context, todo, time.monotonic() - start, chosen)
     if not arguments:
         if publish.reads_damage(build, built):
             cached.run(context, todo, {build.graph.house.stage})
-            built = written()
-        seconds = time.monotonic() - start
+            built = receipt.of(context, todo, time.monotonic() - start, chosen)
         folder, built = publish.publish(build, built)
-        publish.summary(build, todo, folder, seconds)
+        publish.summary(build, todo, folder, time.monotonic() - start)
     log.document(plain.as_json(built))
     return 0
 
 
-def _is_here(project: Project, name: str) -> bool:
-    return MACHINES.get(platform.machine()) == platform_of(project.pins.target(name))
+def _planned_here(project: Project, name: str, until: str) -> str:
+    """Return the last stage up to ``until`` that this machine can plan."""
+    platform_here = MACHINES.get(platform.machine())
+    here = platform_here == platform_of(project.pins.target(name))
+    return until if here else min(until, PLANNED, key=STAGES.index)
 
 
 def _dry_run(project: Project, options: BuildOptions) -> int:
-    """Show the plan; if this machine cannot make all of it, the possible part and the reason."""
-    until, force, note = options.until, options.force, ""
-
-    def chosen() -> Build:
-        given = (project, options.target, options.variant, until, force)
-        return build_of(*given, tools=options.tools, plan_only=True)
-
-    try:
-        build = chosen()
-    except (UsageError, MachineError) as error:
-        stages = STAGES[: STAGES.index(PLANNED) + 1]
-        if _is_here(project, options.target) or until in stages:
-            raise
-        until, note = PLANNED, f"later stages cannot run here: {error.what}; {error.remedy}"
-        force = tuple(stage for stage in force if stage in stages)
-        build = chosen()
+    """Show the plan, for a target of another platform that of the stages that run here."""
+    until = _planned_here(project, options.target, options.until)
+    stages = STAGES[: STAGES.index(until) + 1]
+    force = tuple(stage for stage in options.force if stage in stages)
+    given = (project, options.target, options.variant, until, force)
+    build = build_of(*given, tools=options.tools, plan_only=True)
     context, planned = build.context, build.plan(until)
-    document = {
-        "plan": [asdict(one) for one in planned],
-        "fetches": cached.total(planned),
-        "until": until,
-        "source": context.source,
-    }
-    log.document({**document, "note": note} if note else document)
+    log.document(
+        {
+            "plan": [asdict(one) for one in planned],
+            "fetches": cached.total(planned),
+            "until": until,
+            "source": context.source,
+        }
+    )
     log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
     cached.show(context, planned)
-    free = disk.free(context.store.root)
-    log.info(f"disk: {human_bytes(free)} free for the store in {context.store.root}")
-    if note:
-        log.info(note)
+    if until != options.until:
+        log.info(f"the later stages run on {context.platform}")
     return 0
 
 
@@ -173,12 +154,11 @@ def explain(options: ExplainOptions) -> int:
     """Print for each item whether it would be built again, and which input changed."""
     project = Project.open(options.project)
     variant = last_variant(project, options.target, options.variant)
-    here = _is_here(project, options.target)
-    until = STAGES[-1] if here else PLANNED
+    until = _planned_here(project, options.target, STAGES[-1])
     build = build_of(project, options.target, variant, until, plan_only=True)
     planned, source = build.plan(until), build.context.source
     log.document({"explain": [asdict(one) for one in planned], "source": source})
-    if not here:
+    if until != STAGES[-1]:
         log.info(f"up to the {until}: the later stages run on {build.context.platform}")
     cached.show(build.context, planned)
     return 0

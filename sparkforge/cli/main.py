@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -62,10 +61,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bench": ("", "measure speed and answers of the last build; compare two results"),
         "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
         "bench compare": ("check.bench.command:compare_results", "compare two results"),
-        "bench quality": (
-            "check.quality:measure_quality",
-            "measure the effect of --mxfp4-layers",
-        ),
+        "bench quality": ("check.quality:measure_quality", "measure what --mxfp4-layers costs"),
         "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),
         "proofs": ("check.proofs:run", "check the machine code in a target's wheels"),
         "report": ("check.report:run", "write one HTML page about the last build"),
@@ -177,9 +173,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
             signal.signal(number, _interrupt)
     gitsafe.unbind()
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the parent
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     start = time.monotonic()
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     log.configure(to_stderr=as_json, verbose=False)

@@ -105,24 +105,23 @@ class Store:
         if self._prepared:
             return
         with disk_errors(self.root):
-            try:
-                if not self._marked():
-                    write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
-                for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
-                    (self.root / name).mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-                msg = f"{error.filename}: {error.strerror}, so the store cannot be created in it"
-                raise StoreError(msg, "choose another folder with --store DIR") from error
+            if not self._marked():
+                write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
+            for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
         self._prepared = True
 
     def _marked(self) -> bool:
         """Return whether the folder is a store; StoreError if it is something else's."""
-        # the root of a fresh file system, or a store that another build is making
-        mine = ("lost+found", _TAG, f".{_TAG}")
-        there = self.root.iterdir() if self.root.is_dir() else ()
-        others = [path.name for path in there if not path.name.startswith(mine)]
-        # look for the mark last: another build that makes this store sets it before it fills it
         tag = self.root / _TAG
+        # written aside first, by another build too; a fresh file system has a folder of its own
+        ignored = ("lost+found", f".{_TAG}")
+        others = [
+            path.name
+            for path in (self.root.iterdir() if self.root.is_dir() else ())
+            if not path.name.startswith(ignored)
+        ]
+        # read last: another build that makes this store writes it before anything else
         if tag.is_file() and _OURS in tag.read_text(errors="replace"):
             return True
         if others:
@@ -175,12 +174,7 @@ class Store:
             from filelock import FileLock, Timeout
 
             with suppress(Timeout), FileLock(lock, timeout=0):  # else it is at work
-                folder = lock.with_suffix("")
-                for _ in range(20):  # the killed run's programs may write for a moment more
-                    shutil.rmtree(folder, ignore_errors=True)
-                    if not folder.exists():
-                        break
-                    time.sleep(0.1)
+                shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
                 lock.unlink(missing_ok=True)
                 gone += 1
         return gone
@@ -318,12 +312,12 @@ class Store:
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
-        return _note(self.root / "last" / target / f"{label}.json")
+        return read_json(self.root / "last" / target / f"{label}.json")
 
     # -- cleaning ------------------------------------------------------------------------
 
     def clean(self, *, everything: bool = False, superseded: bool = False) -> int:
-        """Remove all results, between the steps of builds at work; returns the bytes freed.
+        """Remove all results; returns the bytes freed. No build may be at work.
 
         Args:
             everything: downloads and repositories, too.
@@ -332,14 +326,11 @@ class Store:
         if not self._marked():
             return 0
         self.sweep()
-        for lock in (self.root / "locks").glob("*.lock"):
-            with self.lock(lock.stem):
-                pass
         names = (*_RESULTS, *(_REST if everything else ()))
         doomed = [self.root / name for name in names]
         if superseded:
-            notes = (_note(path) for path in (self.root / "last").rglob("*.json"))
-            newest = {note["key"][:32] for note in notes if note is not None}
+            notes = (read_json(path) or {} for path in (self.root / "last").rglob("*.json"))
+            newest = {note.get("key", "")[:32] for note in notes}
             doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
             # uv removes no wheel by itself: the newest environment is linked to its wheels
             doomed.append(self.root / "unpacked")
@@ -353,14 +344,6 @@ class Store:
         return freed
 
     def _discard(self, path: Path) -> None:
-        # renamed first, so that no process finds half of it; another build may be faster
-        with self.temporary("discarded") as work, disk_errors(path), suppress(FileNotFoundError):
+        # renamed first, so that no process finds half of it
+        with self.temporary("discarded") as work, disk_errors(path):
             path.rename(work / "it")
-
-
-def _note(path: Path) -> Mapping[str, Any] | None:
-    """Return ``{"key", "inputs"}`` of a file below ``last``; None: missing or damaged."""
-    match read_json(path):
-        case {"key": str(key), "inputs": dict(inputs)} as note if key_of(inputs) == key:
-            return note
-    return None

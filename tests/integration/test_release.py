@@ -76,7 +76,7 @@ def test_a_release_is_signed_and_verified(committed: Project) -> None:
     assert "receipt.json: " in err
 
 
-@pytest.mark.parametrize("name", [*SIGNED, "demo-1.0+spark.3-py3-none-any.whl", "more.tar.gz"])
+@pytest.mark.parametrize("name", ["receipt.json", "demo-1.0+spark.3-py3-none-any.whl", "more"])
 def test_a_changed_or_added_file_is_not_verified(committed: Project, name: str) -> None:
     committed.run(*RELEASE, "--key", KEY)
     path = folder_of(committed) / name
@@ -113,9 +113,6 @@ def test_a_build_of_other_inputs_is_not_released(committed: Project) -> None:
     assert "not committed" in refused(committed)
     commit(committed)
     assert "whose inputs differ" in refused(committed)
-    committed.edit_pins("a small target", "another small target")
-    commit(committed)
-    assert "pins.yaml has changed" in refused(committed)
 
 
 def test_a_damaged_or_missing_build_is_not_released(committed: Project) -> None:

@@ -19,7 +19,7 @@ import requests
 from sparkforge.build import serve
 from sparkforge.build.context import Serving, Tools
 from sparkforge.build.results import EnvironmentResult, ImageResult
-from sparkforge.core.errors import MachineError, ServerError, UsageError
+from sparkforge.core.errors import MachineError, ServerError
 from sparkforge.runtime.servers import free_port
 from sparkforge.store.store import Store
 from tests.results import context_of, item, reached
@@ -123,25 +123,6 @@ def test_failed_start_shows_first_exception(tmp_path: Path) -> None:
     assert str(tmp_path / "dist" / "cpu" / "server.log") in refusal.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("variable", "words"), [("FAKE_DIES", "first request"), ("FAKE_FAILS", "500")]
-)
-def test_failed_first_token_is_not_ready(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variable: str,
-    words: str,
-) -> None:
-    monkeypatch.setenv(variable, "Hello")
-    bake(tmp_path)
-    with pytest.raises(ServerError) as refusal:
-        run_it(tmp_path, free_port(0))
-    assert words in refusal.value.what
-    assert "server.log" in refusal.value.remedy
-    assert "URL" not in capsys.readouterr().out
-
-
 def test_image_is_served_by_compose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,13 +159,6 @@ def test_image_is_served_by_compose(
     assert said.index("Using 'MARLIN'") < said.index("ready after") < said.index("was ended")
     assert f"URL    http://127.0.0.1:{port}/v1" in said
     assert "model  m\n" in said
-
-
-def test_an_unknown_profile_is_refused(tmp_path: Path) -> None:
-    context = context_of("cpu", root=tmp_path)
-    with pytest.raises(UsageError):
-        serve.chosen(context, "fats")
-    assert serve.chosen(context, "fast").choice == "fast"
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -15,14 +15,7 @@ import pytest
 
 from sparkforge.build import composing
 from sparkforge.cli import main
-from sparkforge.core.errors import (
-    BuildError,
-    FetchError,
-    IntegrityError,
-    MachineError,
-    StoreError,
-    UsageError,
-)
+from sparkforge.core.errors import BuildError, FetchError, UsageError
 from sparkforge.pins import pins
 from sparkforge.runtime.engine import Engine
 from tests.support import ROOT
@@ -91,8 +84,9 @@ def test_rollback_keeps_other_lines(engine: Images, run: Run, tmp_path: Path) ->
             f"# mine\nCOMPOSE_PROFILES=rtx\nMINE='a b'\nSPARKFORGE_IMAGE_SPARK={step}\n"
         )
     assert env.stat().st_mode & 0o777 == 0o600
+    assert set(engine.volumes) == {composing.MODELS_VOLUME}
     assert run("rollback", "--target", "spark") == BuildError.exit_code
-    assert run("rollback", "--target", "spark", NEW.partition(":")[2]) == 0
+    assert run("rollback", "--target", "spark", NEW) == 0
     assert composing.read(env)["SPARKFORGE_IMAGE_SPARK"] == NEW
 
 
@@ -120,7 +114,6 @@ def test_registry_image_is_chosen_by_digest(
         OLD,
     ]
     assert [one["image"] for one in listed["images"] if one["used"]] == [wanted]
-    assert listed["missing"] == {}
 
 
 def test_names_of_a_published_image_count_once(engine: Images, run: Run, tmp_path: Path) -> None:
@@ -144,46 +137,19 @@ def test_rollback_to_a_missing_image_fails(engine: Images, run: Run, tmp_path: P
     assert env.read_text() == "SPARKFORGE_IMAGE_SPARK=sparkforge/spark:1-gone\n"
 
 
-def test_environment_overrides_dotenv(
-    engine: Images, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_IMAGE_SPARK", MID)
-    assert run("rollback", "--target", "spark") == 0
-    assert composing.read(tmp_path / ".env") == {
-        "COMPOSE_PROFILES": "spark",
-        "SPARKFORGE_IMAGE_SPARK": OLD,
-    }
-
-
 def test_images_lists_newest_first_and_marks_used(
     engine: Images, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={MID}\nSPARKFORGE_IMAGE_CPU=away:1\n")
+    (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={MID}\n")
     assert run("images", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     found = [(one["image"], one["used"]) for one in said["images"] if one["target"] == "spark"]
     assert found == [(NEW, False), (MID, True), (OLD, False)]
-    assert said["missing"] == {"cpu": "away:1"}
     assert run("images") == 0
     assert f"* {MID}" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("machine", "made"), [("aarch64", ["sparkforge-models"]), ("x86_64", [])])
-def test_models_volume_is_created_where_image_serves(
-    monkeypatch: pytest.MonkeyPatch, machine: str, made: list[str]
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    volumes: list[str] = []
-    client = SimpleNamespace(volumes=SimpleNamespace(create=volumes.append))
-    engine: Any = SimpleNamespace(client=client)
-    target = pins.load(ROOT / "pins.yaml").target("spark")
-    composing.keep_models(engine, target, "linux/arm64")
-    assert volumes == made
-    text = (ROOT / "docker-compose.yml").read_text()
-    assert f"name: {composing.MODELS_VOLUME}," in text
-
-
-@pytest.mark.parametrize("value", ["plain", "my $dir #1", "it's", "a b"])
+@pytest.mark.parametrize("value", ["plain", "my $dir #1", "it's"])
 def test_dotenv_round_trip(tmp_path: Path, value: str) -> None:
     link, real = tmp_path / "link", tmp_path / "real"
     link.symlink_to(real)
@@ -198,13 +164,10 @@ MODEL = pins.load(ROOT / "pins.yaml").models["gpt-oss-120b"]
 
 
 @pytest.fixture
-def fetch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, engine: Images
-) -> Callable[..., int]:
+def fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Callable[..., int]:
     """Download with a docker that says words and ends."""
-    for name in (*composing._PASSED, "SPARKFORGE_HF_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Engine, "has_image", lambda _, name: False)
+    monkeypatch.delenv("SPARKFORGE_HF_CACHE", raising=False)
+    (tmp_path / ".env").write_text(f"SPARKFORGE_IMAGE_SPARK={NEW}\nSPARKFORGE_HF_CACHE=./cache\n")
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
     monkeypatch.setenv("PATH", str(docker.parent), prepend=":")
@@ -213,7 +176,7 @@ def fetch(
         (docker.parent / "said").write_text(said)
         docker.write_text(
             f"#!/bin/sh\n[ $1 != rm ] || exit 0\ncd {docker.parent}\n"
-            f'echo "$*" >words\nenv >env\ncat said\nexit {code}\n'
+            f'echo "$*" >words\ncat said\nexit {code}\n'
         )
         docker.chmod(0o755)
         return run("model", "fetch", "--target", target, *words)
@@ -221,33 +184,26 @@ def fetch(
     return start
 
 
-def test_download_uses_compose_volume_and_hides_secrets(
-    fetch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_compose_downloads_the_model(
+    fetch: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    (tmp_path / ".env").write_text("HTTPS_PROXY=http://me:secret@proxy.invalid\n")
+    assert fetch("--dry-run") == 0
+    assert not (tmp_path / "bin/words").exists()
+    capsys.readouterr()
     assert fetch("--json", said="entrypoint: downloading 31.0 of 65.0 GB\n") == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out) == {
+    assert json.loads(capsys.readouterr().out) == {
         "target": "spark",
         "model": MODEL.repository,
         "revision": MODEL.revision,
-        "place": composing.MODELS_VOLUME,
+        "place": "./cache",
         "image": NEW,
         "complete": True,
     }
     words = (tmp_path / "bin/words").read_text()
-    mount = "type=volume,source=sparkforge-models,target=/var/cache/sparkforge/huggingface"
-    for part in (f"--mount={mount}", "--env=HTTPS_PROXY", "--env=HF_TOKEN"):
-        assert f"{part} " in words
-    assert words.endswith(
-        f"{NEW} -- /opt/sparkforge/venv/bin/python -I {composing._PROGRAM}"
-        f" /var/cache/sparkforge/huggingface/hub {MODEL.repository} {MODEL.revision}\n"
-    )
-    assert "secret" not in words + said.out + said.err
-    environment = (tmp_path / "bin/env").read_text()
-    assert "HF_TOKEN=hf_secret\n" in environment
-    assert "HTTPS_PROXY=http://me:secret@proxy.invalid\n" in environment
+    assert words.startswith(f"compose --project-directory {tmp_path} run --rm ")
+    cache = "/var/cache/sparkforge/huggingface/hub"
+    end = f"spark {composing._PROGRAM} {cache} {MODEL.repository} {MODEL.revision}\n"
+    assert words.endswith(f"--entrypoint={composing._PYTHON} {end}")
 
 
 def test_download_program_is_in_the_image() -> None:
@@ -256,36 +212,19 @@ def test_download_program_is_in_the_image() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert f"sparkforge/serving/*.py {program.parent}/" in dockerfile
     assert "HF_HOME=/var/cache/sparkforge/huggingface " in dockerfile
+    for word in composing._PYTHON.split():
+        assert f'"{word}", ' in dockerfile
 
 
-def test_host_folder_is_mounted(fetch: Run, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("SPARKFORGE_HF_CACHE=./my cache\n")
-    assert fetch() == UsageError.exit_code
-    (tmp_path / "my cache").mkdir()
-    assert fetch("--dry-run") == 0
-    assert not (tmp_path / "bin/words").exists()
-    assert fetch() == 0
-    assert f"--mount=type=bind,source={tmp_path}/my cache," in (tmp_path / "bin/words").read_text()
-
-
-@pytest.mark.parametrize(
-    ("said", "code", "error"),
-    [
-        ("entrypoint: error: the hub lies", 65, IntegrityError),
-        ("entrypoint: error: no network", 68, FetchError),
-        ("entrypoint: error: the disk is full", 73, StoreError),
-        ("python: can't open file 'hub.py'", 2, MachineError),
-        ("", 125, MachineError),
-    ],
-)
+@pytest.mark.parametrize(("said", "code"), [("entrypoint: error: no network", 68), ("", 125)])
 def test_failed_download_is_one_error(
-    fetch: Run, capsys: pytest.CaptureFixture[str], said: str, code: int, error: Any
+    fetch: Run, capsys: pytest.CaptureFixture[str], said: str, code: int
 ) -> None:
-    assert fetch(said=said + "\n", code=code) == error.exit_code
-    assert capsys.readouterr().err.count("error: ") == 1
+    assert fetch(said=said + "\n", code=code) == FetchError.exit_code
+    assert f"failed with exit code {code}: {said}\n" in capsys.readouterr().err
 
 
-def test_missing_image_or_model_is_an_error(fetch: Run, engine: Images) -> None:
-    engine.held = []
+def test_missing_image_or_model_is_an_error(fetch: Run, tmp_path: Path) -> None:
+    (tmp_path / ".env").unlink()
     assert fetch() == BuildError.exit_code
     assert fetch(target="cpu") == UsageError.exit_code

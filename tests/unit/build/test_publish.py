@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,24 +28,6 @@ def written(root: Path) -> list[bytes]:
     image = ImageResult("sparkforge/cpu:1", "sha256:1", None, "base", ())
     publish.for_compose(context, None, image)
     return (root / ".env").read_bytes().splitlines()
-
-
-# each was read by Docker Compose 2.26, which gave the folder back
-@pytest.mark.parametrize(
-    ("name", "start", "end"),
-    [
-        ("plain-1.0", b"/", b"/plain-1.0/dist/tiny-model"),
-        ("my $dir #1", b"'/", b"/my $dir #1/dist/tiny-model'"),
-        ("it's", b"'/", b"/it\\'s/dist/tiny-model'"),
-    ],
-)
-def test_the_models_folder_is_what_compose_reads(
-    tmp_path: Path, name: str, start: bytes, end: bytes
-) -> None:
-    (tmp_path / name).mkdir()
-    line = written(tmp_path / name)[-1]
-    assert line.startswith(b"SPARKFORGE_MODEL_DIR=" + start)
-    assert line.endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -77,19 +58,6 @@ def test_the_users_own_lines_stay_as_they_are(tmp_path: Path) -> None:
     assert written(tmp_path) == lines
 
 
-def test_a_checkpoint_is_made_once(tmp_path: Path) -> None:
-    made: list[Path] = []
-
-    def make(model: Path) -> None:
-        made.append(model)
-        model.mkdir()
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: publish.made(tmp_path / "model", make), range(4)))
-    assert found == [tmp_path / "model"] * 4
-    assert made == [tmp_path / "model"]
-
-
 def test_a_checkpoint_is_made_again_where_it_is_gone_or_its_code_differs(
     tmp_path: Path, code: CodeCopy
 ) -> None:
@@ -111,5 +79,3 @@ def test_a_checkpoint_is_made_again_where_it_is_gone_or_its_code_differs(
     assert remade()
     shutil.rmtree(weights.parent)
     assert remade()
-    visible = {one.name for one in (tmp_path / "dist").iterdir() if one.suffix != ".lock"}
-    assert visible == {"tiny-model", ".tiny-model.code"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -70,18 +69,6 @@ def test_what_has_to_run_runs() -> None:
     found = {words[0] for step in nightly for words in commands(step["run"])}
     assert {"watch", "build", "verify"} <= found
     assert "run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
-
-
-def test_the_title_of_an_issue_is_found_again(tmp_path: Path) -> None:
-    """A forge drops a space at its end, and the next night would open another issue."""
-    nightly = (step for _, step in steps(ROOT / ".github/workflows/nightly.yml"))
-    (step,) = (one for one in nightly if one.get("id") == "watch")
-    (code,) = re.findall(r"python3 -c '([^']*)'", step["run"])
-    found = [("a", "1", "2"), ("b", "1", "1"), ("c", "1", "3")]
-    watch = [{"upstream": name, "pinned": old, "newest": new} for name, old, new in found]
-    (tmp_path / "news.json").write_text(json.dumps({"watch": watch}))
-    said = subprocess.run(["python3", "-c", code], cwd=tmp_path, capture_output=True, check=True)
-    assert said.stdout == b"a 2 c 3\n"
 
 
 def test_forms_name_what_there_is() -> None:

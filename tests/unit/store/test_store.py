@@ -6,17 +6,16 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from sparkforge.core.disk import disk_errors, key_of
-from sparkforge.core.errors import IntegrityError, StoreError
+from sparkforge.core.disk import key_of
+from sparkforge.core.errors import IntegrityError
 from sparkforge.store.store import Store, code_of
 from tests.codecopy import CodeCopy
-from tests.support import PATIENCE_S, ROOT, sha256
+from tests.support import ROOT, sha256
 
 INPUTS = {"a": 1, "b": ["x"]}
 
@@ -52,29 +51,18 @@ def test_artefact_is_built_once(store: Store) -> None:
     assert Store(store.root).find("wheels", INPUTS, Made) == made
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
-def test_failed_build_leaves_nothing(store: Store, error: BaseException) -> None:
+def test_failed_build_keeps_the_old_and_leaves_nothing(store: Store) -> None:
     def fail(folder: Path) -> Made:
-        put(folder)
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(type(error)):
+    with pytest.raises(KeyboardInterrupt):
         store.build("wheels", INPUTS, Made, fail)
     assert store.find("wheels", INPUTS, Made) is None
-    assert list((store.root / "tmp").iterdir()) == []
-    assert store.build("wheels", INPUTS, Made, put).result == Made("file")
-
-
-def test_rebuild_keeps_old_artefact_until_done(store: Store) -> None:
     made = store.build("wheels", INPUTS, Made, put)
-
-    def fail(folder: Path) -> Made:
-        raise ValueError(folder)
-
-    with pytest.raises(ValueError, match="wheels"):
-        store.build("wheels", INPUTS, Made, fail, again=True)
-    assert made.path.is_dir()
     (made.path / "old").touch()
+    with pytest.raises(KeyboardInterrupt):
+        store.build("wheels", INPUTS, Made, fail, again=True)
+    assert (made.path / "old").exists()
     again = store.build("wheels", INPUTS, Made, put, again=True)
     assert again.path == made.path
     assert not (again.path / "old").exists()
@@ -82,21 +70,6 @@ def test_rebuild_keeps_old_artefact_until_done(store: Store) -> None:
 
 
 def test_sweep_removes_folders_of_killed_runs_only(store: Store) -> None:
-    with store.temporary("mine") as mine:
-        left, other = mine.with_name("sparkforge-x-dead"), mine.with_name("my-document")
-        for folder in (left, other):
-            (folder / "deep").mkdir(parents=True)
-        left.with_name(f"{left.name}.lock").touch()
-        assert Store(store.root).sweep() == 1
-        assert {path.name for path in mine.parent.iterdir()} == {
-            mine.name,
-            f"{mine.name}.lock",
-            other.name,
-        }
-    assert not mine.exists()
-
-
-def test_sweep_spares_another_process(store: Store) -> None:
     code = """
 import sys, pathlib
 from sparkforge.store.store import Store
@@ -113,10 +86,12 @@ with Store(pathlib.Path(sys.argv[1])).temporary("theirs") as path:
     )
     assert child.stdout is not None
     path = Path(child.stdout.readline().strip())
+    other = path.with_name("my-document")
+    other.mkdir()
     assert (store.sweep(), path.is_dir()) == (0, True)
     child.kill()
     child.communicate()
-    assert (store.sweep(), path.exists()) == (1, False)
+    assert (store.sweep(), path.exists(), other.exists()) == (1, False, True)
 
 
 def test_last_artefact_is_remembered(store: Store) -> None:
@@ -125,11 +100,6 @@ def test_last_artefact_is_remembered(store: Store) -> None:
     made = store.build("wheels", INPUTS, Made, put)
     store.remember("cpu", label, made)
     assert store.last("cpu", label) == {"key": made.key, "inputs": INPUTS}
-    note = store.root / "last" / "cpu" / f"{label}.json"
-    for damaged in ("{}", note.read_text().replace(made.key, "0" * 64), '{"key": 1, "inputs": 2}'):
-        note.write_text(damaged)
-        assert store.last("cpu", label) is None
-        store.clean(superseded=True)
 
 
 # -- downloads ------------------------------------------------------------------
@@ -169,56 +139,12 @@ def test_clean_keeps_downloads_and_the_newest(store: Store) -> None:
     assert store.build("wheels", INPUTS, Made, put).path.is_dir()
 
 
-def test_clean_waits_for_builds(store: Store) -> None:
+def test_clean_spares_the_work_of_builds(store: Store) -> None:
     other = Store(store.root)
     with other.temporary("series") as work:
         store.clean(everything=True)
         assert work.is_dir()
     assert other.build("wheels", INPUTS, Made, put).path.is_dir()
-    cleaned = threading.Event()
-
-    def clean() -> None:
-        store.clean(everything=True)
-        cleaned.set()
-
-    with other.lock("wheels-x"):
-        threading.Thread(target=clean, daemon=True).start()
-        assert not cleaned.wait(0.2)
-    assert cleaned.wait(PATIENCE_S)
-
-
-def test_removed_store_is_a_store_error(store: Store) -> None:
-    store.build("wheels", INPUTS, Made, put)
-    store.clean(everything=True)
-    with pytest.raises(StoreError), disk_errors(store.partial_path("0" * 64)):
-        store.partial_path("0" * 64).write_bytes(b"")
-
-
-def test_foreign_folder_is_refused(tmp_path: Path) -> None:
-    kept = tmp_path / "tmp" / "mine" / "file"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("precious")
-    store = Store(tmp_path)
-    assert store.sweep() == 0
-    for act in (
-        lambda: store.clean(everything=True),
-        lambda: store.clean(superseded=True),
-        lambda: store.build("wheels", INPUTS, Made, put),
-    ):
-        with pytest.raises(StoreError, match="not a sparkforge store"):
-            act()
-    assert kept.read_text() == "precious"
-    assert [one.name for one in tmp_path.iterdir()] == ["tmp"]
-
-
-# -- refusals ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("below", ["", "below"])
-def test_file_as_store_is_refused(tmp_path: Path, below: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"cannot be created in it[\s\S]*--store DIR"):
-        Store(tmp_path / "file" / below).build("wheels", INPUTS, Made, put)
 
 
 @pytest.mark.parametrize(
@@ -226,11 +152,8 @@ def test_file_as_store_is_refused(tmp_path: Path, below: str) -> None:
     [
         ("wheels/overlay.py", True),
         ("build/packs/include/cublasLt.h", True),
-        ("core/git.py", True),
         ("cli/main.py", False),
         ("check/__init__.py", False),
-        ("maintain/__init__.py", False),
-        ("release/__init__.py", False),
     ],
 )
 def test_keys_have_the_code_of_the_build(code: CodeCopy, file: str, changes: bool) -> None:
