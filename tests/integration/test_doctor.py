@@ -37,9 +37,6 @@ def test_this_machine_fits_the_cpu_target(tmp_path: Path) -> None:
     assert (code, document["ok"]) == (0, True)
     assert states(document)["machine"] == "ok"
     assert not (tmp_path / "not made yet").exists()  # it reads, and makes nothing
-    assert all(
-        set(finding) == {"name", "state", "seen", "hint"} for finding in document["findings"]
-    )
 
 
 def program(folder: Path, name: str, script: str) -> str:

@@ -26,7 +26,6 @@ INFO, ENGINE = (
     "$ docker info --format '{{json .}}'",
     "$ docker version --format '{{.Server.Version}}'",
 )
-BUILDX = "$ docker buildx version"
 CTK = "$ nvidia-ctk --version"
 ACL = "u:10001:rwX,d:u:10001:rwX,d:u:$(id -u):rwX"
 NONE = {"model": [checks.MISSING]}
@@ -95,9 +94,7 @@ def test_spark_without_problems() -> None:
         # GPU: hangs, fails, prints garbage, another card, an old driver
         ({SMI: out("", None, "nvidia-smi did not finish")}, "gpu", "error", "did not finish"),
         ({SMI: out("NVIDIA-SMI has failed", 9)}, "gpu", "error", "NVIDIA-SMI has failed"),
-        ({SMI: out("<nvidia_smi_log/>")}, "gpu", "error", ""),
         ({CAP: out("9.0\n")}, "gpu", "error", "is for 12.1"),
-        ({CAP: out('Field "compute_cap" is not valid', 2)}, "gpu", "not checked", "unknown"),
         (smi("13.0", "12.8"), "driver", "error", "CUDA is 13.0"),
         (smi("13.0", "N/A"), "driver", "not checked", "CUDA N/A"),
         (smi("2411 MHz", "702 MHz"), "clocks", "error", "702 MHz, at most 3003 MHz"),
@@ -105,21 +102,17 @@ def test_spark_without_problems() -> None:
         (smi("Not Active", "Active"), "clocks", "warning", "hw_power_brake_slowdown"),
         # memory
         (memory(available=60), "memory", "error", "the model needs 75"),
-        ({"/proc/meminfo": ""}, "memory", "not checked", ""),
         # disks: store, image and model need 30, 35 and 65 GB
         ({"disk /store": [3, 10**9]}, "disk", "error", "1 GB free"),
         ({"disk /store": [3, 9 * 10**9]}, "disk", "warning", "needs 30"),
         ({"disk /hf/hub": [2, 9], **NONE}, "disk", "error", "needs 65"),
-        ({"disk /store": None}, "disk", "not checked", "/store is not readable"),
         ({"access /store": "read"}, "store", "error", "not writable"),
         # the model, and the rights of the container's user
         (NONE, "model", "warning", "Compose downloads 65.2 GB into /hf"),
         ({"model": ["a: missing"]}, "model", "error", "a: missing"),
         ({"model": None}, "model", "not checked", "not readable"),
-        (acl("user:10001:-w-"), "model-rights", "error", "in /hf"),
         (acl("user:10001:rwx\t#effective:r--"), "model-rights", "error", "in /hf"),
         (acl("user:10002:rwx\ngroup::rwx\nother::r-x"), "model-rights", "warning", "r-x in /hf"),
-        (acl(""), "model-rights", "not checked", ""),
         ({"$ getfacl -n /hf": out("# owner: 10001\nuser::rwx\n")}, "model-rights", "ok", ""),
         ({"access /hf": None}, "model-rights", "error", "does not exist"),
         # engine
@@ -127,15 +120,12 @@ def test_spark_without_problems() -> None:
         ({ENGINE: out("20.10.24\n")}, "engine", "error", "older than 25.0"),
         ({INFO: out("{}"), CTK: None}, "container-toolkit", "error", "not installed"),
         ({INFO: out("{}")}, "container-toolkit", "warning", "no runtime nvidia"),
-        ({INFO: out('{"DiscoveredDevices": ["nvidia.com/gpu"]}')}, "container-toolkit", "ok", ""),
-        ({BUILDX: out("no docker command", 1)}, "buildx", "error", "no docker command"),
         # settings
         (variables(SPARKFORGE_PORT="80 00"), "port", "error", "'80 00'"),
         (variables(SPARKFORGE_PORT="8081"), "port", "warning", "in use"),  # 8000 has no listener
         # machine
         ({"machine": "x86_64"}, "machine", "error", "linux/arm64"),
         ({"machine": "x86_64"}, "gpu", "not checked", "run doctor on linux/arm64"),
-        ({"$ git --version": out("", None, "git is not on the PATH")}, "git", "error", "PATH"),
         ({"$ git --version": out("git version 2.20.1")}, "git", "error", "2.20.1"),
         ({"$ g++ --version": None}, "compiler", "error", "g++"),
     ],
@@ -218,7 +208,6 @@ def shard(path: Path, size: int = 100, cut: int = 0) -> None:
         (lambda f: None, []),
         (lambda f: (f / NAMES[1]).unlink(), [f"{NAMES[1]}: missing"]),
         (lambda f: shard(f / NAMES[0], cut=1), [NAMES[0]]),
-        (lambda f: (f / NAMES[0]).write_bytes(b"\xff" * 99), [NAMES[0]]),
         (lambda f: (f / "config.json").unlink(), ["config.json: missing"]),
         (lambda f: (f / INDEX).write_text('{"weight_map": {"w": "../x.safetensors"}}'), [INDEX]),
     ],
