@@ -47,12 +47,11 @@ class Fake(ThreadingHTTPServer):
     def metrics(self) -> str:
         label = '{engine="0",model_name="m"}'
         running = self.running + (self.fault == "leaks a request" and self.answered > 0)
-        used = 0.5 if self.fault == "leaks KV cache" and self.answered else running / 100
         lines = [
             "# HELP vllm:num_requests_running x",
             f"vllm:num_requests_running{label} {running}.0",
             f"vllm:num_requests_waiting{label} 0.0",
-            f"vllm:kv_cache_usage_perc{label} {used}",
+            f"vllm:kv_cache_usage_perc{label} {running / 100}",
             f"process_resident_memory_bytes {float(self.resident)}",
         ]
         if self.fault == "no statistics":
@@ -107,25 +106,17 @@ class Handler(BaseHTTPRequestHandler):
         if body["model"] != "m" and fault != "serves any model":
             self._end(404, {"error": "no such model"})
         elif body.get("max_tokens", 1) < 0:
-            self._end(200 if fault == "takes any number" else 400, {"error": "max_tokens"})
+            self._end(400, {"error": "max_tokens"})
         else:
             with fake.lock:
                 fake.running += 1
                 fake.answered += 1
                 fake.resident += (3 << 20) if fault == "grows" else 0
             try:
-                self._answer(body)
+                (self._chat if self.path.endswith("/chat/completions") else self._endless)(body)
             finally:
                 with fake.lock:
                     fake.running -= 1
-
-    def _answer(self, body: Json) -> None:
-        if self.path.endswith("/chat/completions"):
-            self._chat(body)
-        else:
-            self._completion(body)
-
-    # -- chats ---------------------------------------------------------------------------------
 
     def _chat(self, body: Json) -> None:
         fault = self.server.fault
@@ -145,8 +136,6 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("stream"):
             self._stream_chat(body, message, finish, usage)
             return
-        if fault == "no usage":
-            usage = {}
         calls = message.get("tool_calls") or []
         said: Json = {
             "reasoning": "".join(message["reasoning_"]) or None,
@@ -160,25 +149,22 @@ class Handler(BaseHTTPRequestHandler):
         """Return what the model says, as words, and why it ends."""
         fault = self.server.fault
         asked = body["messages"][-1]
-        text, finish, thought = str(asked["content"]), "stop", list(THOUGHT)
+        text, thought = str(asked["content"]), list(THOUGHT)
         if asked["role"] == "tool":
             content = "" if fault == "no answer to a result" else "It is 21 degrees"
         elif "tools" in body:
             if fault == "calls no tool" or (fault == "streams no call" and body.get("stream")):
                 return {"reasoning_": thought, "content_": ["No", " tool"]}, "stop"
-            name = "wether" if fault == "calls another tool" else "weather"
             written = '{"city": ' if fault == "cuts arguments" else '{"city": "Paris"}'
             call = {
                 "id": "call-1",
                 "index": 0,
                 "type": "function",
-                "function": {"name": name, "arguments": written},
+                "function": {"name": "weather", "arguments": written},
             }
-            finish = "stop" if fault == "ends a call with stop" else "tool_calls"
-            return {"reasoning_": thought, "content_": [], "tool_calls": [call]}, finish
+            return {"reasoning_": thought, "content_": [], "tool_calls": [call]}, "tool_calls"
         elif "response_format" in body:
-            wrong = {"writes no JSON": "21 degrees", "breaks the schema": '{"temperature": "21"}'}
-            content = wrong.get(fault, '{"temperature": 21}')
+            content = "21 degrees" if fault == "writes no JSON" else '{"temperature": 21}'
         elif "Which word" in text:
             content = "kingfisher"
         else:
@@ -189,10 +175,8 @@ class Handler(BaseHTTPRequestHandler):
             content, thought = "".join(thought) + content, []
         if fault == "shows Harmony":
             content = f"<|channel|>final {content}"
-        if fault == "repeats reasoning":
-            content = f"{''.join(thought)} {content}"
         pieces = [f"{' ' if i else ''}{word}" for i, word in enumerate(content.split())]
-        return {"reasoning_": thought, "content_": pieces}, finish
+        return {"reasoning_": thought, "content_": pieces}, "stop"
 
     def _together(self) -> bool:
         """Wait a moment for others; returns whether there are some."""
@@ -216,19 +200,14 @@ class Handler(BaseHTTPRequestHandler):
         deltas = [*thoughts, *contents, *calls]
         if fault == "reasons last":
             deltas = [*contents, *thoughts]
-        if fault == "streams one piece" and not calls:
-            deltas = [{k: "".join(message[f"{k}_"]) for k in ("reasoning", "content")}]
         events: list[Json] = [{"choices": [{"delta": one}]} for one in deltas]
         events.append({"choices": [{"delta": {}, "finish_reason": finish}]})
-        if fault != "streams no usage":
-            events.append({"choices": [], "usage": usage})
+        events.append({"choices": [], "usage": usage})
         if fault == "breaks a stream":
             events[3] = {"error": {"message": "the engine is dead"}}
         self._events(events, done=fault != "never ends a stream")
 
-    # -- the other endpoints -------------------------------------------------------------------
-
-    def _completion(self, body: Json) -> None:
+    def _endless(self, body: Json) -> None:
         self.send_response(200)
         self.end_headers()
         while True:  # until the client goes away

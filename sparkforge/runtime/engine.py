@@ -110,23 +110,23 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
     Returns:
         The engine or None, and the reason in one sentence.
     """
-    why = "--engine none"
-    if wish == "none" and base is not None:
-        raise UsageError("--base and --engine none conflict", "omit one of them")
-    if wish == "auto" and base is None and image_base is None:
-        why = "no base image is pinned for this target; give one with --base"
-    elif wish != "none":
-        try:
-            engine = connect()
-        except MachineError as error:
-            if wish == "docker" or base is not None:
-                raise
-            return None, f"a virtual environment: {error.what}"
-        if base is None and image_base is None:
-            msg = "pins.yaml has no base image for this target"
-            raise MachineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
-        return engine, f"an image, with engine {engine.version} on base {base or image_base}"
-    return None, f"a virtual environment ({why})"
+    pinned = base or image_base
+    if wish == "none":
+        if base is not None:
+            raise UsageError("--base and --engine none conflict", "omit one of them")
+        return None, "a virtual environment (--engine none)"
+    if pinned is None and wish == "auto":
+        return None, "a virtual environment (no base image is pinned; give one with --base)"
+    try:
+        engine = connect()
+    except MachineError as error:
+        if wish == "docker" or base is not None:
+            raise
+        return None, f"a virtual environment: {error.what}"
+    if pinned is None:
+        msg = "pins.yaml has no base image for this target"
+        raise MachineError(msg, "give one: --base IMAGE (scripts/make-base.sh builds one)")
+    return engine, f"an image, with engine {engine.version} on base {pinned}"
 
 
 def connect() -> Engine:
@@ -147,22 +147,16 @@ def connect() -> Engine:
         client = DockerClient(host, timeout=600) if host else from_env(timeout=600)
         version = str(client.version()["Version"])
         status = client.info().get("DriverStatus") or []
-        check_version(version)
         call("docker", "buildx", "version")
     except (DockerException, CommandError) as error:
         where = host or os.environ.get("DOCKER_HOST", "its default socket")
         msg = f"no container engine answers at {where}: {str(error).splitlines()[0][:200]}"
         raise MachineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
-    store = any("io.containerd.snapshotter" in str(value) for value in status)
-    return Engine(client, version, store, context)
-
-
-def check_version(version: str) -> None:
-    """Raise MachineError for an engine that is too old."""
-    match = re.match(r"(\d+)\.", version)
-    if match is None or int(match[1]) < OLDEST_ENGINE:
+    if not re.match(r"\d+\.", version) or int(version.partition(".")[0]) < OLDEST_ENGINE:
         msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"
         raise MachineError(msg, _INSTALL)
+    store = any("io.containerd.snapshotter" in str(value) for value in status)
+    return Engine(client, version, store, context)
 
 
 def resolve(reference: str, engine: Engine | None) -> BaseImage:

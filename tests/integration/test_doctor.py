@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +28,6 @@ def doctor(*words: str, path: str = "", **variables: str) -> tuple[int, Any, str
     return code, json.loads(out), err
 
 
-def zipped(readings: str) -> bytes:
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w") as made:
-        made.writestr("readings.json", readings)
-    return raw.getvalue()
-
-
 def states(document: Any) -> dict[str, str]:
     return {finding["name"]: finding["state"] for finding in document["findings"]}
 
@@ -46,18 +37,6 @@ def test_this_machine_fits_the_cpu_target(tmp_path: Path) -> None:
     assert (code, document["ok"]) == (0, True)
     assert states(document)["machine"] == "ok"
     assert not (tmp_path / "not made yet").exists()  # it reads, and makes nothing
-    assert all(
-        set(finding) == {"name", "state", "seen", "hint"} for finding in document["findings"]
-    )
-
-
-def test_missing_gpu_is_an_error(tmp_path: Path) -> None:
-    path = program(tmp_path / "bin", "nvidia-smi", "exit 9")
-    code, document, err = doctor("--target", OURS, path=path)
-    assert code == STOPS
-    assert document["ok"] is False
-    assert states(document)["gpu"] == "error"
-    assert f"error: this machine cannot build or serve target {OURS}" in err
 
 
 def program(folder: Path, name: str, script: str) -> str:
@@ -78,24 +57,12 @@ def program(folder: Path, name: str, script: str) -> str:
 def test_broken_nvidia_smi_is_an_error(tmp_path: Path, script: str, fragment: str) -> None:
     start = time.monotonic()
     path = program(tmp_path / "bin with blanks", "nvidia-smi", script)
-    code, document, _ = doctor("--target", OURS, path=path)
+    code, document, err = doctor("--target", OURS, path=path)
     assert time.monotonic() - start < PATIENCE_S
-    assert code == STOPS
+    assert (code, document["ok"]) == (STOPS, False)
+    assert f"error: this machine cannot build or serve target {OURS}" in err
     (gpu,) = (finding for finding in document["findings"] if finding["name"] == "gpu")
     assert (gpu["state"], fragment in gpu["seen"]) == ("error", True), gpu
-
-
-@pytest.mark.parametrize(
-    "data",
-    [None, b"", b"[]", b'{"findings": 1}', b"\xff", zipped("{}")],
-    ids=["none", "empty", "list", "object", "bytes", "archive"],
-)
-def test_unusable_file_is_refused(tmp_path: Path, data: bytes | None) -> None:
-    if data is not None:
-        (tmp_path / "f").write_bytes(data)
-    code, document, _ = doctor("--target", "cpu", "--readings", str(tmp_path / "f"))
-    assert code == 2
-    assert f"--readings {tmp_path / 'f'}" in document["error"]["what"]
 
 
 def test_unwritable_store_stops_the_target(tmp_path: Path) -> None:

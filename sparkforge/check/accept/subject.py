@@ -42,16 +42,14 @@ class Subject:
     log: Path | None = None
     long_tokens: int = 100_000
 
-    def body(
-        self, asked: str | Sequence[Mapping[str, Any]], tokens: int = _TOKENS, **options: Any
-    ) -> dict[str, Any]:
+    def body(self, asked: str | Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         """Return a chat at temperature 0, of one question or of messages."""
         return {
             "model": self.model.name,
             "messages": [{"role": "user", "content": asked}] if isinstance(asked, str) else asked,
             "temperature": 0,
             "reasoning_effort": "low",
-            "max_tokens": min(tokens, max(1, self.model.max_len // 2)),
+            "max_tokens": min(_TOKENS, max(1, self.model.max_len // 2)),
             **options,
         }
 
@@ -77,9 +75,8 @@ class Subject:
             return self.log.read_text(errors="replace")
         if isinstance(self.container, str):
             raise Unseen(self.container)
-        return _docker(
-            "logs", "--since", self.container["State"]["StartedAt"], self.container["Id"]
-        )
+        started = self.container["State"]["StartedAt"]
+        return _docker("logs", "--since", started, self.container["Id"])
 
     def options(self) -> Sequence[str]:
         """Return the user's own options of ``vllm serve``, as far as the container has them."""
@@ -153,8 +150,9 @@ def judge(name: str, subject: Subject) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as why:
         # no answer, or one of another shape
         state, seen = "fail", f"expected an answer, got {type(why).__name__}: {shown(str(why))}"
-    row = {"name": name, "state": state, "seconds": round(time.monotonic() - began, 2)}
-    return {**row, "seen": seen, "hint": hint if state == "fail" else ""}
+    hint = hint if state == "fail" else ""
+    seconds = round(time.monotonic() - began, 2)
+    return {"name": name, "state": state, "seconds": seconds, "seen": seen, "hint": hint}
 
 
 def need(truth: object, expected: str, got: object) -> None:

@@ -8,45 +8,40 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from sparkforge.build import receipt
 from sparkforge.build.composing import MODELS_VOLUME
 from sparkforge.check.doctor.machine import (
     CHECKS,
-    MISSING,
     Finding,
     Machine,
     Need,
     Want,
     check,
     error,
-    folder_of,
-    hub_of,
-    mounted,
     ok,
-    problems,
     unseen,
     warning,
 )
 from sparkforge.core import plain
-from sparkforge.core.errors import SparkforgeError
+from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime import isa
-from sparkforge.runtime.engine import check_version
-from sparkforge.serving import devices, memory
+from sparkforge.runtime.engine import OLDEST_ENGINE
+from sparkforge.serving import checkpoint, devices, memory
 from sparkforge.serving.cluster import ROLE
 
+MISSING = "not there"
 _GB = 10**9
 _LEAST = 2 * _GB  # on each disk
 # Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
 # reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
 _STUCK_MHZ = 900
 _SLOWED = r"clocks_(?:event|throttle)_reason_(hw_(?:\w+_)?slowdown|sw_thermal_slowdown)"
-_SMI, _INFO = ("nvidia-smi", "-q", "-x"), ("docker", "info", "--format", "{{json .}}")
+_SMI = ("nvidia-smi", "-q", "-x")
 _APT = "sudo apt-get install"
-_INSTALL = "curl -fsSL https://get.docker.com | sudo sh   # or your distribution's packages"
 # of OpenAI's safetensors files; docs/kernels.md computes the same from the shapes
 _MODEL_GB = {"gpt-oss-120b": 65.2, "gpt-oss-20b": 13.8}
 _USER = 10001  # user and group of the image (Dockerfile)
@@ -66,7 +61,7 @@ def _numbers(text: str) -> tuple[int, int]:
 def machine(seen: Machine, want: Want) -> Finding:
     """An image is built and served on its own platform; wheels are built anywhere."""
     release = re.search(r'^PRETTY_NAME="?([^"\n]*)', seen.text("/etc/os-release"), re.MULTILINE)
-    text = f"{seen.platform}, {release[1] if release else 'unknown system'}, kernel {seen.kernel}"
+    text = f"{seen.platform}, {release[1] if release else 'unknown system'}"
     if seen.platform in want.target.platforms:
         return ok(text)
     hint = f"python3 build.py --target {want.name} --until wheels   # or use another machine"
@@ -92,8 +87,9 @@ def _program(
         output, line = seen.run(*words), seen.first_line(*words)
         if output.code != 0:
             return error(line, hint)
-        old = _numbers(output.out) < least
-        return warning(f"{line}: older than {least[0]}.{least[1]}", hint) if old else ok(line)
+        if _numbers(output.out) < least:
+            return error(f"{line}: older than {least[0]}.{least[1]}", hint)
+        return ok(line)
 
     CHECKS[name] = needs, read
 
@@ -101,6 +97,15 @@ def _program(
 _program("git", "git --version", f"{_APT} git", least=(2, 34))
 # for the host code of FlashInfer's modules (docs/build.md)
 _program("compiler", "g++ --version", f"{_APT} g++; or --pack none", "platform", "pack")
+_program(
+    "engine",
+    "docker version --format {{.Server.Version}}",
+    # members of the group have root rights
+    "permission denied: sudo usermod -aG docker $USER && newgrp docker; not running: sudo systemctl"
+    " start docker; missing or old: curl -fsSL https://get.docker.com | sudo sh",
+    *("platform", "image"),
+    least=(OLDEST_ENGINE, 0),
+)
 _program("buildx", "docker buildx version", f"{_APT} docker-buildx-plugin", "platform", "image")
 _program(  # Compose's health check needs 2.20 (tested with 2.26.1)
     *("compose", "docker compose version --short", f"{_APT} docker-compose-plugin"),
@@ -117,7 +122,7 @@ def memory_(seen: Machine, want: Want) -> Finding:
         return unseen("/proc/meminfo has no memory information")
     reading = memory.Reading(have["MemTotal"], have["MemAvailable"])
     # as in the image: vLLM multiplies what CUDA counts, which need not be MemTotal
-    cuda_total = seen.value("unified memory", int, devices.unified_bytes)
+    cuda_total = seen.value("unified memory", devices.unified_bytes)
     text = memory.described(reading, cuda_total)
     if (plan := want.profile.memory) is None:
         return ok(text)
@@ -165,11 +170,12 @@ def driver(seen: Machine, want: Want) -> Finding | None:
         return None
     # uv's name for a build of PyTorch: cu130 is CUDA 13.0
     needed = re.sub(r"cu(\d+)(\d)", r"\1.\2", want.target.torch_backend or "")
-    version, cuda = (tree.findtext(f"{what}_version", "unknown") for what in ("driver", "cuda"))
-    if not re.fullmatch(r"\d+\.\d+", cuda) or _numbers(cuda) >= _numbers(needed):
-        return (ok if _numbers(cuda) >= _numbers(needed) else unseen)(f"{version}, CUDA {cuda}")
+    text = f"{tree.findtext('driver_version')}, CUDA {tree.findtext('cuda_version')}"
+    cuda = _numbers(tree.findtext("cuda_version", ""))
+    if cuda >= _numbers(needed):
+        return ok(text)
     hint = "sudo apt-get update && sudo apt-get full-upgrade   # CUDA 13.0: driver 580"
-    return error(f"{version}, CUDA {cuda}; the target's CUDA is {needed}", hint)
+    return error(f"{text}; the target's CUDA is {needed}", hint) if any(cuda) else unseen(text)
 
 
 @check("platform", "gpu")
@@ -182,7 +188,7 @@ def clocks(seen: Machine, want: Want) -> Finding | None:
     now, most, load = (node.findtext(path, "unknown").strip() for path in paths)
     text = f"SM {now}, at most {most}, load {load}"
     mhz, percent = re.match(r"\d+", now), re.match(r"\d+", load)
-    busy = mhz is not None and percent is not None and int(percent[0]) >= 50
+    busy = percent is not None and int(percent[0]) >= 50
     if busy and mhz and int(mhz[0]) < _STUCK_MHZ:
         hint = "shut down, unplug for a minute, start again   # reports: only this fixes it"
         return error(f"{text}: stuck", hint)
@@ -194,29 +200,11 @@ def clocks(seen: Machine, want: Want) -> Finding | None:
 
 
 def _info(seen: Machine) -> dict[str, object]:
-    """Return `docker info`; {} if it is unusable."""
+    """Return `docker info`; {} if it is unusable, which `engine` reports."""
     try:
-        found = plain.json_of(seen.run(*_INFO).out)
-    except ValueError:
+        return dict(plain.json_of(seen.run("docker", "info", "--format", "{{json .}}").out))
+    except (ValueError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-@check("platform", "image")
-def engine(seen: Machine, want: Want) -> Finding:
-    """It builds and runs the image."""
-    host = seen.variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if host.startswith("unix://") and seen.access(host.removeprefix("unix://")) == "read":
-        hint = "sudo usermod -aG docker $USER && newgrp docker   # its members have root rights"
-        return error(f"{host}: permission denied", hint)
-    if version := str(_info(seen).get("ServerVersion") or ""):
-        try:
-            check_version(version)
-        except SparkforgeError as why:
-            return error(why.what, _INSTALL)
-        return ok(f"Docker Engine {version}")
-    reason = _info(seen).get("ServerErrors") or seen.first_line(*_INFO)
-    return error(f"docker info: {reason}", f"sudo systemctl start docker; or {_INSTALL}")
 
 
 @check("platform", "image", "gpu")
@@ -240,41 +228,35 @@ def store(seen: Machine, want: Want) -> Finding:
     return error(f"{seen.store} is not writable", hint)
 
 
-def _to_come(seen: Machine, want: Want) -> Iterator[tuple[str, str, int]]:
-    """Yield a name, its folder, and an estimate of the bytes to come."""
-    built = seen.access(seen.root / "dist" / want.name / receipt.NAME) in ("read", "write")
-    # measured after a first build for cpu, an estimate with CUDA
-    yield "store", seen.store, _LEAST if built else (30 if want.target.cuda_arch else 5) * _GB
-    if seen.platform not in want.target.platforms:
-        return  # only wheels are built here
-    docker = str(_info(seen).get("DockerRootDir") or "/var/lib/docker")
-    if want.target.base is not None and not built:
-        yield "image", docker, 35 * _GB  # with the build cache; an estimate
-    if want.model is None:
-        return
-    size = int(_MODEL_GB.get(str(want.target.model), 0) * _GB)
-    if not mounted(seen):  # only root sees what the volume has
-        yield "model", docker, size
-    elif MISSING in (problems(seen, want.model) or ()):
-        yield "model", str(hub_of(seen)), size
-
-
 @check()
 def disk(seen: Machine, want: Want) -> list[Finding]:
     """Store, image and model often share one disk, so their needs are added up for each disk."""
+    here = seen.platform in want.target.platforms  # elsewhere only wheels are built
+    built = seen.access(seen.root / "dist" / want.name / receipt.NAME) in ("read", "write")
+    docker = str(_info(seen).get("DockerRootDir") or "/var/lib/docker")
+    # measured after a first build for cpu, an estimate with CUDA
+    needs = [("store", seen.store, 2 if built else 30 if want.target.cuda_arch else 5)]
+    if here and want.target.base is not None and not built:
+        needs.append(("image", docker, 35))  # with the build cache; an estimate
+    if here and want.model is not None:
+        size = round(_MODEL_GB.get(str(want.target.model), 0))
+        if not mounted(seen):  # only root sees what the volume has
+            needs.append(("model", docker, size))
+        elif MISSING in (problems(seen, want.model) or ()):
+            needs.append(("model", str(hub_of(seen)), size))
     findings: list[Finding] = []
     disks: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
-    for need in _to_come(seen, want):
+    for need in needs:
         if (found := seen.disk(need[1])) is None:
             findings.append(unseen(f"{need[1]} is not readable", "df -h"))
         else:
             disks.setdefault(found, []).append(need)
-    for (_, free), needs in disks.items():
-        whole = sum(size for *_, size in needs)
-        parts = ", ".join(f"{name} {size / _GB:.0f}" for name, _, size in needs)
-        text = f"{needs[0][1]}: {free / _GB:.0f} GB free, needs {whole / _GB:.0f} ({parts})"
+    for (_, free), on_it in disks.items():
+        whole = sum(size for *_, size in on_it)
+        parts = ", ".join(f"{name} {size}" for name, _, size in on_it)
+        text = f"{on_it[0][1]}: {free / _GB:.0f} GB free, needs {whole} ({parts})"
         short = error if free < _LEAST else warning
-        findings.append(ok(text) if free >= whole else short(text, _FREE))
+        findings.append(ok(text) if free >= whole * _GB else short(text, _FREE))
     return findings
 
 
@@ -293,29 +275,66 @@ def port(seen: Machine, want: Want) -> Finding:
     return warning(f"{text} is in use, perhaps by the server itself", hint)
 
 
+# -- the model ---------------------------------------------------------------------------
+
+
+def mounted(seen: Machine) -> str:
+    """Return the folder that Compose mounts as the hub's home; "" for a volume (no slash)."""
+    chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
+    return chosen if chosen.startswith(("/", ".", "~")) else ""
+
+
+def hub_of(seen: Machine) -> Path:
+    """Return the hub's cache: Compose's if it is a folder of the host, else this user's own."""
+    home = mounted(seen) or seen.variables.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def _folder(seen: Machine, model: ModelPin) -> Path:
+    return hub_of(seen) / f"models--{model.repository.replace('/', '--')}"
+
+
+def problems(seen: Machine, model: ModelPin) -> list[str] | None:
+    """Return what is wrong with the model's files; None if they cannot be read."""
+    folder = _folder(seen, model) / "snapshots" / model.revision
+    return seen.value("model", lambda: read(folder))
+
+
+def read(folder: Path) -> list[str]:
+    """Return the problems of a checkpoint: its index, and the header of each shard."""
+    if not folder.exists():
+        return [MISSING]
+    found = [] if (folder / "config.json").is_file() else ["config.json: missing"]
+    try:
+        names = checkpoint.named(folder)
+    except (OSError, ValueError) as why:
+        return [*found, f"{checkpoint.INDEX}: {why}"]
+    wrong = ((name, checkpoint.damage(folder / name)) for name in names or ["*.safetensors"])
+    return [*found, *(f"{name}: {problem}" for name, problem in wrong if problem)]
+
+
 @check("model")
 def model(seen: Machine, want: Want) -> Finding:
     """A cut shard fails after minutes of loading; a missing one is downloaded at the start."""
     assert want.model is not None  # the check needs one
     hub, folder, found = hub_of(seen), mounted(seen), problems(seen, want.model)
-    fetch = f"{f'HF_HOME={_quoted(folder)} ' if folder else ''}hf download {want.model.repository}"
+    home = folder or str(hub.parent)  # Compose mounts the folder above the cache
+    fetch = f"HF_HOME={_quoted(home)} hf download {want.model.repository}"
     revision = f"--revision {want.model.revision}"
     if found is None:
         return unseen(f"{hub} is not readable", "sudo python3 build.py doctor")
     if found == [MISSING]:
         text = f"revision {want.model.revision[:12]} is not in {hub}; Compose downloads"
         size = _MODEL_GB.get(str(want.target.model), "some")
-        text += f" {size} GB into {folder or f'its volume {MODELS_VOLUME}'}"
+        text += f" {size} GB into {folder or f'its volume {MODELS_VOLUME}'} at the first start"
         volume = f"python3 build.py model fetch --target {want.name}   # after the build"
-        hint = f"{fetch} {revision} && {_share(folder)}" if folder else volume
-        return warning(f"{text} at the first start", hint)
+        return warning(text, f"{fetch} {revision} && {_share(folder)}" if folder else volume)
     if found:
         # the hub's client takes a file that is there for complete
         files = shlex.join(one.partition(":")[0] for one in found)
         hint = f"{fetch} {files} --force-download {revision}"
         return error(f"{hub}: {'; '.join(found[:3])}", hint)
     if not folder:
-        home = str(hub.parent)  # Compose mounts the folder above the cache
         text = f"complete in {hub}, but Compose uses its own volume {MODELS_VOLUME}"
         hint = f"{_share(home)} && echo SPARKFORGE_HF_CACHE={shlex.quote(home)} >>.env"
         return warning(text, hint)
@@ -331,7 +350,7 @@ def model_rights(seen: Machine, want: Want) -> Finding | None:
     hub, share = hub_of(seen), _share(folder)
     if seen.access(hub.parent) not in ("read", "write"):
         return error(f"{folder} does not exist", f"mkdir -p {_quoted(folder)} && {share}")
-    for path in (hub.parent, hub, folder_of(hub, want.model)):
+    for path in (hub.parent, hub, _folder(seen, want.model)):
         # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
         output = seen.run("getfacl", "-n", str(path)).out
         who = "" if f"# owner: {_USER}\n" in output else _USER
@@ -352,6 +371,9 @@ def _quoted(folder: str) -> str:
 def _share(folder: str) -> str:
     """Return the command that adds the container's rights, for new files too, to the owner's."""
     return f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {_quoted(folder)}"
+
+
+# -- all checks --------------------------------------------------------------------------
 
 
 def judge(seen: Machine, want: Want) -> list[Finding]:

@@ -11,12 +11,10 @@ import shlex
 import socket
 import time
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from cyclopts import Parameter
 
@@ -24,13 +22,9 @@ from sparkforge import __version__
 from sparkforge.build import composing, receipt
 from sparkforge.build.options import OutputOptions
 from sparkforge.check.doctor.checks import judge
-from sparkforge.check.doctor.machine import (
-    Machine,
-    want_of,
-)
-from sparkforge.core import plain
+from sparkforge.check.doctor.machine import Machine, want_of
 from sparkforge.core.disk import disk_errors, write_file
-from sparkforge.core.errors import CheckError, UsageError
+from sparkforge.core.errors import CheckError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.pins.types import MACHINES
@@ -38,7 +32,6 @@ from sparkforge.runtime import client
 from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
 
-READINGS = "readings.json"
 _MARKS = {
     "ok": ("32", "✓"),
     "not checked": ("2", "·"),
@@ -54,8 +47,6 @@ class Options:
 
     target: str | None = None
     """target to check for (default: spark on arm64, else cpu)"""
-    readings: Path | None = None
-    """judge the readings in an archive of --report"""
     report: bool = False
     """pack readings, findings and logs into sparkforge-report-TIME.zip for a bug report"""
     pins: PinsFile = None
@@ -69,10 +60,7 @@ def run(options: Options = Options()) -> int:
     here = checkout(options.pins)
     likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
     want = want_of(here.pins, options.target or likely)
-    if options.report and options.readings is not None:
-        raise UsageError("--report and --readings conflict", "give only one")
-    recorded = None if options.readings is None else _readings(options.readings)
-    seen = Machine(here.root, store_of(options.store).root, recorded)
+    seen = Machine(here.root, store_of(options.store).root)
     findings = judge(seen, want)
     stops = [finding.name for finding in findings if finding.state == "error"]
     document: dict[str, object] = {
@@ -100,18 +88,6 @@ def run(options: Options = Options()) -> int:
     return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
 
 
-def _readings(path: Path) -> Mapping[str, Any]:
-    """Return the readings in an archive; UsageError if it has none."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            found = plain.json_of(archive.read(READINGS))
-        str(found["machine"])
-    except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile, zlib.error) as why:
-        msg = f"--readings {path}: no archive of doctor --report: {why}"
-        raise UsageError(msg, "create it with build.py doctor --report") from None
-    return dict(found)
-
-
 # -- the archive -------------------------------------------------------------------------
 
 # without its variables, which may be secrets
@@ -125,10 +101,9 @@ _MEMORY = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
     """Collect, mask, and write the archive; return the names of its files."""
     mask = mask_of(composing.seen(seen.root / ".env"))
-    readings = {name: plain.values(value) for name, value in sorted(seen.taken.items())}
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, value in ((READINGS, readings), ("findings.json", findings)):
+        for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
             archive.writestr(name, masked_json(value, mask))
         for name, text in _parts(seen.root, target):
             archive.writestr(name, mask(text).encode(errors="replace"))

@@ -1,8 +1,4 @@
-"""Readings of a machine, taken live or played back, and what a check of doctor is.
-
-The checks read only through a ``Machine``, so the readings in an archive of ``doctor --report`` are
-enough to judge another machine.
-"""
+"""Readings of a machine, and what a check of doctor is."""
 
 from __future__ import annotations
 
@@ -11,20 +7,18 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sparkforge.build import composing
 from sparkforge.build.context import profile_of
-from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
-from sparkforge.serving import checkpoint
 from sparkforge.serving.options import SECRET_NAME
 from sparkforge.serving.profile import Profile
 
@@ -68,39 +62,35 @@ def want_of(pins: Pins, name: str) -> Want:
 
 
 class Machine:
-    """A machine's readings, of this one without ``recorded``. State: those taken so far."""
+    """This machine; ``taken`` has its readings so far, for an archive: JSON values."""
 
-    def __init__(self, root: Path, store: Path, recorded: Mapping[str, Any] | None = None) -> None:
-        self._recorded = recorded
+    def __init__(self, root: Path, store: Path) -> None:
         self.taken: dict[str, Any] = {}
-        self.variables = self.value("variables", dict[str, str], lambda: variables(root)) or {}
-        self.root = Path(self.value("root", str, lambda: str(root)) or ".")
-        self.store = self.value("store", str, lambda: str(store)) or ""
-        self.kernel = self.value("kernel", str, platform.release) or "unknown"
-        machine = self.value("machine", str, platform.machine) or "unknown"
+        self.root, self.store = root, str(store)
+        self.variables = self.value("variables", lambda: variables(root)) or {}
+        machine = self.value("machine", platform.machine) or "unknown"
         self.platform = MACHINES.get(machine, machine)
 
-    def value(self, name: str, kind: type[_T], read: Callable[[], _T | None]) -> _T | None:
-        """Return a reading, taken once; None if it failed, or the recording lacks it."""
+    def value(self, name: str, read: Callable[[], _T | None]) -> _T | None:
+        """Return a reading, taken once; None if it failed."""
         if name not in self.taken:
             self.taken[name] = None
             with suppress(OSError):  # missing or unreadable
-                if self._recorded is None:
-                    self.taken[name] = read()
-                else:
-                    self.taken[name] = plain.load(kind, self._recorded.get(name), exact=False)
+                self.taken[name] = read()
         found: _T | None = self.taken[name]
         return found
 
     def text(self, path: str) -> str:
-        """Return a file's text, stripped; "" if it is missing or unreadable."""
-        return (self.value(path, str, lambda: Path(path).read_text(errors="replace")) or "").strip()
+        """Return a file's text; "" if it is missing or unreadable."""
+        return self.value(path, lambda: Path(path).read_text(errors="replace")) or ""
 
     def run(self, *words: str) -> Glimpse:
         """Return a program's output; it has some seconds."""
         line = f"$ {shlex.join(words)}"
-        found = self.value(line, Glimpse, lambda: glimpse(*words, timeout_s=_TIMEOUT_S))
-        return found or Glimpse(None, problem=f"{words[0]} was not read")
+        found = self.value(line, lambda: asdict(glimpse(*words, timeout_s=_TIMEOUT_S)))
+        return (
+            Glimpse(**found) if found else Glimpse(None, problem=f"{words[0]}: cannot be started")
+        )
 
     def first_line(self, *words: str) -> str:
         """Return the first line of a program's output, or the reason why it failed."""
@@ -118,7 +108,7 @@ class Machine:
                 return "write" if writable else "read"
             return "new" if writable and near.is_dir() else ""
 
-        return self.value(f"access {path}", str, read) or ""
+        return self.value(f"access {path}", read) or ""
 
     def disk(self, path: str) -> tuple[int, int] | None:
         """Return the device that a path is on, or would be, and its free bytes."""
@@ -127,7 +117,7 @@ class Machine:
             near = _existing(Path(path))
             return near.stat().st_dev, shutil.disk_usage(near).free
 
-        return self.value(f"disk {path}", tuple[int, int], read)
+        return self.value(f"disk {path}", read)
 
 
 def variables(root: Path) -> dict[str, str]:
@@ -143,45 +133,6 @@ def variables(root: Path) -> dict[str, str]:
 def _existing(path: Path) -> Path:
     """Return a path, or the nearest folder above it that exists."""
     return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
-
-
-MISSING = "not there"
-
-
-def mounted(seen: Machine) -> str:
-    """Return the folder that Compose mounts as the hub's home; "" for a volume (no slash)."""
-    chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
-    return chosen if chosen.startswith(("/", ".", "~")) else ""
-
-
-def hub_of(seen: Machine) -> Path:
-    """Return the hub's cache: Compose's if it is a folder of the host, else this user's own."""
-    home = mounted(seen) or seen.variables.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(home).expanduser() / "hub"
-
-
-def folder_of(hub: Path, model: ModelPin) -> Path:
-    """Return the folder of a model in a cache of the hub."""
-    return hub / f"models--{model.repository.replace('/', '--')}"
-
-
-def problems(seen: Machine, model: ModelPin) -> list[str] | None:
-    """Return what is wrong with the model's files; None if they cannot be read."""
-    folder = folder_of(hub_of(seen), model) / "snapshots" / model.revision
-    return seen.value("model", list[str], lambda: read(folder))
-
-
-def read(folder: Path) -> list[str]:
-    """Return the problems of a checkpoint: its index, and the header of each shard."""
-    if not folder.exists():
-        return [MISSING]
-    found = [] if (folder / "config.json").is_file() else ["config.json: missing"]
-    try:
-        names = checkpoint.named(folder)
-    except (OSError, ValueError) as why:
-        return [*found, f"{checkpoint.INDEX}: {why}"]
-    wrong = ((name, checkpoint.damage(folder / name)) for name in names or ["*.safetensors"])
-    return [*found, *(f"{name}: {problem}" for name, problem in wrong if problem)]
 
 
 Function = Callable[[Machine, Want], Finding | list[Finding] | None]

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from sparkforge.build import receipt, setup
+from sparkforge.build import image, receipt, setup
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build
 from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
@@ -30,7 +30,7 @@ from sparkforge.runtime import engine
 from sparkforge.sources.project import Project, ProjectOptions
 
 _SHOWN = 20
-_DIFFOSCOPE_LINES = 80
+_MOST_SHOWN = 20_000  # bytes of diffoscope's report
 
 
 @Parameter(name="*")
@@ -92,7 +92,7 @@ def _build_again(options: Options, name: str, project: Project) -> int:
         until = "wheels"  # environments, and images in another store, differ in every build
     log.info(f"comparing {'the wheels and the image' if until == 'image' else 'the wheels'}")
     found = [f"{dist}: {problem}" for problem in receipt.problems(dist, built)]
-    pairs: dict[str, tuple[str | None, str | None]] = {}
+    results: list[tuple[str, str | None, str | None]] = []
     with _cold(build) as again:
         before = os.umask(0o077)
         try:
@@ -102,21 +102,20 @@ def _build_again(options: Options, name: str, project: Project) -> int:
         made = (item for item in again.graph.own if item.found is not None)  # up to that stage
         for new in map(wheel_path, made):
             old = dist / new.name
-            pairs[new.name] = sha256_file(old) if old.is_file() else None, sha256_file(new)
-            if len(set(pairs[new.name])) > 1 and have("diffoscope"):
-                report = call("diffoscope", "--text", "-", old, new, check=False).stdout
-                for line in report.decode(errors="replace").splitlines()[:_DIFFOSCOPE_LINES]:
-                    log.info(line)
+            results.append((new.name, sha256_file(old) if old.is_file() else "", sha256_file(new)))
+            if results[-1][1] != results[-1][2] and have("diffoscope"):
+                limit = f"--max-text-report-size={_MOST_SHOWN}"
+                call("diffoscope", limit, "--text", "-", old, new, check=False, stream=True)
         product = again.graph.product.found
         if product is not None and isinstance(product.result, ImageArchiveResult) and built.image:
-            pairs[built.image.tag] = built.image.digest, product.result.digest
-    for name_, (first, second) in pairs.items():
+            results.append((built.image.tag, built.image.digest, product.result.digest))
+    for what, first, second in results:
         if first == second:
-            log.info(f"the same: {name_}  {second}")
+            log.info(f"the same: {what}  {second}")
         else:
-            found.append(f"{name_}: {first or 'missing'} → {second}")
-    results = [{"name": one, "first": pair[0], "second": pair[1]} for one, pair in pairs.items()]
-    log.document({"target": name, "same": not found, "results": results, "differences": found})
+            found.append(f"{what}: {first or 'missing'} → {second}")
+    rows = [dict(zip(("name", "first", "second"), row, strict=True)) for row in results]
+    log.document({"target": name, "same": not found, "results": rows, "differences": found})
     if not found:
         return 0
     msg = f"{dist} differs from a build of this checkout:\n{_shortened(found)}"
@@ -165,26 +164,19 @@ def _image(named: str, project: Project, *, published: bool) -> int:
     if published and not holder.has_image(named):
         engine.pull(named)
     found = imagecheck.read(holder, named)
-    platforms = project.pins.target(found.target).platforms
-    image_platform = next((one for one in platforms if one == found.platform), None)
-    if image_platform is None:
+    name = found.labels[image.TARGET_LABEL]
+    platforms = project.pins.target(name).platforms
+    kind = next((one for one in platforms if one == found.platform), None)
+    if kind is None:
         msg = f"{named}: is for {found.platform}, but its target is not"
         raise BuildError(msg, f"the target's platforms: {', '.join(platforms)}")
-    context = Context.of(project, found.target, image_platform)
-    checked, problems = imagecheck.check(found, context)
+    checked, problems = imagecheck.check(found, Context.of(project, name, kind))
     if promised is not None and promised not in found.digests:
         problems.insert(0, f"the receipt says {promised}, the engine has {found.digests[0]}")
-    labels = {name: text for name, text in sorted(found.labels.items()) if name.startswith("org.")}
-    document: dict[str, Any] = {
-        "digest": promised or found.digests[0],
-        "target": found.target,
-        "labels": labels,
-    }
-    document |= {"checked": checked, "problems": problems, "matches": not problems}
-    log.document(document)
-    log.heading(f"{found.target}, {context.platform}, {found.digests[0]}")
-    for name, text in labels.items():
-        log.info(f"{name}  {text}")
+    labels = {label: text for label, text in found.labels.items() if label.startswith("org.")}
+    document = {"digest": promised or found.digests[0], "target": name, "labels": labels}
+    log.document({**document, "checked": checked, "problems": problems, "matches": not problems})
+    log.heading(f"{name}, {found.platform}, {found.digests[0]}")
     log.info("checked: " + ", ".join(f"{count} {what}" for what, count in checked.items()))
     if problems:
         msg = f"{named}: differs from what this checkout builds:\n{_shortened(problems)}"

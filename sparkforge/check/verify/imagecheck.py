@@ -12,9 +12,12 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from zipfile import ZipFile
+
+from packaging.utils import canonicalize_name
 
 from sparkforge.build import graph, image
 from sparkforge.build.cached import differences
@@ -24,7 +27,7 @@ from sparkforge.build.receipt import SBOM
 from sparkforge.build.stages.product import NOTE, comparable
 from sparkforge.check.verify.exported import exported
 from sparkforge.core.disk import key_of, sha256_file
-from sparkforge.core.errors import BuildError, CheckError, SparkforgeError
+from sparkforge.core.errors import BuildError, CheckError
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
@@ -41,6 +44,9 @@ class File(NamedTuple):
     """Of RECORDs and of our own documents."""
 
 
+_GONE = File("missing")
+
+
 @dataclass(frozen=True)
 class Image:
     """An image in the engine; the last of ``digests`` is its id, others its manifest's."""
@@ -51,11 +57,6 @@ class Image:
     labels: Mapping[str, str]
     files: Mapping[str, File]
     """By path without leading slash."""
-
-    @property
-    def target(self) -> str:
-        """The target of pins.yaml."""
-        return self.labels[image.TARGET_LABEL]
 
     def share(self, name: str) -> bytes:
         """Return a file of the image's share folder; b"" if it is missing."""
@@ -123,7 +124,7 @@ def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
         msg = f"{found.name}: a document in it is not in the form that a build writes: {error!r}"
         raise CheckError(msg, "build the image again") from None
     if profile != (context.profile or None):
-        problems.append(f"profile.json: differs from the profile of {found.target}")
+        problems.append(f"profile.json: differs from the profile of {context.target_name}")
     return {"installed files": count, "wheels in dist": len(wheels)}, problems
 
 
@@ -149,10 +150,10 @@ def records(files: Mapping[str, File], site: str) -> Records:
 def _rows(record: bytes, site: str) -> dict[str, str]:
     """Return the paths of a RECORD below the root, with their sha256 in hex, or ""."""
     rows = {}
-    for path, stated, *_ in (row for row in csv.reader(record.decode().splitlines()) if row):
+    for path, stated, *_ in filter(None, csv.reader(record.decode().splitlines())):
         kind, _, value = stated.partition("=")
-        raw = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)) if kind == "sha256" else b""
-        rows[posixpath.normpath(f"/{site}/{path}").lstrip("/")] = raw.hex()
+        digest = base64.urlsafe_b64decode(f"{value}==").hex() if kind == "sha256" else ""
+        rows[posixpath.normpath(f"/{site}/{path}").lstrip("/")] = digest
     return rows
 
 
@@ -164,39 +165,32 @@ def _byte_code(path: str) -> bool:
 def installed(files: Mapping[str, File], of: Records, context: Context) -> tuple[int, list[str]]:
     """Compare every file of the environment with RECORDs or wheels; as ``check``."""
     site = site_of(context.target.python)
-    stated: dict[str, dict[str, str]] = {}
+    stated: dict[str, dict[str, str]] = {}  # hashes of a path, by distribution
     for folder, rows in of.items():
         for path, sha256 in rows.items():
-            stated.setdefault(path, {})[folder] = sha256
-    # a wheel's byte code is compiled again, with the hash of its source; a RECORD has no hash of
-    # itself, and may lack others of its own folder
-    compared = {
-        path: hashes
-        for path, hashes in stated.items()
-        if not _byte_code(path) and (all(hashes.values()) or ".dist-info/" not in path)
-    }
+            # a wheel's byte code is compiled again, with the hash of its source
+            if not _byte_code(path):
+                stated.setdefault(path, {})[folder] = sha256
     problems = []
-    for path, hashes in compared.items():
-        folder, file = next(iter(hashes)), files.get(path)
-        if file is None:
-            problems.append(f"{path}: missing, but {folder}/RECORD lists it")
-        # two packages may have it; the later one's stays
-        elif file.sha256 not in hashes.values():
-            true = _in_the_wheel(context, folder, path.removeprefix(site))
-            if true != file.sha256:
-                hint = f"build.py --target {context.target_name} --until wheelhouse"
-                more = "" if true else f"; to compare with the wheel: {hint}"
-                problems.append(f"{path}: differs from {folder}/RECORD{more}")
+    for path, hashes in stated.items():
+        folder, found = next(iter(hashes)), files.get(path, _GONE).sha256
+        # a RECORD has no hash of itself, and may lack others of its own folder; of a file in two
+        # packages the later one's stays
+        free = ".dist-info/" in path and not all(hashes.values())
+        if free or found in hashes.values():
+            continue
+        if found != _in_the_wheel(context, folder, path.removeprefix(site)):
+            problems.append(f"{path}: missing, or differs from {folder}/RECORD")
     own = of_the_venv(context.target.python)
-    for path in files.keys() | own.keys():
-        if path in own:
-            if path not in files or files[path].sha256 != own[path]:
-                problems.append(f"{path}: differs from what the Dockerfile writes")
-        elif site.startswith(f"{path}/"):
+    for path, sha256 in own.items():
+        if files.get(path, _GONE).sha256 != sha256:
+            problems.append(f"{path}: differs from what the Dockerfile writes")
+    for path in files.keys() - own.keys() - stated.keys():
+        if site.startswith(f"{path}/"):
             problems.append(f"{path}: must be a folder, of the environment")
-        elif path.startswith(f"{VENV}/") and path not in stated and not _byte_code(path):
+        elif path.startswith(f"{VENV}/") and not _byte_code(path):
             problems.append(f"{path}: in no distribution's RECORD")
-    return len(compared), sorted(problems)
+    return len(stated), sorted(problems)
 
 
 def of_the_venv(python: str) -> dict[str, str]:
@@ -207,28 +201,22 @@ def of_the_venv(python: str) -> dict[str, str]:
     return {**found, f"{VENV}/lib64": "link to lib", f"{VENV}/pyvenv.cfg": settings.hexdigest()}
 
 
-def _name(folder: str) -> str:
-    """Return a distribution's name in a lock's form, from its .dist-info folder."""
-    stem = folder.removesuffix(".dist-info").rpartition("-")[0]
-    return re.sub(r"[-_.]+", "-", stem).lower()
-
-
-def _in_the_wheel(context: Context, folder: str, member: str) -> str | None:
-    """Return the sha256 of a file in the locked wheel; None: not in the store.
+def _in_the_wheel(context: Context, folder: str, member: str) -> str:
+    """Return the sha256 of a file in the locked wheel; "": not in the store.
 
     Some wheels have another wheel's RECORD (PyNvVideoCodec 2.0.4 for arm64). Their installed files
     are correct anyway, as the wheel's hash in the lock proves.
     """
-    for item in read_lock(context.lock):
-        for sha256 in item.sha256s if item.name == _name(folder) else ():
-            downloads = context.store.download_path(sha256, "")
-            for wheel in sorted(downloads.iterdir()) if downloads.is_dir() else ():
-                if context.store.verified(sha256, wheel.name):
-                    with ZipFile(wheel) as opened:
-                        # for another platform or Python if it has no such file
-                        if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
-                            return hashlib.sha256(opened.read(member)).hexdigest()
-    return None
+    name = canonicalize_name(folder.partition("-")[0])
+    locked = (item.sha256s for item in read_lock(context.lock) if item.name == name)
+    for sha256 in chain.from_iterable(locked):
+        for wheel in context.store.download_path(sha256, "").glob("*.whl"):
+            if context.store.verified(sha256, wheel.name):
+                with ZipFile(wheel) as opened:
+                    # for another platform or Python if it has no such file
+                    if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
+                        return hashlib.sha256(opened.read(member)).hexdigest()
+    return ""
 
 
 def _against(wheel: Path, of: Records, site: str) -> Iterator[str]:
@@ -236,8 +224,7 @@ def _against(wheel: Path, of: Records, site: str) -> Iterator[str]:
     with ZipFile(wheel) as opened:
         record = next(n for n in opened.namelist() if n.endswith(".dist-info/RECORD"))
         rows = _rows(opened.read(record), site)
-    if (there := of.get(record.rpartition("/")[0])) is None:
-        return
+    there = of.get(record.rpartition("/")[0], rows)
     for name, stated in rows.items():
         # installers move the members of .data/, and compile byte code again
         if stated and ".data/" not in name and not _byte_code(name) and there.get(name) != stated:
@@ -269,12 +256,7 @@ def _inputs(found: Image, note: Mapping[str, Any], context: Context) -> Iterator
         pinned = context.pins.images[context.target.base]
         digest = pinned.digest(context.platform)
         base = BaseImage(f"{pinned.repository}@{digest}", digest)
-    try:
-        ours = graph.inputs_of_image(as_made, base)
-    except SparkforgeError as error:
-        yield f"{NOTE}: the wheels were built in an unknown way: {error.what}"
-    else:
-        yield from differences(comparable(note), comparable(ours))
+    yield from differences(comparable(note), comparable(graph.inputs_of_image(as_made, base)))
 
 
 def _programs(found: Image, context: Context) -> Iterator[str]:

@@ -93,12 +93,10 @@ def test_a_file_of_two_packages_may_be_of_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("opt", "opt/sparkforge", VENV, f"{VENV}/lib", f"{VENV}/lib/python3.11", SITE[:-1]),
-        *(f"{SITE}one.so", f"{SITE}one/__init__.py", f"{SITE}sitecustomize.pyc", f"{SITE}a/b.pyc"),
-        *(f"{SITE}_virtualenv.py", f"{SITE}_virtualenv.pth", f"{SITE}__pycache__"),
-        *(f"{SITE}__pycache__/x.py", f"{SITE}__pycache__/x.pyc/y", f"{SITE}__pycache__x/y.pyc"),
-        *(f"{VENV}/bin/{name}" for name in ("gcc", "python", "python3", "python3.11", "activate")),
-        *(f"{VENV}/pyvenv.cfg", f"{VENV}/lib64", f"{VENV}/lib/python3.12/site-packages/x.py"),
+        *("opt", VENV, SITE[:-1], f"{SITE}one.so", f"{SITE}sitecustomize.pyc"),
+        *(f"{SITE}_virtualenv.pth", f"{SITE}__pycache__", f"{SITE}__pycache__/x.py"),
+        *(f"{SITE}__pycache__/x.pyc/y", f"{SITE}__pycache__x/y.pyc", f"{VENV}/bin/python3"),
+        *(f"{VENV}/bin/gcc", f"{VENV}/lib64", f"{VENV}/lib/python3.12/site-packages/x.py"),
     ],
 )
 @pytest.mark.parametrize("link", ["/evil", None])
@@ -118,4 +116,4 @@ def test_byte_code_outside_of_pycache_is_compared(tmp_path: Path) -> None:
     for name in ("one.pyc", "__pycache__/x.pyc"):
         files[SITE + name] = File(sha256(b"2"))
     (said,) = check(files, tmp_path)
-    assert said.startswith(f"{SITE}one.pyc: differs from")
+    assert said.startswith(f"{SITE}one.pyc: missing, or differs from")

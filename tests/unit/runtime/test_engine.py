@@ -121,33 +121,25 @@ def test_the_command_of_an_image_build(said: Path, tmp_path: Path) -> None:
     assert "--no-cache" in command
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1:5000/x1", "ghcr.io/a/b-c", "localhost/xy"])
-def test_a_name_in_a_registry(name: str) -> None:
-    assert engine.repository(name) == name
-    assert engine.is_published(f"{name}@{DIGEST}")
+def test_a_name_in_a_registry() -> None:
+    for name in ("127.0.0.1:5000/x1", "ghcr.io/a/b-c", "localhost/xy"):
+        assert engine.repository(name) == name
+        assert engine.is_published(f"{name}@{DIGEST}")
+    for text in (f"sparkforge/cpu@{DIGEST}", "r.example.org/x:1", "r.example.org/x@sha256:1"):
+        assert not engine.is_published(text)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "https://r.example.org/x",
         "r.example.org/x:1",
         f"r.example.org/x@{DIGEST}",
         "team/xy",
         "r.example.org/X",
-        "r.example.org/a//b",
         "user:password@r.example.org/x",
-        "",
     ],
 )
 def test_another_name_is_an_error_that_does_not_quote_it(name: str) -> None:
     with pytest.raises(UsageError) as error:
         engine.repository(name)
     assert "password" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "text", [f"sparkforge/cpu@{DIGEST}", "r.example.org/x:1", "r.example.org/x@sha256:1"]
-)
-def test_a_name_of_the_engine_is_not_published(text: str) -> None:
-    assert not engine.is_published(text)

@@ -30,29 +30,22 @@ def ingredients(place: Path, wheels: Mapping[Path, str]) -> environment.Ingredie
     )
 
 
-def bake(place: Path, wheel: Path, sha256: str) -> Path:
-    (place / "wheels").mkdir(exist_ok=True)
+def bake(place: Path, sha256: str = "") -> Path:
+    """Install a wheel of ours, with its hash or another one."""
+    (place / "wheels").mkdir(parents=True)
     (place / "lock.txt").touch()
     (place / "made").mkdir()
-    return environment.install(ingredients(place, {wheel: sha256}), place / "made")
-
-
-@pytest.mark.parametrize("name", ["plain", "with #, ; and space"])
-def test_our_wheels_are_installed_by_their_hash(tmp_path: Path, name: str) -> None:
-    place = tmp_path / name
     wheel = make_wheel(place / "ours", version="1.0+spark.1")
-    venv = bake(place, wheel, sha256_file(wheel))
+    wheels = {wheel: sha256 or sha256_file(wheel)}
+    return environment.install(ingredients(place, wheels), place / "made")
+
+
+def test_our_wheels_are_installed_by_their_hash(tmp_path: Path) -> None:
+    venv = bake(tmp_path / "with #, ; and space")
     assert (venv / "lib" / f"python{VERSION}" / "site-packages/demo/__init__.py").is_file()
-    assert {path.name for path in (place / "made").iterdir()} == {
-        "venv",
-        "files.json",
-    }
-
-
-def test_a_wheel_of_ours_with_another_hash_is_not_installed(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path / "ours", version="1.0+spark.1")
+    assert {path.name for path in venv.parent.iterdir()} == {"venv", "files.json"}
     with pytest.raises(BuildError, match=r"[Hh]ash"):
-        bake(tmp_path, wheel, "0" * 64)
+        bake(tmp_path / "wrong", "0" * 64)
 
 
 def test_byte_code_of_the_same_files_is_shared(tmp_path: Path) -> None:
@@ -96,7 +89,7 @@ def again(place: Path, lock: str = "") -> Path:
     return venv / "lib" / f"python{VERSION}" / "site-packages"
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "metadata", "record"])
+@pytest.mark.parametrize("damage", ["flip", "metadata", "record"])
 def test_a_damaged_unpacked_wheel_is_unpacked_again(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,23 +103,17 @@ def test_a_damaged_unpacked_wheel_is_unpacked_again(
     assert "unpacking the wheels again" in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "folder", "listing"])
+@pytest.mark.parametrize("damage", ["flip", "gone", "listing"])
 def test_a_changed_file_of_an_environment_is_noticed(tmp_path: Path, damage: str) -> None:
     site, made = again(tmp_path), tmp_path / "made"
     (site / "demo" / "__pycache__").mkdir()
     (site / "demo" / "__pycache__" / "x.pyc").touch()  # a server's
     assert not environment.changed(made)
     path = made / "files.json" if damage == "listing" else site / "demo" / "__init__.py"
-    match damage:
-        case "gone":
-            path.unlink()
-        case "folder":
-            shutil.rmtree(path.parent)
-            path.parent.touch()
-        case "cut":
-            path.write_bytes(b"")
-        case _:
-            path.write_bytes(path.read_bytes().replace(b"1", b"3"))
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(b"1", b"3"))
     assert environment.changed(made)
 
 
