@@ -49,7 +49,7 @@ def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
 def test_the_image_is_measured_against_the_release(
     build: Build, base_image: str, tmp_path: Path
 ) -> None:
-    """Two servers at once; the release is the image with the original files in place of ours."""
+    """The release is the image with the original files in place of ours."""
     receipt = build(*cpu_image(base_image), "--until", "image")
     (baked,) = (one["outputs"] for one in receipt["items"] if one["label"] == "image")
     words = ("--target", "cpu", *on_base(base_image), "--quick", "--vs", "unpatched", "--runs", "2")
