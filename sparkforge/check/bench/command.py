@@ -160,7 +160,8 @@ def run(options: RunOptions) -> int:
         log.heading(f"{name or 'result'}: {out / name}")
         log.table(benchy.table(result))
     if len(results) == 2:
-        changes = benchy.compare(*results.values(), TOLERANCE / 100)
+        a, b = results.values()
+        changes = benchy.compare(a, b, TOLERANCE / 100)
         document["comparison"] = {"changes": changes}
         log.heading("B, patched, compared with A, unpatched")
         log.table(_table(changes))
