@@ -38,15 +38,8 @@ _LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
 _SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
 
-Start = Callable[[Sequence[str]], AbstractContextManager[Server]]
-"""Starts a server with further arguments; it is ready."""
 Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
-Text = tuple[Sequence[int], Sequence[int]]
-"""A prompt and the unchanged model's continuation, as token ids. Only the latter is compared: the
-model was not trained to write a user's text."""
-Seen = Sequence[Sequence[Logprobs]]
-"""What one server says: the distribution of each text's written tokens."""
 
 
 @Parameter(name="*")
@@ -84,27 +77,29 @@ def measure_quality(options: QualityOptions) -> int:
     project = Project.open(options.project)
     build = last_build(project, options.target, options.variant, options.server, options.arguments)
     context = build.context
-    if options.model is None and context.target.smoke is None:
+    arguments: tuple[str, ...] = build.serving.arguments
+    variables: Mapping[str, str] = {}
+    if options.model is not None:
+        model = serve.checkpoint(options.model)
+    elif context.target.smoke is not None:
+        model = publish.tiny_model(context.dist)
+        arguments, variables = (*SMOKE_ARGUMENTS, *arguments), SMOKE_VARIABLES
+    else:
         msg = f"target {context.target_name} has no checkpoint"
         raise UsageError(msg, "give one with --model DIR")
-    model = None if options.model is None else serve.checkpoint(options.model)
     build.run("image")
     started = datetime.now(UTC)
-    launch = Launch(
-        model or publish.tiny_model(context.dist),
-        context.serve,
-        (*(SMOKE_ARGUMENTS if model is None else ()), *build.serving.arguments),
-        SMOKE_VARIABLES if model is None else {},
-        build.serving.port,
-        gpus=context.target.cuda_arch is not None,
-    )
+    gpus = context.target.cuda_arch is not None
+    launch = Launch(model, context.serve, arguments, variables, build.serving.port, gpus)
+    data = json.loads(Path(__file__).with_name("quality.json").read_text(encoding="utf-8"))
+    prompts = [data["template"].replace("{text}", one) for one in data["prompts"]]
     with context.store.temporary("quality") as work:
 
         def start(more: Sequence[str]) -> AbstractContextManager[Server]:
-            one = replace(launch, arguments=(*launch.arguments, *more))
+            one = replace(launch, arguments=(*arguments, *more))
             return command.started(build, build.graph.product.artefact, one, work)
 
-        found = run(start, options.layers, options.tokens, material(options.prompts))
+        found = run(start, options.layers, options.tokens, prompts[: options.prompts])
     document = {
         "started": started.isoformat(timespec="seconds"),
         "target": context.target_name,
@@ -122,32 +117,33 @@ def measure_quality(options: QualityOptions) -> int:
     log.table([("layers", *fields), *rows])
     log.info(f"result   {file}")
     limit = math.inf if options.max_kl is None else options.max_kl
-    beyond = [name for name, one in found.items() if one["mean_kl"] > limit]
-    if not beyond:
+    if not (beyond := [name for name, one in found.items() if one["mean_kl"] > limit]):
         return 0
     msg = f"mean KL above {limit:g}: {'; '.join(beyond)}"
     return log.failure(CheckError(msg, "use more precision (KIND=mxfp8) or omit those layers"))
 
 
-def material(count: int | None) -> list[str]:
-    """Return so many prompts of quality.json in the model's format; None: all."""
-    data = json.loads(Path(__file__).with_name("quality.json").read_text(encoding="utf-8"))
-    return [data["template"].replace("{text}", text) for text in data["prompts"][:count]]
-
-
 def run(
-    start: Start, layers: Sequence[str], tokens: int, prompts: Sequence[str]
+    start: Callable[[Sequence[str]], AbstractContextManager[Server]],
+    layers: Sequence[str],
+    tokens: int,
+    prompts: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
-    """Serve, score and compare the choices of layers, with so many ``tokens`` for each prompt."""
+    """Serve, score and compare the choices of layers, with so many ``tokens`` for each prompt.
+
+    ``start`` starts a server with further arguments, and yields when it is ready. Only the
+    continuations are compared: the model was not trained to write a user's text.
+    """
     common = ("--max-logprobs", str(_TOP))
     with log.step("unchanged"), start(common) as server:
         written = [_ask(server, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
         texts = [(one["prompt_token_ids"], one["token_ids"]) for one in written]
-        reference = [_score(server, text) for text in texts]
+        reference = [one for text in texts for one in _score(server, *text)]
     found = {}
     for name in layers:
         with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
-            found[name] = measured(reference, [_score(server, text) for text in texts])
+            seen = [one for text in texts for one in _score(server, *text)]
+            found[name] = measured(reference, seen)
     return found
 
 
@@ -160,9 +156,8 @@ def _ask(server: Server, **body: Any) -> Any:
         raise ServerError(msg, "see the server's output") from error
 
 
-def _score(server: Server, text: Text) -> list[Logprobs]:
+def _score(server: Server, prompt: list[int], written: list[int]) -> list[Logprobs]:
     """Return the distribution of every written token after those before it."""
-    prompt, written = text
     whole = [*prompt, *written]
     entries = _ask(server, prompt=whole, max_tokens=1, prompt_logprobs=_TOP)["prompt_logprobs"]
     if len(entries) != len(whole):
@@ -190,19 +185,20 @@ def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
     return max(both + merged, 0.0), min(covered, 1.0)
 
 
-def measured(reference: Seen, seen: Seen) -> dict[str, Any]:
-    """Compare one server's results with the unchanged model's.
+def measured(reference: Sequence[Logprobs], seen: Sequence[Logprobs]) -> dict[str, Any]:
+    """Compare one server's distributions with the unchanged model's.
 
     Returns ``mean_kl`` in nats, a lower bound; ``agreement``: share of positions with the same
     likeliest token; ``covered``: mean probability of the tokens that both returned (near one, the
     bound is close); and the number of ``positions``.
     """
-    pairs = [pair for both in zip(reference, seen, strict=True) for pair in zip(*both, strict=True)]
-    same = sum(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
+    pairs = list(zip(reference, seen, strict=True))
     kls, covered = zip(*(divergence(p, q) for p, q in pairs), strict=True)
     return {
         "mean_kl": statistics.fmean(kls),
-        "agreement": same / len(pairs),
+        "agreement": statistics.fmean(
+            max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs
+        ),
         "covered": statistics.fmean(covered),
         "positions": len(pairs),
     }

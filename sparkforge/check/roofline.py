@@ -31,7 +31,6 @@ HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", 
 Format = Literal["bf16", "mxfp8", "mxfp4"]
 Kind = Literal["qkv", "o", "lm_head"]
 Moe = Literal["marlin-release", "marlin", "flashinfer_cutlass", "triton"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 _BF16 = 2
 # an MX format has an E8M0 scale byte for 32 weights (OCP Microscaling Formats 1.0)
 WEIGHT_BYTES: Mapping[Format, float] = {"bf16": _BF16, "mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32}
@@ -63,10 +62,7 @@ _STEPS: tuple[tuple[str, Moe, str], ...] = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A gpt-oss model: decoder layers with attention, a router and experts, and a head.
-
-    The numbers are those of ``config.json`` at the revision in pins.yaml.
-    """
+    """A gpt-oss model, by ``config.json`` at the revision in pins.yaml."""
 
     layers: int
     experts: int
@@ -82,16 +78,6 @@ class Shape:
     head_dim: int = 64
     vocab: int = 201088
     """Rows of the embedding and of the separate head."""
-
-    @property
-    def qkv_rows(self) -> int:
-        """Outputs of the fused q, k and v projection."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    @property
-    def o_columns(self) -> int:
-        """Inputs of the output projection."""
-        return self.heads * self.head_dim
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -109,12 +95,12 @@ def parse_layers(text: str) -> dict[Kind, Format]:
     chosen: dict[str, Format] = {}
     for item in text.split(","):
         name, _, given = item.strip().partition("=")
-        known = name in (*KINDS, "moe") and name not in chosen
+        known = name in (*get_args(Kind), "moe") and name not in chosen
         if not known or given not in (("", "mxfp4") if name == "moe" else ("", "mxfp4", "mxfp8")):
             msg = f"--layers {text}: {item.strip()!r} is unknown, or occurs twice"
             raise UsageError(msg, "for example qkv,o,lm_head=mxfp8")
         chosen[name] = "mxfp8" if given == "mxfp8" else "mxfp4"
-    return {kind: chosen[kind] for kind in KINDS if kind in chosen}
+    return {kind: chosen[kind] for kind in get_args(Kind) if kind in chosen}
 
 
 def _up(value: int, multiple: int) -> int:
@@ -137,14 +123,6 @@ def padded_dense(rows: int, columns: int) -> tuple[int, int]:
     return min(candidates, key=lambda shape: (shape[0] * shape[1], sum(shape)))
 
 
-def distinct_experts(experts: int, top_k: int, batch: int) -> float:
-    """Return the average number of experts of a layer that a step of ``batch`` tokens reads.
-
-    Tokens choose independently and evenly. Real routers have preferences: a real step reads fewer.
-    """
-    return experts * (1 - (1 - top_k / experts) ** batch)
-
-
 def step_bytes(
     shape: Shape, moe: Moe, formats: Mapping[Kind, Format], *, context: int, batch: int = 1
 ) -> dict[str, float]:
@@ -160,16 +138,18 @@ def step_bytes(
         return rows * columns * WEIGHT_BYTES[form]
 
     hidden, layers = shape.hidden, shape.layers
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     wide, inner = padded_experts(shape, moe)
     expert = 3 * inner * wide * WEIGHT_BYTES["mxfp4"] + (2 * inner + wide) * _BF16
-    read = distinct_experts(shape.experts, shape.top_k, batch)
+    # the average of tokens that choose independently and evenly; real routers have preferences
+    read = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** batch)
     tokens = layers // 2 * (context + min(context, shape.sliding_window))
     norms, sinks = (2 * layers + 1) * hidden, layers * shape.heads
     return {
         "experts": layers * read * expert,
         "router": layers * (hidden + 1) * shape.experts * _BF16,
-        "qkv": layers * (dense(shape.qkv_rows, hidden, "qkv") + shape.qkv_rows * _BF16),
-        "o": layers * (dense(hidden, shape.o_columns, "o") + hidden * _BF16),
+        "qkv": layers * (dense(qkv, hidden, "qkv") + qkv * _BF16),
+        "o": layers * (dense(hidden, shape.heads * shape.head_dim, "o") + hidden * _BF16),
         "lm_head": dense(shape.vocab, hidden, "lm_head"),
         "kv": batch * tokens * 2 * shape.kv_heads * shape.head_dim * _BF16,
         # and one row of the embedding for each sequence
@@ -189,22 +169,22 @@ def rows(
     if shape is None or target.memory_gb_s is None:
         msg = "the target has no known model, or no memory_gb_s in pins.yaml"
         raise UsageError(msg, f"use a target with a GPU, and a model of {', '.join(SHAPES)}")
-    asked: list[tuple[str, Moe, str]] = []
+    steps = list(_STEPS)
     if layers is not None:
         parse_layers(layers)  # also refuses an empty value
-        asked = [(f"--layers {layers}", "marlin", layers)]
+        steps.append((f"--layers {layers}", "marlin", layers))
     made: list[dict[str, Any]] = []
-    for name, moe, spec in (*_STEPS, *asked):
+    for name, moe, spec in steps:
         formats = parse_layers(spec) if spec else {}
         step = step_bytes(shape, moe, formats, context=context, batch=batch)
-        speed = batch * target.memory_gb_s * GB / sum(step.values())
+        total, dense, rest = sum(step.values()), step["qkv"] + step["o"], step["router"]
+        speed = batch * target.memory_gb_s * GB / total
         gain = speed / made[0]["ceiling_tok_s"] if made else 1.0
-        rest, dense = step["router"] + step["other"], step["qkv"] + step["o"]
-        parts = (step["experts"], dense, step["lm_head"], step["kv"], rest, sum(step.values()))
+        parts = (step["experts"], dense, step["lm_head"], step["kv"], rest + step["other"], total)
         cells = (name, *(f"{part / batch / GB:.3f}" for part in parts))
         row = {"name": name, "moe": moe, "layers": spec, "bytes": step, "ceiling_tok_s": speed}
-        row |= {"gain": gain, "gb_per_token": sum(step.values()) / batch / GB}
-        made.append({**row, "cells": (*cells, f"{speed:.1f} tok/s", f"x{gain:.2f}")})
+        row |= {"gain": gain, "cells": (*cells, f"{speed:.1f} tok/s", f"x{gain:.2f}")}
+        made.append(row)
     return made
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints.formats import byte_bpe, byte_characters, to_bf16, write_checkpoint
+from sparkforge.checkpoints.formats import byte_bpe, to_bf16, write_checkpoint
 from sparkforge.checkpoints.tiny import MX_BLOCK, Shape, json_files
 
 REASONING = "The words of this thought are built in (by hand.)"
@@ -346,18 +346,13 @@ def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
     A token's rank is also the place of its merges: all pairs of tokens that make it. Earlier merges
     decide which of them occurs.
     """
-    characters = byte_characters()
-    written = {token: "".join(characters[byte] for byte in token) for token in ranks}
-    vocabulary = {written[token]: rank for token, rank in ranks.items()}
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
         pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
         known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
-        merges += [f"{written[a]} {written[b]}" for *_, a, b in sorted(known)]
+        merges += [(a, b) for *_, a, b in sorted(known)]
     names = {number: name for name, number in SPECIAL_TOKENS.items()}
-    special = {
-        number: names.get(number, f"<|reserved_{number}|>")
-        for number in range(len(ranks), VOCAB_SIZE)
-    }
+    numbers = range(len(ranks), VOCAB_SIZE)
+    special = {number: names.get(number, f"<|reserved_{number}|>") for number in numbers}
     split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
-    return byte_bpe(special, vocabulary, merges, split)
+    return byte_bpe(special, ranks, merges, split)

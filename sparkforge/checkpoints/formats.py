@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,8 +47,16 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write `tensors` in the safetensors format; uint16 stands for BF16."""
+def write_checkpoint(
+    dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
+) -> int:
+    """Write a checkpoint to the new folder `dest`; return the size of all files in bytes.
+
+    Args:
+        tensors: By name; uint16 stands for BF16.
+        files: Contents of the small files, by name, as JSON values.
+    """
+    dest.mkdir()
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in sorted(tensors.items()):
@@ -63,61 +68,41 @@ def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> No
         offset += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts at a multiple of eight
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+    with (dest / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in sorted(tensors.items()):
             file.write(tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes())
-
-
-def write_checkpoint(
-    dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
-) -> int:
-    """Write a checkpoint to the new folder `dest`; return the size of all files in bytes.
-
-    The folder appears complete or not at all. FileExistsError: it exists.
-
-    Args:
-        tensors: By name; uint16 stands for BF16.
-        files: Contents of the small files, by name, as JSON values.
-    """
-    if dest.exists():
-        raise FileExistsError(f"{dest} exists; give a new folder")
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
-    try:
-        # mkdtemp creates a private folder, but a server in a container runs as another user.
-        staging.chmod(0o755)
-        write_safetensors(staging / "model.safetensors", tensors)
-        for name, content in files.items():
-            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (staging / name).write_text(text, encoding="utf-8")
-        for file in staging.iterdir():
-            file.chmod(0o644)  # a server runs as another user, regardless of our umask
-            with file.open("rb") as written:  # a power failure must not leave an empty one
-                os.fsync(written.fileno())
-        total = sum(file.stat().st_size for file in staging.iterdir())
-        staging.rename(dest)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    return total
+    for name, content in files.items():
+        small = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (dest / name).write_text(small, encoding="utf-8")
+    dest.chmod(0o755)  # a server in a container runs as another user, regardless of our umask
+    for path in dest.iterdir():
+        path.chmod(0o644)
+    return sum(path.stat().st_size for path in dest.iterdir())
 
 
 def byte_bpe(
     special: Mapping[int, str],
-    vocabulary: Mapping[str, int],
-    merges: Sequence[str],
+    ranks: Mapping[bytes, int],
+    merges: Sequence[tuple[bytes, bytes]] = (),
     split: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return tokenizer.json of a byte-level BPE, for the tokenizers library.
 
     Args:
         special: Special tokens by their numbers.
-        vocabulary: Numbers of the other tokens, each written in `byte_characters`.
+        ranks: Numbers of the other tokens.
         merges: Pairs of tokens, the first ones first.
         split: Pre-tokenizer that splits a text before its bytes; None: none.
     """
+    # the printable character that stands for each byte
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    moved = itertools.count(256)
+    characters = [chr(byte) if byte in printable else chr(next(moved)) for byte in range(256)]
+
+    def written(token: bytes) -> str:
+        return "".join(characters[byte] for byte in token)
+
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level |= {"use_regex": False}
     before: Any = level
@@ -126,8 +111,7 @@ def byte_bpe(
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": n, "content": t, **plain, "special": True} for n, t in special.items()]
     unset = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    model = {"type": "BPE", **dict.fromkeys(unset)}
-    model |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    off = ("fuse_unk", "byte_fallback", "ignore_merges")
     return {
         "version": "1.0",
         "truncation": None,
@@ -137,12 +121,11 @@ def byte_bpe(
         "pre_tokenizer": before,
         "post_processor": None,
         "decoder": level,
-        "model": {**model, "vocab": vocabulary, "merges": merges},
+        "model": {
+            "type": "BPE",
+            **dict.fromkeys(unset),
+            **dict.fromkeys(off, False),
+            "vocab": {written(token): rank for token, rank in ranks.items()},
+            "merges": [f"{written(a)} {written(b)}" for a, b in merges],
+        },
     }
-
-
-def byte_characters() -> list[str]:
-    """Return a byte-level tokenizer's printable character for each of the 256 bytes."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    moved = itertools.count(256)
-    return [chr(byte) if byte in printable else chr(next(moved)) for byte in range(256)]

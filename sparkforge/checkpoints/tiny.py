@@ -17,19 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkforge.checkpoints import gptoss
-from sparkforge.checkpoints.formats import (
-    Random,
-    byte_bpe,
-    byte_characters,
-    to_bf16,
-    write_checkpoint,
-)
-
-SLIDING_WINDOW = 32
-ORIGINAL_CONTEXT = 64
-YARN_FACTOR = 8
-MAX_CONTEXT = ORIGINAL_CONTEXT * YARN_FACTOR
-"""In tokens; the window and YaRN's original context are shorter than a test prompt."""
+from sparkforge.checkpoints.formats import Random, byte_bpe, to_bf16, write_checkpoint
 
 
 @dataclass(frozen=True)
@@ -37,7 +25,8 @@ class Shape:
     """The architecture's numbers, in elements; layers alternate between window and full context.
 
     Each default is the smallest that still tests its part: three MXFP4 blocks in the intermediate
-    size do not divide by two ranks, and every expert is used.
+    size do not divide by two ranks, and every expert is used. In tiny.json the window and YaRN's
+    original context are shorter than a test prompt.
     """
 
     layers: int = 4
@@ -54,39 +43,31 @@ TINY = Shape()
 MX_BLOCK = 32
 """Elements under one E8M0 scale."""
 
-_ENDS = ("<|endoftext|>", "<|return|>", "<|call|>")
-_SPECIAL_TOKENS = (
-    *("<|startoftext|>", *_ENDS),
-    *("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
-)
+# their numbers follow those of the bytes; the config in tiny.json names some
+_NAMES = ("startoftext", "endoftext", "return", "call", "start", "channel", "message", "end")
+_SPECIAL_TOKENS = tuple(f"<|{name}|>" for name in _NAMES)
 VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
 
 
 @dataclass(frozen=True)
 class TinyCheckpoint:
-    """A checkpoint on disk, and the sizes that tests compare a server with.
-
-    Attributes:
-        num_experts: in each of `num_layers` layers.
-        packed_expert_bytes: blocks and scales of all experts, biases left out.
-        bf16_expert_bytes: the same weights in BF16.
-    """
+    """A checkpoint on disk, and the sizes that tests compare a server with."""
 
     path: Path
     num_layers: int
     num_experts: int
     packed_expert_bytes: int
+    """Blocks and scales of all experts, biases left out."""
     bf16_expert_bytes: int
+    """The same weights in BF16."""
 
 
 def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> TinyCheckpoint:
     """Write a tiny random gpt-oss checkpoint to the new folder `dest`.
 
-    The same seed (0 to 2**32 - 1) gives the same bytes on every machine. The folder appears
-    complete or not at all. FileExistsError: it exists.
+    The same seed (0 to 2**32 - 1) gives the same bytes on every machine. FileExistsError: `dest`
+    exists.
     """
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
     tensors = _make_tensors(seed, shape)
     write_checkpoint(dest, tensors, json_files(shape))
     packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
@@ -109,12 +90,8 @@ def expand(source: Path, dest: Path) -> None:
             tensors[plain] = to_bf16(np.swapaxes(weights, 1, 2).astype(np.float32))
         elif not name.endswith("_scales"):
             tensors[name] = to_bf16(tensor)
-    files = {
-        path.name: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(source.glob("*.json"))
-        if not path.name.endswith(".index.json")
-    }
-    files["config.json"].pop("quantization_config", None)
+    files = {path.name: json.loads(path.read_bytes()) for path in source.glob("*.json")}
+    files["config.json"].pop("quantization_config")
     write_checkpoint(dest, tensors, files)
 
 
@@ -131,8 +108,7 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
     }
     for layer in range(shape.layers):
         base = f"model.layers.{layer}"
-        attn = f"{base}.self_attn"
-        mlp = f"{base}.mlp"
+        attn, mlp = f"{base}.self_attn", f"{base}.mlp"
         tensors |= {
             f"{base}.input_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
             # Wide enough that attention prefers some keys, and small enough beside the
@@ -175,80 +151,19 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
 
 def json_files(shape: Shape = TINY) -> dict[str, Any]:
     """Return the small files of the checkpoint by name."""
-    special_ids = {token: 256 + i for i, token in enumerate(_SPECIAL_TOKENS)}
-    start, pad, end, call = (special_ids[token] for token in _SPECIAL_TOKENS[:4])
-    config = {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "torch_dtype": "bfloat16",
-        "attention_bias": True,
-        "attention_dropout": 0.0,
-        "eos_token_id": end,
-        "pad_token_id": pad,
+    files: dict[str, Any] = json.loads(Path(__file__).with_name("tiny.json").read_bytes())
+    kinds = ("sliding_attention", "full_attention")
+    files["config.json"] |= {
         "experts_per_token": shape.experts_per_token,
         "head_dim": shape.head_dim,
-        "hidden_act": "silu",
         "hidden_size": shape.hidden,
-        "initial_context_length": ORIGINAL_CONTEXT,
-        "initializer_range": 0.02,
         "intermediate_size": shape.inter,
-        "layer_types": [
-            "full_attention" if layer % 2 else "sliding_attention" for layer in range(shape.layers)
-        ],
-        "max_position_embeddings": MAX_CONTEXT,
+        "layer_types": [kinds[layer % 2] for layer in range(shape.layers)],
         "num_attention_heads": shape.heads,
         "num_experts_per_tok": shape.experts_per_token,
         "num_hidden_layers": shape.layers,
         "num_key_value_heads": shape.kv_heads,
         "num_local_experts": shape.experts,
-        "output_router_logits": False,
-        "quantization_config": {
-            "modules_to_not_convert": [
-                *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
-                *("model.embed_tokens", "lm_head"),
-            ],
-            "quant_method": "mxfp4",
-        },
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": {
-            "beta_fast": 8.0,
-            "beta_slow": 1.0,
-            "factor": float(YARN_FACTOR),
-            "original_max_position_embeddings": ORIGINAL_CONTEXT,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 1000.0,
-        "sliding_window": SLIDING_WINDOW,
-        "swiglu_limit": 7.0,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": VOCAB_SIZE,
     }
-    vocabulary = {char: byte for byte, char in enumerate(byte_characters())}
-    special = {token_id: token for token, token_id in special_ids.items()}
-    template = (
-        "{% for message in messages %}"
-        "<|start|>{{ message['role'] }}<|message|>{{ message['content'] }}<|end|>"
-        "{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-    )
-    return {
-        "config.json": config,
-        "generation_config.json": {
-            "bos_token_id": start,
-            "do_sample": True,
-            "eos_token_id": [end, pad, call],
-            "pad_token_id": pad,
-        },
-        "tokenizer.json": byte_bpe(special, vocabulary, []),
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": "<|startoftext|>",
-            "eos_token": "<|return|>",
-            "pad_token": "<|endoftext|>",
-            "model_max_length": MAX_CONTEXT,
-            "clean_up_tokenization_spaces": False,
-            "chat_template": template,
-        },
-    }
+    bytes_ = {bytes([byte]): byte for byte in range(256)}
+    return {**files, "tokenizer.json": byte_bpe(dict(enumerate(_SPECIAL_TOKENS, 256)), bytes_)}

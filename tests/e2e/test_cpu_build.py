@@ -46,7 +46,7 @@ def test_dense_layers_in_mxfp4_are_served(receipt: Any, build: Build, checkout: 
 def test_the_build_is_measured_against_the_release(
     receipt: Any, build: Build, checkout: Path, tmp_path: Path
 ) -> None:
-    """Two rounds in turns, on servers that run at the same time; the figures mean nothing."""
+    """Two rounds in turns; the figures mean nothing."""
     out = tmp_path / "vs"
     words = ("--target", "cpu", "--engine", "none", "--quick", "--vs", "unpatched", "--runs", "2")
     with slow_engines():

@@ -197,28 +197,22 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(
     assert not calls.exists()
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_rounds_take_turns(
-    tmp_path: Path, url: str, calls: Path, model: Path, together: bool
-) -> None:
+def test_rounds_take_turns(tmp_path: Path, url: str, calls: Path, model: Path) -> None:
     events = []
 
     def side(name: str) -> Side:
         @contextmanager
         def start() -> Iterator[Place]:
-            events.append(f"+{name}")
+            events.append(name)
             yield Place(f"{url}/v1", KEY)
-            events.append(f"-{name}")
 
-        return Side(name, start, {"origin": "build", "options": ["--hf-token", "hunter2"]})
+        return Side(name, model, start, {"origin": "build", "options": ["--hf-token", "hunter2"]})
 
-    table = benchy.TABLES["quick"]
-    call = Call(tmp_path / "python", model, tmp_path / "home", table, ["--runs", "1"])
+    call = Call(tmp_path / "python", tmp_path / "home", ["--runs", "1"])
     call.prepare("words " * 1000)
-    out, pair = tmp_path / "out", [side("a"), side("b")]
-    found = command.measure(pair, {}, call, 3, out, together=together, coherent=False)
-    turns = ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a", "+a", "-a", "+b", "-b"]
-    assert events == (["+a", "+b", "-b", "-a"] if together else turns)
+    out = tmp_path / "out"
+    found = command.measure([side("a"), side("b")], {}, call, 3, out, coherent=False)
+    assert events == ["a", "b", "b", "a", "a", "b"]
     for name in ("a", "b"):
         assert found[name].tests[ONE]["decode"] == [60, 60, 60]
         assert found[name].identity["options"] == ["--hf-token", "***"]

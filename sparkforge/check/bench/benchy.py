@@ -48,15 +48,13 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "ttft": ("e2e_ttft", "first token, ms"),
 }
 """Fields of llama-benchy, and titles; tokens a second are of all requests together."""
-TABLES: Mapping[str, Mapping[str, Sequence[int]]] = {
-    "quick": {"pp": (512,), "tg": (32,), "depth": (0,), "concurrency": (1, 2)},
-    "seeds": {"pp": (512, 2048, 8192), "tg": (32, 128), "depth": (0,), "concurrency": (1,)},
-    "community": {
-        "pp": (2048,),
-        "tg": (128,),
-        "depth": (0, 4096, 8192, 16384, 32768, 65536, 100_000),
-        "concurrency": (1, 2, 5, 10),
-    },
+TABLES: Mapping[str, str] = {
+    "quick": "--pp 512 --tg 32 --depth 0 --concurrency 1 2",
+    "seeds": "--pp 512 2048 8192 --tg 32 128 --depth 0 --concurrency 1",
+    "community": (
+        "--pp 2048 --tg 128 --depth 0 4096 8192 16384 32768 65536 100000"
+        " --concurrency 1 2 5 10 --enable-prefix-caching"
+    ),
 }
 """By the name for ``--profile-table``: llama-benchy's options, in tokens but for the last.
 
@@ -101,26 +99,22 @@ def install(store: Store, root: Path, platform: str, access: Access) -> tuple[Pa
     return made.path / "venv" / "bin" / "python", made.result.version
 
 
-def text_for(root: Path, table: Mapping[str, Sequence[int]]) -> str:
-    """Return text for prompts, the same on every machine: the licence, often enough.
+def text_for(root: Path) -> str:
+    """Return the text for all prompts: the licence, often enough for the longest of 100,000 tokens.
 
     Speed depends on the number of tokens. A router's choice of experts depends on the words, too,
     so a comparison uses one text.
     """
-    text = (root / "LICENSE").read_text(encoding="utf-8")
-    # a token has some 5 bytes; room for several places to begin at
-    return text * (4 + 20 * sum(max(table[one]) for one in ("pp", "tg", "depth")) // len(text))
+    return (root / "LICENSE").read_text(encoding="utf-8") * 200
 
 
 @dataclass(frozen=True)
 class Call:
-    """llama-benchy's arguments that the servers of a run share; ``home`` is for its cache."""
+    """llama-benchy's interpreter, its home for the text, and the options of all runs."""
 
     python: Path
-    tokenizer: Path
     home: Path
-    table: Mapping[str, Sequence[int]]
-    more: Sequence[str]
+    options: Sequence[str]
 
     def prepare(self, text: str) -> None:
         """Write the text into llama-benchy's cache of books."""
@@ -130,8 +124,12 @@ class Call:
         cache.mkdir(parents=True)
         (cache / f"{name}.txt").write_text(text, encoding="utf-8")
 
-    def run(self, place: Place, model: str, file: Path, *, coherent: bool) -> None:
-        """Measure a server; write llama-benchy's result to ``file``, its log beside it."""
+    def run(self, place: Place, model: str, tokenizer: Path, file: Path, *, coherent: bool) -> None:
+        """Measure a server; write llama-benchy's result to ``file``, its log beside it.
+
+        Raises:
+            ServerError: llama-benchy failed, or did not use the ``tokenizer``'s folder.
+        """
         variables = {
             "HOME": str(self.home),
             "PYTHONPATH": "",
@@ -139,10 +137,8 @@ class Call:
             **dict.fromkeys(("NO_PROXY", "no_proxy"), "*"),  # a proxy would be measured, too
             _KEY: place.key or "EMPTY",
         }
-        words = ["--base-url", place.url, "--model", model, "--tokenizer", str(self.tokenizer)]
-        for name, values in self.table.items():
-            words += [f"--{name}", *map(str, values)]
-        words += ["--book-url", _BOOK, "--exit-on-first-fail", "--format", "json", *self.more]
+        words = ["--base-url", place.url, "--model", model, "--tokenizer", str(tokenizer)]
+        words += ["--book-url", _BOOK, "--exit-on-first-fail", "--format", "json", *self.options]
         words += ["--save-result", str(file), *([] if coherent else ["--skip-coherence"])]
         lines: list[str] = []
         command: list[str | Path] = [self.python, "-u", "-P", "-c", _START, *words]
@@ -153,9 +149,8 @@ class Call:
             log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
         fell_back = any("Falling back" in line for line in lines)  # to another model's tokenizer
         if done.returncode or fell_back or not file.exists():
-            signs = re.compile("FAILED|back|HTTP |rror|failed")
-            told = list(filter(signs.search, lines)) or list(filter(str.strip, lines))[-1:]
-            why = told[0].strip()[:300] if told else "no output"
+            told = list(filter(re.compile("FAILED|back|HTTP |rror|failed").search, lines))
+            why = (told or lines[-1:] or ["no output"])[0].strip()[:300]
             hint = f"see {log_path}, and the server's log; --skip-coherence omits the question"
             raise ServerError(f"llama-benchy failed: {why}", hint)
 
@@ -170,7 +165,7 @@ class Result:
     started: str
     """UTC, ISO 8601."""
     identity: dict[str, Any]
-    """Server, model, machine, tool and text, as ``command.py`` and ``sides.py`` name them."""
+    """Server, model, machine, tool and text, as ``command.py`` names them."""
     tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, file: Path) -> None:

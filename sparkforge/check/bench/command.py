@@ -6,8 +6,9 @@ import hashlib
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -114,18 +115,19 @@ def run(options: RunOptions) -> int:
         msg = "--vs and arguments after -- are for a server that bench starts, not for --url"
         raise UsageError(msg, "omit them")
     project = Project.open(options.project)
-    chosen = project.pins.target(options.target)
-    if options.model is None and (options.url is not None or chosen.smoke is None):
+    no_tiny = project.pins.target(options.target).smoke is None
+    if options.model is None and (options.url is not None or no_tiny):
         msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
         raise UsageError(msg, "name the model's folder with --model DIR")
-    text, table = benchy.text_for(project.root, TABLES[name]), TABLES[name]
-    variables = composing.seen(project.root / ".env")
-    place = client.place_of(variables, options.url) if options.url is not None else None
+    place = None
+    if options.url is not None:
+        place = client.place_of(composing.seen(project.root / ".env"), options.url)
     out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
     out = out.absolute()  # llama-benchy has another current folder
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", "name a new folder")
     python, version = benchy.install(project.store, project.root, host_platform(), project.access)
+    text = benchy.text_for(project.root)
     common = {
         "target": options.target,
         "machine": _machine(),
@@ -133,13 +135,11 @@ def run(options: RunOptions) -> int:
         "tool": f"llama-benchy {version}",
         "text": hashlib.sha256(text.encode()).hexdigest(),
     }
-    more = ["--runs", "1" if options.vs else str(options.runs)]
-    more += ["--enable-prefix-caching"] if name == "community" else []
+    rounds, runs = (options.runs, 1) if options.vs else (1, options.runs)
     with project.store.temporary("bench") as work:
-        model = options.model
-        if place is not None and model is not None:
+        if place is not None and options.model is not None:
             known = {"origin": "url", "profile": options.profile or ""}
-            servers = [Side("", lambda: nullcontext(place), known)]
+            sides = [Side("", options.model, lambda: nullcontext(place), known)]
         else:
             build = last_build(
                 project, options.target, options.variant, options.server, options.arguments
@@ -147,17 +147,13 @@ def run(options: RunOptions) -> int:
             profile = build.context.serving
             if options.profile is not None:
                 profile = serve.chosen(build.context, options.profile)
-            model = None if model is None else serve.checkpoint(model)
+            model = None if options.model is None else serve.checkpoint(options.model)
             build.run("image")
-            servers = of_build(build, model, profile, work, versus=options.vs is not None)
-            model = model or standing_in(build)  # the BF16 one's tokenizer, too
-        call = Call(python, model, work / "home", table, more)
+            sides = of_build(build, model, profile, work, versus=options.vs is not None)
+        call = Call(python, work / "home", (*TABLES[name].split(), "--runs", str(runs)))
         call.prepare(text)
         coherent = not options.skip_coherence and options.model is not None
-        # two models do not fit into one GPU
-        together = options.vs is not None and chosen.cuda_arch is None
-        rounds = options.runs if options.vs else 1
-        results = measure(servers, common, call, rounds, out, together=together, coherent=coherent)
+        results = measure(sides, common, call, rounds, out, coherent=coherent)
     document: dict[str, Any] = {"results": [plain.as_json(one) for one in results.values()]}
     document["folders"] = [str(out / name) for name in results]
     for name, result in results.items():
@@ -174,40 +170,34 @@ def run(options: RunOptions) -> int:
 
 
 def measure(
-    servers: Sequence[Side],
+    sides: Sequence[Side],
     common: dict[str, Any],
     call: Call,
     rounds: int,
     out: Path,
     *,
-    together: bool,
     coherent: bool,
 ) -> dict[str, Result]:
-    """Measure servers in rounds, at the same time or in turns; returns the results by side."""
+    """Measure servers in rounds that take turns; returns the results by side."""
     results = {}
-    for side in servers:
+    for side in sides:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         identity = {**common, **side.identity}
         identity["options"] = redacted(identity.get("options", ()))  # results are also for others
         results[side.name] = Result(started, identity)
-    with ExitStack() as all_of_them:
-        places = {}
-        if together:
-            places = {one.name: all_of_them.enter_context(one.start()) for one in servers}
-        for number in range(rounds):
-            # A B, B A, …: drift over time affects both
-            for side in servers if number % 2 == 0 else reversed(servers):
-                file = out / side.name / f"llama-benchy-{number + 1}.json"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                title = f"{side.name or 'server'}, round {number + 1} of {rounds}"
-                with log.step(title), ExitStack() as this_one:
-                    place = places.get(side.name) or this_one.enter_context(side.start())
-                    model = client.served_model(place).name
-                    call.run(place, model, file, coherent=coherent and number == 0)
-                result = results[side.name]
-                result.identity["model"] = model
-                result.add(file)
-                result.save(out / side.name)
+    for number in range(rounds):
+        # A B, B A, …: drift over time affects both
+        for side in sides if number % 2 == 0 else reversed(sides):
+            result, folder = results[side.name], out / side.name
+            file = folder / f"llama-benchy-{number + 1}.json"
+            folder.mkdir(parents=True, exist_ok=True)
+            title = f"{side.name or 'server'}, round {number + 1} of {rounds}"
+            with log.step(title), side.start() as place:
+                model = client.served_model(place).name
+                call.run(place, model, side.model, file, coherent=coherent and number == 0)
+            result.identity["model"] = model
+            result.add(file)
+            result.save(folder)
     return results
 
 
@@ -216,9 +206,12 @@ def measure(
 
 @dataclass(frozen=True)
 class Side:
-    """A server to measure, with the name of its folder; ``start`` yields when it is ready."""
+    """A server to measure; ``start`` yields when it is ready."""
 
     name: str
+    """Of its folder below the result's."""
+    model: Path
+    """Folder with its tokenizer.json."""
     start: Callable[[], AbstractContextManager[Place]]
     identity: Mapping[str, Any]
 
@@ -232,8 +225,7 @@ def started(
     restored: Mapping[str, Path] | None = None,
 ) -> Iterator[Server]:
     """Start a build's server, and yield it when it is ready."""
-    folder = work / f"server-{len(list(work.iterdir()))}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="server-", dir=work))
     cache, engine = build.context.store.cache_path("serve"), build.tools.engine
     with (
         start_server(engine, product, launch, folder, cache, restored) as server,
@@ -252,67 +244,64 @@ def of_build(
     The release gets the same options, except for those that only the patches have. Of the tiny
     model (None) both get a copy in BF16, since the release refuses MXFP4 on most CPUs.
     """
-    context, serving, product = build.context, build.serving, build.graph.product.artefact
+    context, product = build.context, build.graph.product.artefact
     built = product.result if isinstance(product.result, ImageResult) else None
-    tiny, plain = model is None, versus and model is None
-    options = tuple(context.serve_with(profile))
-    usual = (*(CHAT_OPTIONS if tiny else ()), *serving.arguments)
-    bare = tuple(of_release(options)), tuple(of_release(usual))
-    variables = dict(SMOKE_VARIABLES) if tiny else {}
-    more = {}
-    if built is not None and plain:
-        more = instead(bare[0])  # the image's own do not fit the BF16 model
-    elif built is not None and profile.choice:
-        more = {"SPARKFORGE_PROFILE": profile.choice}
-    launch = Launch(
-        model or standing_in(build, wide=versus),
-        *(bare if plain else (options, usual)),
-        {**variables, **more},
-        0 if versus else serving.port,
-        gpus=context.target.cuda_arch is not None,
-    )
+    options: Sequence[str] = context.serve_with(profile)
+    arguments: Sequence[str] = build.serving.arguments
+    variables = {"SPARKFORGE_PROFILE": profile.choice} if built and profile.choice else {}
+    tiny = model is None
+    if tiny:
+        arguments = (*CHAT_OPTIONS, *arguments)
+        variables |= SMOKE_VARIABLES
+    bare = of_release(options), of_release(arguments)
+    if tiny and versus:
+        options, arguments = bare
+        if built:
+            variables |= instead(options)  # the image's own do not fit the BF16 model
+    model, gpus = model or _tiny(build, wide=versus), context.target.cuda_arch is not None
+    ours = Launch(model, options, arguments, variables, build.serving.port, gpus)
+    pins = sha256_file(context.pins_path)
 
     def side(
         name: str,
         product: Artefact[Product],
         launch: Launch,
-        restored: Any = None,
-        **known: Any,
+        known: Mapping[str, Any],
+        restored: Mapping[str, Path] | None = None,
     ) -> Side:
         @contextmanager
         def start() -> Iterator[Place]:
             with started(build, product, launch, work, restored) as server:
                 yield Place(f"{server.url}/v1")
 
-        known |= {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
-        return Side(name, start, {**known, "pins": sha256_file(context.pins_path)})
+        served = {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
+        return Side(name, launch.model, start, {**known, **served, "pins": pins})
 
-    wheels = [item.result for item in build.graph.own]
-    ours = {
+    known = {
         "origin": "build",
         "release": context.release,
-        "wheels": {wheel.file: wheel.sha256 for wheel in wheels},
-        "image": (built.digest or built.image_id) if built is not None else "",
+        "wheels": {item.result.file: item.result.sha256 for item in build.graph.own},
+        "image": (built.digest or built.image_id) if built else "",
         "profile": profile.choice or "",
     }
-    patched = side("patched" if versus else "", product, launch, **ours)
+    patched = side("patched" if versus else "", product, ours, known)
     if not versus:
         return [patched]
-    variables |= UNPATCHED_VARIABLES
-    launch = replace(launch, options=bare[0], arguments=bare[1], variables=variables)
+    theirs = replace(
+        ours, options=bare[0], arguments=bare[1], variables={**variables, **UNPATCHED_VARIABLES}
+    )
     version = context.pins.upstream(next(iter(context.target.wheels))).version
-    theirs = {"origin": "release", "release": version}
-    if built is not None:
-        graph, folder = build.graph, work / "originals"
-        folder.mkdir()
-        restored = originals(context, graph.wheels, graph.trees, folder)
-        return [side("unpatched", product, launch, restored, **theirs), patched]
+    known = {"origin": "release", "release": version}
+    if built:
+        folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
+        restored = originals(context, build.graph.wheels, build.graph.trees, folder)
+        return [side("unpatched", product, theirs, known, restored), patched]
     item = unpatched_environment(context)
     cached.run(context, cached.ordered([item]))
-    return [side("unpatched", item.artefact, launch, **theirs), patched]
+    return [side("unpatched", item.artefact, theirs, known), patched]
 
 
-def standing_in(build: Build, *, wide: bool = False) -> Path:
+def _tiny(build: Build, *, wide: bool) -> Path:
     """Return the tiny checkpoint for chats, in MXFP4, or with ``wide`` in BF16."""
     folder = build.context.dist
     model = chat_model(folder, runs_python(build.tools.engine, build.graph.product.artefact))
@@ -358,8 +347,7 @@ def compare_results(options: CompareOptions) -> int:
     if differs:
         log.warning(f"these differ, too: {', '.join(differs)}")
     log.document({"changes": changes, "differs": differs})
-    if not options.output.json:
-        log.table(_table(changes))
+    log.table(_table(changes))
     slower = [f"{one['name']}: {one['metric']}" for one in changes if one["verdict"] == "slower"]
     if not slower:
         return 0

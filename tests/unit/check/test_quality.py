@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from sparkforge.check import quality
-from sparkforge.check.quality import Text
 from sparkforge.core.errors import ServerError
 
 
@@ -68,7 +67,7 @@ def start(arguments: Sequence[str]) -> Iterator[Any]:
 
 
 def test_each_choice_is_compared_with_the_unchanged_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def score(server: Any, text: Text) -> Any:
+    def score(server: Any, *text: Any) -> Any:
         bad = server == "lm_head"
         return [logs(0.1, 0.9) if bad else logs(0.9, 0.1)] * 2
 
@@ -92,7 +91,7 @@ def test_only_continuations_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(quality, "_ask", ask)
     server: Any = None
-    assert quality._score(server, ([5, 6], [7, 8])) == [{2: -2.0}, {3: -3.0}]
+    assert quality._score(server, [5, 6], [7, 8]) == [{2: -2.0}, {3: -3.0}]
     assert asked == [{"prompt": [5, 6, 7, 8], "max_tokens": 1, "prompt_logprobs": 256}]
     with pytest.raises(ServerError):
-        quality._score(server, ([5], [7, 8]))
+        quality._score(server, [5], [7, 8])
