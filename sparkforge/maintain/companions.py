@@ -69,8 +69,8 @@ class Tried:
         """The tests, as a table."""
         rows: list[tuple[str, ...]] = [("patch", "its test", "without all patches")]
         for one in self.tests:
-            whole = "passes" if one.whole.passed else "skipped: it proves nothing here"
-            bare = "fails" if one.without.failed else "skipped"
+            whole, bare = one.whole.result, one.without.result
+            whole = "skipped: it proves nothing here" if whole == "skipped" else whole
             bare = "passes: upstream has it" if one.verdict == "not noticed" else bare
             rows.append((one.patch.removesuffix(".patch"), whole, bare))
         return rows
@@ -283,15 +283,15 @@ def _tested(here: Project, moved: Collection[str]) -> list[Result]:
         return []
     python = patchtests.dev_python(here.root)
     with log.step("the patches' tests, with the series and without it"):
-        whole = patchtests.run(python, here, tests, patchtests.variables(here), cut=True)
+        whole = patchtests.run(python, here, tests)
         none = [patchtests.prefixes(here, own)[0] for own in chosen]
         with patchtests.checkout(here, none) as bare:
-            without = patchtests.run(python, here, tests, patchtests.variables(bare), cut=True)
+            without = patchtests.run(python, here, tests, bare)
     results = [
         Result(up, patch.name, test, whole[test], without[test])
         for (up, patch), test in zip(patches, tests, strict=True)
     ]
-    if failed := [result for result in results if result.whole.failed]:
+    if failed := [one for one in results if one.whole.result in ("fails", "broken")]:
         lines = [
             f"{one.upstream}: {one.patch}: {one.test} fails on the new release: {one.whole.message}"
             for one in failed
