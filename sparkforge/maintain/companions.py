@@ -151,18 +151,11 @@ def _followed(
                 # a list is the copy of what a wheel declares if it has most of it
                 lines = listed(texts[name])
                 if 2 * sum(one in lines for one in old) > len(old):
-                    text = follow(found[name], old, new, without)
-                    found[name] = renamed(text, pinned.version, release.version)
+                    found[name] = follow(found[name], old, new, without)
         packages = {str(canonicalize_name(file.project)) for file in release.files.values()}
         own = dict.fromkeys(packages, (pinned.version, release.version))
         found = {name: pinned_anew(text, own) for name, text in found.items()}
     return {name: text for name, text in found.items() if text != texts[name]}
-
-
-def renamed(text: str, old: str, new: str) -> str:
-    """Return a list whose comments name the new version of what it copies."""
-    version = re.compile(rf"(?<![\w.]){re.escape(old)}(?![\w.]*\w)")
-    return re.sub(r"(?m)^#.*", lambda line: version.sub(new, line[0]), text)
 
 
 def follow(

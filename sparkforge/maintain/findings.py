@@ -12,10 +12,10 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sparkforge.core import git
 from sparkforge.core.run import call
@@ -51,30 +51,14 @@ class PatchResult:
     answer: str = ""
     """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
 
-    @property
-    def next(self) -> str:
-        """The next step, in one line."""
-        if self.stops:
-            return "merge both sides in the work tree, or --skip REASON"
-        if self.commit is None:
-            return "nothing: it leaves the series"
-        if self.vanished:
-            return f"check what replaced {', '.join(self.vanished)}, then run its test"
-        same = self.verdict in (Verdict.CLEAN, Verdict.CONTEXT_ONLY, Verdict.TARGET_RENAMED)
-        return "run its test" if same else "read the new diff, run its test"
-
-    def row(self) -> tuple[str, str, str]:
+    def row(self) -> tuple[str, str]:
         """Return it as a row of a table."""
         shown = f"{'! ' if self.stops else ''}{self.verdict}"
         shown += f" ({self.answer})" if self.answer else ""
-        return self.patch.removesuffix(".patch"), shown, self.next
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as ``--json`` prints it."""
-        return asdict(self) | {"next": self.next}
+        return self.patch.removesuffix(".patch"), shown
 
 
-HEAD = ("patch", "verdict", "what next")
+HEAD = ("patch", "verdict")
 
 
 # -- conflicts -----------------------------------------------------------------------------------

@@ -32,45 +32,31 @@ def shop(project: Project) -> Shop:
     return Shop(project)
 
 
-def test_tests_that_notice(shop: Shop) -> None:
+def test_tests_that_notice_and_tests_that_prove_nothing(shop: Shop) -> None:
     first = shop.add("Make twenty two", b"line_20 = 1", b"line_20 = 2", "test_by_fixture")
-    second = shop.add("Make five five", b"line_5 = 1", b"line_5 = 5", "test_second")
     third = shop.add("Make twenty three", b"line_20 = 2", b"line_20 = 3", "TestThird::test_it")
     (shop.project.root / "tests" / "test_seven.py").write_text(NEEDS_LINE_7)
     test = "tests/test_seven.py::TestSeven::test_inside"
-    fourth = shop.add("Make seven nine", b"line_7 = 1", b"line_7 = 9", test)
-    shop.project.build()
-    last = {p.name: p.read_bytes() for p in (shop.project.store / "last").rglob("*.json")}
-    found, _ = shop.ablate()
-    assert list(found) == [first, second, third, fourth]
-    assert {one["verdict"] for one in found.values()} == {"noticed"}
+    seven = shop.add("Make seven nine", b"line_7 = 1", b"line_7 = 9", test)
+    verdicts = dict.fromkeys((first, third, seven), "noticed")
+    for line, test, verdict in (
+        (5, "test_second", "noticed"),
+        (3, "test_blind", "not noticed"),
+        (16, "test_wrong", "fails in any case"),
+        (13, "test_elsewhere", "not run"),
+        (29, "test_that_builds", "broken"),
+    ):
+        value = 5 if line == 5 else 9
+        change = (b"line_%d = 1\n" % line, b"line_%d = %d\n" % (line, value))
+        verdicts[shop.add(f"Make line {line} new", *change, test)] = verdict
+    found, _ = shop.ablate(code=9)
+    assert {name: one["verdict"] for name, one in found.items()} == verdicts
     assert found[first]["dependents"] == [third]  # its lines are those of the first
-    assert found[second]["dependents"] == found[third]["dependents"] == []
+    assert found[seven]["dependents"] == []
     assert "RuntimeError: not patched" in found[first]["without"]["message"]
     assert leftovers(shop.project) == []
-    # what explain reads of the newest build is that of the whole series
-    now = {p.name: p.read_bytes() for p in (shop.project.store / "last").rglob("*.json")}
-    assert now == last
-
-
-def test_tests_that_prove_nothing(shop: Shop) -> None:
-    verdicts = {
-        "test_blind": "not noticed",
-        "test_wrong": "fails in any case",
-        "test_elsewhere": "not run",
-        "test_that_builds": "broken",
-        "test_nine": "noticed",
-    }
-    names = {
-        test: shop.add(
-            f"Make line {line} nine", b"line_%d = 1\n" % line, b"line_%d = 9\n" % line, test
-        )
-        for line, test in zip((3, 8, 13, 29, 18), verdicts, strict=True)
-    }
-    found, _ = shop.ablate(code=9)
-    assert {test: found[name]["verdict"] for test, name in names.items()} == verdicts
-    found, _ = shop.ablate(names["test_nine"].removesuffix(".patch"))
-    assert list(found) == [names["test_nine"]]
+    found, _ = shop.ablate(seven.removesuffix(".patch"))
+    assert list(found) == [seven]
 
 
 def test_refused(shop: Shop) -> None:

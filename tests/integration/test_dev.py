@@ -113,7 +113,6 @@ def test_an_editor_can_ask_where_everything_is(dev: Tree) -> None:
 
 
 def test_what_can_not_be_is_told(dev: Tree, tmp_path: Path) -> None:
-    assert "not part of target" in told(dev, "true", words=("other",), code=2)[1]
     assert "not installed on this machine" in told(dev, "no-such-program", code=8)[1]
     (dev.path / ".git").rename(tmp_path / "away")
     assert "not a work tree of a series" in told(dev, "true", code=2)[1]

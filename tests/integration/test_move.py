@@ -171,7 +171,7 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     path.write_text(text)
     folder = project.root / "requirements"
     (folder / "tiny.in").write_text(
-        "# What demo 1.0 declares, without left.\nhelper==1.0\nlib==1.0\nother<1.5\nown\n"
+        "# What demo declares, without left.\nhelper==1.0\nlib==1.0\nother<1.5\nown\n"
     )
     (folder / "tools.in").write_text("lib==1.0\n")
     (folder / "sizes.txt").touch()
@@ -235,7 +235,7 @@ def check_landed(up: Upstream) -> None:
     assert loaded.release.counter == 4
     requirements = up.root / "requirements"
     assert (requirements / "tiny.in").read_text() == (
-        "# What demo 2.0 declares, without left.\nhelper==2.0\nlib==2.0\nother>=1.5\nfresh\nown\n"
+        "# What demo declares, without left.\nhelper==2.0\nlib==2.0\nother>=1.5\nfresh\nown\n"
     )
     assert (requirements / "tools.in").read_text() == "lib==2.0\n"
     for name, wanted in (
