@@ -54,11 +54,9 @@ class Tried:
     """A move that was tried, and in which nothing failed."""
 
     files: Files
-    """What the rebase itself writes."""
+    """What ``landing.planned`` returned."""
     project: Project
     """The throw-away checkout."""
-    before: Mapping[str, str]
-    """The files of requirements/ that it began with."""
     requirements: Mapping[str, str]
     """Lists, locks and sizes that changed, by path in the checkout."""
     builds: Sequence[str]
@@ -67,13 +65,8 @@ class Tried:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The tests, as a table."""
-        rows: list[tuple[str, ...]] = [("patch", "its test", "without all patches")]
-        for one in self.tests:
-            whole, bare = one.whole.result, one.without.result
-            whole = "skipped: it proves nothing here" if whole == "skipped" else whole
-            bare = "passes: upstream has it" if one.verdict == "not noticed" else bare
-            rows.append((one.patch.removesuffix(".patch"), whole, bare))
-        return rows
+        head = ("patch", "its test", "without all patches")
+        return [head, *((t.patch, t.whole.result, t.without.result) for t in self.tests)]
 
 
 def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
@@ -113,13 +106,13 @@ def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
         for name, target in here.pins.targets.items()
         if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}
     ]
-    done = Tried(files, here, before, fresh, builds, _tested(here, moved))
+    done = Tried(files, here, fresh, builds, _tested(here, moved))
     log.table(done.rows)
     for one in done.tests:
         if one.verdict == "not noticed":
             log.warning(
-                f"{one.upstream}: {one.patch.removesuffix('.patch')}: upstream has it: its test"
-                f" passes without\n    hint: drop it: build.py patches export --drop {one.patch}"
+                f"{one.upstream}: {one.patch}: upstream has it: its test passes without\n"
+                f"    hint: drop it: build.py patches export --drop {one.patch}"
             )
     return done
 

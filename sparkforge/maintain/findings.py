@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -217,9 +216,9 @@ def of_merged(
         used[new] = _names(git.git_bytes(tree, *words, "--", *files)) if files else set()
     others = [f":(exclude,literal){rule.repo}" for rule in rules if not ships(rule.repo)]
     lost = _vanished(tree, set().union(*used.values()), others, *releases)
-    broken = _broken(tree, ruff, moved)
     return {
-        new: (sorted(word.decode() for word in used[new] & lost), broken[new]) for _, new in moved
+        new: (sorted(map(bytes.decode, used[new] & lost)), _broken(tree, ruff, old, new))
+        for old, new in moved
     }
 
 
@@ -256,46 +255,34 @@ def _vanished(tree: Path, wanted: set[bytes], but: list[str], old: str, new: str
     return gone - ({line.encode() for line in listing.splitlines()} if code == 0 else set())
 
 
-def _broken(tree: Path, ruff: str | None, moved: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return what is wrong with Python files after each patch and was not before it."""
-    found: dict[Path, Counter[str]] = {}
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made).resolve()
-        for old, new in moved:
-            for change in git.changes(tree, f"{new}^", new):
-                if change.path.endswith(".py") and change.status != "D":
-                    was = git.blobs_at(tree, old, [change.path]).get(change.path)
-                    before = None if change.old_blob == git.ABSENT else change.old_blob
-                    blobs = {"old": was, "before": before, "after": change.new_blob}
-                    for side, name in blobs.items():
-                        file = folder / new / side / change.path
-                        file.parent.mkdir(parents=True, exist_ok=True)
-                        file.write_bytes(blob(tree, name))
-                        found[file] = Counter(_compiled(file.read_bytes()))
-        if ruff is not None and found:
-            how = ("--isolated", "--select=F821,F811", "--output-format=json", "--exit-zero")
-            for one in json.loads(call(ruff, "check", "--no-cache", *how, folder).stdout):
-                if one["code"] in ("F821", "F811"):
-                    # the line that a redefinition names moves with each patch
-                    message = re.sub(r" from line \d+", "", one["message"])
-                    found[Path(one["filename"]).resolve()][message] += 1
-    result: dict[str, list[str]] = {new: [] for _, new in moved}
-    for file, after in found.items():
-        new, side, *parts = file.relative_to(folder).parts
-        if side == "after":
-            path = Path(*parts)
-            fresh = (
-                after - found[folder / new / "before" / path] - found[folder / new / "old" / path]
-            )
-            result[new] += [f"{path}: {what}" for what in fresh]
-    return result
+def _broken(tree: Path, ruff: str | None, old: str, new: str) -> list[str]:
+    """Return what is wrong with Python files after a patch and was not before it."""
+    lines = []
+    for change in git.changes(tree, f"{new}^", new):
+        if change.path.endswith(".py") and change.status != "D":
+            found = _problems(ruff, blob(tree, change.new_blob))
+            if found and change.status != "A":
+                found -= _problems(ruff, blob(tree, change.old_blob))
+            if found:  # on the old release, too?
+                was = git.blobs_at(tree, old, [change.path]).get(change.path)
+                found -= _problems(ruff, blob(tree, was))
+            lines += [f"{change.path}: {what}" for what in found]
+    return lines
 
 
-def _compiled(data: bytes) -> list[str]:
+def _problems(ruff: str | None, data: bytes) -> Counter[str]:
+    """Return what is wrong with a Python file, without line numbers: each patch moves them."""
+    found: Counter[str] = Counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(data, "file", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        return [f"does not compile: {getattr(error, 'msg', error)}"]
-    return []
+        found[f"does not compile: {getattr(error, 'msg', error)}"] += 1
+    if ruff is not None:
+        how = ("--isolated", "--select=F821,F811", "--output-format=json", "--exit-zero")
+        done = call(ruff, "check", "--no-cache", *how, "--stdin-filename=file.py", "-", stdin=data)
+        for one in json.loads(done.stdout):
+            if one["code"] in ("F821", "F811"):
+                found[re.sub(r" from line \d+", "", one["message"])] += 1
+    return found
