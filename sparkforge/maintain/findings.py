@@ -45,8 +45,6 @@ class PatchResult:
     """Findings for people, as lines."""
     commit: str | None = None
     """The moved commit; None where there is none (stopped, dropped, skipped)."""
-    vanished: tuple[str, ...] = ()
-    """Names that it uses and the new release lacks."""
     answer: str = ""
     """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
 
@@ -192,17 +190,16 @@ def of_merged(
     rules: Sequence[PathRule],
     releases: tuple[str, str],
     moved: Sequence[tuple[str, str]],
-) -> dict[str, tuple[list[str], list[str]]]:
-    """Return what git cannot see in patches that merged, by their new commits.
+) -> dict[str, list[str]]:
+    """Return what git cannot see in patches that merged, as lines, by their new commits.
+
+    Names that a patch uses and the new release lacks, and what is wrong with Python files.
 
     Args:
         ruff: the program; None: Python files are only compiled.
         rules: the upstream's ``paths``: tests and docs, which do not ship, keep old names for long.
         releases: commits of the old and the new release.
         moved: pairs of a patch's commit on the old release and on the new one.
-
-    Returns:
-        For each: names that it uses and the new release lacks; ``FILE: what is wrong with it``.
     """
 
     def ships(path: str) -> bool:
@@ -216,10 +213,12 @@ def of_merged(
         used[new] = _names(git.git_bytes(tree, *words, "--", *files)) if files else set()
     others = [f":(exclude,literal){rule.repo}" for rule in rules if not ships(rule.repo)]
     lost = _vanished(tree, set().union(*used.values()), others, *releases)
-    return {
-        new: (sorted(map(bytes.decode, used[new] & lost)), _broken(tree, ruff, old, new))
-        for old, new in moved
-    }
+    found = {}
+    for old, new in moved:
+        gone = sorted(map(bytes.decode, used[new] & lost))
+        found[new] = [f"uses {name}, which the new release no longer has" for name in gone]
+        found[new] += _broken(tree, ruff, old, new)
+    return found
 
 
 def _names(diff: bytes) -> set[bytes]:

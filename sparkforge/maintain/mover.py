@@ -280,17 +280,11 @@ class Mover:
                 why = "the new release has it: merging leaves no change"
                 result = PatchResult(name, Verdict.UPSTREAMED, detail=(why,))
             else:
-                vanished, broken = found[moved[old]]
                 result = self._moved(old, moved[old], patch)
                 if stop is not None:
                     result = replace(stop.result, stops=False, answer="resolved by hand")
-                more = [f"uses {one}, which the new release no longer has" for one in vanished]
-                result = replace(
-                    result,
-                    commit=moved[old],
-                    detail=(*result.detail, *more, *broken),
-                    vanished=tuple(vanished),
-                )
+                detail = (*result.detail, *found[moved[old]])
+                result = replace(result, commit=moved[old], detail=detail)
             results.append(result)
         return results
 
