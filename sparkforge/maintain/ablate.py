@@ -86,17 +86,16 @@ def _of_patches(
         raise SeriesError(msg, "add the trailer Test to the last paragraph")
     tests = [patch.trailers["Test"] for _, patch in chosen]
     with log.step("the whole series"):
-        whole = patchtests.run(python, project, tests, {}) if tests else {}
+        whole = patchtests.run(python, project, tests) if tests else {}
     results = []
     for (own, patch), test in zip(chosen, tests, strict=True):
         with log.step(f"without {patch.name}"):
             left = patchtests.without(project, own, patch.name)
             with patchtests.checkout(project, [left]) as here:
-                env = patchtests.variables(here)
-                cut = patchtests.run(python, project, [test], env, cut=True)
-            args = (own.upstream, patch.name, test, whole[test], cut[test], left.dependents)
-            results.append(Result(*args))
-            log.info(results[-1].verdict)
+                cut = patchtests.run(python, project, [test], here)[test]
+            found = Result(own.upstream, patch.name, test, whole[test], cut, left.dependents)
+            results.append(found)
+            log.info(found.verdict)
     return results
 
 
@@ -115,12 +114,12 @@ def parts_of(root: Path, plugin: Plugin | None) -> dict[str, str]:
 
 def of_parts(project: Project, python: Path, tests: Mapping[str, str]) -> list[Result]:
     """Run the tests of the plugin's parts with all parts, and each with its part switched off."""
-    whole = patchtests.run(python, project, list(tests.values()), {}) if tests else {}
+    whole = patchtests.run(python, project, list(tests.values())) if tests else {}
     results = []
     for part, test in tests.items():
-        env = {**patchtests.variables(project), _OPTIONS: json.dumps({"off": [part]})}
+        off = {_OPTIONS: json.dumps({"off": [part]})}
         with log.step(f"without {part}"):
-            cut = patchtests.run(python, project, [test], env, cut=True)[test]
+            cut = patchtests.run(python, project, [test], env=off)[test]
         results.append(Result("plugin", part, test, whole[test], cut))
     return results
 

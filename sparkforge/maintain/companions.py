@@ -54,11 +54,9 @@ class Tried:
     """A move that was tried, and in which nothing failed."""
 
     files: Files
-    """What the rebase itself writes."""
+    """What ``landing.planned`` returned."""
     project: Project
     """The throw-away checkout."""
-    before: Mapping[str, str]
-    """The files of requirements/ that it began with."""
     requirements: Mapping[str, str]
     """Lists, locks and sizes that changed, by path in the checkout."""
     builds: Sequence[str]
@@ -67,13 +65,8 @@ class Tried:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The tests, as a table."""
-        rows: list[tuple[str, ...]] = [("patch", "its test", "without all patches")]
-        for one in self.tests:
-            whole = "passes" if one.whole.passed else "skipped: it proves nothing here"
-            bare = "fails" if one.without.failed else "skipped"
-            bare = "passes: upstream has it" if one.verdict == "not noticed" else bare
-            rows.append((one.patch.removesuffix(".patch"), whole, bare))
-        return rows
+        head = ("patch", "its test", "without all patches")
+        return [head, *((t.patch, t.whole.result, t.without.result) for t in self.tests)]
 
 
 def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
@@ -113,13 +106,13 @@ def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
         for name, target in here.pins.targets.items()
         if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}
     ]
-    done = Tried(files, here, before, fresh, builds, _tested(here, moved))
+    done = Tried(files, here, fresh, builds, _tested(here, moved))
     log.table(done.rows)
     for one in done.tests:
         if one.verdict == "not noticed":
             log.warning(
-                f"{one.upstream}: {one.patch.removesuffix('.patch')}: upstream has it: its test"
-                f" passes without\n    hint: drop it: build.py patches export --drop {one.patch}"
+                f"{one.upstream}: {one.patch}: upstream has it: its test passes without\n"
+                f"    hint: drop it: build.py patches export --drop {one.patch}"
             )
     return done
 
@@ -151,18 +144,11 @@ def _followed(
                 # a list is the copy of what a wheel declares if it has most of it
                 lines = listed(texts[name])
                 if 2 * sum(one in lines for one in old) > len(old):
-                    text = follow(found[name], old, new, without)
-                    found[name] = renamed(text, pinned.version, release.version)
+                    found[name] = follow(found[name], old, new, without)
         packages = {str(canonicalize_name(file.project)) for file in release.files.values()}
         own = dict.fromkeys(packages, (pinned.version, release.version))
         found = {name: pinned_anew(text, own) for name, text in found.items()}
     return {name: text for name, text in found.items() if text != texts[name]}
-
-
-def renamed(text: str, old: str, new: str) -> str:
-    """Return a list whose comments name the new version of what it copies."""
-    version = re.compile(rf"(?<![\w.]){re.escape(old)}(?![\w.]*\w)")
-    return re.sub(r"(?m)^#.*", lambda line: version.sub(new, line[0]), text)
 
 
 def follow(
@@ -283,15 +269,15 @@ def _tested(here: Project, moved: Collection[str]) -> list[Result]:
         return []
     python = patchtests.dev_python(here.root)
     with log.step("the patches' tests, with the series and without it"):
-        whole = patchtests.run(python, here, tests, patchtests.variables(here), cut=True)
+        whole = patchtests.run(python, here, tests)
         none = [patchtests.prefixes(here, own)[0] for own in chosen]
         with patchtests.checkout(here, none) as bare:
-            without = patchtests.run(python, here, tests, patchtests.variables(bare), cut=True)
+            without = patchtests.run(python, here, tests, bare)
     results = [
         Result(up, patch.name, test, whole[test], without[test])
         for (up, patch), test in zip(patches, tests, strict=True)
     ]
-    if failed := [result for result in results if result.whole.failed]:
+    if failed := [one for one in results if one.whole.result in ("fails", "broken")]:
         lines = [
             f"{one.upstream}: {one.patch}: {one.test} fails on the new release: {one.whole.message}"
             for one in failed

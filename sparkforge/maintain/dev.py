@@ -11,7 +11,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cyclopts import Parameter
@@ -22,7 +22,7 @@ from sparkforge.build.graph import Build
 from sparkforge.build.options import Behind, OutputOptions, ToolOptions, VariantOptions
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git
-from sparkforge.core.errors import SeriesError, UsageError
+from sparkforge.core.errors import SeriesError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -47,8 +47,6 @@ _MOUNTED = "/opt/sparkforge/overlay"
 class Options:
     """Options of ``dev``."""
 
-    upstream: tuple[str, ...] = field(default=(), kw_only=False)
-    """upstreams whose work trees to use (default: the target's)"""
     target: str
     """target whose work trees to use"""
     dir: Path | None = None
@@ -68,11 +66,8 @@ def run(options: Options) -> int:
     context, engine = build.context, build.tools.engine
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
     every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
-    if unknown := sorted(set(options.upstream) - set(every)):
-        msg = f"{', '.join(unknown)}: not part of target {context.target_name}"
-        raise UsageError(msg, f"it has: {', '.join(every)}")
     trees = {}
-    for name in options.upstream or every:
+    for name in every:
         # as `patches export` does: both must mean the same commit
         upstream = context.upstream(name)
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
@@ -123,14 +118,13 @@ def _of_wheels(
             members = list(source.members)
         parts = []
         for layer in context.layers(wheel):
-            if layer in trees:
-                tree, rules = trees[layer], context.pins.upstream(layer).paths
-                listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-                names = [name for name in tree.git(*listed).split("\0") if name]
-                base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
-                there = [name for name in names if (tree.folder / name).exists()]
-                parts.append(TreeOf(PurePosixPath(tree.folder), rules, set(base), there))
-        wanted |= links_of(members, parts, site) if parts else {}
+            tree, rules = trees[layer], context.pins.upstream(layer).paths
+            listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+            names = [name for name in tree.git(*listed).split("\0") if name]
+            base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
+            there = [name for name in names if (tree.folder / name).exists()]
+            parts.append(TreeOf(PurePosixPath(tree.folder), rules, set(base), there))
+        wanted |= links_of(members, parts, site)
     return wanted
 
 
@@ -292,17 +286,14 @@ def links_of(
 
 def write(folder: Path, wanted: Mapping[str, str]) -> None:
     """Make a folder hold exactly these links; those that are right stay: a program may use them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.rglob("*"), reverse=True):  # deeper entries first
-        right = path.is_symlink() and wanted.get(str(path.relative_to(folder))) == str(
-            path.readlink()
-        )
-        if path.is_dir() and not path.is_symlink():
-            if not any(path.iterdir()):
-                path.rmdir()
-        elif not right:
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink() and (name not in wanted or str(path.readlink()) != wanted[name]):
             path.unlink()
     for name, target in wanted.items():
-        if not (folder / name).is_symlink():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).symlink_to(target)
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():  # it was a folder once
+            shutil.rmtree(path)
+        if not path.is_symlink():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(target)

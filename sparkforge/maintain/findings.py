@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sparkforge.core import git
 from sparkforge.core.run import call
@@ -46,35 +45,17 @@ class PatchResult:
     """Findings for people, as lines."""
     commit: str | None = None
     """The moved commit; None where there is none (stopped, dropped, skipped)."""
-    vanished: tuple[str, ...] = ()
-    """Names that it uses and the new release lacks."""
     answer: str = ""
     """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
 
-    @property
-    def next(self) -> str:
-        """The next step, in one line."""
-        if self.stops:
-            return "merge both sides in the work tree, or --skip REASON"
-        if self.commit is None:
-            return "nothing: it leaves the series"
-        if self.vanished:
-            return f"check what replaced {', '.join(self.vanished)}, then run its test"
-        same = self.verdict in (Verdict.CLEAN, Verdict.CONTEXT_ONLY, Verdict.TARGET_RENAMED)
-        return "run its test" if same else "read the new diff, run its test"
-
-    def row(self) -> tuple[str, str, str]:
+    def row(self) -> tuple[str, str]:
         """Return it as a row of a table."""
         shown = f"{'! ' if self.stops else ''}{self.verdict}"
         shown += f" ({self.answer})" if self.answer else ""
-        return self.patch.removesuffix(".patch"), shown, self.next
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as ``--json`` prints it."""
-        return asdict(self) | {"next": self.next}
+        return self.patch.removesuffix(".patch"), shown
 
 
-HEAD = ("patch", "verdict", "what next")
+HEAD = ("patch", "verdict")
 
 
 # -- conflicts -----------------------------------------------------------------------------------
@@ -209,17 +190,16 @@ def of_merged(
     rules: Sequence[PathRule],
     releases: tuple[str, str],
     moved: Sequence[tuple[str, str]],
-) -> dict[str, tuple[list[str], list[str]]]:
-    """Return what git cannot see in patches that merged, by their new commits.
+) -> dict[str, list[str]]:
+    """Return what git cannot see in patches that merged, as lines, by their new commits.
+
+    Names that a patch uses and the new release lacks, and what is wrong with Python files.
 
     Args:
         ruff: the program; None: Python files are only compiled.
         rules: the upstream's ``paths``: tests and docs, which do not ship, keep old names for long.
         releases: commits of the old and the new release.
         moved: pairs of a patch's commit on the old release and on the new one.
-
-    Returns:
-        For each: names that it uses and the new release lacks; ``FILE: what is wrong with it``.
     """
 
     def ships(path: str) -> bool:
@@ -233,10 +213,12 @@ def of_merged(
         used[new] = _names(git.git_bytes(tree, *words, "--", *files)) if files else set()
     others = [f":(exclude,literal){rule.repo}" for rule in rules if not ships(rule.repo)]
     lost = _vanished(tree, set().union(*used.values()), others, *releases)
-    broken = _broken(tree, ruff, moved)
-    return {
-        new: (sorted(word.decode() for word in used[new] & lost), broken[new]) for _, new in moved
-    }
+    found = {}
+    for old, new in moved:
+        gone = sorted(map(bytes.decode, used[new] & lost))
+        found[new] = [f"uses {name}, which the new release no longer has" for name in gone]
+        found[new] += _broken(tree, ruff, old, new)
+    return found
 
 
 def _names(diff: bytes) -> set[bytes]:
@@ -272,46 +254,34 @@ def _vanished(tree: Path, wanted: set[bytes], but: list[str], old: str, new: str
     return gone - ({line.encode() for line in listing.splitlines()} if code == 0 else set())
 
 
-def _broken(tree: Path, ruff: str | None, moved: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return what is wrong with Python files after each patch and was not before it."""
-    found: dict[Path, Counter[str]] = {}
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made).resolve()
-        for old, new in moved:
-            for change in git.changes(tree, f"{new}^", new):
-                if change.path.endswith(".py") and change.status != "D":
-                    was = git.blobs_at(tree, old, [change.path]).get(change.path)
-                    before = None if change.old_blob == git.ABSENT else change.old_blob
-                    blobs = {"old": was, "before": before, "after": change.new_blob}
-                    for side, name in blobs.items():
-                        file = folder / new / side / change.path
-                        file.parent.mkdir(parents=True, exist_ok=True)
-                        file.write_bytes(blob(tree, name))
-                        found[file] = Counter(_compiled(file.read_bytes()))
-        if ruff is not None and found:
-            how = ("--isolated", "--select=F821,F811", "--output-format=json", "--exit-zero")
-            for one in json.loads(call(ruff, "check", "--no-cache", *how, folder).stdout):
-                if one["code"] in ("F821", "F811"):
-                    # the line that a redefinition names moves with each patch
-                    message = re.sub(r" from line \d+", "", one["message"])
-                    found[Path(one["filename"]).resolve()][message] += 1
-    result: dict[str, list[str]] = {new: [] for _, new in moved}
-    for file, after in found.items():
-        new, side, *parts = file.relative_to(folder).parts
-        if side == "after":
-            path = Path(*parts)
-            fresh = (
-                after - found[folder / new / "before" / path] - found[folder / new / "old" / path]
-            )
-            result[new] += [f"{path}: {what}" for what in fresh]
-    return result
+def _broken(tree: Path, ruff: str | None, old: str, new: str) -> list[str]:
+    """Return what is wrong with Python files after a patch and was not before it."""
+    lines = []
+    for change in git.changes(tree, f"{new}^", new):
+        if change.path.endswith(".py") and change.status != "D":
+            found = _problems(ruff, blob(tree, change.new_blob))
+            if found and change.status != "A":
+                found -= _problems(ruff, blob(tree, change.old_blob))
+            if found:  # on the old release, too?
+                was = git.blobs_at(tree, old, [change.path]).get(change.path)
+                found -= _problems(ruff, blob(tree, was))
+            lines += [f"{change.path}: {what}" for what in found]
+    return lines
 
 
-def _compiled(data: bytes) -> list[str]:
+def _problems(ruff: str | None, data: bytes) -> Counter[str]:
+    """Return what is wrong with a Python file, without line numbers: each patch moves them."""
+    found: Counter[str] = Counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(data, "file", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        return [f"does not compile: {getattr(error, 'msg', error)}"]
-    return []
+        found[f"does not compile: {getattr(error, 'msg', error)}"] += 1
+    if ruff is not None:
+        how = ("--isolated", "--select=F821,F811", "--output-format=json", "--exit-zero")
+        done = call(ruff, "check", "--no-cache", *how, "--stdin-filename=file.py", "-", stdin=data)
+        for one in json.loads(done.stdout):
+            if one["code"] in ("F821", "F811"):
+                found[re.sub(r" from line \d+", "", one["message"])] += 1
+    return found

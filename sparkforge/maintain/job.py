@@ -233,7 +233,7 @@ class Job:
         lines += [f"  {text}" for text in stop.result.detail]
         lines += [f"  in conflict: {self.tree(part.upstream) / name}" for name in stop.files]
         command = f"build.py rebase {self.upstream}"
-        remedy = f"{stop.result.next}; then {command} --continue, --skip REASON or --abort"
+        remedy = f"merge both sides there; then {command} --continue, --skip REASON or --abort"
         return RebaseStopped("\n".join(lines), remedy)
 
 

@@ -45,7 +45,7 @@ def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], l
         root, own = project.root, plan.parts[0]
         files, moved = planned(job, project, plan)
         if tried is not None:
-            if files != tried.files or companions.texts_of(root) != tried.before:
+            if files != tried.files:
                 msg = f"{root}: changed while the move was tried"
                 raise UsageError(msg, f"build.py rebase {own.upstream} --continue tries it again")
             files |= {root / name: text.encode() for name, text in tried.requirements.items()}
@@ -74,6 +74,8 @@ def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Se
     job.check_same(plan)
     root, path = project.root, project.pins_path
     files: Files = {}
+    if plan.companions:  # they may change, too
+        files |= {root / name: text.encode() for name, text in companions.texts_of(root).items()}
     fresh: dict[str, Series] = {}
     records: dict[str, Recorded | None] = {}
     for part in plan.parts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -163,7 +162,7 @@ class Mover:
             name, unmerged = self.patches[commit].name, self._unmerged()
             if progress.answers.get(name) == self.head:
                 self._rebase("--continue")
-            elif name in progress.reasons or (unmerged and self._taken(unmerged)):
+            elif name in progress.reasons:
                 self._rebase("--skip")
             elif (answer := progress.answers.get(name)) is not None:
                 self.git("read-tree", "--reset", "-u", f"{answer}^{{tree}}")
@@ -216,9 +215,6 @@ class Mover:
         self.progress.answers[name] = self.head
 
     def _problems(self, stop: Stop) -> list[str]:
-        def files(*words: str) -> list[str]:
-            return [name for name in self.git(*words, "-z").split("\0") if name]
-
         problems = [
             f"{file.path}: exists on one side only: git add or git rm it"
             for file in self._unmerged()
@@ -229,15 +225,8 @@ class Mover:
             path = self.folder / name
             if path.is_file() and MARKER.search(path.read_bytes()):
                 problems.append(f"{name}: still has conflict markers")
-        aside = tuple(f"{path.partition('~')[0]}~" for path in stop.files)
-        added = files("diff", "--cached", "--name-only", "--diff-filter=A", stop.head)
-        problems += [
-            f"{name}: git moved it aside for the conflict: git rm --force it"
-            for name in added
-            if name.startswith(aside)
-        ]
-        new = files("ls-files", "--others", "--exclude-standard")
-        return problems + [f"{name}: new: git add it, or remove it" for name in new]
+        new = self.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
+        return problems + [f"{name}: new: git add it, or remove it" for name in new if name]
 
     def _unmerged(self) -> list[Unmerged]:
         files: dict[str, Unmerged] = {}
@@ -246,28 +235,6 @@ class Mover:
             _, blob, stage = meta.split(" ")
             files.setdefault(path, Unmerged(path, {})).blobs[int(stage)] = blob
         return list(files.values())
-
-    def _taken(self, files: Sequence[Unmerged]) -> bool:
-        """Return whether the new release has all that the series does to the files in conflict.
-
-        So a patch may conflict with what a later one makes of its lines.
-        """
-        changed = self.git("diff", "--cached", "--name-only", "-z", "HEAD").split("\0")
-        if {*changed} - {"", *(file.path for file in files)}:
-            return False
-        with tempfile.TemporaryDirectory() as made:
-            place = Path(made)
-            for file in files:
-                now = findings.blob(self.folder, file.blobs.get(2))
-                (place / "now").write_bytes(now)
-                for side, commit in (("base", self.old), ("ours", self.tip)):
-                    blob = git.blobs_at(self.folder, commit, [file.path]).get(file.path)
-                    (place / side).write_bytes(findings.blob(self.folder, blob))
-                words = ("merge-file", "-p", "--quiet", "now", "base", "ours")
-                code, merged = git.attempt(place, *words)
-                if code or not now or merged.encode(errors="surrogateescape") != now:
-                    return False
-        return True
 
     # -- verdicts ------------------------------------------------------------------------------
 
@@ -313,17 +280,11 @@ class Mover:
                 why = "the new release has it: merging leaves no change"
                 result = PatchResult(name, Verdict.UPSTREAMED, detail=(why,))
             else:
-                vanished, broken = found[moved[old]]
                 result = self._moved(old, moved[old], patch)
                 if stop is not None:
                     result = replace(stop.result, stops=False, answer="resolved by hand")
-                more = [f"uses {one}, which the new release no longer has" for one in vanished]
-                result = replace(
-                    result,
-                    commit=moved[old],
-                    detail=(*result.detail, *more, *broken),
-                    vanished=tuple(vanished),
-                )
+                detail = (*result.detail, *found[moved[old]])
+                result = replace(result, commit=moved[old], detail=detail)
             results.append(result)
         return results
 

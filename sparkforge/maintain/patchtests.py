@@ -6,7 +6,6 @@ find them by SPARKFORGE_CHECKOUT (tests/patches/checkout.py) and SPARKFORGE_STOR
 
 from __future__ import annotations
 
-import os
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkforge.core import git
-from sparkforge.core.errors import CommandError, SeriesError, UsageError
+from sparkforge.core.errors import CommandError, SeriesError
 from sparkforge.core.run import call, failure
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -27,20 +26,17 @@ from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
 
 CHECKOUT = "SPARKFORGE_CHECKOUT"
-Verdict = Literal["noticed", "not noticed", "fails in any case", "not run", "broken"]
+_JUDGED = {"fails": "noticed", "passes": "not noticed", "skipped": "not run", "broken": "broken"}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of one test with all its parameters."""
 
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
+    result: Literal["passes", "fails", "skipped", "broken"]
+    """Broken: sparkforge itself failed, in a build perhaps; no test noticed anything."""
     message: str = ""
     """First line of the first failure."""
-    ours: bool = False
-    """A failure came from sparkforge itself: a build that broke, not a test that noticed."""
 
 
 @dataclass(frozen=True)
@@ -57,77 +53,67 @@ class Result:
     """Later patches that do not merge without it, left out, too."""
 
     @property
-    def verdict(self) -> Verdict:
-        return judge(self.whole, self.without)
+    def verdict(self) -> str:
+        if self.whole.result == "fails":
+            return "fails in any case"
+        passed = self.whole.result == "passes"
+        return _JUDGED[self.without.result if passed else self.whole.result]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return {**asdict(self), "verdict": self.verdict}
 
 
-def judge(whole: Outcome, without: Outcome) -> Verdict:
-    """Return the verdict on a test from its two outcomes."""
-    if whole.failed:
-        return "broken" if whole.ours else "fails in any case"
-    if whole.passed and without.ours:
-        return "broken"
-    if whole.passed and without.failed:
-        return "noticed"
-    return "not noticed" if whole.passed and without.passed else "not run"
-
-
 def run(
     python: Path,
     project: Project,
     tests: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    cut: bool = False,
+    reduced: Project | None = None,
+    env: Mapping[str, str] = {},
 ) -> dict[str, Outcome]:
-    """Run tests by their node ids in a checkout; returns the outcome of each.
+    """Run a checkout's tests by their node ids; returns the outcome of each.
 
     Args:
-        cut: they ran before, with the whole series. One whose file cannot be imported now needs
-            what a patch adds: that is a failure as any other.
+        reduced: a checkout without some patches, which the tests look at instead.
+        env: variables that switch parts of the plugin off.
     """
-    if CHECKOUT in os.environ:
-        msg = f"{CHECKOUT} is set: the tests would use another series than {project.root}"
-        raise UsageError(msg, f"unset {CHECKOUT}")
     with project.store.temporary("report") as work:
         report = work / "report.xml"
         done = call(
             *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", project.root),
             *("--continue-on-collection-errors", f"--junitxml={report}", *dict.fromkeys(tests)),
             cwd=project.root,
-            env={"SPARKFORGE_STORE": str(project.store.root), **env},
+            env={**variables(reduced or project), **env},
             check=False,
         )
         cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
-    found = {test: _outcome(test, cases) for test in tests}
-    if lost := [test for test, one in found.items() if one is None and not (cut and cases)]:
-        msg = f"{', '.join(lost)}: did not run:\n{failure(done).what}"
-        raise SeriesError(msg, "check the patch's Test trailer and the test itself")
-    gone = Outcome(failed=1, message="its file cannot be imported without the patch")
-    return {test: one or gone for test, one in found.items()}
+    # a file that cannot be imported now needs what a patch adds: a failure as any other
+    gone = Outcome("fails", "its file cannot be imported without the patch")
+    found: dict[str, Outcome] = {}
+    for test in tests:
+        outcome = _outcome(test, cases) or (gone if cases and (reduced or env) else None)
+        if outcome is None:
+            msg = f"{test}: did not run:\n{failure(done).what}"
+            raise SeriesError(msg, "check the patch's Test trailer and the test itself")
+        found[test] = outcome
+    return found
 
 
 def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome | None:
     """Return the outcome of a test by its node id; None: it is not among them."""
     place, _, function = test.replace(".py::", "::").replace("/", ".").rpartition("::")
     mine = [
-        case
+        {child.tag: child.get("message") or "" for child in case}
         for case in cases
         if case.get("classname") == place.replace("::", ".")
         and function in (case.get("name"), case.get("name", "").partition("[")[0])
     ]
-    if not mine:
-        return None
-    bad = [child for case in mine for child in case if child.tag in ("failure", "error")]
-    skipped = sum(any(child.tag == "skipped" for child in case) for case in mine)
-    failed = sum(any(child.tag in ("failure", "error") for child in case) for case in mine)
-    ours = any("sparkforge.core.errors." in (one.get("message") or "") for one in bad)
-    message = (bad[0].get("message") or "").partition("\n")[0] if bad else ""
-    return Outcome(len(mine) - failed - skipped, failed, skipped, message, ours)
+    bad = [case[tag] for case in mine for tag in ("failure", "error") if tag in case]
+    if bad:
+        ours = any("sparkforge.core.errors." in message for message in bad)
+        return Outcome("broken" if ours else "fails", bad[0].partition("\n")[0])
+    passed = any("skipped" not in case for case in mine)
+    return Outcome("passes" if passed else "skipped") if mine else None
 
 
 def dev_python(root: Path) -> Path:

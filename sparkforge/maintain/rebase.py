@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -52,7 +52,6 @@ def run(options: Options) -> int:
         "--onto, --continue, --skip and --abort exclude each other": sum(answers) > 1,
         "--dry-run, --commit and --with-companions need --onto": options.onto is None
         and (options.dry_run or options.commit or options.companions),
-        "--onto is empty": options.onto is not None and not options.onto.strip(),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
         "--commit needs all 40 digits, not zeros for those that are unknown": not re.fullmatch(
             r"[0-9a-f]{28}(?!0{12})[0-9a-f]{12}", options.commit or "1" * 40
@@ -140,7 +139,7 @@ def _dry_run(job: Job, spec: str) -> int:
     _say(notes)
     plan = Plan(upstream, str(release.upstream.tag), [])
     document = _document(plan, notes) | {"from": pinned.tag}
-    log.document(document | {"patches": [result.as_json() for result in results]})
+    log.document(document | {"patches": list(map(asdict, results))})
     if count := sum(result.stops for result in results):
         log.error(f"{count} of {len(results)} patches need work")
     return RebaseStopped.exit_code if count else 0
@@ -168,10 +167,7 @@ def _say(notes: Iterable[Note]) -> None:
 
 def _document(plan: Plan, notes: Iterable[Note]) -> dict[str, Any]:
     parts = {
-        part.upstream: {
-            "patches": [result.as_json() for result in part.results],
-            "stopped": part.stopped,
-        }
+        part.upstream: {"patches": list(map(asdict, part.results)), "stopped": part.stopped}
         for part in plan.parts
     }
     document = {"upstream": plan.upstream, "onto": plan.spec, "series": parts}

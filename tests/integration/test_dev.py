@@ -58,16 +58,6 @@ def test_an_edit_acts_at_once_and_goes_back_as_a_patch(dev: Tree) -> None:
     assert dev.git("status", "--porcelain", "--ignored") == ""  # no byte code, nothing
 
 
-def test_the_command_answers_for_the_exit_code_and_gets_its_words(dev: Tree) -> None:
-    loop(dev, "sh", "-c", "echo; exit 7", code=7)
-    assert loop(dev, "printf", "%s|", "a b", "--target", "--", "c") == "a b|--target|--|c|"
-
-
-def test_nothing_is_touched_where_nothing_changed(dev: Tree) -> None:
-    loop(dev, "true")
-    assert set(dates(dev).values()) == {OLD}
-
-
 def test_another_series_touches_what_it_changes_and_nothing_else(dev: Tree, tree: Tree) -> None:
     """Own commits go on top; git writes their files, too."""
     own = FILES["tests/test_mod.py"] + b"# mine\n"
@@ -105,16 +95,14 @@ def test_changes_that_are_not_committed_stay(dev: Tree, tree: Tree) -> None:
     assert out.splitlines()[-1] == "mine"
 
 
-def test_an_editor_can_ask_where_everything_is(dev: Tree) -> None:
-    out, _ = told(dev, "false", words=("--json",))
-    found = json.loads(out)
+def test_what_the_command_gets_and_what_an_editor_is_told(dev: Tree, tmp_path: Path) -> None:
+    loop(dev, "sh", "-c", "echo; exit 7", code=7)
+    assert loop(dev, "printf", "%s|", "a b", "--target", "--", "c") == "a b|--target|--|c|"
+    assert "not installed on this machine" in told(dev, "no-such-program", code=8)[1]
+    found = json.loads(told(dev, "false", words=("--json",))[0])
     assert found["trees"] == {"demo": str(dev.path)}
     assert found["variables"]["PYTHONPATH"] == f"{dev.path.parent}/.links/environment"
-
-
-def test_what_can_not_be_is_told(dev: Tree, tmp_path: Path) -> None:
-    assert "not part of target" in told(dev, "true", words=("other",), code=2)[1]
-    assert "not installed on this machine" in told(dev, "no-such-program", code=8)[1]
+    assert set(dates(dev).values()) == {OLD}  # nothing was touched
     (dev.path / ".git").rename(tmp_path / "away")
     assert "not a work tree of a series" in told(dev, "true", code=2)[1]
 

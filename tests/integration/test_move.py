@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sparkforge.core.run import call
-from sparkforge.maintain import companions, patchtests
+from sparkforge.maintain import patchtests
 from sparkforge.pins.pins import load
 from sparkforge.runtime import environment
 from sparkforge.series import series
 from sparkforge.sources import wheelhouse
-from tests.forked import killed
 from tests.integration.moving import COMMIT, NEW, OLD, STOPPED, Upstream, files_of, lines, with_line
-from tests.integration.test_rebase import kill_at
 from tests.project import FILES, PLATFORM, Project
 from tests.support import BODY, ROOT, Repo, add_project, make_sdist, make_wheel, sha256
 
@@ -171,7 +168,7 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     path.write_text(text)
     folder = project.root / "requirements"
     (folder / "tiny.in").write_text(
-        "# What demo 1.0 declares, without left.\nhelper==1.0\nlib==1.0\nother<1.5\nown\n"
+        "# What demo declares, without left.\nhelper==1.0\nlib==1.0\nother<1.5\nown\n"
     )
     (folder / "tools.in").write_text("lib==1.0\n")
     (folder / "sizes.txt").touch()
@@ -235,7 +232,7 @@ def check_landed(up: Upstream) -> None:
     assert loaded.release.counter == 4
     requirements = up.root / "requirements"
     assert (requirements / "tiny.in").read_text() == (
-        "# What demo 2.0 declares, without left.\nhelper==2.0\nlib==2.0\nother>=1.5\nfresh\nown\n"
+        "# What demo declares, without left.\nhelper==2.0\nlib==2.0\nother>=1.5\nfresh\nown\n"
     )
     assert (requirements / "tools.in").read_text() == "lib==2.0\n"
     for name, wanted in (
@@ -248,50 +245,15 @@ def check_landed(up: Upstream) -> None:
     assert "lib-2.0-py3-none-any.whl" in sizes
     assert "lib-1.0" not in sizes
     up.project.run("patches", "check")
+    names = [patch.name for patch in series.read(up.project.patches).patches]
+    assert names == ["change-a-line.patch", "follow-a-file.patch", "reworded-one.patch"]
     assert not (up.root / "dist/rebase/demo").exists()
 
 
-def test_one_command_to_a_tested_landing(up: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    write_series(up)
-    said = up.rebase(*ONTO)
-    check_landed(up)
-    verdicts = {
-        one["patch"]: one["verdict"] for part in said["series"].values() for one in part["patches"]
-    }
-    assert verdicts == {
-        "change-a-line.patch": "clean",
-        "follow-a-file.patch": "target-renamed",
-        "taken-one.patch": "upstreamed",
-        "reworded-one.patch": "clean",
-        "change-helper.patch": "clean",
-        "change-engine.patch": "clean",
-    }
-    tested = {one["patch"]: one["verdict"] for one in said["tests"]}
-    assert tested.pop("reworded-one.patch") == "not noticed"
-    assert set(tested.values()) == {"noticed"}
-    assert len(tested) == 4
-    log = capsys.readouterr().err
-    assert "reworded-one: upstream has it" in log
-    # its condition, and nothing that is left to do for requirements
-    assert [one["what"] for one in said["companions"]] == [
-        "demo: reworded-one: its Drop-when holds: demo>=2.0; upstream has it"
-    ]
-    changes = (up.root / "CHANGELOG.md").read_text()
-    assert "* demo v1.0 → v2.0: 4 patches" in changes
-    assert "* helper v1.0 → v2.0: 1 patches" in changes
-    page = Path(said["report"]).read_text()
-    for part in (
-        "With it: engine v1.0 → v2.0.",
-        "requirements/tiny.txt",
-        "build.py --target tiny --engine none --until wheels",
-        "| reworded-one | passes | passes: upstream has it |",
-        "| change-helper | passes | fails |",
-    ):
-        assert part in page, page
-
-
-def test_each_stop_is_named_and_it_goes_on(up: Upstream) -> None:
-    """A companion's conflict, requirements without a solution, a test that fails, a kill."""
+def test_each_stop_is_named_and_then_all_of_it_lands(
+    up: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A companion's conflict, requirements without a solution, a test that fails, the landing."""
     write_series(up)
     publish(up.project, "engine", NEW, text=with_line(lines("engine"), 20, b"theirs = 1"))
     own = up.root / "requirements" / "tiny.in"
@@ -312,6 +274,7 @@ def test_each_stop_is_named_and_it_goes_on(up: Upstream) -> None:
     before = files_of(up.root)
     said = up.rebase("demo", "--continue", code=STOPPED)
     assert "change-a-line.patch: tests/test_it.py::test_line fails" in said["error"]["what"]
+    assert files_of(up.root) == before
     tree = Repo(folder / "tree")
     changed = (tree.path / "demo/mod.py").read_bytes().replace(b"line_20 = 2", b"line_20 = 3")
     (tree.path / "demo/mod.py").write_bytes(changed)
@@ -319,14 +282,39 @@ def test_each_stop_is_named_and_it_goes_on(up: Upstream) -> None:
     commits = tree("rev-list", "--reverse", "HEAD~3..HEAD").split()
     tree("commit", "--quiet", "--all", f"--fixup={commits[0]}")
     tree("-c", "sequence.editor=true", "rebase", "--quiet", "-i", "--autosquash", "HEAD~4")
-    # it is locked and built then
-    assert killed(partial(up.rebase, "demo", "--continue"), kill_at(1, companions, "_tested"))
-    assert files_of(up.root) == before
 
-    up.rebase("demo", "--continue")
+    said = up.rebase("demo", "--continue")
     check_landed(up)
-    names = [patch.name for patch in series.read(up.project.patches).patches]
-    assert names == ["change-a-line.patch", "follow-a-file.patch", "reworded-one.patch"]
+    assert {
+        one["patch"]: one["verdict"] for part in said["series"].values() for one in part["patches"]
+    } == {
+        "change-a-line.patch": "changed",
+        "follow-a-file.patch": "target-renamed",
+        "taken-one.patch": "upstreamed",
+        "reworded-one.patch": "clean",
+        "change-helper.patch": "clean",
+        "change-engine.patch": "conflict",
+    }
+    tested = {one["patch"]: one["verdict"] for one in said["tests"]}
+    assert tested.pop("reworded-one.patch") == "not noticed"
+    assert list(tested.values()) == ["noticed"] * 4
+    assert "reworded-one.patch: upstream has it" in capsys.readouterr().err
+    # its condition, and nothing that is left to do for requirements
+    assert [one["what"] for one in said["companions"]] == [
+        "demo: reworded-one: its Drop-when holds: demo>=2.0; upstream has it"
+    ]
+    changes = (up.root / "CHANGELOG.md").read_text()
+    assert "* demo v1.0 → v2.0: 4 patches" in changes
+    assert "* helper v1.0 → v2.0: 1 patches" in changes
+    page = Path(said["report"]).read_text()
+    for part in (
+        "With it: engine v1.0 → v2.0.",
+        "requirements/tiny.txt",
+        "build.py --target tiny --engine none --until wheels",
+        "| reworded-one.patch | passes | passes |",
+        "| change-helper.patch | passes | fails |",
+    ):
+        assert part in page, page
 
 
 def test_what_no_release_meets_is_named(up: Upstream) -> None:

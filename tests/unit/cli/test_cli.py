@@ -70,7 +70,7 @@ def test_a_command_imports_no_other_commands() -> None:
     [
         (["--target", "cpu"], "build_target", {"target": "cpu", "until": "smoke"}),
         (["bench", "--target", "cpu"], "run", {"target": "cpu", "runs": 3}),
-        (["dev", "vllm", "--target", "cpu", "--", "a", "-b"], "run", {"arguments": ("a", "-b")}),
+        (["dev", "--target", "cpu", "--", "a", "-b"], "run", {"arguments": ("a", "-b")}),
         (["serve", "--target", "cpu", "--", "--", "x"], "run", {"arguments": ("--", "x")}),
         (["--target", "cpu", "--force", "wheels", "--force", "smoke"], "build_target", {}),
     ],

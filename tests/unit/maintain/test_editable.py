@@ -38,8 +38,8 @@ MEMBERS = (
 )
 
 
-def tree(files: tuple[str, ...] = FILES, base: tuple[str, ...] = FILES) -> TreeOf:
-    return TreeOf(PurePosixPath("/trees"), RULES, set(base), files)
+def tree(files: tuple[str, ...] = FILES) -> TreeOf:
+    return TreeOf(PurePosixPath("/trees"), RULES, set(FILES), files)
 
 
 def test_each_file_comes_from_its_place() -> None:
@@ -56,19 +56,14 @@ def test_each_file_comes_from_its_place() -> None:
     }
 
 
-def test_a_file_that_was_deleted_does_not_come_back_from_the_wheel() -> None:
-    left = tuple(name for name in FILES if name != "demo/mixed/c.py")
-    assert "demo/mixed/c.py" not in dev.links_of(MEMBERS, [tree(left)], SITE)
-
-
-def test_a_new_file_is_there_and_stands_before_the_wheels() -> None:
+def test_work_trees_stand_before_the_wheel() -> None:
+    """Also where they lack a file; the longest prefix of all trees owns a path."""
     now = (*FILES, "demo/new.py", "demo/third/t.py")
-    links = dev.links_of(MEMBERS, [tree(now)], SITE)
+    left = tuple(name for name in now if name != "demo/mixed/c.py")
+    links = dev.links_of(MEMBERS, [tree(left)], SITE)
+    assert "demo/mixed/c.py" not in links
     assert links["demo/new.py"] == "/trees/demo/new.py"
     assert links["demo/third/t.py"] == "/trees/demo/third/t.py"
-
-
-def test_the_longest_prefix_of_all_trees_owns_a_file() -> None:
     inner = TreeOf(
         PurePosixPath("/inner"),
         [PathRule(repo="pkg/t/", wheel="demo/third/")],
@@ -80,23 +75,18 @@ def test_the_longest_prefix_of_all_trees_owns_a_file() -> None:
 
 
 def test_links_that_are_right_stay_and_others_go(tmp_path: Path) -> None:
-    folder = tmp_path / "links"
-    dev.write(folder, {"a": "/x/a", "d/b": "/x/b", "e/f/g": "/x/g", "s": "/x/s"})
+    folder, precious = tmp_path / "links", tmp_path / "tree" / "precious.py"
+    precious.parent.mkdir()
+    precious.write_text("x\n")
+    dev.write(folder, {"a": "/x/a", "d/b": "/x/b", "s": "/x/s", "pkg": str(precious.parent)})
     kept = os.lstat(folder / "a").st_ino
-    dev.write(folder, {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"})
+    wanted = {"a": "/x/a", "d": "/x/d", "s/t": "/x/t", "pkg/precious.py": "/x"}
+    dev.write(folder, wanted)
     assert os.lstat(folder / "a").st_ino == kept
     found = {
         str(path.relative_to(folder)): str(path.readlink())
         for path in folder.rglob("*")
         if path.is_symlink()
     }
-    assert found == {"a": "/x/a", "d": "/x/d", "s/t": "/x/t"}
-    assert not (folder / "e").exists()
-
-
-def test_a_link_to_a_folder_is_not_walked_into(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "precious.py").write_text("x\n")
-    for wanted in ({"pkg": str(tmp_path / "tree")}, {"pkg/precious.py": "/x"}, {}):
-        dev.write(tmp_path / "links", wanted)
-    assert (tmp_path / "tree" / "precious.py").read_text() == "x\n"
+    assert found == wanted
+    assert precious.read_text() == "x\n"
