@@ -8,12 +8,12 @@ restarted or recreated.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -68,14 +68,12 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     if starts is not None and (waits or signals.came):
         starts.unlink(missing_ok=True)  # a restart by the user tries again
     if waits:
-        try:
-            health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
-            say(f"waiting without a server: {why}; the lines above give the reason")
-            say("to try again: docker compose restart, or docker compose up after a change of .env")
+        health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
+        say(f"waiting without a server: {why}; the lines above give the reason")
+        say("to try again: docker compose restart, or docker compose up after a change of .env")
+        with suppress(StoppedError):
             while True:
                 time.sleep(1)
-        except StoppedError:
-            pass
     return code
 
 
@@ -207,15 +205,15 @@ class Launch:
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
         expected = self.profile.expectations(command, self.caller)
-        server = Server(
+        return Server(
             command,
             self.variables,
             self.signals,
             client,
             {} if self.backends == "off" else expected,
+            strict=self.backends == "fail",
+            entrance=self.entrance,
         )
-        server.strict, server.entrance = self.backends == "fail", self.entrance
-        return server
 
     def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
         """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""
@@ -227,7 +225,7 @@ class Launch:
             return 0
         driver, words = devices.driver(), preflight.small_options(real)
         key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
-        if mode == "auto" and mark and mark.exists() and mark.read_text(errors="replace") == key:
+        if mode == "auto" and mark and mark.exists() and mark.read_text() == key:
             say("preflight: passed before, with this build, device and driver")
             return 0
         # a worker has no door
@@ -282,10 +280,9 @@ class Launch:
         if (self.profile.warm_up if checks.warm_up == "profile" else checks.warm_up) != "off":
             warm_up = partial(preflight.warm_up, client, command, health.tell)
             server.warm_up = partial(warm_up, answers=self.profile.answers)
-        identity = "\0".join((socket.gethostname(), self.model, self.revision, *words))
-        digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
         folder = kernels.parent if kernels else health.temporary()
-        self.starts = server.starts = folder / f"starts-{digest}"
+        # in a volume of several containers: by the container's own name
+        self.starts = server.starts = folder / f"starts-{socket.gethostname()}"
         begin(self.starts)
         return server
 

@@ -54,12 +54,12 @@ def read(root: Path = Path("/")) -> Reading:
 
     ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
     """
-    have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
+    have = meminfo((root / "proc/meminfo").read_text())
     group = root / "sys/fs/cgroup"  # a container's own is at the top; version 2
     limit, used = None, 0
     file = group / "memory.max"
-    if file.is_file() and (text := file.read_text(encoding="ascii").strip()) != "max":
-        limit, used = int(text), int((group / "memory.current").read_text(encoding="ascii"))
+    if file.is_file() and (text := file.read_text().strip()) != "max":
+        limit, used = int(text), int((group / "memory.current").read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # these two lists hold files only: /tmp and /dev/shm are in others
         used -= int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
@@ -125,10 +125,7 @@ def share(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> list
 
 def log(moment: str) -> None:
     """Log the memory of machine and container: their parts change from stage to stage."""
-    try:
-        say(f"memory at {moment}: {described(read())}")
-    except (OSError, ValueError, LookupError) as error:
-        say(f"memory at {moment}: cannot be read: {error}")
+    say(f"memory at {moment}: {described(read())}")
 
 
 def drop(files: Sequence[Path]) -> None:
@@ -155,7 +152,6 @@ WARN_GIB, REFUSE_GIB, END_GIB = 6.0, 4.0, 2.0
 run out of memory under it."""
 WARN_S, END_S = 5.0, 10.0
 """Seconds below the first and the third. The second acts at once: refusing costs little."""
-_READINGS = 3  # at least, since a paused container wakes up with an old clock
 _RELEASE = 1.25  # times the first: above it memory is no longer short
 
 
@@ -168,8 +164,8 @@ class Guard:
     """Has the front door refuse new requests, or no longer."""
     read: Callable[[], Reading] = read
     _told: str = ""
-    _low: dict[float, list[float]] = field(default_factory=dict)
-    """Times of the readings in a row below each mark."""
+    _since: dict[float, float] = field(default_factory=dict)
+    """Time since when there is less, by mark."""
 
     def begin(self) -> None:
         """Lock this process' pages in memory, which a machine without memory would drop first.
@@ -182,14 +178,10 @@ class Guard:
 
     def look(self, now: float) -> None:
         """Read memory and act, at ``now`` of the monotonic clock; StartError: end the server."""
-        try:
-            reading = self.read()
-        except (OSError, ValueError, LookupError) as error:  # ends nothing
-            self._tell("blind", f"warning: memory cannot be read, and is not guarded: {error!r}")
-            return
+        reading = self.read()
         room, text = reading.room / GIB, f"memory is short: {described(reading)}"
-        warns = self._lasts(WARN_GIB, WARN_S, room, now)
-        if self._lasts(END_GIB, END_S, room, now) and self.acts:
+        warns = self._below(WARN_GIB, room, now) >= WARN_S
+        if self._below(END_GIB, room, now) >= END_S and self.acts:
             msg = f"{text}: ending the server before the machine stops responding"
             raise StartError(msg, EX_OSERR)
         if room > WARN_GIB * _RELEASE:
@@ -199,15 +191,11 @@ class Guard:
         elif warns and self._told != "refuses":
             self._tell("warned", f"warning: {text}")
 
-    def _lasts(self, mark: float, seconds: float, room: float, now: float) -> bool:
-        """Note a reading; returns whether memory has been below a mark for long enough."""
-        times = self._low.setdefault(mark, [])
+    def _below(self, mark: float, room: float, now: float) -> float:
+        """Return the seconds since when there is less than a mark; 0 where there is not."""
         if room >= mark:
-            times.clear()
-            return False
-        times.append(now)
-        del times[_READINGS:-1]  # the first, some, and the last
-        return len(times) >= _READINGS and now - times[0] >= seconds
+            self._since.pop(mark, None)
+        return now - self._since.setdefault(mark, now) if room < mark else 0.0
 
     def _tell(self, state: str, text: str) -> None:
         if state != self._told:

@@ -209,31 +209,11 @@ def test_the_server_is_ended_when_it_lasts(watched: Watched) -> None:
     )
 
 
-def test_a_pause_is_not_taken_for_a_long_shortage(watched: Watched) -> None:
-    watched.looks(1, 0.5)
-    watched.now += 3600
-    assert not watched.again(0.5)
-
-
 def test_the_containers_limit_counts_where_it_is_nearer(watched: Watched) -> None:
     watched.reading = Reading(100 * GIB, 50 * GIB, 32 * GIB, 29 * GIB)
     watched.again(1)
     assert watched.refuses
     assert "container's limit is 32.0" in watched.lines[0]
-
-
-def test_memory_that_cannot_be_read_is_no_shortage(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken() -> Reading:
-        raise KeyError("MemTotal")
-
-    watched.looks(3, 1)
-    refused = watched.refuses
-    monkeypatch.setattr(watched.guard, "read", broken)
-    assert not watched.again(3600)
-    assert (refused, watched.refuses) == (True, False)
-    assert "cannot be read" in watched.lines[-1]
 
 
 def test_one_that_only_warns_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
