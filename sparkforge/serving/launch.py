@@ -54,9 +54,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     except StoppedError:
         return 128 + signals.came[0]
     except (StartError, OSError, ValueError) as error:
-        code, reason = EX_CONFIG, f"{type(error).__name__}: {error}"
-        if isinstance(error, StartError):
-            code, reason = error.code, str(error)
+        code, reason = getattr(error, "code", EX_CONFIG), str(error)
         say(f"error: {reason}")
     starts, why = None if launch is None else launch.starts, ""
     if code in (EX_CONFIG, EX_DATAERR):
@@ -78,19 +76,8 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _count(path: Path) -> int:
-    """Return the starts in a row that have not become ready: the size of a file.
-
-    A file without contents can be made longer on a full disk, too.
-    """
+    """Return the starts in a row that have not become ready: the size of a file."""
     return path.stat().st_size if path.exists() else 0
-
-
-def begin(path: Path) -> None:
-    """Count one more start; logs it from the second on."""
-    if (count := _count(path) + 1) > 1:
-        say(f"start {count} of {LIMIT}: the last one never became ready")
-    with path.open("ab") as file:
-        file.truncate(count)
 
 
 def serve(model: str, words: Sequence[str]) -> list[str]:
@@ -133,13 +120,13 @@ class Launch:
     def run(self) -> int:
         """Run the server; returns the exit code. Raises StoppedError where a signal came before."""
         self._check()
-        if self.key is not None:
-            self.entrance = door.Door(self.given, self.key)
+        if self.key is None:
+            return self._run()
+        self.entrance = door.Door(self.given, self.key)
         try:
             return self._run()
         finally:
-            if self.entrance is not None:
-                self.entrance.close()
+            self.entrance.close()
 
     def _check(self) -> None:
         """Check model, vocabulary, device and memory."""
@@ -186,7 +173,7 @@ class Launch:
             # vLLM's CPU sampler calls the compiler even with --enforce-eager, and the engine dies
             say("no C++ compiler here: serving without torch.compile")
             self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
-            words += [] if "--enforce-eager" in words else ["--enforce-eager"]
+            words.append("--enforce-eager")
         options.for_plugin(words)  # or its error would come after the download
         return words
 
@@ -194,12 +181,12 @@ class Launch:
         """Return the folder of compiled kernels, and set the server's variables for them."""
         if self.on_device:
             self.variables |= devices.flashinfer_variables(self.variables)
-        kernels = None
-        if self.given.jit_dir is not None:
-            build = devices.build_key(self.given.share, self.given.release)
-            kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
-            self.variables |= places
-            self.variables |= image_build.seed(self.given.share, self.variables, say)
+        if self.given.jit_dir is None:
+            return None
+        build = devices.build_key(self.given.share, self.given.release)
+        kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
+        self.variables |= places
+        self.variables |= image_build.seed(self.given.share, self.variables, say)
         return kernels
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
@@ -283,17 +270,18 @@ class Launch:
         folder = kernels.parent if kernels else health.temporary()
         # in a volume of several containers: by the container's own name
         self.starts = server.starts = folder / f"starts-{socket.gethostname()}"
-        begin(self.starts)
+        with self.starts.open("a") as file:
+            file.write(".")
+        if (count := _count(self.starts)) > 1:
+            say(f"start {count} of {LIMIT}: the last one never became ready")
         return server
 
 
 def _profile(given: Variables) -> Profile:
     """Return the user's own profile, the image's with the user's choice, or an empty one."""
     name = given.profile
-    if name == "":
-        return Profile()
-    if name is not None and "/" in name:
-        return Profile.load(Path(name))
+    if name == "" or (name is not None and "/" in name):
+        return Profile.load(Path(name)) if name else Profile()
     path = given.share / "profile.json"
     found = Profile.load(path) if path.is_file() else Profile()
     return found if name is None else profile.pick(found, name, profile.VARIABLE)

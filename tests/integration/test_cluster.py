@@ -19,7 +19,13 @@ import pytest
 
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import cluster
-from sparkforge.serving.errors import EX_CONFIG, EX_PROTOCOL, EX_TEMPFAIL, EX_UNAVAILABLE
+from sparkforge.serving.errors import (
+    EX_CONFIG,
+    EX_PROTOCOL,
+    EX_TEMPFAIL,
+    EX_UNAVAILABLE,
+    StartError,
+)
 from tests.haproxy import needs_haproxy
 from tests.integration import test_supervise, test_warmup
 from tests.support import PATIENCE_S, ROOT, wait_for
@@ -127,8 +133,7 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
     assert worker.said("the head has gone")
 
 
-@pytest.mark.parametrize("victim", ["half", "entrypoint"])
-@pytest.mark.parametrize("role", ["head", "worker"])
+@pytest.mark.parametrize(("role", "victim"), [("head", "half"), ("worker", "entrypoint")])
 def test_none_outlives_the_other(node: Start, role: str, victim: str) -> None:
     head, worker = both(node)
     one, other = (head, worker) if role == "head" else (worker, head)
@@ -168,7 +173,7 @@ def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Start) -> None:
     with socket.create_connection((HEAD, port), source_address=("127.0.0.3", 0)) as stranger:
         stranger.settimeout(5)
         assert stranger.recv(1 << 14) == b""
-    assert head.said("refused 127.0.0.3")
+    wait_for(lambda: head.said("refused 127.0.0.3"))
     with socket.create_connection((HEAD, port), source_address=(WORKER, 0)) as liar:
         liar.sendall(b"\xff" * (1 << 15))
     node("worker")
@@ -184,7 +189,7 @@ def test_a_stranger_is_refused_and_nonsense_is_no_hello(node: Start) -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(role: str, text: str) -> None:
-    with pytest.raises(cluster.ClusterError, match="SPARKFORGE_CLUSTER is ") as error:
+    with pytest.raises(StartError, match="SPARKFORGE_CLUSTER is ") as error:
         cluster.settings({cluster.ROLE: role, cluster.VARIABLE: text})
     assert error.value.code == EX_CONFIG
 

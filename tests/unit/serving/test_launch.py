@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -331,10 +330,3 @@ def test_damaged_weights_fail_before_the_start(
         (model / checkpoint.INDEX).write_text(json.dumps({"weight_map": names}))
     assert main([str(model)]) == EX_NOINPUT
     assert fragment in capsys.readouterr().err
-
-
-def test_marks_do_not_move_while_the_disk_is_full(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/elsewhere")  # what a process finds then
-    health.write_mark("state", ["loading", False])
-    assert [path.parent for path in tmp_path.glob("**/sparkforge-*")] == [tmp_path]
-    assert health.read_mark("state") == ["loading", False]

@@ -190,5 +190,5 @@ def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> 
     (tmp_path / preflight.REFERENCE).write_text("{} ")
     assert first not in (*others, key("580.95", "--moe-backend marlin"))
     (tmp_path / preflight.REFERENCE).unlink()
-    with pytest.raises(StartError, match="preflight=off"):
+    with pytest.raises(StartError, match="preflight=always"):
         key("", "")
