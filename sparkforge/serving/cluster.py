@@ -78,15 +78,14 @@ def place(mine: Settings) -> list[str]:
 def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
     """Return vLLM's variables, with those that keep vLLM, gloo and NCCL on the network of the two.
 
-    Given values have priority; Compose sets those that .env lacks to empty ones, which are removed.
+    Given values have priority.
     """
     ours = {
         "VLLM_HOST_IP": mine.own,
         "GLOO_SOCKET_IFNAME": mine.interface,
         "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
     }
-    empty = {name for name in given if name.startswith("NCCL_") or name in ours}
-    return ours | {name: text for name, text in given.items() if text or name not in empty}
+    return {**ours, **given}
 
 
 class Link:
@@ -128,6 +127,7 @@ class Link:
         if self._connection is not None:
             with suppress(OSError):  # it ended earlier
                 self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
 
     def _listening(self) -> socket.socket:
         """Return the head's socket that listens; the worker's does nothing."""

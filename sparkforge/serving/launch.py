@@ -43,8 +43,9 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Serve until the server ends; wait where Docker would only repeat a failure."""
     signals = Signals()
     health.forget()
-    # Compose passes on what .env lists, and an empty value is an error to the hub's library
-    given = {name: text for name, text in environment.items() if text or name[:3] != "HF_"}
+    # Compose passes on what .env lists; the libraries take no empty value
+    unset = ("HF_", "NCCL_", "GLOO_")
+    given = {name: text for name, text in environment.items() if text or not name.startswith(unset)}
     reason, launch = "its log gives the reason", None
     try:
         if door.REPLICAS in given:  # this container is the router; HAProxy takes its place

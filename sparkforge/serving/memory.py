@@ -77,38 +77,36 @@ def utilisation(
 ) -> float:
     """Return the share of all memory for vLLM, in whole percents, rounded down.
 
-    Memory of an integrated GPU does not count towards a container's limit: others measured that on
-    a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So there the limit has to leave
-    room for the host's part, and does not change the share. ``cuda_total``: its bytes as CUDA
-    counts them, which vLLM multiplies by the share; None: no GPU is integrated.
+    ``cuda_total``: its bytes as CUDA counts them for an integrated device, which vLLM multiplies by
+    the share. Memory of such a GPU does not count towards a container's limit: others measured that
+    on a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So the limit has to leave room
+    for the host's part, and does not change the share.
     """
     text = described(reading, cuda_total)
-    if cuda_total is not None and reading.limit is not None and reading.limit < HOST_GIB * GIB:
+    if reading.limit is not None and reading.limit < HOST_GIB * GIB:
         msg = f"{text}, and the server's host part needs {HOST_GIB}: set {LIMIT}={HOST_GIB}g"
         raise MemoryShortError(f"{msg} or more (the GPU's part does not count in it)")
-    least_gib = -(-plan.least_gib // machines)
-    available = reading.room if cuda_total is None else reading.available
-    total = cuda_total or reading.total
-    percent = min((available - plan.keep_free_gib * GIB) * 100 // total, plan.most_percent)
+    least_gib, total = -(-plan.least_gib // machines), cuda_total or reading.total
+    free = reading.available - plan.keep_free_gib * GIB
+    percent = min(free * 100 // total, plan.most_percent)
     if total * percent // 100 >= least_gib * GIB:
         return percent / 100
-    remedy = "end other programs that use memory (free -h, ps aux --sort=-rss)"
-    if available < reading.available:
-        remedy = f"raise {LIMIT}"
     raise MemoryShortError(
         f"{text}; {plan.keep_free_gib} are kept for the system, and the model needs {least_gib}:"
-        f" {remedy}, or set your own share with {SHARE} in SPARKFORGE_EXTRA_ARGS"
+        " end other programs that use memory (free -h, ps aux --sort=-rss), or set your own share"
+        f" with {SHARE} in SPARKFORGE_EXTRA_ARGS"
     )
 
 
 def described(reading: Reading, cuda_total: int | None = None) -> str:
     """Describe the inputs of the share; ``cuda_total`` is as in ``utilisation``."""
-    available = reading.room if cuda_total is None else reading.available
-    text = f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"
+    text = f"{reading.available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"
     if cuda_total is not None:
         text += f", CUDA counts {cuda_total / GIB:.1f} for its integrated device"
     if reading.limit is not None:
-        text += f", the container's limit is {reading.limit / GIB:.1f}"
+        text += (
+            f", the container's limit is {reading.limit / GIB:.1f}, {reading.room / GIB:.1f} free"
+        )
     return text
 
 
