@@ -127,14 +127,14 @@ def main() -> None:
             text = self.rfile.read(int(self.headers["Content-Length"])).decode()
             if self.path == "/compile":
                 # a program of that name, as ninja starts it: in a group of its own
-                subprocess.Popen([sys.argv[3], "10"], process_group=0)
+                subprocess.Popen([sys.argv[3], "4"], process_group=0)
                 self._answer("")
                 return
             if self.path == "/spin":
                 # in one call, so that no other thread gets a turn
                 began = time.monotonic()
                 sum(itertools.repeat(1, 10**7))
-                sum(itertools.repeat(1, int(10**7 * 12 / (time.monotonic() - began))))
+                sum(itertools.repeat(1, int(10**7 * 8 / (time.monotonic() - began))))
                 self._answer("")
                 return
             if self.path == "/busy":

@@ -12,11 +12,11 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
-import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -68,30 +68,28 @@ def damage(path: Path) -> str:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            (length,) = struct.unpack("<Q", file.read(8))
-            if not 2 <= length <= min(_HEADER_LIMIT, size):
-                raise ValueError
-            header = json.loads(file.read(length))
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, _HEADER_LIMIT)))
         header.pop("__metadata__", None)
-        ends = [int(tensor["data_offsets"][1]) for tensor in header.values()]
+        whole = (
+            8 + length + max((int(one["data_offsets"][1]) for one in header.values()), default=0)
+        )
     except FileNotFoundError:
         return "missing"
     except OSError as error:
         return str(error.strerror)
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return "no safetensors header"
-    whole = 8 + length + max(ends, default=0)
     return "" if size == whole else f"{size} bytes, its header says {whole}"
 
 
 def check(path: Path) -> None:
     """Check the folder of a checkpoint, since vLLM's own errors give no hint; StartError."""
     try:
-        files = [path / "config.json", *(path / name for name in named(path))]
-        found = ((file.name, damage(file)) for file in files[1:])
+        found = ((name, damage(path / name)) for name in named(path))
         problem = next((f"{name}: {text}" for name, text in found if text), "")
-        if not all(os.access(file, os.R_OK) for file in files):
-            problem = problem or f"it needs a config.json, and files that {os.getuid()} may read"
+        if not os.access(path / "config.json", os.R_OK):
+            problem = problem or f"it needs a config.json that user {os.getuid()} may read"
     except (OSError, ValueError) as error:
         problem = str(error)
     if problem:
@@ -170,13 +168,9 @@ def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Sign
 
 # -- the child -------------------------------------------------------------------------------------
 
-_READ: dict[str, Any] = {
-    # those that vLLM reads. Only at the top: gpt-oss has two more copies of its weights in folders
-    "allow_patterns": [
-        *("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
-    ],
-    "ignore_patterns": ["*/*"],
-}
+# those that vLLM reads. Only at the top: gpt-oss has two more copies of its weights in folders
+_TYPES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+_READ: dict[str, Any] = {"allow_patterns": [*_TYPES], "ignore_patterns": ["*/*"]}
 
 
 def download(hub: Path, model: str, revision: str) -> Path:
@@ -216,9 +210,9 @@ def _complete(hub: Path, model: str, files: Path) -> bool:
     """Return whether all files of a snapshot are there, by the hub's list and the model's index."""
     from huggingface_hub import snapshot_download
 
+    local = {**_READ, "revision": files.name, "cache_dir": hub, "local_files_only": True}
     try:
-        local = {**_READ, "revision": files.name, "cache_dir": hub}
-        snapshot_download(model, local_files_only=True, **local)
+        snapshot_download(model, **local)
         names = named(files)
     except (OSError, ValueError):
         return False
@@ -242,8 +236,7 @@ def _download(hub: Path, model: str, revision: str) -> Path:
     room, over = shutil.disk_usage(folder).free, threading.Event()
     if missing > room:
         raise OSError(errno.ENOSPC, f"{missing / 1e9:.1f} GB of the model are missing")
-    reporting = (folder, room, missing, over)
-    threading.Thread(target=_report, args=reporting, daemon=True).start()
+    threading.Thread(target=_report, args=(folder, room, missing, over), daemon=True).start()
     try:
         found = Path(snapshot_download(model, revision=revision, max_workers=4, **where))
     finally:
@@ -266,14 +259,14 @@ def _download(hub: Path, model: str, revision: str) -> Path:
 
 def _report(folder: Path, room: int, missing: int, over: threading.Event) -> None:
     """Report the progress: about what the disk has less than before."""
-    seconds = 0
-    while not over.wait(1):
+    for seconds in itertools.count():
+        if over.wait(1):
+            return
         have = min(max(room - shutil.disk_usage(folder).free, 0), missing)
         text = f"downloading {have / 1e9:.1f} of {missing / 1e9:.1f} GB"
         health.tell(text)
         if seconds % 15 == 0:
             say(text)
-        seconds += 1
 
 
 def _failure(error: Exception, model: str, revision: str, hub: Path) -> StartError:

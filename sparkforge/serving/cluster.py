@@ -29,10 +29,6 @@ BEAT_S, SILENCE_S = 2.0, 15.0  # between two beats; without one until the link i
 _HELLO_S, _HELLO_LIMIT = 10.0, 1 << 20
 
 
-class ClusterError(StartError):
-    """The two machines cannot serve together; the message has a hint."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """This machine's place among the two, with addresses on the network between them."""
@@ -50,7 +46,7 @@ class Settings:
 
 
 def settings(variables: Mapping[str, str]) -> Settings | None:
-    """Return the settings, or None for a machine that serves alone; ClusterError if invalid."""
+    """Return the settings, or None for a machine that serves alone; StartError if invalid."""
     role, text = variables.get(ROLE, ""), variables.get(VARIABLE, "")
     if not role:
         return None
@@ -62,7 +58,7 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
         if not right or role not in ("head", "worker"):
             raise ValueError
     except ValueError:
-        raise ClusterError(
+        raise StartError(
             f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT]"
             " into .env on both: two addresses on the network between them and this machine's"
             " interface there (ip -br address); the role is head or worker"
@@ -82,15 +78,14 @@ def place(mine: Settings) -> list[str]:
 def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
     """Return vLLM's variables, with those that keep vLLM, gloo and NCCL on the network of the two.
 
-    Given values have priority; Compose sets those that .env lacks to empty ones, which are removed.
+    Given values have priority.
     """
     ours = {
         "VLLM_HOST_IP": mine.own,
         "GLOO_SOCKET_IFNAME": mine.interface,
         "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
     }
-    empty = {name for name in given if name.startswith("NCCL_") or name in ours}
-    return ours | {name: text for name, text in given.items() if text or name not in empty}
+    return {**ours, **given}
 
 
 class Link:
@@ -106,7 +101,7 @@ class Link:
     def meet(self) -> None:
         """Wait without limit for the other side; then keep the link in the background.
 
-        Raises ClusterError where the other side serves something else, or the head cannot listen.
+        Raises StartError where the other side serves something else, or the head cannot listen.
         """
         say(f"waiting for the {self.peer}: {self._mine}")
         lines = None
@@ -115,7 +110,11 @@ class Link:
                 time.sleep(0.5)
                 try:
                     lines = self._greeted(self._other(server))
-                except (OSError, ValueError) as error:  # the other side does not listen yet
+                except (
+                    OSError,
+                    ValueError,
+                    AttributeError,
+                ) as error:  # the other side does not listen yet
                     if self._mine.is_head:
                         say(f"no hello from the worker: {error}")
         say(f"met the {self.peer}")
@@ -128,26 +127,26 @@ class Link:
         if self._connection is not None:
             with suppress(OSError):  # it ended earlier
                 self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
 
     def _listening(self) -> socket.socket:
         """Return the head's socket that listens; the worker's does nothing."""
         if not self._mine.is_head:
             return socket.socket()
         where = (self._mine.head, self._mine.port)
+        family = socket.AF_INET6 if ":" in self._mine.head else socket.AF_INET
         try:
-            family = socket.AF_INET6 if ":" in self._mine.head else socket.AF_INET
             return socket.create_server(where, family=family)
         except OSError as error:
             msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
-            raise ClusterError(msg, EX_UNAVAILABLE) from None
+            raise StartError(msg, EX_UNAVAILABLE) from None
 
     def _other(self, server: socket.socket) -> socket.socket:
         """Return a connection to the other side; the head knows the worker's address."""
         if not self._mine.is_head:
             where, own = (self._mine.head, self._mine.port), (self._mine.worker, 0)
             return socket.create_connection(where, _HELLO_S, source_address=own)
-        connection, (text, *_) = server.accept()
-        address = str(text).partition("%")[0]
+        connection, (address, *_) = server.accept()
         if ipaddress.ip_address(address) != ipaddress.ip_address(self._mine.worker):
             connection.close()
             raise ValueError(f"refused {address}: the worker is {self._mine.worker}")
@@ -160,13 +159,11 @@ class Link:
             connection.settimeout(_HELLO_S)
             connection.sendall(json.dumps(self._hello).encode() + b"\n")
             hello = json.loads(lines.readline(_HELLO_LIMIT))
-            if not isinstance(hello, dict):
-                raise ValueError("it is no JSON object")
             for name, value in self._hello.items():
                 if hello.get(name) != value:
                     other = f"on the {self.peer} {hello.get(name)!r}"
                     msg = f"{name} differs: here {value!r}, {other}; both machines need the same"
-                    raise ClusterError(f"{msg} image and .env, except for the role", EX_PROTOCOL)
+                    raise StartError(f"{msg} image and .env, except for the role", EX_PROTOCOL)
         except BaseException:
             lines.close()
             connection.close()
@@ -177,12 +174,10 @@ class Link:
 
     def _beat(self) -> None:
         assert self._connection is not None
-        while not self.problem:
-            try:
+        with suppress(OSError):  # which the other thread meets, too
+            while not self.problem:
                 self._connection.sendall(b"serving\n" if self.serves else b"loading\n")
-            except OSError as error:
-                self._end(f"the {self.peer} has gone: {error.strerror}")
-            time.sleep(BEAT_S)
+                time.sleep(BEAT_S)
 
     def _listen(self, lines: BinaryIO) -> None:
         why = f"the {self.peer} has gone"

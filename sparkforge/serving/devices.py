@@ -40,22 +40,20 @@ def _devices(library: str) -> list[tuple[Capability, int]]:
     number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
 
     def attribute(name: int) -> int:
-        failed = cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
-        return -1 if failed else number.value
+        cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
+        return number.value
 
-    found: list[tuple[Capability, int]] = []
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
-        return found
+        return []
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
-        return found
+        return []
+    found = []
     for index in range(number.value):
-        if cuda.cuDeviceGet(ctypes.byref(handle), index):
-            continue
-        unified = attribute(_INTEGRATED) == 1
-        failed = unified and cuda.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
-        size = total.value if unified and not failed else 0
+        cuda.cuDeviceGet(ctypes.byref(handle), index)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
+        size = total.value if attribute(_INTEGRATED) == 1 else 0
         found.append(((attribute(_MAJOR), attribute(_MINOR)), size))
     return found
 
@@ -73,10 +71,12 @@ def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
         say(f"warning: {msg}")
 
 
-def driver(text: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Return the release of NVIDIA's driver, or "" where it does not say."""
-    there = text.read_text("utf-8", errors="replace") if text.exists() else ""
-    return "".join(re.findall(r"\s(\d+\.\d+[.\d]*)\s", there)[:1])
+def driver() -> str:
+    """Return the release of NVIDIA's driver, or "" where there is none."""
+    text = Path("/proc/driver/nvidia/version")
+    return (
+        "".join(re.findall(r"\s(\d+\.\d+[.\d]*)\s", text.read_text())[:1]) if text.exists() else ""
+    )
 
 
 # -- FlashInfer's modules --------------------------------------------------------------------------
@@ -141,12 +141,9 @@ def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, 
         for path in chosen.values():
             Path(path).mkdir(parents=True, exist_ok=True)
         # our mark; a full disk is an error here, not of a compiler
-        (folder / "used").write_text("by this build and device\n", encoding="ascii")
-        # by age, this one last
-        marks = [
-            (path.parent == folder, path.stat().st_mtime, path) for path in root.glob("*/used")
-        ]
-        for *_, mark in sorted(marks)[:-KEPT]:
+        (folder / "used").write_text("by this build and device\n")
+        others = [mark for mark in root.glob("*/used") if mark.parent != folder]
+        for mark in sorted(others, key=lambda mark: mark.stat().st_mtime)[: 1 - KEPT]:
             say(f"removing the kernels of an older build, {mark.parent.name}")
             shutil.rmtree(mark.parent)
     except OSError as error:

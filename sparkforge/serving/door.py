@@ -65,10 +65,7 @@ def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KE
 def folder() -> Path:
     """Return the folder of the sockets, for this user alone."""
     path = temporary() / "sparkforge"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise StartError(f"{path}: {error.strerror} (see TMPDIR)") from None
+    path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o177077 != 0o040000:
         raise StartError(f"{path} is not a folder of user {os.getuid()} alone: remove it")
@@ -135,25 +132,20 @@ class Door:
         self._processes: list[subprocess.Popen[bytes]] = []
         # glibc gives freed buffers of bodies back to the system
         env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
+        words = ("setpriv", "--pdeathsig", "KILL")  # with this process, however that ends
         for part in ("inner", "outer"):
-            words = ("setpriv", "--pdeathsig", "KILL")  # with this process, however that ends
-            started = subprocess.Popen(
-                [*words, *command(part, configuration(variables, key, part))],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
+            program = [*words, *command(part, configuration(variables, key, part))]
+            self._processes.append(
+                subprocess.Popen(program, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
             )
-            self._processes.append(started)
             end = time.monotonic() + _STARTS_S
-            while not self.died and self._ask("show version", part) is None:
-                if time.monotonic() > end:
+            while self._ask("show version", part) is None:
+                if self.died or time.monotonic() > end:
                     self.close()
+                    msg = "the front door does not start, as the lines above say: is the port of"
+                    msg += f" {variables.listen} taken? Choose another with SPARKFORGE_PORT"
+                    raise StartError(msg, EX_UNAVAILABLE)
                 time.sleep(0.02)
-            if self.died:
-                self.close()
-                msg = "the front door does not start, as the lines above say: is the port of"
-                msg += f" {variables.listen} taken? Choose another with SPARKFORGE_PORT"
-                raise StartError(msg, EX_UNAVAILABLE)
 
     @property
     def died(self) -> bool:
@@ -177,7 +169,7 @@ class Door:
 
     def stall(self, stalled: bool) -> None:
         """Tell load balancers that the last check failed, or no longer. Requests come in."""
-        self._set("weight", "1" if stalled else "100")
+        self._ask(f"set server vllm/engine weight {1 if stalled else 100}")
 
     def close(self) -> None:
         """End HAProxy, with all connections."""
@@ -186,12 +178,8 @@ class Door:
             process.wait()
 
     def _set_state(self) -> None:
-        self._set("state", "maint" if not self._ready else "drain" if self._short else "ready")
-
-    def _set(self, what: str, value: str) -> None:
-        answer = self._ask(f"set server vllm/engine {what} {value}")
-        if answer:
-            say(f"warning: the front door does not take {what} {value}: {answer}")
+        state = "maint" if not self._ready else "drain" if self._short else "ready"
+        self._ask(f"set server vllm/engine state {state}")
 
     def _ask(self, order: str, part: str = "inner") -> str | None:
         """Return HAProxy's answer to an order; None where it does not listen."""
@@ -213,10 +201,9 @@ def replicas(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in text.replace(",", " ").split():
         host, _, port = word.rpartition(":")
-        name = word.replace("[", "").replace("]", "")  # HAProxy takes no bracket in a name
-        right = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536 and _HOST.fullmatch(host)
-        if not right or name in found:
-            raise StartError(f"{REPLICAS} has {word[:100]!r}: name each server once, as HOST:PORT")
+        right = _HOST.fullmatch(host) and re.fullmatch("[0-9]{1,5}", port)
+        if not right or not 0 < int(port) < 65536:
+            raise StartError(f"{REPLICAS} has {word[:100]!r}: name each server as HOST:PORT")
         try:
             there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         except (OSError, ValueError) as error:
@@ -226,7 +213,8 @@ def replicas(text: str) -> dict[str, str]:
         if address.startswith("127.") or address in ("::1", "0.0.0.0", "::"):
             msg = f"{REPLICAS} has {word}, which is the router's own container: use this machine's"
             raise StartError(f"{msg} address in SPARKFORGE_BIND")
-        found[name] = f"{kind}@{address}:{port}"
+        # HAProxy takes no bracket in a name
+        found[word.replace("[", "").replace("]", "")] = f"{kind}@{address}:{port}"
     if not found:
         msg = "name the servers in .env, like 192.168.100.1:8000,192.168.100.2:8000"
         raise StartError(f"{REPLICAS} is empty: {msg}")

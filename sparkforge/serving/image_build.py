@@ -96,8 +96,6 @@ def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
     if not profile.exists() or json.loads(profile.read_bytes()).get("cuda_arch") is None:
         return
     found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
-    if not found:
-        return
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(found[0]) as archive:
         wanted = (f"{_BACKEND}/{_SOURCE}", f"{_BACKEND}/include/")
         archive.extractall(folder, [one for one in archive.namelist() if one.startswith(wanted)])
@@ -139,9 +137,7 @@ def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) 
         path = Path(variables["TRITON_CACHE_DIR"], triton_key(backend, libcuda), module.name)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            passing = path.with_name(f"sparkforge-{os.getpid()}.tmp")  # another may look
-            passing.write_bytes(module.read_bytes())
-            passing.replace(path)
+            shutil.copyfile(module, path)
             say("Triton's module for the driver: the image's is used")
         found = {LIBRARY_VARIABLE: libcuda}
     return found

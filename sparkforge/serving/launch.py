@@ -8,12 +8,12 @@ restarted or recreated.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -43,8 +43,9 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Serve until the server ends; wait where Docker would only repeat a failure."""
     signals = Signals()
     health.forget()
-    # Compose passes on what .env lists, and an empty value is an error to the hub's library
-    given = {name: text for name, text in environment.items() if text or name[:3] != "HF_"}
+    # Compose passes on what .env lists; the libraries take no empty value
+    unset = ("HF_", "NCCL_", "GLOO_")
+    given = {name: text for name, text in environment.items() if text or not name.startswith(unset)}
     reason, launch = "its log gives the reason", None
     try:
         if door.REPLICAS in given:  # this container is the router; HAProxy takes its place
@@ -54,9 +55,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     except StoppedError:
         return 128 + signals.came[0]
     except (StartError, OSError, ValueError) as error:
-        code, reason = EX_CONFIG, f"{type(error).__name__}: {error}"
-        if isinstance(error, StartError):
-            code, reason = error.code, str(error)
+        code, reason = getattr(error, "code", EX_CONFIG), str(error)
         say(f"error: {reason}")
     starts, why = None if launch is None else launch.starts, ""
     if code in (EX_CONFIG, EX_DATAERR):
@@ -68,31 +67,18 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     if starts is not None and (waits or signals.came):
         starts.unlink(missing_ok=True)  # a restart by the user tries again
     if waits:
-        try:
-            health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
-            say(f"waiting without a server: {why}; the lines above give the reason")
-            say("to try again: docker compose restart, or docker compose up after a change of .env")
+        health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
+        say(f"waiting without a server: {why}; the lines above give the reason")
+        say("to try again: docker compose restart, or docker compose up after a change of .env")
+        with suppress(StoppedError):
             while True:
                 time.sleep(1)
-        except StoppedError:
-            pass
     return code
 
 
 def _count(path: Path) -> int:
-    """Return the starts in a row that have not become ready: the size of a file.
-
-    A file without contents can be made longer on a full disk, too.
-    """
+    """Return the starts in a row that have not become ready: the size of a file."""
     return path.stat().st_size if path.exists() else 0
-
-
-def begin(path: Path) -> None:
-    """Count one more start; logs it from the second on."""
-    if (count := _count(path) + 1) > 1:
-        say(f"start {count} of {LIMIT}: the last one never became ready")
-    with path.open("ab") as file:
-        file.truncate(count)
 
 
 def serve(model: str, words: Sequence[str]) -> list[str]:
@@ -135,13 +121,13 @@ class Launch:
     def run(self) -> int:
         """Run the server; returns the exit code. Raises StoppedError where a signal came before."""
         self._check()
-        if self.key is not None:
-            self.entrance = door.Door(self.given, self.key)
+        if self.key is None:
+            return self._run()
+        self.entrance = door.Door(self.given, self.key)
         try:
             return self._run()
         finally:
-            if self.entrance is not None:
-                self.entrance.close()
+            self.entrance.close()
 
     def _check(self) -> None:
         """Check model, vocabulary, device and memory."""
@@ -188,7 +174,7 @@ class Launch:
             # vLLM's CPU sampler calls the compiler even with --enforce-eager, and the engine dies
             say("no C++ compiler here: serving without torch.compile")
             self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
-            words += [] if "--enforce-eager" in words else ["--enforce-eager"]
+            words.append("--enforce-eager")
         options.for_plugin(words)  # or its error would come after the download
         return words
 
@@ -196,26 +182,26 @@ class Launch:
         """Return the folder of compiled kernels, and set the server's variables for them."""
         if self.on_device:
             self.variables |= devices.flashinfer_variables(self.variables)
-        kernels = None
-        if self.given.jit_dir is not None:
-            build = devices.build_key(self.given.share, self.given.release)
-            kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
-            self.variables |= places
-            self.variables |= image_build.seed(self.given.share, self.variables, say)
+        if self.given.jit_dir is None:
+            return None
+        build = devices.build_key(self.given.share, self.given.release)
+        kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
+        self.variables |= places
+        self.variables |= image_build.seed(self.given.share, self.variables, say)
         return kernels
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
         expected = self.profile.expectations(command, self.caller)
-        server = Server(
+        return Server(
             command,
             self.variables,
             self.signals,
             client,
             {} if self.backends == "off" else expected,
+            strict=self.backends == "fail",
+            entrance=self.entrance,
         )
-        server.strict, server.entrance = self.backends == "fail", self.entrance
-        return server
 
     def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
         """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""
@@ -227,7 +213,7 @@ class Launch:
             return 0
         driver, words = devices.driver(), preflight.small_options(real)
         key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
-        if mode == "auto" and mark and mark.exists() and mark.read_text(errors="replace") == key:
+        if mode == "auto" and mark and mark.exists() and mark.read_text() == key:
             say("preflight: passed before, with this build, device and driver")
             return 0
         # a worker has no door
@@ -282,21 +268,21 @@ class Launch:
         if (self.profile.warm_up if checks.warm_up == "profile" else checks.warm_up) != "off":
             warm_up = partial(preflight.warm_up, client, command, health.tell)
             server.warm_up = partial(warm_up, answers=self.profile.answers)
-        identity = "\0".join((socket.gethostname(), self.model, self.revision, *words))
-        digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
         folder = kernels.parent if kernels else health.temporary()
-        self.starts = server.starts = folder / f"starts-{digest}"
-        begin(self.starts)
+        # in a volume of several containers: by the container's own name
+        self.starts = server.starts = folder / f"starts-{socket.gethostname()}"
+        with self.starts.open("a") as file:
+            file.write(".")
+        if (count := _count(self.starts)) > 1:
+            say(f"start {count} of {LIMIT}: the last one never became ready")
         return server
 
 
 def _profile(given: Variables) -> Profile:
     """Return the user's own profile, the image's with the user's choice, or an empty one."""
     name = given.profile
-    if name == "":
-        return Profile()
-    if name is not None and "/" in name:
-        return Profile.load(Path(name))
+    if name == "" or (name is not None and "/" in name):
+        return Profile.load(Path(name)) if name else Profile()
     path = given.share / "profile.json"
     found = Profile.load(path) if path.is_file() else Profile()
     return found if name is None else profile.pick(found, name, profile.VARIABLE)

@@ -54,12 +54,12 @@ def read(root: Path = Path("/")) -> Reading:
 
     ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
     """
-    have = meminfo((root / "proc/meminfo").read_text(encoding="ascii", errors="replace"))
+    have = meminfo((root / "proc/meminfo").read_text())
     group = root / "sys/fs/cgroup"  # a container's own is at the top; version 2
     limit, used = None, 0
     file = group / "memory.max"
-    if file.is_file() and (text := file.read_text(encoding="ascii").strip()) != "max":
-        limit, used = int(text), int((group / "memory.current").read_text(encoding="ascii"))
+    if file.is_file() and (text := file.read_text().strip()) != "max":
+        limit, used = int(text), int((group / "memory.current").read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # these two lists hold files only: /tmp and /dev/shm are in others
         used -= int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
@@ -77,38 +77,36 @@ def utilisation(
 ) -> float:
     """Return the share of all memory for vLLM, in whole percents, rounded down.
 
-    Memory of an integrated GPU does not count towards a container's limit: others measured that on
-    a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So there the limit has to leave
-    room for the host's part, and does not change the share. ``cuda_total``: its bytes as CUDA
-    counts them, which vLLM multiplies by the share; None: no GPU is integrated.
+    ``cuda_total``: its bytes as CUDA counts them for an integrated device, which vLLM multiplies by
+    the share. Memory of such a GPU does not count towards a container's limit: others measured that
+    on a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So the limit has to leave room
+    for the host's part, and does not change the share.
     """
     text = described(reading, cuda_total)
-    if cuda_total is not None and reading.limit is not None and reading.limit < HOST_GIB * GIB:
+    if reading.limit is not None and reading.limit < HOST_GIB * GIB:
         msg = f"{text}, and the server's host part needs {HOST_GIB}: set {LIMIT}={HOST_GIB}g"
         raise MemoryShortError(f"{msg} or more (the GPU's part does not count in it)")
-    least_gib = -(-plan.least_gib // machines)
-    available = reading.room if cuda_total is None else reading.available
-    total = cuda_total or reading.total
-    percent = min((available - plan.keep_free_gib * GIB) * 100 // total, plan.most_percent)
+    least_gib, total = -(-plan.least_gib // machines), cuda_total or reading.total
+    free = reading.available - plan.keep_free_gib * GIB
+    percent = min(free * 100 // total, plan.most_percent)
     if total * percent // 100 >= least_gib * GIB:
         return percent / 100
-    remedy = "end other programs that use memory (free -h, ps aux --sort=-rss)"
-    if available < reading.available:
-        remedy = f"raise {LIMIT}"
     raise MemoryShortError(
         f"{text}; {plan.keep_free_gib} are kept for the system, and the model needs {least_gib}:"
-        f" {remedy}, or set your own share with {SHARE} in SPARKFORGE_EXTRA_ARGS"
+        " end other programs that use memory (free -h, ps aux --sort=-rss), or set your own share"
+        f" with {SHARE} in SPARKFORGE_EXTRA_ARGS"
     )
 
 
 def described(reading: Reading, cuda_total: int | None = None) -> str:
     """Describe the inputs of the share; ``cuda_total`` is as in ``utilisation``."""
-    available = reading.room if cuda_total is None else reading.available
-    text = f"{available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"
+    text = f"{reading.available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"
     if cuda_total is not None:
         text += f", CUDA counts {cuda_total / GIB:.1f} for its integrated device"
     if reading.limit is not None:
-        text += f", the container's limit is {reading.limit / GIB:.1f}"
+        text += (
+            f", the container's limit is {reading.limit / GIB:.1f}, {reading.room / GIB:.1f} free"
+        )
     return text
 
 
@@ -125,10 +123,7 @@ def share(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> list
 
 def log(moment: str) -> None:
     """Log the memory of machine and container: their parts change from stage to stage."""
-    try:
-        say(f"memory at {moment}: {described(read())}")
-    except (OSError, ValueError, LookupError) as error:
-        say(f"memory at {moment}: cannot be read: {error}")
+    say(f"memory at {moment}: {described(read())}")
 
 
 def drop(files: Sequence[Path]) -> None:
@@ -155,7 +150,6 @@ WARN_GIB, REFUSE_GIB, END_GIB = 6.0, 4.0, 2.0
 run out of memory under it."""
 WARN_S, END_S = 5.0, 10.0
 """Seconds below the first and the third. The second acts at once: refusing costs little."""
-_READINGS = 3  # at least, since a paused container wakes up with an old clock
 _RELEASE = 1.25  # times the first: above it memory is no longer short
 
 
@@ -168,8 +162,8 @@ class Guard:
     """Has the front door refuse new requests, or no longer."""
     read: Callable[[], Reading] = read
     _told: str = ""
-    _low: dict[float, list[float]] = field(default_factory=dict)
-    """Times of the readings in a row below each mark."""
+    _since: dict[float, float] = field(default_factory=dict)
+    """Time since when there is less, by mark."""
 
     def begin(self) -> None:
         """Lock this process' pages in memory, which a machine without memory would drop first.
@@ -182,14 +176,10 @@ class Guard:
 
     def look(self, now: float) -> None:
         """Read memory and act, at ``now`` of the monotonic clock; StartError: end the server."""
-        try:
-            reading = self.read()
-        except (OSError, ValueError, LookupError) as error:  # ends nothing
-            self._tell("blind", f"warning: memory cannot be read, and is not guarded: {error!r}")
-            return
+        reading = self.read()
         room, text = reading.room / GIB, f"memory is short: {described(reading)}"
-        warns = self._lasts(WARN_GIB, WARN_S, room, now)
-        if self._lasts(END_GIB, END_S, room, now) and self.acts:
+        warns = self._below(WARN_GIB, room, now) >= WARN_S
+        if self._below(END_GIB, room, now) >= END_S and self.acts:
             msg = f"{text}: ending the server before the machine stops responding"
             raise StartError(msg, EX_OSERR)
         if room > WARN_GIB * _RELEASE:
@@ -199,15 +189,11 @@ class Guard:
         elif warns and self._told != "refuses":
             self._tell("warned", f"warning: {text}")
 
-    def _lasts(self, mark: float, seconds: float, room: float, now: float) -> bool:
-        """Note a reading; returns whether memory has been below a mark for long enough."""
-        times = self._low.setdefault(mark, [])
+    def _below(self, mark: float, room: float, now: float) -> float:
+        """Return the seconds since when there is less than a mark; 0 where there is not."""
         if room >= mark:
-            times.clear()
-            return False
-        times.append(now)
-        del times[_READINGS:-1]  # the first, some, and the last
-        return len(times) >= _READINGS and now - times[0] >= seconds
+            self._since.pop(mark, None)
+        return now - self._since.setdefault(mark, now) if room < mark else 0.0
 
     def _tell(self, state: str, text: str) -> None:
         if state != self._told:

@@ -17,7 +17,6 @@ from sparkforge.serving.errors import SettingError, StartError
 CONFIG, KEY = "--additional-config", "sparkforge"
 """The option with a JSON object for all of vLLM's plugins, and our plugin's key in it."""
 _KEYS = {"--mxfp4-layers": "mxfp4_layers", "--decode-kernels": "decode_kernels"}
-"""Keys of our plugin, by options that vLLM does not have."""
 _MOE, _EXPERTS = "--moe-backend", "bf16_dequant"  # an option of vLLM, and our plugin's value of it
 SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
 """Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""
@@ -27,21 +26,11 @@ _IN_JSON = re.compile(
     rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
 )
 _IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
-_REFUSED = {  # each would open another way in, or move the one that the front door uses
-    "--api-key": "name a file with the key in SPARKFORGE_API_KEY_FILE",
-    "--host": "SPARKFORGE_BIND is the address on the host",
-    "--port": "SPARKFORGE_PORT is the port on the host",
-    "--uds": "the front door uses that socket",
-    "--grpc": "nothing would check its requests",
-    "--config": "write the options into SPARKFORGE_EXTRA_ARGS",
-    "--root-path": "the paths are the front door's",
-    "--data-parallel-multi-port-external-lb": "use replicas",
-    **dict.fromkeys(
-        ("--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins"),
-        "name the web pages in SPARKFORGE_ORIGINS",
-    ),
-    **dict.fromkeys(("--enable-ssl-refresh", "--ssl-"), "use a proxy for TLS"),
-}
+_REFUSED = (  # each would open another way in, or move the one that the front door uses
+    *("--api-key", "--host", "--port", "--uds", "--grpc", "--config", "--root-path"),
+    *("--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins"),
+    *("--data-parallel-multi-port-external-lb", "--enable-ssl-refresh"),
+)
 
 
 def has(words: Sequence[str], option: str) -> bool:
@@ -54,9 +43,8 @@ def value(words: Sequence[str], option: str) -> str | None:
     """Return the value that vLLM uses for an option: the last one, in either notation."""
     result = None
     for word, following in zip(words, [*words[1:], None], strict=False):
-        name, equals, text = word.partition("=")
-        if word.startswith("--") and name.replace("_", "-") == option:
-            result = text if equals else following
+        if has([word], option):
+            result = word.partition("=")[2] if "=" in word else following
     return result
 
 
@@ -68,11 +56,11 @@ def positive(words: Sequence[str], option: str, default: int) -> int:
 
 def check(words: Sequence[str]) -> None:
     """Refuse options that would open the server another way than by the front door."""
-    for word in words:
-        name = word.partition("=")[0]
-        option = _meant(name, _REFUSED) or ("--ssl-" if name.startswith("--ssl") else "")
-        if option:
-            raise StartError(f"the option {name} is not possible here: {_REFUSED[option]}")
+    for name in (word.partition("=")[0] for word in words):
+        if _meant(name, _REFUSED) or name.startswith("--ssl"):
+            msg = f"the option {name} is not possible here: the front door has key, address and"
+            msg += " web pages (SPARKFORGE_API_KEY_FILE, _BIND, _PORT, _ORIGINS), a proxy has TLS"
+            raise StartError(f"{msg}; write options as words, not into a --config")
 
 
 def _meant(word: str, options: Iterable[str]) -> str:

@@ -55,11 +55,9 @@ def small_options(words: Sequence[str]) -> list[str]:
 
 def key(model: Path, words: Sequence[str], driver: str) -> str:
     """Return a digest of what a pass depends on beside build and device."""
-    try:
-        reference = hashlib.sha256((model / REFERENCE).read_bytes()).hexdigest()
-    except OSError as error:
-        msg = f"the preflight has no checkpoint in this image ({error}): SPARKFORGE_CHECKS="
-        raise StartError(f"{msg}preflight=off") from None
+    if not (model / REFERENCE).exists():
+        raise StartError("this image has no checkpoint for SPARKFORGE_CHECKS=preflight=always")
+    reference = hashlib.sha256((model / REFERENCE).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps([driver, *words, reference]).encode()).hexdigest()
 
 
@@ -125,6 +123,7 @@ _SCHEMA = {
     "required": ["a", "b"],
 }
 _TOOL = {"name": "weather", "description": "Weather of a city", "parameters": _SCHEMA}
+_WEATHER = "What is the weather in Paris?"
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "ab", "schema": _SCHEMA}}
 
 Request = tuple[str, str, Mapping[str, Any], int]
@@ -140,7 +139,7 @@ def requests(max_len: int, chunk: int, max_seqs: int) -> Iterator[Request]:
         return name, COMPLETIONS, body, count
 
     def chat(name: str, **more: Any) -> Request:
-        messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+        messages = [{"role": "user", "content": _WEATHER}]
         return name, CHAT, {"messages": messages, "max_tokens": 16, **more}, 1
 
     yield prompt("prompt of 1 token", 1)
@@ -156,8 +155,7 @@ def requests(max_len: int, chunk: int, max_seqs: int) -> Iterator[Request]:
     yield chat("chat", temperature=0)
     yield chat("chat with tools", tools=[{"type": "function", "function": _TOOL}])
     yield chat("chat with a JSON schema, streamed", stream=True, response_format=_FORMAT)
-    answer = {"input": "What is the weather in Paris?", "max_output_tokens": 16}
-    yield "responses", RESPONSES, answer, 1
+    yield "responses", RESPONSES, {"input": _WEATHER, "max_output_tokens": 16}, 1
 
 
 def warm_up(
@@ -205,9 +203,8 @@ def _send(client: Client, request: Request, model: str, end: float) -> None:
         salt = f"warm-up {time.monotonic_ns()} {number}"
         client.ask(end, "POST", path, {"cache_salt": salt, **given, "model": model})
 
-    with ThreadPoolExecutor(count, "warm-up") as pool:
-        for _ in pool.map(one, range(count)):
-            pass
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(one, range(count)))
 
 
 # -- a question to the model -----------------------------------------------------------------------
@@ -235,7 +232,7 @@ def question(client: Client, model: str, max_len: int) -> str:
 
     for count in (1, TOGETHER):
         began = time.monotonic()
-        with ThreadPoolExecutor(count, "answers") as pool:
+        with ThreadPoolExecutor(count) as pool:
             wrong = [problem for problem in pool.map(ask, range(count)) if problem]
         how = "asked alone" if count == 1 else f"{count} at once"
         if wrong:

@@ -30,37 +30,20 @@ _WITHOUT_DECODE_EXPERTS = frozenset(
     ("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype")
 )
 """Options with which experts may not go through the decode kernels."""
-# of vLLM, by field: its own parser checks them in tests/patches/test_profiles.py
-_OPTIONS = {
-    "moe_backend": "--moe-backend",
-    "attention_backend": "--attention-backend",
-    "kv_cache_dtype": "--kv-cache-dtype",
-    "load_format": "--load-format",
-    "max_model_len": "--max-model-len",
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "layers": _LAYERS,
-    "reasoning_parser": "--reasoning-parser",
-    "cudagraph_capture_sizes": "--cudagraph-capture-sizes",
-    "tool_call_parser": "--tool-call-parser",
-    "exclude_tools_when_none": "--exclude-tools-when-tool-choice-none",
-    "prefix_caching": "--enable-prefix-caching",
-    "enforce_eager": "--enforce-eager",
-}
+# fields with the names of vLLM's options; its own parser checks them in
+# tests/patches/test_profiles.py
+_OPTIONS = (
+    *("moe_backend", "attention_backend", "kv_cache_dtype", "load_format", "max_model_len"),
+    *("max_num_seqs", "max_num_batched_tokens", "reasoning_parser", "cudagraph_capture_sizes"),
+    *("tool_call_parser", "enforce_eager"),
+)
 
-
-def _number(given: Any) -> Any:
-    """Turn a plain decimal number into an int; 010, 0x10 and 1e3 stay text and are refused."""
-    plain = isinstance(given, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", given)
-    return int(given) if plain else given
-
-
-def _truth(given: Any) -> Any:
-    return {"true": True, "false": False}.get(given, given) if isinstance(given, str) else given
-
-
-Count = Annotated[int, BeforeValidator(_number), Field(gt=0, strict=True)]
-Truth = Annotated[bool, BeforeValidator(_truth), Field(strict=True)]
+Count = Annotated[int, Field(gt=0)]
+# in pins.yaml all values are text
+_WORDS = {"true": True, "false": False}
+Truth = Annotated[
+    bool, BeforeValidator(lambda given: _WORDS.get(str(given), given)), Field(strict=True)
+]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9_]+$")]
 _LAYER = "((qkv|o|lm_head)(=mxfp[48])?|moe(=mxfp4)?)"
@@ -166,13 +149,16 @@ class Profile(_Model):
         words: list[str] = []
         if most_memory and self.memory is not None:
             words += ["--gpu-memory-utilization", f"{self.memory.most_percent / 100:.2f}"]
-        if self.prefix_caching is False:  # vLLM's default is true
-            words.append("--no-enable-prefix-caching")
-        for name, option in _OPTIONS.items():
-            given = getattr(self, name)
-            if given:
+        if self.prefix_caching is not None:
+            words.append(f"--{'' if self.prefix_caching else 'no-'}enable-prefix-caching")
+        for name in _OPTIONS:
+            if given := getattr(self, name):
                 values = given if isinstance(given, tuple) else () if given is True else (given,)
-                words += [option, *map(str, values)]
+                words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        if self.layers:
+            words += [_LAYERS, self.layers]
+        if self.exclude_tools_when_none:
+            words.append("--exclude-tools-when-tool-choice-none")
         if self.tool_call_parser:  # without it "tool_choice": "auto" gets status 400
             words.append("--enable-auto-tool-choice")
         return words
@@ -206,8 +192,8 @@ def pick(profile: Profile, name: str, setting: str) -> Profile:
 
 # -- vLLM's log ------------------------------------------------------------------------------------
 
-# The sentences of vLLM 0.33.0 and of our plugin; tests/patches/test_profiles.py compares. The first
-# group, in capitals, is the backend's name, or stands for one.
+# The sentences of vLLM 0.33.0 and of our plugin; tests/patches/test_profiles.py compares. The
+# group, in capitals, is the backend's name; without one it is Marlin.
 SENTENCES: Mapping[str, re.Pattern[str]] = {
     "moe": re.compile(r"\] Using '([A-Z0-9_]+)' Mxfp4 MoE backend\."),
     # named in the options, or chosen by vLLM
@@ -221,10 +207,9 @@ SENTENCES: Mapping[str, re.Pattern[str]] = {
     # wrong by their self-check; the plugin warns, and serves with Marlin
     "experts": re.compile(
         r"\] (Decode)(?= kernels (?:are used for MXFP4 experts |for MXFP4 experts are switched))"
-        r"|\] Decode kernels are (not used(?= for MXFP4 experts: )|off(?=: ))"
+        r"|\] Decode kernels are (?:not used for MXFP4 experts|off): "
     ),
 }
-_STANDS_FOR: Mapping[str, str] = {"NOT USED": "MARLIN", "OFF": "MARLIN"}
 
 
 @dataclass
@@ -238,8 +223,7 @@ class Watch:
         """Read a line; returns a problem, or None."""
         for kind, pattern in SENTENCES.items():
             if match := pattern.search(line):
-                found = next(filter(None, match.groups())).upper()
-                name = _STANDS_FOR.get(found, found)
+                name = (match[1] or "Marlin").upper()
                 self.seen.setdefault(kind, set()).add(name)
                 if name != (wanted := self.expected.get(kind, name)):
                     return f"vLLM chose the {kind} backend {name}; the profile says {wanted}"

@@ -7,6 +7,7 @@ restarts the container. While it loads, however long, nothing is killed.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -33,7 +34,6 @@ _COMPILERS = frozenset(
     ("ninja", "nvcc", "cicc", "ptxas", "ptxas-blackwell", "nvlink", "gcc", "g++", "cc1plus", "ld")
 )
 """Names of compilers' processes."""
-_LINE_LIMIT = 1 << 16  # bytes of a line that are searched
 
 
 # -- processes and signals -------------------------------------------------------------------------
@@ -43,10 +43,13 @@ def start(
     command: Sequence[str], variables: Mapping[str, str], stdout: int | None = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, with one pipe for stdout and stderr, or ours."""
-    stderr = subprocess.STDOUT if stdout else None
-    null, env = subprocess.DEVNULL, dict(variables)
     return subprocess.Popen(
-        command, env=env, stdin=null, stdout=stdout, stderr=stderr, start_new_session=True
+        command,
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.STDOUT if stdout else None,
+        start_new_session=True,
     )
 
 
@@ -112,10 +115,9 @@ class Server:
     strict: bool = True  # end the server when it chooses another backend; else warn
     hang_s: float = 60.0  # without progress, after the first answer, until it is killed; 0: never
     every_s: float = 5.0  # between two checks of a server that has answered
-    warm_up: Callable[[], str] | None = None
+    warm_up: Callable[[], str] = lambda: ""
     """Runs at the first answer, before the server counts as healthy; returns the problem, or ""."""
-    trial: bool = False
-    """The server ends after its warm-up, with exit code 0 or 78, and serves no users."""
+    trial: bool = False  # ends after its warm-up, with exit code 0 or 78, and serves no users
     weights: Sequence[Path] = ()  # files to drop from the page cache when they have been read
     starts: Path | None = None  # counts the starts that have not become ready
     link: Link | None = None
@@ -123,11 +125,10 @@ class Server:
     entrance: Door | None = None
 
     def __post_init__(self) -> None:
-        self._began = time.monotonic()
+        self._began = self._since = time.monotonic()
         self._watch = Watch(self.expected)
         self._problems: list[str] = []  # of backends, not logged yet
-        self._answered = self._stalled = False
-        self._well = self._since = 0.0
+        self._answered = False
         self._failures = 0
         self._before: Counters | None = None
         self._warming: threading.Thread | None = None
@@ -141,8 +142,10 @@ class Server:
         """
         if self.guard is not None:
             self.guard.begin()
-        waits = "preflight" if self.trial else "loading"
-        health.tell(waits if self.warm_up else health.READY)
+        if self.client is not None:  # else a worker, whose health is its link
+            health.tell("preflight" if self.trial else "loading")
+        else:
+            health.tell(health.READY)
         child = self.signals.child = start(options.for_plugin(self.command), self.variables)
         reader = threading.Thread(target=self._copy_output, args=(child,), daemon=True)
         reader.start()
@@ -171,17 +174,12 @@ class Server:
     def _copy_output(self, child: subprocess.Popen[bytes]) -> None:
         """Copy the server's output to ours, and search it, until its end."""
         assert child.stdout is not None
-        rest, source = b"", child.stdout.fileno()
-        while chunk := os.read(source, 1 << 16):
-            sys.stdout.buffer.write(chunk)
+        # a progress bar ends its lines with \r
+        for line in io.TextIOWrapper(child.stdout, "utf-8", errors="replace", newline=""):
+            sys.stdout.buffer.write(line.encode())
             sys.stdout.buffer.flush()
-            *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[-_LINE_LIMIT:]
-            for line in lines:
-                if problem := self._watch.feed(line[:_LINE_LIMIT].decode(errors="replace")):
-                    self._problems.append(problem)
-        if rest:
-            print(flush=True)  # the last line is not terminated, and ours follow
+            if problem := self._watch.feed(line):
+                self._problems.append(problem)
 
     def _supervise(self, child: subprocess.Popen[bytes]) -> int:
         """Return the exit code of a server that has ended; raises StartError where it has to."""
@@ -261,53 +259,47 @@ class Server:
             if self._answered:
                 self._failed(error, pid, _computed_s(pid) - computed_s, client.timeout_s)
             return
-        self._well, self._since, self._failures = now, now, 0
-        self._stall(False)
+        self._since, self._failures = now, 0
         if self._answered:
+            self._stall(False)
             return
         say(f"first token after {now - self._began:.0f} s; backends: {self._watch}")
         if not self.trial:
             self._compare(missing=True)
         self._first_token()
-        if self.warm_up is None:
-            self._ready()
-        else:
-            self._warming = threading.Thread(target=self._warm, args=(self.warm_up,), daemon=True)
-            self._warming.start()
+        self._warming = threading.Thread(target=self._warm, daemon=True)
+        self._warming.start()
 
-    def _warm(self, work: Callable[[], str]) -> None:
+    def _warm(self) -> None:
         try:
-            self._problem = work()
+            self._problem = self.warm_up()
         except Exception as error:  # counts as any failure of the warm-up, and is logged
             self._problem = f"{type(error).__name__}: {error}"
 
     def _stall(self, stalled: bool) -> None:
-        if stalled != self._stalled and self.entrance is not None:
+        if self.entrance is not None:
             self.entrance.stall(stalled)
-        self._stalled = stalled
 
     def _failed(self, error: Exception, pid: int, computed_s: float, look_s: float) -> None:
         """Note a failed check; raises StartError where the server hangs."""
         self._stall(True)
-        running, now, excuse = session(pid), time.monotonic(), ""
+        running, lasted = session(pid), time.monotonic() - self._since
         if _COMPILERS & {name for name, _ in running.values()}:
             # a kernel that is built at its first use holds up the engine for minutes; a server
             # ended now would build it again at the next start, and again
-            excuse = "no progress, but a compiler is running"
+            say("no progress, but a compiler is running: waiting")
+            self._since, self._failures = time.monotonic(), 0
         elif (
             isinstance(error, TimeoutError)
             and computed_s > _COMPUTES * look_s
-            and now - self._well < max(_SLOW_S, self.hang_s)
+            and lasted < max(_SLOW_S, self.hang_s)
         ):
-            excuse = "no answer, but the server computes: it may be one slow request"
-        if excuse:
-            say(f"{excuse}: waiting")
-            self._since, self._failures = now, 0
-            return
-        self._failures += 1
+            say("no answer, but the server computes: it may be one slow request: waiting")
+            self._failures = 0
+        else:
+            self._failures += 1
         # the last check took time, too, and has to end within hang_s
-        lasts = self._failures >= _LOOKS and now - self._since >= self.hang_s - look_s
-        if lasts and self.hang_s:
+        if self.hang_s and self._failures >= _LOOKS and lasted >= self.hang_s - look_s:
             what = ", ".join(f"{one} {name}: state {how}" for one, (name, how) in running.items())
             why = f"the server hangs: {type(error).__name__}: {error} ({what})"
             raise StartError(why, EX_TEMPFAIL)

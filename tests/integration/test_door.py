@@ -9,10 +9,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +24,11 @@ import pytest
 
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import door
-from sparkforge.serving.errors import StartError
 from sparkforge.serving.health import Client, StatusError
 from sparkforge.serving.settings import Variables
 from tests.fake_server import AtPath
 from tests.haproxy import needs_haproxy
-from tests.support import PATIENCE_S, alive, wait_for
+from tests.support import PATIENCE_S, wait_for
 
 pytestmark = needs_haproxy
 
@@ -174,9 +171,8 @@ def serves(front: Front) -> bool:
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("locked", [False, True])
-def test_what_is_not_named_does_not_exist(start: Start, role: str, locked: bool) -> None:
-    front = start(role, **(KEY if locked else {}))
+def test_what_is_not_named_does_not_exist(start: Start, role: str) -> None:
+    front = start(role, **KEY)
     for path in (
         *("/invocations", "/tokenize", "/generative_scoring", "/scale_elastic_ep", "/docs", "/"),
         *("/openapi.json", "/load", "/version", "/ping", "/v1", "/v1/", "/v1/embeddings"),
@@ -230,12 +226,6 @@ def test_vllm_gets_neither_key_nor_origin_nor_headers_of_ours(start: Start) -> N
     assert not headers & {"authorization", "x-api-key", "origin", *map(str.lower, ours)}
 
 
-def test_metrics_can_be_opened(start: Start) -> None:
-    front = start(**KEY, SPARKFORGE_OPEN_METRICS="1")
-    assert front.ask("GET", "/metrics")[0] == 200
-    assert front.ask("GET", "/v1/models")[0] == 401
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_without_a_key_pages_of_others_may_neither_ask_nor_read(start: Start, role: str) -> None:
     front = start(role)
@@ -281,7 +271,8 @@ def test_named_pages_may_ask_and_read(start: Start) -> None:
 def test_any_host_is_served_with_a_key_or_where_it_is_open(
     start: Start, variables: dict[str, str], origin: int
 ) -> None:
-    front = start(SPARKFORGE_BIND="0.0.0.0", **variables)
+    front = start(SPARKFORGE_BIND="0.0.0.0", SPARKFORGE_OPEN_METRICS="1", **variables)
+    assert front.ask("GET", "/metrics")[0] == 200
     host = {**BEARER, "Host": "spark:8000"}
     assert front.ask("POST", CHAT, host, "{}")[0] == 200
     status, headers, _ = front.ask("POST", CHAT, {**host, "Origin": "http://evil.example"}, "{}")
@@ -332,11 +323,6 @@ def test_half_requests_and_tiny_chunks_cost_nobody_anything(start: Start) -> Non
         tiny.sendall(b"0\r\n\r\n")
         assert tiny.recv(1 << 16).split()[1] == b"200"
         assert front.behind.requests[-1][3] == b"x" * 200_000
-        # a head has 10 s
-        (idle, half) = (stack.enter_context(front.connect()) for _ in range(2))
-        half.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-        assert b" 408 " in half.recv(1 << 16)
-        idle.recv(1 << 16)
 
 
 def test_one_source_cannot_keep_others_out(start: Start) -> None:
@@ -390,13 +376,8 @@ def test_large_bodies_are_bounded_in_memory_and_for_one_source(start: Start) -> 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(
     "begin",
-    [
-        b"GET /health HTTP/1.1\r\nX: ",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;x=",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ",
-        HEAD + b"Content-Length: 6\r\n\r\nstreamGET / HTTP/1.1\r\nX: ",
-    ],
-    ids=["head", "extension", "trailer", "pipelined"],
+    [b"GET /health HTTP/1.1\r\nX: ", HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: "],
+    ids=["head", "trailer"],
 )
 def test_what_has_no_end_fills_no_memory(start: Start, role: str, begin: bytes) -> None:
     front = start(role)
@@ -411,43 +392,6 @@ def test_what_has_no_end_fills_no_memory(start: Start, role: str, begin: bytes) 
         assert front.rss_mib() < 120
         assert front.ask("GET", "/health", source="127.0.0.2")[0] == 200
         front.behind.go.set()
-
-
-def test_requests_in_flight_cost_no_memory(start: Start) -> None:
-    front = start("router")
-    with ExitStack() as stack:
-        for _ in range(100):
-            connection = stack.enter_context(front.connect())
-            connection.sendall(HEAD + b"Content-Length: 6\r\n\r\nstream")
-        wait_for(lambda: len(front.behind.requests) == 100)
-        assert front.rss_mib() < 120
-        front.behind.go.set()
-
-
-def test_a_frozen_door_can_be_closed(start: Start) -> None:
-    front = start()
-    assert front.opened is not None
-    for pid in front.pids:
-        os.kill(pid, signal.SIGSTOP)
-    front.opened.close()
-    assert not any(alive(pid) for pid in front.pids)
-
-
-def test_two_doors_share_no_port(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    front = start()
-    with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as other:
-        monkeypatch.setenv("TMPDIR", other)
-        with pytest.raises(StartError, match=f"{front.port} taken"):
-            door.Door(*settings_of(front.port))
-
-
-def test_heads_are_bounded(start: Start) -> None:
-    front = start()
-    assert front.ask("POST", CHAT, {"X-Long": "x" * 70_000}, "{}")[0] == 431
-    assert front.ask("POST", f"{CHAT}?{'x' * 20_000}", {}, "{}")[0] == 431
-    assert not front.behind.requests
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -473,6 +417,8 @@ def test_requests_that_two_readers_would_read_differently_are_refused(
         assert front.raw(request.encode()).split()[1] in (b"400", b"403"), lines
     upgrade = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     assert not front.raw(upgrade).startswith(b"\x00")  # no frame of HTTP/2
+    assert front.ask("POST", CHAT, {"X-Long": "x" * 70_000}, "{}")[0] == 431
+    assert front.ask("POST", f"{CHAT}?{'x' * 20_000}", {}, "{}")[0] == 431
     assert not front.behind.requests
 
 

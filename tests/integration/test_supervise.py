@@ -147,14 +147,6 @@ def test_a_stopped_engine_is_ended_with_all_its_processes(supervised: Start) -> 
         one.post("/health")
 
 
-def test_a_stopped_server_is_ended(supervised: Start) -> None:
-    one = supervised()
-    engine = one.ready()
-    os.kill(os.getpgid(engine), signal.SIGSTOP)
-    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
-    assert gone(engine)
-
-
 def test_a_short_stop_is_forgiven(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
@@ -163,7 +155,6 @@ def test_a_short_stop_is_forgiven(supervised: Start) -> None:
     wait_for(one.stalled)
     os.kill(engine, signal.SIGCONT)
     wait_for(lambda: not one.stalled())
-    time.sleep(5)
     assert one.process.poll() is None
 
 
@@ -173,7 +164,8 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(supervised: Start) 
     one.post("/busy")
     with pytest.raises(TimeoutError):
         one.post("/v1/completions", 1)
-    time.sleep(6)
+    time.sleep(3)  # more than a check takes
+    assert not one.stalled()
     assert one.process.poll() is None
 
 
@@ -183,16 +175,16 @@ def test_a_compiler_at_work_is_waited_for(supervised: Start) -> None:
     one.post("/compile")
     server = os.getpgid(engine)
     wait_for(lambda: "ptxas-blackwell" in str(session(server)))
-    os.kill(engine, signal.SIGSTOP)
+    os.kill(server, signal.SIGSTOP)
     start = time.monotonic()
     assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
-    assert time.monotonic() - start > 10  # the compiler's time; a hang alone takes 4 and a little
+    assert time.monotonic() - start > 7  # 4 of the compiler, and three checks of 1.5
     assert one.said("a compiler is running")
     wait_for(lambda: not session(server))  # ninja's jobs have groups of their own
 
 
 def test_one_slow_request_ends_nothing(supervised: Start) -> None:
-    one = supervised()  # a hang takes 4 s and a little, the request 12
+    one = supervised()  # a hang takes 4 s and a little, the request 8
     one.ready()
     one.post("/spin")
     assert one.said("no answer, but the server computes")
@@ -201,10 +193,7 @@ def test_one_slow_request_ends_nothing(supervised: Start) -> None:
 
 
 def test_loading_is_not_ended(supervised: Start) -> None:
-    one = supervised(load_s=9, hang_s=1)
-    time.sleep(6)
-    assert one.process.poll() is None
-    assert not one.said("first token")
+    one = supervised(load_s=5, hang_s=1)
     one.ready()
     wait_for(lambda: one.said("ready after"))
 
@@ -261,19 +250,18 @@ def test_a_paused_container_is_not_taken_for_a_hang(supervised: Start) -> None:
     for number in (signal.SIGSTOP, signal.SIGCONT):
         os.kill(engine, number)
         one.process.send_signal(number)
-        time.sleep(4)
+        time.sleep(3)
     assert one.process.poll() is None
 
 
-@pytest.mark.parametrize("load_s", [0, 600])
 def test_the_server_ends_before_the_machine_has_no_memory(
-    supervised: Start, tmp_path: Path, load_s: int
+    supervised: Start, tmp_path: Path
 ) -> None:
     meminfo = tmp_path / "proc/meminfo"
     meminfo.parent.mkdir()
     meminfo.write_text(f"MemTotal: {100 << 20} kB\nMemAvailable: {50 << 20} kB\n")
-    one = supervised(machine=str(tmp_path), load_s=load_s)
-    wait_for(lambda: one.said("engine " if load_s else "first token"))
+    one = supervised(machine=str(tmp_path), load_s=600)
+    wait_for(lambda: one.said("engine "))
     engine = int(one.output.read_text().split("engine ")[1].split()[0])
     (tmp_path / "new").write_text(f"MemTotal: {100 << 20} kB\nMemAvailable: {1 << 20} kB\n")
     (tmp_path / "new").replace(meminfo)  # at once: half a file is no reading

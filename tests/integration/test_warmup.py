@@ -156,13 +156,6 @@ def test_an_engine_that_dies_in_it_ends_the_start(start: Start) -> None:
     assert "ready after" not in one.text()
 
 
-def test_off_means_off(start: Start) -> None:
-    one = start(SPARKFORGE_CHECKS="warm-up=off")
-    wait_for(lambda: "first token" in one.text())
-    wait_for(lambda: one.health() == "well")
-    assert "warm-up" not in one.stop()
-
-
 def test_a_folder_for_kernels_that_cannot_be_written_is_one_error(start: Start) -> None:
     one = start(SPARKFORGE_JIT_DIR="/proc")
     assert one.process.wait(PATIENCE_S) == EX_CONFIG

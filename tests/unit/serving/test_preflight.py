@@ -15,7 +15,6 @@ import pytest
 from sparkforge.checkpoints import gptoss, trial
 from sparkforge.serving import preflight
 from sparkforge.serving.errors import StartError
-from sparkforge.serving.health import PROBLEMS
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -125,9 +124,8 @@ def test_a_wrong_model_does_not(
     assert "nats from the reference" in preflight.judge(distances(wrong(model), reference))
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_no_number_does_not(number: float) -> None:
-    assert "the limits are" in preflight.judge([0.0] * 9 + [number])
+def test_what_is_no_number_does_not() -> None:
+    assert "the limits are" in preflight.judge([0.0] * 9 + [float("nan")])
 
 
 WANTED = {
@@ -140,11 +138,11 @@ WANTED = {
 }
 
 
-def answer(tokens: list[int], first: Any = None) -> Any:
+def answer(tokens: list[int]) -> Any:
     return {
         "choices": [
             {
-                "prompt_logprobs": [None, first or {"2": {"logprob": -1.1}}],
+                "prompt_logprobs": [None, {"2": {"logprob": -1.1}}],
                 "token_ids": tokens,
                 "logprobs": {"token_logprobs": [-0.5, -0.3]},
             }
@@ -158,21 +156,6 @@ def test_a_close_race_may_end_otherwise_and_a_clear_one_not() -> None:
         assert found == pytest.approx(distances)
         assert problem == ""
     assert preflight.compare(WANTED, answer([5, 9]))[1] == "token 2 after 2 differs"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {},
-        {"choices": [{}]},
-        answer([]),
-        answer([5], {"2": {"logprob": "x"}}),
-        answer([5], {"3": {"logprob": -1.0}}),
-    ],
-)
-def test_an_answer_of_another_shape_is_one_error(bad: Any) -> None:
-    with pytest.raises(PROBLEMS):
-        preflight.compare(WANTED, bad)
 
 
 def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> None:
@@ -190,5 +173,5 @@ def test_a_pass_counts_for_the_same_driver_and_backends_only(tmp_path: Path) -> 
     (tmp_path / preflight.REFERENCE).write_text("{} ")
     assert first not in (*others, key("580.95", "--moe-backend marlin"))
     (tmp_path / preflight.REFERENCE).unlink()
-    with pytest.raises(StartError, match="preflight=off"):
+    with pytest.raises(StartError, match="preflight=always"):
         key("", "")
