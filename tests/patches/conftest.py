@@ -37,13 +37,12 @@ HERE = Path(__file__).resolve().parent
 # Files that share a fixture of the session; every other file is a group of its own.
 _SHARED = {
     "flashinfer": (
-        "flashinfer_python flashinfer_moe_module flashinfer_moe_sources machine_code "
-        "mxfp8_moe_sm12x packs"
+        "flashinfer_python flashinfer_moe_module flashinfer_moe_sources machine_code packs"
     ),
     # what forks.py starts for one of them is there for the others
     "forks": (
         "bf16_dequant cpu_isa decode_choice decode_half decode_kernels decode_parts "
-        "decode_rotary decode_row_major fastsafetensors forks harmony_text "
+        "decode_rotary decode_row_major fastsafetensors harmony_text "
         "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
         "profiles selection stock unified_memory"
     ),

@@ -80,6 +80,15 @@ def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
     return _quantize(blocks, exponents, values)
 
 
+def scale_offset(row: int, column: int, columns: int) -> int:
+    """Return the place of one scale in the 128x4 layout of a matrix with so many of them a row.
+
+    As test_flashinfer_moe_sources.py asks CUTLASS and FlashInfer.
+    """
+    tile = row // 128 * -(-columns // 4) + column // 4
+    return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+
+
 def quantize_layers(model: gptoss.Model, formats: dict[str, str]) -> gptoss.Model:
     """The model with dense layers quantised.
 

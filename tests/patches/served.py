@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ class Served:
         profile: dict[str, Any],
         variables: dict[str, str],
         model: Path | None,
-        before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.compiled: set[Path] = set()
@@ -74,11 +73,8 @@ class Served:
         self.env |= variables
         self.python = python
         command: list[str | Path] = [
-            *before,
             python,
-            ROOT / "scripts/entrypoint.py",
-            "--max-num-seqs",
-            "4",
+            *(ROOT / "scripts/entrypoint.py", "--max-num-seqs", "4"),
         ]
         with (folder / "output").open("wb") as sink:
             self.process = subprocess.Popen(
@@ -144,14 +140,9 @@ def serving(
     variables: dict[str, str] | None = None,
     *,
     model: Path | None = None,
-    before: Sequence[str] = (),
     **changes: Any,
 ) -> Iterator[Served]:
-    """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one.
-
-    Args:
-        before: a command that starts the entrypoint, which follows as its last arguments.
-    """
+    """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
     if needs_haproxy.args[0]:
         pytest.skip(needs_haproxy.kwargs["reason"])
     profile = {**PINS.profile_of(PINS.target("cpu")), "warm_up": "off", **changes}
@@ -159,7 +150,7 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         sockets = Path(name)
         given = {"VLLM_RPC_BASE_PATH": name, **(variables or {})}
-        one = Served(python, folder, sockets, profile, given, model, before)
+        one = Served(python, folder, sockets, profile, given, model)
         try:
             yield one
         finally:

@@ -325,6 +325,16 @@ def test_text_without_a_break_stops_nobody(server: Served) -> None:
     assert server.process.poll() is None
 
 
+def test_a_huge_body_is_refused(server: Served) -> None:
+    """vLLM by itself parses it, and answers nobody meanwhile."""
+    body = b" " * (9 << 20)
+    for data in (body, (body[i : i + (1 << 16)] for i in range(0, len(body), 1 << 16))):
+        url = f"http://127.0.0.1:{server.port}/v1/completions"
+        key = {"Authorization": "Bearer the-key"}
+        reply = requests.post(url, data=data, headers=key, timeout=PATIENCE_S)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
+
+
 def test_a_client_that_goes_away_frees_its_place(server: Served) -> None:
     def running() -> float:
         url = f"http://127.0.0.1:{server.port}/metrics"

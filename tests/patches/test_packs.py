@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -26,7 +25,6 @@ from sparkforge.store.store import Artefact
 from tests.modules import SMALLEST
 from tests.patches.checkout import CHECKOUT, ROOT, store
 from tests.patches.checkout import context as context_in
-from tests.patches.pack_calls import CALLS, LEFT_OUT
 from tests.patches.probing import ask
 from tests.patches.trees import tree
 
@@ -79,44 +77,6 @@ def test_each_sink_module_has_its_own_name(loaded: dict[tuple[str, str], Loaded]
     assert other < bf16
     bf16, fp8, other = every("patched")
     assert len(bf16 | fp8 | other) == len(bf16) + len(fp8) + len(other) == 5
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tree("vllm", tmp_path_factory.mktemp("vllm") / "tree", patched=True, only=["vllm"])
-
-
-def test_the_evidence_is_in_the_sources(trees: dict[str, Path], vllm: Path) -> None:
-    sources = {"vllm": vllm, "flashinfer": trees["patched"]}
-    for module in modules.MODULES:
-        (evidence,) = (calls for start, calls in CALLS.items() if module.name.startswith(start))
-        assert {one.upstream for one in evidence} == set(sources)
-        for one in evidence:
-            text = (sources[one.upstream] / one.path).read_text(encoding="utf-8")
-            assert one.text in text, (module.name, one)
-
-
-def test_what_is_left_out_is_not_called_here(
-    loaded: dict[tuple[str, str], Loaded], trees: dict[str, Path], vllm: Path
-) -> None:
-    texts = {
-        path.relative_to(vllm).as_posix(): path.read_text(encoding="utf-8")
-        for path in vllm.glob("vllm/**/*.py")
-    }
-    jit = "".join(path.read_text() for path in (trees["patched"] / "flashinfer/jit").glob("*.py"))
-    for one in LEFT_OUT:
-        assert f'"{one.name}"' in jit
-        assert {name for name, text in texts.items() if one.call in text} == set(one.callers), one
-        for gate in one.gates:
-            assert gate.text in texts[gate.path], gate
-    assert {one.name for one in LEFT_OUT}.isdisjoint(
-        name for starts in loaded.values() for names in starts.values() for name in names
-    )
-    # the limits by capability and ranks, without which both users of trtllm_comm stay away
-    table = texts["vllm/compilation/passes/fusion/allreduce_rms_fusion.py"]
-    _, _, table = table.partition("FI_ALLREDUCE_FUSION_MAX_SIZE_MB: dict[int, dict[int, float]] =")
-    capabilities = re.findall(r"^    (\d+): \{", table.partition("\n}\n")[0], re.MULTILINE)
-    assert [one for one in capabilities if int(one) < 120] == capabilities != []
 
 
 def test_the_stand_in_for_torch_changes_nothing(
