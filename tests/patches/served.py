@@ -22,10 +22,9 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.runtime.environment import server_env
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import devices
-from sparkforge.serving.health import Client
 from tests.haproxy import needs_haproxy
 from tests.patches.checkout import PINS
-from tests.support import PATIENCE_S, ROOT
+from tests.support import ROOT
 
 READY_S = 900  # some 40 on a quiet machine
 HANG_S = 20
@@ -94,11 +93,6 @@ class Served:
     def group(self) -> int:
         """Return the process group of the server."""
         return int(re.findall(r"APIServer pid=(\d+)", self.output())[0])
-
-    def inside(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the answer to a request that does not pass the front door's rules."""
-        asked = Client(Path(self.env["TMPDIR"]) / "sparkforge" / "door.sock", PATIENCE_S)
-        return json.loads(asked.ask(time.monotonic() + PATIENCE_S, "POST", path, body))
 
     def set_state(self, state: str) -> None:
         """Set the state of vLLM in the front door."""
