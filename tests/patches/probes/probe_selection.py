@@ -215,6 +215,7 @@ def plugin() -> dict[str, Table]:
     """What our plugin, where it is installed, takes for the layers of gpt-oss."""
     if importlib.util.find_spec("vllm_sparkforge") is None:
         return {}
+    import torch
     from vllm_sparkforge import bf16_experts
     from vllm_sparkforge.mx.linear import MxLinearMethod
     from vllm_sparkforge.quant import GptOssConfig
@@ -232,6 +233,13 @@ def plugin() -> dict[str, Table]:
         method.form = form
         kernel = method._kernel(shape)
         return f"{type(kernel).__name__}, or {type(kernel._fallback).__name__}"
+
+    def float16() -> str:
+        method: Any = object.__new__(MxLinearMethod)
+        method.form = "mxfp4"
+        layer, sizes = torch.nn.Module(), (64, [128], 64, 128)
+        method.create_weights(layer, *sizes, torch.float16, weight_loader=None)
+        return type(method.kernel).__name__
 
     with settings(moe={"activation": "mxfp8"}):
         asked = outcome(partial(moe, "flashinfer_cutlass"))
@@ -252,7 +260,8 @@ def plugin() -> dict[str, Table]:
                 f"{layer}={form}": outcome(partial(dense, form, shape))
                 for layer, shape in SHAPES.items()
                 for form in ("mxfp4", "mxfp8")
-            },
+            }
+            | {"mxfp4, float16": outcome(float16)},
         }
 
 
