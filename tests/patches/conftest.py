@@ -122,6 +122,12 @@ def decode_answers(
 
 
 @pytest.fixture(scope="session")
+def computed(decode_answers: Any) -> Any:
+    """What they compute, with a contract in place of the kernels."""
+    return decode_answers["computed"]
+
+
+@pytest.fixture(scope="session")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """FlashInfer's tree as released and with its series; tests read them."""
     folder = tmp_path_factory.mktemp("flashinfer")

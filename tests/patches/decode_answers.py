@@ -12,7 +12,7 @@ from tests.patches import probing
 from tests.patches.checkout import CHECKOUT
 
 TIMEOUT_S = 1800
-CAPABILITIES = ("8.9", "9.0", "10.0", "12.0", "12.1")
+CAPABILITIES = ("8.9", "9.0", "12.1")
 
 
 class Steps(dict[str, Any]):

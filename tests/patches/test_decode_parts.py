@@ -22,11 +22,6 @@ OURS = {"linear": "Bf16LinearMethod", "experts": "FewRowsMarlin"}
 
 
 @pytest.fixture(scope="module")
-def computed(decode_answers: Any) -> Any:
-    return decode_answers["computed"]
-
-
-@pytest.fixture(scope="module")
 def parts(computed: Any) -> Any:
     return computed["parts"]
 

@@ -185,25 +185,3 @@ def test_each_source_for_the_host_alone_compiles(
     assert {Path(unit.source).name for unit in found} >= {"lora.cpp", "cutlass_heuristic.cpp"}
     for unit in found:
         call(host.program, "-fsyntax-only", unit.source, *unit.flags, cwd=work)
-
-
-def test_a_pack_is_the_same_again_and_only_what_is_missing_is_compiled(
-    packed: tuple[Context, Artefact[PackResult]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    context, made = packed
-    first = (made.path / made.result.file).read_bytes()
-    # another store has other folders: nothing of their names is in the result
-    other = pack(in_new_store(tmp_path))
-    assert (other.path / other.result.file).read_bytes() == first
-    # a run that was killed before its end: one object is there, one is damaged
-    objects = sorted(context.store.root.glob("artefacts/packs/*/unit.o"))
-    objects[0].chmod(0o644)
-    objects[0].write_bytes(b"damaged")
-    shutil.rmtree(made.path)
-    capsys.readouterr()
-    again = pack(context)
-    said = "".join(capsys.readouterr())
-    assert f"{len(objects)} units of 1 module, 1 to compile" in said
-    assert (again.path / again.result.file).read_bytes() == first
