@@ -24,7 +24,6 @@ from tests.patches.probes.moe_layers import moe_config
 
 CASES: dict[str, dict[str, Any]] = {
     "whole tiles": {"hidden": 256, "inter": 128},
-    "padded": {"hidden": 128, "inter": 96},
     "padded, limited": {"hidden": 128, "inter": 160, "limit": 2.0},
     "SwiGLU-OAI": {"hidden": 128, "inter": 128, "limit": 7.0, "alpha": 1.702, "beta": 1.0},
     "weights on the input": {"hidden": 128, "inter": 128, "top_k": 1, "on_input": True},
@@ -237,9 +236,8 @@ def _reasons() -> dict[str, str | None]:
             return str(error).partition("FLASHINFER_CUTLASS: ")[2]
         return None if config.moe_backend == "flashinfer_cutlass" else str(backend.value)
 
-    parallel, sequence = (FusedMoEParallelConfig.make_no_parallel() for _ in range(2))
+    parallel = FusedMoEParallelConfig.make_no_parallel()
     parallel.dp_size = 2
-    sequence.use_ep, sequence.sp_size = True, 2
     in_parts = {"use_ep": True, "ep_size": 2, "num_experts": 4, "num_local_experts": 2}
     reasons = {
         "nothing": ask(),
@@ -248,7 +246,6 @@ def _reasons() -> dict[str, str | None]:
         "biases": ask(has_bias=True),
         "activation": ask(activation=MoEActivation.SWIGLUOAI),
         "data parallelism": ask(moe_parallel_config=parallel),
-        "sequence parallelism": ask(moe_parallel_config=sequence),
         "nothing, equal parts": ask(**in_parts),
         "equal parts": ask(**{**in_parts, "num_experts": 5}),
     }
@@ -267,24 +264,17 @@ def _reasons() -> dict[str, str | None]:
     nothing_found = types.SimpleNamespace(which=lambda _: None)
     reasons["compiler"] = without(ours, "shutil", nothing_found, ask)
     # nvcc is on the PATH, and FlashInfer does not look there: CUDA_HOME names another place
-    there = {"nvcc": "/usr/bin/nvcc", "/usr/bin/nvcc": "/usr/bin/nvcc", "/x/nvcc": "/x/nvcc"}
+    there = {"nvcc": "/usr/bin/nvcc", "/usr/bin/nvcc": "/usr/bin/nvcc"}
     on_path = types.SimpleNamespace(which=there.get)
-    for missing, named in (
-        ("CUDA_HOME", {"CUDA_HOME": "/no/such/cuda"}),
-        ("nothing, FLASHINFER_NVCC", {"CUDA_HOME": "/no/such/cuda", "FLASHINFER_NVCC": "/x/nvcc"}),
-    ):
-        reasons[missing] = without(
-            ours,
-            "shutil",
-            on_path,
-            lambda named=named: without(os, "environ", {**os.environ, **named}, ask),  # type: ignore[misc]
-        )
+    elsewhere = {**os.environ, "CUDA_HOME": "/no/such/cuda"}
+    reasons["CUDA_HOME"] = without(
+        ours, "shutil", on_path, lambda: without(os, "environ", elsewhere, ask)
+    )
     find_spec = ours.importlib.util.find_spec
     both = ("fused_moe_120", "mxfp8_quantization_sm100")
     caches: dict[str, tuple[str, tuple[str, ...]]] = {
         "prebuilt modules": ("0.7.0.post1+cu130", both),
         "nothing, a pack": (PACKED, both),
-        "nothing, a pack with other modules": (PACKED, ("sampling",)),
     }
     for name, (version, modules) in caches.items():
         _prebuilt(version, modules)
@@ -293,21 +283,8 @@ def _reasons() -> dict[str, str | None]:
             return name == "flashinfer_jit_cache" or find_spec(name)
 
         reasons[name] = without(ours.importlib.util, "find_spec", installed, ask)
-        no_compiler = {**os.environ, "FLASHINFER_DISABLE_JIT": "1"}
-        reasons[f"{name}, without JIT"] = without(
-            ours.importlib.util,
-            "find_spec",
-            installed,
-            lambda variables=no_compiler: without(os, "environ", variables, ask),  # type: ignore[misc]
-        )
     released = types.SimpleNamespace(supported=lambda arch: arch in (100, 103, 107))
     reasons["kernels"] = without(fused_moe, "CutlassMxfp8Config", released, ask)
-    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
-
-    refused = staticmethod(lambda *_: (False, "left out by the test"))
-    reasons["without Marlin, automatically"] = without(
-        MarlinExperts, "is_supported_config", refused, lambda: ask(moe_backend="auto")
-    )
     reasons["class"] = without(fused_moe, "CutlassMxfp8Config", None, ask)
     return reasons
 
