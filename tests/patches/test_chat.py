@@ -31,7 +31,7 @@ from sparkforge.serving import preflight
 from sparkforge.serving.profile import Watch
 from tests.patches.checkout import PINS
 from tests.patches.served import READY_S, Served, serving
-from tests.support import PATIENCE_S, ROOT, linked_checkout, wait_for
+from tests.support import PATIENCE_S, ROOT, linked_checkout
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -285,24 +285,6 @@ def test_a_huge_body_is_refused(server: Served) -> None:
         key = {"Authorization": "Bearer the-key"}
         reply = requests.post(url, data=data, headers=key, timeout=PATIENCE_S)
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
-
-
-def test_a_client_that_goes_away_frees_its_place(server: Served) -> None:
-    def running() -> float:
-        url = f"http://127.0.0.1:{server.port}/metrics"
-        key = {"Authorization": "Bearer the-key"}
-        lines = requests.get(url, headers=key, timeout=PATIENCE_S).text.splitlines()
-        found = [line for line in lines if line.startswith("vllm:num_requests_running{")]
-        return sum(float(line.rpartition(" ")[2]) for line in found)
-
-    # of a chat the parser would refuse what comes after its end; this goes on for minutes
-    body = {"prompt": "Hello", "stream": True, "max_tokens": 100_000, "ignore_eos": True}
-    with server.post("/v1/completions", body, stream=True) as reply:
-        lines = reply.iter_lines()  # kept: requests hangs up when it is collected
-        assert next(lines).startswith(b"data: ")
-        wait_for(lambda: running() == 1, every_s=0.2)
-    wait_for(lambda: running() == 0, every_s=0.2)  # the answer is closed now
-    assert chat(server)["message"]["content"] == ANSWER
 
 
 def test_a_tool_s_result_has_the_header_that_the_model_knows(

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from typing import Any
 import cmake
 import pytest
 
-from sparkforge.build.context import Context
-from sparkforge.check import machinecode
 from sparkforge.core.run import call
 from tests.patches import trees
 
@@ -324,39 +321,3 @@ def test_marlin_s_helpers_are_native_on_sm12x(matrix: Matrix) -> None:
             assert [code for code in new if not code.startswith("12")] == (
                 list(old) if older else []
             ), (cuda, archs)
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc (CUDA 13.0) is not on this machine")
-def test_a_helper_s_machine_code_is_sm_120(
-    patched: Tree, torch: Path, matrix: Any, cpu_context: Context, tmp_path: Path
-) -> None:
-    source = MARLIN_HELPERS[2]
-    (code,) = matrix["13.0.88", "12.1"][1].flags[source]
-    # a toolkit need not hold cuBLAS; these files call nothing of it
-    (tmp_path / "cublas_v2.h").write_text("typedef struct cublasContext *cublasHandle_t;\n")
-    fatbin = tmp_path / "helper.fatbin"
-    subprocess.run(
-        [
-            *("nvcc", "-std=c++20", "-O3", "-DNDEBUG", "-DUSE_CUDA"),
-            *("--expt-relaxed-constexpr", "-static-global-template-stub=false"),
-            *("-DTORCH_TARGET_VERSION=0x020B000000000000ULL", "-I", patched.folder / "csrc"),
-            *("-I", torch / "include", "-I", tmp_path),
-            f"-gencode=arch=compute_{code},code=sm_{code}",
-            *("-fatbin", patched.folder / source, "-o", fatbin),
-        ],
-        check=True,
-        timeout=1800,
-    )
-    readers = machinecode.readers(cpu_context)
-    kernels = readers.read(fatbin)
-    assert len(kernels) == 4  # weights of 4 and 8 bits, each for A of 16 and 8 bits
-    for kernel in kernels:
-        assert kernel.target == "sm_120"
-    listed = subprocess.run(
-        [readers.folder / "cuobjdump", "--list-elf", "--list-ptx", fatbin],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert ".sm_120.cubin" in listed
-    assert "ptx" not in listed.lower()

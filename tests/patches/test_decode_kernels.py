@@ -219,7 +219,7 @@ def test_experts_can_be_switched_off(computed: Any) -> None:
 
 def test_what_only_marlin_computes_reaches_it_as_it_came(computed: Any) -> None:
     left = computed["experts"]["left to Marlin"]
-    assert len(left) == 8
+    assert len(left) == 4
     assert all(left.values()), left
 
 

@@ -17,7 +17,6 @@ import pytest
 from sparkforge.core.run import call
 from tests.patches.moe_dispatch import (
     TIMEOUT_S,
-    Answers,
     Gemm,
     ask,
     build_probe,
@@ -28,8 +27,6 @@ from tests.patches.moe_dispatch import (
     kernels_of,
 )
 from tests.patches.mx_reference import scale_offset
-
-Probes = dict[str, dict[int, Answers]]
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
 
@@ -103,25 +100,14 @@ def test_the_release_can_be_asked_for_the_kernels(
     assert patched | own == stock | own
 
 
-@pytest.fixture(scope="module")
-def probes(trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Probes:
-    folder = tmp_path_factory.mktemp("probes")
-    programs = {name: build_probe(path, folder / name) for name, path in trees.items()}
-    return {
-        name: {capability: ask(program, capability) for capability in (90, 100, 120, 121)}
-        for name, program in programs.items()
-    }
-
-
 @needs_nvcc
-def test_every_tactic_launches_its_kernel(
-    probes: Probes, trees: dict[str, Path], tmp_path: Path
-) -> None:
-    files = generate(trees["patched"], tmp_path, "120")
-    patched = probes["patched"][121]
+def test_every_tactic_launches_its_kernel(trees: dict[str, Path], tmp_path: Path) -> None:
+    files = generate(trees["patched"], tmp_path / "generated", "120")
+    program = build_probe(trees["patched"], tmp_path / "probe")
+    found = ask(program, 121)
     for name, types in BLOCK_SCALED.items():
         for suffix, out in OUT.items():
-            mine = patched.runners[f"{name}-{suffix}"]
+            mine = found.runners[f"{name}-{suffix}"]
             generated = Counter({g: n for g, n in gemms(files, types).items() if g.out == out})
             # nothing is offered twice, refused or launched that is not generated
             assert mine.tma_ws
@@ -131,26 +117,13 @@ def test_every_tactic_launches_its_kernel(
     for suffix in OUT:
         # CutlassMoeFCRunner takes these out of an MX runner's tactics; taken in spite of that,
         # they end in an error and not in the kernels that know no block scales
-        assert set(patched.runners[f"mxfp8-{suffix}"].others) == {"refused"}
-        # per-tensor FP8 keeps its kernels
-        name = f"fp8-{suffix}"
-        assert patched.runners[name] == probes["stock"][121].runners[name]
-        assert set(patched.runners[name].others) == {"Sm89 per-tensor"}
-    assert probes["patched"][120] == patched
-    # the control: why the runner's constructor raises in the release
-    stock = probes["stock"][121].runners["mxfp8-bf16"]
-    assert not stock.tma_ws
-    assert stock.launches == ()
-    assert set(stock.others) == {"Sm89 per-tensor"}  # block scales would be ignored
-
-
-@needs_nvcc
-def test_types_that_are_left_out_have_no_tactic(probes: Probes) -> None:
-    tactics = probes["patched"][121].tactics
-    without = {name for name, count in tactics.items() if not count}
+        assert set(found.runners[f"mxfp8-{suffix}"].others) == {"refused"}
+        # per-tensor FP8 has its own
+        assert set(found.runners[f"fp8-{suffix}"].others) == {"Sm89 per-tensor"}
+    assert ask(program, 120) == found
+    # types that are left out
+    without = {name for name, count in found.tactics.items() if not count}
     assert without == {"fp8_uint4", "bf16_fp4", "fp16_fp4"}
-    for capability in (90, 100):
-        assert probes["patched"][capability] == probes["stock"][capability]
 
 
 @needs_nvcc

@@ -94,7 +94,6 @@ def probe(
     damaged[3, 5] = np.inf
     request = {
         "checkpoint": str(tiny.path),
-        "bf16_checkpoint": str(_with_bf16_experts(tiny.path, folder / "bf16", model)),
         "tied": str(_changed(tiny.path, folder / "tied", {"lm_head.weight": None}, tied=True)),
         "not_finite": str(
             _changed(
@@ -132,11 +131,6 @@ def seen(patched: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def two_ranks(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
     return probe(patched_python, "two_ranks")
-
-
-@pytest.fixture(scope="module")
-def stock(probe: Callable[[Path, str], Path], stock_python: Path) -> Path:
-    return probe(stock_python, "plain")
 
 
 # -- the formats ---------------------------------------------------------------
@@ -226,13 +220,6 @@ def test_other_layers_would_be_noticed(
     for other, (_, formats) in ENGINES.items():
         if formats != ENGINES[name][1]:
             assert np.median(relative_distance(logits, expected[other])) > CONTROL, other
-
-
-def test_without_the_option_nothing_changes(patched: Path, stock: Path, seen: Any) -> None:
-    """Stock cannot run the checkpoint here, but the same model with its experts in BF16."""
-    np.testing.assert_array_equal(np.load(patched / "none.npy"), np.load(stock / "plain.npy"))
-    tensors = seen["logits"]["none"]["tensors"].values()
-    assert {tensor["dtype"] for tensor in tensors} == {"torch.bfloat16"}
 
 
 def test_two_ranks_give_the_same(
@@ -460,7 +447,6 @@ def _changed(
     changes: dict[str, npt.NDArray[np.float32] | None],
     *,
     tied: bool = False,
-    quantized: bool = True,
 ) -> Path:
     """A copy of a checkpoint in which tensors are replaced (by BF16) or left out."""
     old, raw = read_raw(source)
@@ -483,20 +469,5 @@ def _changed(
     write_raw(source, dest, header, data)
     config = json.loads((dest / "config.json").read_text(encoding="utf-8"))
     config["tie_word_embeddings"] = tied
-    if not quantized:
-        del config["quantization_config"]
     (dest / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return dest
-
-
-def _with_bf16_experts(source: Path, dest: Path, model: reference.Model) -> Path:
-    """The same model with its experts in BF16, columns first, as such checkpoints have them."""
-    changes: dict[str, npt.NDArray[np.float32] | None] = {}
-    for name in model.tensors:
-        projection, blocks, _ = name.partition("_blocks")
-        if blocks:
-            scales = f"{projection}_scales"
-            expanded = reference.dequantize(model.tensors[name], model.tensors[scales])
-            changes[projection] = np.ascontiguousarray(expanded.swapaxes(1, 2))
-            changes[name] = changes[scales] = None
-    return _changed(source, dest, changes, quantized=False)

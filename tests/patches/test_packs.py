@@ -17,7 +17,6 @@ from sparkforge.build.packs import modules, recipe
 from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.packs.pack import packs_item
 from sparkforge.build.results import PackResult
-from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.trees import tree_of
 from sparkforge.core.run import call
 from sparkforge.sources.wheelhouse import in_store, read_lock
@@ -165,23 +164,3 @@ def test_flashinfer_loads_a_pack_and_compiles_nothing(
     manifest = json.loads((site / "flashinfer_jit_cache" / "manifest.json").read_text())
     assert manifest["architecture"] == "sm120f"
     assert manifest["modules"][0]["sha256"] == made.result.modules[SMALLEST.name]
-
-
-def test_each_source_for_the_host_alone_compiles(
-    packed: tuple[Context, Artefact[PackResult]], tmp_path: Path
-) -> None:
-    """So the stand-ins for cuBLAS's headers have all types that are used."""
-    context, _ = packed
-    sources = tree_of(context, "flashinfer")
-    assert sources is not None
-    cached.run(context, cached.ordered(sources.items))
-    patched = sources.layer(context).patched
-    LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc").fill(context, tmp_path / "wheels")
-    host = recipe.host(context.platform)
-    work = tmp_path / "tree"
-    recipe.fill(patched.source.repo, patched.commit, tmp_path / "wheels", host, work)
-    described = recipe.describe(work, "12.0f", modules.MODULES)
-    found = {unit for module in described for unit in module.units if unit.source.endswith(".cpp")}
-    assert {Path(unit.source).name for unit in found} >= {"lora.cpp", "cutlass_heuristic.cpp"}
-    for unit in found:
-        call(host.program, "-fsyntax-only", unit.source, *unit.flags, cwd=work)

@@ -101,15 +101,6 @@ def watch_loading() -> Iterator[dict[str, Any]]:
         watched["freed"].append(all(storage.expired() for storage in storages))
 
 
-def plain(request: dict[str, Any], out: Path) -> Any:
-    """The BF16 checkpoint of the same model, as it is."""
-    engine = base.small_engine(request["bf16_checkpoint"])
-    base.save_logits(engine, request["prompt"], out / "plain.npy")
-    del engine
-    base.drop_engine()
-    return {}
-
-
 def two_ranks(request: dict[str, Any], out: Path) -> Any:
     """The real thing on two ranks, whose second vocabulary shard is padded.
 
