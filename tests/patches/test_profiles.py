@@ -133,17 +133,10 @@ def test_the_harmony_vocabulary_is_in_the_package_and_is_the_pinned_one(
     code = "from sparkforge.serving.checkpoint import check_vocabulary as check;"
     code += f" check({pinned!r}); print('same')"
     good = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    bad = good | {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}
-    (tmp_path / "o200k_base.tiktoken").write_text("QQ== 0\n")
     said = subprocess.run(
         [patched_python, "-c", code], env=good, capture_output=True, text=True, check=True
     )
     assert said.stdout == "same\n"
-    said = subprocess.run(
-        [patched_python, "-c", code], env=bad, capture_output=True, text=True, check=False
-    )
-    assert said.returncode == 1
-    assert "correct TIKTOKEN_ENCODINGS_BASE" in said.stderr
     other = code.replace(pinned, "0" * 64)
     said = subprocess.run(
         [patched_python, "-c", other], env=good, capture_output=True, text=True, check=False

@@ -68,17 +68,12 @@ def prepare() -> None:
     workspace.init_workspace_manager(torch.device("cpu"))
 
 
-def make(
-    option: str,
-    weights: dict[str, Any] | None = None,
-    plain: int | None = None,
-) -> Made:
+def make(option: str, weights: dict[str, Any] | None = None) -> Made:
     """Return a model as a loader makes it.
 
     Args:
         option: ``decode_kernels``.
         weights: the checkpoint; None: a random one.
-        plain: the layer whose MLP is of a class derived from vLLM's, as other models have.
     """
     import torch
     from vllm.config import CompilationMode
@@ -95,17 +90,10 @@ def make(
         def forward(self, x: Any, positions: Any) -> Any:
             return x @ self.weight.T + positions[:, None].to(x.dtype) / 16
 
-    class OtherMLP(gpt_oss.MLPBlock):  # type: ignore[misc]
-        pass
-
-    def mlp(config: Any, layer: int, **options: Any) -> Any:
-        return (OtherMLP if layer == plain else gpt_oss.MLPBlock)(config, layer, **options)
-
     with (
         configured(option) as config,
         logged() as lines,
         mock.patch.object(gpt_oss.TransformerBlock, "attention_cls", new=Attention),
-        mock.patch.object(gpt_oss.TransformerBlock, "mlp_cls", new=staticmethod(mlp)),
     ):
         config.model_config.hf_config = types.SimpleNamespace(
             hidden_size=HIDDEN,
@@ -276,7 +264,6 @@ def whole(launches: Any, made: Made) -> dict[str, Any]:
     from vllm.forward_context import set_forward_context
 
     off = make("off", made.weights)
-    mixed = make("auto", made.weights, plain=1)
     words = torch.randint(0, WORDS, (90,))
     clear = torch.ones(90, dtype=torch.bool)
 
@@ -297,28 +284,25 @@ def whole(launches: Any, made: Made) -> dict[str, Any]:
         run(off, words, ())
     words = words[clear]
     assert words.numel() > 17, words.numel()
-    result: dict[str, Any] = {"off": {"said": off.said, "key": off.config.compute_hash()}}
-    for name, one in (("joined", made), ("mixed", mixed)):
-        blocks = one.model.layers
-        norms = [*(block.input_layernorm for block in blocks), one.model.norm]
-        result[name] = {
-            "said": one.said,
-            "classes": [type(block).__name__ for block in blocks],
-            "norms": [type(norm).__name__ for norm in norms],
-            "halves": [_known(block) for block in blocks],
-            "head": type(one.whole.lm_head.quant_method).__name__,
-            "key": one.config.compute_hash(),
-            "found": one.config.additional_config["sparkforge"]["found"],
-        }
-        for rows in (4, 17):
-            for aux in ((), (0, 1, 2, 3)):
-                wanted = run(off, words[:rows], aux)
-                assert not any(n.startswith(("route", "add_norm")) for n in launches.names)
-                found = run(one, words[:rows], aux)
-                errors = [error_of(*p) for p in zip(found, wanted, strict=True)]
-                result[name][f"{rows} rows, {len(aux)} more"] = errors
-            result[name][f"launches with {rows} rows"] = list(launches.names)
-    return result
+    blocks = made.model.layers
+    norms = [*(block.input_layernorm for block in blocks), made.model.norm]
+    joined: dict[str, Any] = {
+        "said": made.said,
+        "classes": [type(block).__name__ for block in blocks],
+        "norms": [type(norm).__name__ for norm in norms],
+        "halves": [_known(block) for block in blocks],
+        "head": type(made.whole.lm_head.quant_method).__name__,
+        "key": made.config.compute_hash(),
+    }
+    for rows in (4, 17):
+        for aux in ((), (0, 1, 2, 3)):
+            wanted = run(off, words[:rows], aux)
+            assert not any(n.startswith(("route", "add_norm")) for n in launches.names)
+            found = run(made, words[:rows], aux)
+            errors = [error_of(*p) for p in zip(found, wanted, strict=True)]
+            joined[f"{rows} rows, {len(aux)} more"] = errors
+        joined[f"launches with {rows} rows"] = list(launches.names)
+    return {"off": {"said": off.said, "key": off.config.compute_hash()}, "joined": joined}
 
 
 def _known(block: Any) -> bool:
