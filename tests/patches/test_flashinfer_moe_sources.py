@@ -104,10 +104,10 @@ def test_the_release_can_be_asked_for_the_kernels(
 def test_every_tactic_launches_its_kernel(trees: dict[str, Path], tmp_path: Path) -> None:
     files = generate(trees["patched"], tmp_path / "generated", "120")
     program = build_probe(trees["patched"], tmp_path / "probe")
-    found = ask(program, 121)
+    runners, tactics = found = ask(program, 121)
     for name, types in BLOCK_SCALED.items():
         for suffix, out in OUT.items():
-            mine = found.runners[f"{name}-{suffix}"]
+            mine = runners[f"{name}-{suffix}"]
             generated = Counter({g: n for g, n in gemms(files, types).items() if g.out == out})
             # nothing is offered twice, refused or launched that is not generated
             assert mine.tma_ws
@@ -117,12 +117,12 @@ def test_every_tactic_launches_its_kernel(trees: dict[str, Path], tmp_path: Path
     for suffix in OUT:
         # CutlassMoeFCRunner takes these out of an MX runner's tactics; taken in spite of that,
         # they end in an error and not in the kernels that know no block scales
-        assert set(found.runners[f"mxfp8-{suffix}"].others) == {"refused"}
+        assert set(runners[f"mxfp8-{suffix}"].others) == {"refused"}
         # per-tensor FP8 has its own
-        assert set(found.runners[f"fp8-{suffix}"].others) == {"Sm89 per-tensor"}
+        assert set(runners[f"fp8-{suffix}"].others) == {"Sm89 per-tensor"}
     assert ask(program, 120) == found
     # types that are left out
-    without = {name for name, count in found.tactics.items() if not count}
+    without = {name for name, count in tactics.items() if not count}
     assert without == {"fp8_uint4", "bf16_fp4", "fp16_fp4"}
 
 

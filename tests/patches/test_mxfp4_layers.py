@@ -23,10 +23,16 @@ from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Watch
 from tests.patches import mx_reference as mx
 from tests.patches.dequant_probe import read_raw, write_raw
-from tests.patches.probing import PROMPT, relative_distance, result_of, runner
+from tests.patches.probing import (
+    PROMPT,
+    TIMEOUT_S,
+    assert_close,
+    relative_distance,
+    result_of,
+    runner,
+)
 
 PROBE = Path(__file__).with_name("probes") / "probe_mxfp4_layers.py"
-TIMEOUT_S = 1800
 
 # What is asked of the engine, and the formats that the reference gets for it.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -43,14 +49,9 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 QUANTIZED = [name for name, (_, formats) in ENGINES.items() if formats]
 
-# Distance at one position: RMS of the difference over RMS of the reference, over the vocabulary.
-# Its median over the positions is what rounding activations to BF16 does (measured: 0.008 to
-# 0.011); a near tie between two experts moves single positions further (up to 0.07 of them). Two
-# references that differ in the format of one layer kind are 0.042 apart or more.
-MEDIAN_TOLERANCE = 0.015
+# Two references that differ in the format of one kind of layer are 0.042 apart or more, at the
+# median position; an engine and its own 0.008 to 0.011.
 CONTROL = 0.035
-FAR = 0.05
-FAR_SHARE = 0.15
 
 # Rows and columns of the weights in one layer, by kind, and of the head as it is padded.
 SHAPES = {"qkv": (256, 128), "o": (128, 128), "lm_head": (320, 128)}
@@ -208,7 +209,7 @@ def test_the_cpu_kernel_multiplies(seen: dict[str, Any], fmt: str) -> None:
 def test_logits_equal_the_reference(
     patched: Path, expected: dict[str, npt.NDArray[np.float32]], name: str
 ) -> None:
-    _assert_near(patched / f"{name}.npy", expected[name])
+    assert_close(np.load(patched / f"{name}.npy"), expected[name])
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -225,7 +226,7 @@ def test_other_layers_would_be_noticed(
 def test_two_ranks_give_the_same(
     two_ranks: Path, expected: dict[str, npt.NDArray[np.float32]]
 ) -> None:
-    _assert_near(two_ranks / "two_ranks.npy", expected["all"])
+    assert_close(np.load(two_ranks / "two_ranks.npy"), expected["all"])
 
 
 # -- memory --------------------------------------------------------------------
@@ -369,13 +370,6 @@ def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
     assert len({without, qkv, qkv_mxfp8, head}) == 4
 
 
-def test_an_activation_for_the_experts_can_be_added(seen: dict[str, Any]) -> None:
-    activation, layers, again = seen["options"]["moe activation"]
-    assert activation != "None"
-    assert layers == {"qkv": "mxfp4"}
-    assert again, "a second pass over the same arguments must not change or refuse them"
-
-
 # -- helpers -------------------------------------------------------------------
 
 
@@ -383,12 +377,6 @@ def _quantized(fmt: str, tensor: npt.NDArray[np.float32]) -> tuple[Any, Any]:
     """Codes, as an engine stores them, and scales."""
     found = QUANTIZERS[fmt](tensor)
     return found.packed if fmt == "mxfp4" else found.codes, found.scales
-
-
-def _assert_near(path: Path, expected: npt.NDArray[np.float32]) -> None:
-    distance = relative_distance(np.load(path), expected)
-    assert np.median(distance) < MEDIAN_TOLERANCE
-    assert np.mean(distance > FAR) < FAR_SHARE
 
 
 def _edges() -> npt.NDArray[np.float32]:

@@ -307,19 +307,11 @@ def options(request: dict[str, Any], out: Path) -> Any:
             digest: str = config.compute_hash()
         return digest
 
-    with_moe = engine_args(checkpoint, "qkv", quantization_config={"moe": {"activation": "mxfp8"}})
-    first, second = (with_moe.create_engine_config() for _ in range(2))
-    activation = second.model_config.quantization_config.moe.activation
     return {
         "parsed": {layers: taken(layers) for layers in request["layers"]},
         "command line": from_command_line(request["command line"]),
         "no option": from_command_line([]),
         "graphs": [compiled_as(layers) for layers in ("", "qkv", "qkv=mxfp8", "lm_head", "qkv")],
-        "moe activation": [
-            str(activation),
-            layers_of(second),
-            first.compute_hash() == second.compute_hash(),
-        ],
         "linear": taken("qkv", quantization_config={"linear": "mxfp4"}),
         "other targets": taken("qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}),
         **{str(name): verified(name) for name in (None, "gpt_oss_mxfp4")},
