@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from sparkforge.build.graph import graph_of
 from sparkforge.build.results import SmokeResult
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
+from sparkforge.core.run import call
 from sparkforge.runtime.environment import python_path
-from tests.patches import decode_answers as decode
-from tests.patches import dequant_probe, flashinfer_code, stock
-from tests.patches.checkout import context
+from tests.patches import dequant_probe, probing, stock
+from tests.patches.checkout import CHECKOUT, ROOT, context
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
 from tests.support import ONE_THREAD
@@ -37,13 +39,12 @@ HERE = Path(__file__).resolve().parent
 # Files that share a fixture of the session; every other file is a group of its own.
 _SHARED = {
     "flashinfer": (
-        "flashinfer_python flashinfer_moe_module flashinfer_moe_sources machine_code "
-        "mxfp8_moe_sm12x packs"
+        "flashinfer_python flashinfer_moe_module flashinfer_moe_sources machine_code packs"
     ),
     # what forks.py starts for one of them is there for the others
     "forks": (
         "bf16_dequant cpu_isa decode_choice decode_half decode_kernels decode_parts "
-        "decode_rotary decode_row_major fastsafetensors forks harmony_text "
+        "decode_rotary decode_row_major fastsafetensors harmony_text "
         "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
         "profiles selection stock unified_memory"
     ),
@@ -110,8 +111,22 @@ def stock_python(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def decode_layout(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the index functions of the decode kernels say; None without a CUDA compiler."""
-    return decode.layout(tmp_path_factory.mktemp("layout"))
+    """What the index functions of the decode kernels' sources say; None without nvcc."""
+    if shutil.which("nvcc") is None:
+        return None
+    program = tmp_path_factory.mktemp("layout") / "layout"
+    words = ["nvcc", "-std=c++17", "-O0", "-arch=sm_90a", f"-I{CHECKOUT / 'kernels/csrc'}"]
+    call(*words, "-o", program, HERE / "probes" / "probe_decode_layout.cu")
+    return json.loads(call(program).stdout)
+
+
+class Steps(dict[str, Any]):
+    """What is computed, by step; a step that failed is its traceback, and fails who asks for it."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        assert not isinstance(found, str), found
+        return found
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +134,15 @@ def decode_answers(
     patched_python: Path, decode_layout: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     """What the decode kernels' Python side answers and computes."""
-    return decode.ask(patched_python, decode_layout, tmp_path_factory.mktemp("decode"))
+    request = {"places": decode_layout, "capabilities": ["8.9", "9.0", "12.1"]}
+    folder = tmp_path_factory.mktemp("decode")
+    return probing.ask(patched_python, "probe_decode_kernels", request, folder=folder)
+
+
+@pytest.fixture(scope="session")
+def computed(decode_answers: Any) -> Any:
+    """What they compute, with a contract in place of the kernels."""
+    return Steps(decode_answers["computed"])
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +158,17 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def flashinfer_answers(stock_python: Path, trees: dict[str, Path]) -> dict[str, dict[str, Any]]:
     """What FlashInfer's Python says as released and with its series, by question."""
-    return {name: flashinfer_code.ask(stock_python, path) for name, path in trees.items()}
+
+    def ask(tree: Path) -> Any:
+        variables = {
+            "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}",
+            "FLASHINFER_WORKSPACE_BASE": str(tree.parent / "workspace"),
+            "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
+        }
+        words = ("probe_flashinfer", "autotuner,architectures,mxfp8_moe")
+        return probing.ask(stock_python, *words, folder=tree.parent, variables=variables)
+
+    return {name: ask(tree) for name, tree in trees.items()}
 
 
 @pytest.fixture(scope="session")

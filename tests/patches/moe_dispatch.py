@@ -219,21 +219,13 @@ class Runner:
         )
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What a probe says of one capability.
+def ask(program: Path, capability: int) -> tuple[dict[str, Runner], dict[str, int]]:
+    """Run a probe for a capability such as 121.
 
-    Attributes:
-        runners: by type and output, for example ``mxfp8-bf16``.
-        tactics: how many a runner offers that has nothing to launch there, by its source's name.
+    Returns:
+        Runners by type and output, for example ``mxfp8-bf16``; and how many tactics one offers that
+        has nothing to launch there, by its source's name.
     """
-
-    runners: dict[str, Runner]
-    tactics: dict[str, int]
-
-
-def ask(program: Path, capability: int) -> Answers:
-    """Run a probe for a capability such as 121."""
     out = call(program, str(capability), timeout=TIMEOUT_S).stdout.decode()
     # a refusal is logged, on the same stream in parts
     said = [line for line in out.splitlines() if re.match(r"[a-z0-9]+-(bf|f)16 ", line)]
@@ -252,4 +244,4 @@ def ask(program: Path, capability: int) -> Answers:
         for name in dict.fromkeys(line.partition(" ")[0] for line in said)
     }
     counts = re.findall(r"^(\w+) tactics (\d+)$", out, re.MULTILINE)
-    return Answers(runners, {name: int(count) for name, count in counts})
+    return runners, {name: int(count) for name, count in counts}

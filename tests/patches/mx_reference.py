@@ -73,11 +73,19 @@ def mxfp4(x: npt.NDArray[np.floating]) -> Quantized:
 
 def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
     """Quantise to E4M3. The scale is the smallest with which the largest magnitude fits."""
-    values = _values(exponent_bits=4, mantissa_bits=3, bias=7)[:-1]  # the last code is NaN
     blocks = _blocks(x)
-    fraction, exponent = np.frexp(np.abs(blocks).max(axis=-1) / values[-1])
+    fraction, exponent = np.frexp(np.abs(blocks).max(axis=-1) / E4M3[-1])
     exponents = np.where(fraction > 0.5, exponent, exponent - 1)
-    return _quantize(blocks, exponents, values)
+    return _quantize(blocks, exponents, E4M3)
+
+
+def scale_offset(row: int, column: int, columns: int) -> int:
+    """Return the place of one scale in the 128x4 layout of a matrix with so many of them a row.
+
+    As test_flashinfer_moe_sources.py asks CUTLASS and FlashInfer.
+    """
+    tile = row // 128 * -(-columns // 4) + column // 4
+    return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
 
 
 def quantize_layers(model: gptoss.Model, formats: dict[str, str]) -> gptoss.Model:
@@ -142,3 +150,6 @@ def _quantize(blocks: Doubles, exponents: npt.NDArray[np.integer], values: Doubl
         scales=scales,
         values=signed.reshape(shape),
     )
+
+
+E4M3 = _values(exponent_bits=4, mantissa_bits=3, bias=7)[:-1]  # the last code is NaN

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.runtime.environment import server_env
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import devices
-from sparkforge.serving.health import Client
 from tests.haproxy import needs_haproxy
 from tests.patches.checkout import PINS
-from tests.support import PATIENCE_S, ROOT
+from tests.support import ROOT
 
 READY_S = 900  # some 40 on a quiet machine
 HANG_S = 20
@@ -42,7 +41,6 @@ class Served:
         profile: dict[str, Any],
         variables: dict[str, str],
         model: Path | None,
-        before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.compiled: set[Path] = set()
@@ -74,11 +72,8 @@ class Served:
         self.env |= variables
         self.python = python
         command: list[str | Path] = [
-            *before,
             python,
-            ROOT / "scripts/entrypoint.py",
-            "--max-num-seqs",
-            "4",
+            *(ROOT / "scripts/entrypoint.py", "--max-num-seqs", "4"),
         ]
         with (folder / "output").open("wb") as sink:
             self.process = subprocess.Popen(
@@ -98,11 +93,6 @@ class Served:
     def group(self) -> int:
         """Return the process group of the server."""
         return int(re.findall(r"APIServer pid=(\d+)", self.output())[0])
-
-    def inside(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the answer to a request that does not pass the front door's rules."""
-        asked = Client(Path(self.env["TMPDIR"]) / "sparkforge" / "door.sock", PATIENCE_S)
-        return json.loads(asked.ask(time.monotonic() + PATIENCE_S, "POST", path, body))
 
     def set_state(self, state: str) -> None:
         """Set the state of vLLM in the front door."""
@@ -144,14 +134,9 @@ def serving(
     variables: dict[str, str] | None = None,
     *,
     model: Path | None = None,
-    before: Sequence[str] = (),
     **changes: Any,
 ) -> Iterator[Served]:
-    """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one.
-
-    Args:
-        before: a command that starts the entrypoint, which follows as its last arguments.
-    """
+    """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
     if needs_haproxy.args[0]:
         pytest.skip(needs_haproxy.kwargs["reason"])
     profile = {**PINS.profile_of(PINS.target("cpu")), "warm_up": "off", **changes}
@@ -159,7 +144,7 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         sockets = Path(name)
         given = {"VLLM_RPC_BASE_PATH": name, **(variables or {})}
-        one = Served(python, folder, sockets, profile, given, model, before)
+        one = Served(python, folder, sockets, profile, given, model)
         try:
             yield one
         finally:

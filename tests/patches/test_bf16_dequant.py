@@ -80,12 +80,9 @@ def test_logits_equal_the_reference(dequantized: Path, expected: npt.NDArray[np.
 WRONG_MODELS: dict[str, Callable[[reference.Model], reference.Model]] = {
     "no sinks": lambda m: _change(m, "sinks", lambda t: np.full_like(t, -1e9)),
     "window of one more": lambda m: m.replaced(config={"sliding_window": 33}),
-    "no window": lambda m: m.replaced(config={"sliding_window": 10**6}),
     "no YaRN": lambda m: m.replaced(
         config={"rope_scaling": {**m.config["rope_scaling"], "factor": 1.0}}
     ),
-    "nibbles swapped": lambda m: _change(m, "_blocks", lambda t: (t >> 4) | (t << 4)),
-    "gate and up in halves": lambda m: _change(m, "gate_up_proj", _halves),
     "no limit": lambda m: m.replaced(config={"swiglu_limit": 1e9}),
     "one layer's scales doubled": lambda m: _change(
         m, "3.mlp.experts.down_proj_scales", lambda t: t + 1
@@ -106,12 +103,6 @@ def test_greedy_tokens_agree(seen: dict[str, Any], model: reference.Model) -> No
     tokens, margins = reference.greedy(model, GREEDY_PROMPT, GREEDY_COUNT)
     assert min(margins) > MARGIN, "choose another prompt: rounding could decide here"
     assert seen["by_name"]["tokens"] == tokens
-
-
-def test_a_checkpoint_with_single_experts_gives_the_same_logits(dequantized: Path) -> None:
-    np.testing.assert_array_equal(
-        np.load(dequantized / "streamed.npy"), np.load(dequantized / "logits.npy")
-    )
 
 
 @pytest.mark.parametrize("damage", ["nan", "overflow"])
@@ -176,13 +167,9 @@ def test_the_cost_is_counted_by_rank(seen: dict[str, Any]) -> None:
 
 def test_ranks_share_the_memory_of_their_node(seen: dict[str, Any]) -> None:
     assert seen["memory"] == {
-        "bare": 10,
-        "wide cgroup": 10,
         "tight cgroup": 60,  # page cache counts as used there, and can be given back
         "two ranks, one node": 5,
-        "bound, two ranks, two nodes": 10,
         "bound, three ranks, two nodes": 5,
-        "unbound, one rank, two nodes": 20,
         "unbound, two ranks, two nodes": 10,
         "unbound, cgroup wider than a node": 130,
     }
@@ -255,9 +242,3 @@ def _change(
     changed = {name: change(t) for name, t in model.tensors.items() if suffix in name}
     assert changed
     return model.replaced(tensors=changed)
-
-
-def _halves(tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows read as if gate and up came one after the other."""
-    experts, rows, *rest = tensor.shape
-    return tensor.reshape(experts, 2, rows // 2, *rest).swapaxes(1, 2).reshape(tensor.shape)

@@ -9,10 +9,8 @@ compiled kernels, a kept folder.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,19 +22,16 @@ import requests
 from sparkforge.build.context import profile_of
 from sparkforge.build.launcher import chat_model, in_environment
 from sparkforge.check.accept import subject as accept
-from sparkforge.check.bench import benchy
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.cli.main import main
 from sparkforge.core.run import group_alive
 from sparkforge.pins import pins
 from sparkforge.runtime import client
-from sparkforge.runtime.servers import free_port
-from sparkforge.serving import door, preflight
+from sparkforge.serving import preflight
 from sparkforge.serving.profile import Watch
-from sparkforge.serving.settings import Variables
 from tests.patches.checkout import PINS
 from tests.patches.served import READY_S, Served, serving
-from tests.support import PATIENCE_S, ROOT, linked_checkout, slow_engines, wait_for
+from tests.support import PATIENCE_S, ROOT, linked_checkout
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -229,18 +224,6 @@ def test_an_answer_keeps_to_a_schema(server: Served) -> None:
     assert found["message"]["content"] == JSON_ANSWER
 
 
-def test_logprobs_are_of_all_tokens(server: Served) -> None:
-    found = chat(server, logprobs=True, top_logprobs=3)["logprobs"]["content"]
-    assert "".join(one["token"] for one in found) == (
-        f"<|channel|>analysis<|message|>{REASONING}<|end|><|start|>assistant"
-        f"<|channel|>final<|message|>{ANSWER}<|return|>"
-    )
-    for one in found:
-        assert len(one["top_logprobs"]) == 3
-        assert one["logprob"] == one["top_logprobs"][0]["logprob"] > -1e-6
-        assert one["top_logprobs"][1]["logprob"] < -30
-
-
 def test_responses(server: Served) -> None:
     found = told(server.post(RESPONSES, {"input": "Hi"}))
     thought, said = found["output"]
@@ -264,37 +247,6 @@ def test_responses(server: Served) -> None:
     body = {"input": [*asked, thought, call, result], "tools": tools}
     (said,) = told(server.post(RESPONSES, body))["output"]
     assert said["content"][0]["text"] == TOOL_ANSWER
-
-
-def test_chats_at_once_do_not_mix(server: Served) -> None:
-    result = with_result(chat(server, tools=TOOLS)["message"])
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"tools": TOOLS},
-        {"messages": result, "tools": TOOLS},
-        {"messages": [{"role": "user", "content": "in JSON"}]},
-    ]
-    with ThreadPoolExecutor(len(kinds)) as pool:
-        asked = [pool.submit(chat, server, **kind) for kind in kinds]
-    plain, called, answered, written = [one.result()["message"] for one in asked]
-    assert plain["content"] == ANSWER
-    assert calls(called) == [(TOOL, json.loads(ARGUMENTS))]
-    assert answered["content"] == TOOL_ANSWER
-    assert written["content"] == JSON_ANSWER
-
-
-def test_prompts_of_any_kind(server: Served) -> None:
-    """What comes before does not change the words: the checkpoint would be no measure if it did."""
-    turns = [
-        {"role": "system", "content": "You are terse. namespace functions? \u00fc\u4f60\u597d"},
-        ASKED,
-        {"role": "assistant", "reasoning": REASONING, "content": ANSWER},
-        {"role": "user", "content": "spark " * 9000 + "<|return|>"},
-    ]
-    for effort in ("low", "medium", "high"):
-        message = chat(server, turns[1:], reasoning_effort=effort)["message"]
-        assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
-    assert calls(chat(server, turns, tools=TOOLS)["message"]) == [(TOOL, json.loads(ARGUMENTS))]
 
 
 def test_text_without_a_break_stops_nobody(server: Served) -> None:
@@ -325,22 +277,14 @@ def test_text_without_a_break_stops_nobody(server: Served) -> None:
     assert server.process.poll() is None
 
 
-def test_a_client_that_goes_away_frees_its_place(server: Served) -> None:
-    def running() -> float:
-        url = f"http://127.0.0.1:{server.port}/metrics"
+def test_a_huge_body_is_refused(server: Served) -> None:
+    """vLLM by itself parses it, and answers nobody meanwhile."""
+    body = b" " * (9 << 20)
+    for data in (body, (body[i : i + (1 << 16)] for i in range(0, len(body), 1 << 16))):
+        url = f"http://127.0.0.1:{server.port}/v1/completions"
         key = {"Authorization": "Bearer the-key"}
-        lines = requests.get(url, headers=key, timeout=PATIENCE_S).text.splitlines()
-        found = [line for line in lines if line.startswith("vllm:num_requests_running{")]
-        return sum(float(line.rpartition(" ")[2]) for line in found)
-
-    # of a chat the parser would refuse what comes after its end; this goes on for minutes
-    body = {"prompt": "Hello", "stream": True, "max_tokens": 100_000, "ignore_eos": True}
-    with server.post("/v1/completions", body, stream=True) as reply:
-        lines = reply.iter_lines()  # kept: requests hangs up when it is collected
-        assert next(lines).startswith(b"data: ")
-        wait_for(lambda: running() == 1, every_s=0.2)
-    wait_for(lambda: running() == 0, every_s=0.2)  # the answer is closed now
-    assert chat(server)["message"]["content"] == ANSWER
+        reply = requests.post(url, data=data, headers=key, timeout=PATIENCE_S)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
 
 
 def test_a_tool_s_result_has_the_header_that_the_model_knows(
@@ -363,33 +307,6 @@ def test_a_tool_s_result_has_the_header_that_the_model_knows(
         "<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"
         "<|start|>x<|channel|>y to=assistant<|message|>z<|end|><|start|>assistant\n"
     )
-
-
-def test_what_is_not_possible_is_refused_in_words(server: Served) -> None:
-    for path, body, words in (
-        (CHAT, {"messages": [ASKED], "reasoning_effort": "none"}, "does not support"),
-        (CHAT, {"messages": [ASKED], "reasoning_effort": "minimal"}, "high, medium, low"),
-        (RESPONSES, {"input": "Hi", "include": ["message.output_text.logprobs"]}, "logprobs"),
-    ):
-        reply = server.post(path, body)
-        assert reply.status_code == 400
-        assert words in reply.json()["error"]["message"]
-
-
-def test_the_tokenizer_is_the_vocabulary_s(server: Served, patched_python: Path) -> None:
-    texts = [
-        "Hello, World's 12345 we're",
-        "\u00fc\u4f60\u597d \U0001f9be\n\n  x\t",
-        '{"a": [1.5]}  ',
-    ]
-    code = (
-        "import json, sys, openai_harmony as h\n"
-        "e = h.load_harmony_encoding(h.HarmonyEncodingName.HARMONY_GPT_OSS)\n"
-        "print(json.dumps([e.encode(text) for text in json.loads(sys.argv[1])]))"
-    )
-    wanted = json.loads(ask_target(patched_python, code, json.dumps(texts)))
-    found = [server.inside("/tokenize", {"prompt": text})["tokens"] for text in texts]
-    assert found == wanted
 
 
 def test_another_kernel_for_quantised_layers_would_be_noticed(server: Served) -> None:
@@ -420,28 +337,6 @@ def test_accept_finds_every_promise_kept(
     answering = profile.model_copy(update={"answers": True})
     real = accept.Subject(place, client.served_model(place), answering)
     assert accept.judge("chat", real)["state"] == "fail"
-
-
-def test_the_server_is_benchmarked(server: Served, model: Path, tmp_path: Path) -> None:
-    """The figures are a toy's; llama-benchy, the key, the tokenizer and the result are real."""
-    out = tmp_path / "out"
-    command: list[str | Path] = [sys.executable, ROOT / "build.py", "bench", "--target", "cpu"]
-    command += ["--url", f"http://127.0.0.1:{server.port}", "--quick", "--runs", "2"]
-    command += ["--skip-coherence", "--model", model, "--out", out]
-    env = {**os.environ, "SPARKFORGE_API_KEY_FILE": str(server.folder / "key")}
-    with slow_engines():
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    values = {(test[-4:], metric): each for (test, metric), each in benchy.load(out).flat().items()}
-    # On a busy machine llama-benchy omits runs: a prefill whose time is shorter than the latency
-    # that was measured before, and a decode whose answer came in one piece.
-    assert len(values.pop(("(c1)", "prefill"), ())) <= 2
-    metrics = [(c, m) for c in ("(c1)", "(c2)") for m in benchy.METRICS]
-    assert set(values) == {one for one in metrics if one != ("(c1)", "prefill")}
-    assert all(1 <= len(one) <= 2 for one in values.values())
-    assert len(values["(c1)", "ttft"]) == len(values["(c2)", "ttft"]) == 2
-    # the first words are reasoning, which llama-benchy has to count as tokens
-    assert min(values["(c1)", "decode"]) > 1
 
 
 # -- the front door --------------------------------------------------------------
@@ -486,32 +381,6 @@ for call in (
 """
 
 
-@pytest.fixture
-def routed(server: Served, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a router in front of the server."""
-    monkeypatch.setenv("TMPDIR", str(sockets))
-    port = free_port(0)
-    listens = {"SPARKFORGE_LISTEN": f"127.0.0.1:{port}"}
-    given = {**listens, "VLLM_API_KEY": "the-key"}
-    variables = Variables.read(given)
-    key = door.key_of(variables, given)
-    replicas = {"r:1": f"ipv4@127.0.0.1:{server.port}"}
-    text = door.configuration(variables, key, "router", replicas)
-    words = door.command("router", text)
-    with subprocess.Popen(words) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: answers(url))
-        yield url
-        process.terminate()
-
-
-def answers(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/health", timeout=PATIENCE_S).ok
-    except requests.ConnectionError:
-        return False
-
-
 def statuses(url: str, method: str, path: str) -> list[int]:
     """Return the statuses without a key, with a wrong one and with the right one."""
     return [
@@ -522,7 +391,7 @@ def statuses(url: str, method: str, path: str) -> list[int]:
     ]
 
 
-def test_a_route_of_vllm_is_closed_or_wants_the_key(server: Served, routed: str) -> None:
+def test_a_route_of_vllm_is_closed_or_wants_the_key(server: Served) -> None:
     """So a route that another release adds is closed, too."""
     routes = {
         (method, path.replace("{response_id}", "r_1"))
@@ -531,32 +400,27 @@ def test_a_route_of_vllm_is_closed_or_wants_the_key(server: Served, routed: str)
     }
     assert len(routes) > 25
     assert {("POST", "/invocations"), ("GET", "/docs"), ("POST", "/tokenize")} < routes
-    for url in (f"http://127.0.0.1:{server.port}", routed):
-        for method, path in routes - OPEN_WITH_THE_KEY:
-            assert statuses(url, method, path) == [404] * 3, (method, path)
-        for method, path in OPEN_WITH_THE_KEY:
-            without, wrong, right = statuses(url, method, path)
-            if path == "/health":
-                assert [without, wrong, right] == [200] * 3
-            else:
-                assert without == wrong == 401, path
-                assert right not in (401, 403, 405, 501), path
+    url = f"http://127.0.0.1:{server.port}"
+    for method, path in routes - OPEN_WITH_THE_KEY:
+        assert statuses(url, method, path) == [404] * 3, (method, path)
+    for method, path in OPEN_WITH_THE_KEY:
+        without, wrong, right = statuses(url, method, path)
+        if path == "/health":
+            assert [without, wrong, right] == [200] * 3
+        else:
+            assert without == wrong == 401, path
+            assert right not in (401, 403, 405, 501), path
 
 
-def test_real_clients_pass_with_the_key_only(
-    server: Served, routed: str, patched_python: Path
-) -> None:
-    for url in (f"http://127.0.0.1:{server.port}", routed):
-        said = ask_target(patched_python, CLIENTS, url, "the-key", "tiny").decode().splitlines()
-        assert said[:3] == ["tiny", ANSWER, ANSWER]
-        assert said[4:7] == [ANSWER] * 3
-        assert int(said[3]) > 1
-        assert int(said[7]) > 1
-        said = ask_target(patched_python, CLIENTS, url, "wrong", "tiny").decode().splitlines()
-        assert said == ["refused"] * 8
-
-
-# --------------------------------------------------------------------------------
+def test_real_clients_pass_with_the_key_only(server: Served, patched_python: Path) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    said = ask_target(patched_python, CLIENTS, url, "the-key", "tiny").decode().splitlines()
+    assert said[:3] == ["tiny", ANSWER, ANSWER]
+    assert said[4:7] == [ANSWER] * 3
+    assert int(said[3]) > 1
+    assert int(said[7]) > 1
+    said = ask_target(patched_python, CLIENTS, url, "wrong", "tiny").decode().splitlines()
+    assert said == ["refused"] * 8
 
 
 def test_users_do_not_wait_for_a_compiler_and_sigterm_stops_it_cleanly(server: Served) -> None:

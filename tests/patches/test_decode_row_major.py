@@ -21,14 +21,14 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA co
 
 
 @pytest.fixture(scope="module")
-def answers(decode_answers: Any) -> Any:
-    return decode_answers["computed"]["row_major"]
+def answers(computed: Any) -> Any:
+    return computed["row_major"]
 
 
 @needs_nvcc
-def test_weights_and_scales_are_read_in_cutlass_s_order(decode_answers: Any) -> None:
+def test_weights_and_scales_are_read_in_cutlass_s_order(computed: Any) -> None:
     right = dict.fromkeys(("scales", "columns", "chunks", "words"), True)
-    assert decode_answers["computed"]["scale order"] == right
+    assert computed["scale order"] == right
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 8, 9])

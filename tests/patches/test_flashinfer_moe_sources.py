@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
+from sparkforge.core.run import call
 from tests.patches.moe_dispatch import (
-    Answers,
+    TIMEOUT_S,
     Gemm,
     ask,
     build_probe,
+    compile_host,
     gemms,
     generate,
     instantiations,
     kernels_of,
 )
-
-Probes = dict[str, dict[int, Answers]]
+from tests.patches.mx_reference import scale_offset
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler here")
 
@@ -99,85 +100,44 @@ def test_the_release_can_be_asked_for_the_kernels(
     assert patched | own == stock | own
 
 
-@pytest.fixture(scope="module")
-def probes(trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Probes:
-    folder = tmp_path_factory.mktemp("probes")
-    programs = {name: build_probe(path, folder / name) for name, path in trees.items()}
-    return {
-        name: {capability: ask(program, capability) for capability in (89, 90, 100, 120, 121)}
-        for name, program in programs.items()
-    }
-
-
 @needs_nvcc
-@pytest.mark.parametrize("capability", [120, 121])
-def test_every_block_scaled_tactic_launches_its_kernel(
-    probes: Probes, trees: dict[str, Path], tmp_path: Path, capability: int
-) -> None:
-    files = generate(trees["patched"], tmp_path, "120")
+def test_every_tactic_launches_its_kernel(trees: dict[str, Path], tmp_path: Path) -> None:
+    files = generate(trees["patched"], tmp_path / "generated", "120")
+    program = build_probe(trees["patched"], tmp_path / "probe")
+    runners, tactics = found = ask(program, 121)
     for name, types in BLOCK_SCALED.items():
         for suffix, out in OUT.items():
-            mine = probes["patched"][capability].runners[f"{name}-{suffix}"]
+            mine = runners[f"{name}-{suffix}"]
             generated = Counter({g: n for g, n in gemms(files, types).items() if g.out == out})
             # nothing is offered twice, refused or launched that is not generated
             assert mine.tma_ws
             assert mine.gemms() == generated
             assert len(mine.launches) == generated.total()
             assert mine.dropped == ()
-
-
-@needs_nvcc
-@pytest.mark.parametrize(("name", "launched"), [("mxfp8xmxfp4", 12), ("nvfp4", 32)])
-def test_the_release_offers_no_tactic_that_it_refuses(
-    probes: Probes, name: str, launched: int
-) -> None:
-    """Of a layer's second product, since 0.7.2; before it was a patch of ours."""
     for suffix in OUT:
-        stock = probes["stock"][121].runners[f"{name}-{suffix}"]
-        assert (len(stock.launches), stock.dropped) == (launched, ())
-
-
-@needs_nvcc
-@pytest.mark.parametrize("capability", [120, 121])
-def test_types_that_are_left_out_have_no_tactic(probes: Probes, capability: int) -> None:
-    for answers in (probes["stock"][capability], probes["patched"][capability]):
-        without = {name for name, count in answers.tactics.items() if not count}
-        assert without == {"fp8_uint4", "bf16_fp4", "fp16_fp4"}
-        assert set(answers.tactics) - without == {"bf16_uint4", "fp16_fp16"}
-
-
-@needs_nvcc
-@pytest.mark.parametrize("capability", [120, 121])
-def test_each_mxfp8_tactic_launches_its_kernel(probes: Probes, capability: int) -> None:
-    for suffix, out in OUT.items():
-        mine = probes["patched"][capability].runners[f"mxfp8-{suffix}"]
-        wanted = Counter({gemm: n for gemm, n in WANTED.items() if gemm.out == out})
-        assert mine.gemms() == wanted
         # CutlassMoeFCRunner takes these out of an MX runner's tactics; taken in spite of that,
         # they end in an error and not in the kernels that know no block scales
-        assert set(mine.others) == {"refused"}
+        assert set(runners[f"mxfp8-{suffix}"].others) == {"refused"}
+        # per-tensor FP8 has its own
+        assert set(runners[f"fp8-{suffix}"].others) == {"Sm89 per-tensor"}
+    assert ask(program, 120) == found
+    # types that are left out
+    without = {name for name, count in tactics.items() if not count}
+    assert without == {"fp8_uint4", "bf16_fp4", "fp16_fp4"}
 
 
 @needs_nvcc
-@pytest.mark.parametrize("capability", [120, 121])
-def test_per_tensor_fp8_keeps_its_kernels(probes: Probes, capability: int) -> None:
-    for name in ("fp8-bf16", "fp8-f16"):
-        mine = probes["patched"][capability].runners[name]
-        assert mine == probes["stock"][capability].runners[name]
-        assert not mine.tma_ws
-        assert set(mine.others) == {"Sm89 per-tensor"}
-
-
-@needs_nvcc
-@pytest.mark.parametrize("capability", [89, 90, 100])
-def test_other_devices_are_as_they_were(probes: Probes, capability: int) -> None:
-    assert probes["patched"][capability] == probes["stock"][capability]
-
-
-@needs_nvcc
-def test_the_release_has_no_mxfp8_tactic_on_sm12x(probes: Probes) -> None:
-    """The control: why the runner's constructor raises there."""
-    stock = probes["stock"][121].runners["mxfp8-bf16"]
-    assert not stock.tma_ws
-    assert stock.launches == ()
-    assert set(stock.others) == {"Sm89 per-tensor"}  # block scales would be ignored
+def test_scales_lie_where_cutlass_and_flashinfer_put_them(
+    trees: dict[str, Path], tmp_path: Path
+) -> None:
+    """The reference of the MXFP8 experts, and of the decode kernels' row-major ones, says where."""
+    probe = tmp_path / "probe"
+    source = Path(__file__).with_name("probes") / "probe_scale_layout.cu"
+    compile_host(trees["patched"], source, probe, link=True)
+    for rows, columns in ((128, 4), (257, 9)):
+        done = call(probe, str(rows), str(columns), timeout=TIMEOUT_S)
+        said = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+        assert said == [
+            [row, column, *[scale_offset(row, column, columns)] * 3]
+            for row, column in itertools.product(range(rows), range(columns))
+        ]

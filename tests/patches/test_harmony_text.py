@@ -14,7 +14,7 @@ import pytest
 
 from tests.patches.probing import ask
 
-COUNT = 600
+COUNT = 300
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Dense layers in MX formats (vllm_sparkforge.mx), tried in the interpreter they are for.
 
 The engine never runs in the test process; `probes/probe_mxfp4_layers.py` runs in the baked
-interpreters, four times in all. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
+interpreters. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
 whose weights are quantised by `mx_reference.py`: neither shares anything with the engine.
 """
 
@@ -23,10 +23,16 @@ from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Watch
 from tests.patches import mx_reference as mx
 from tests.patches.dequant_probe import read_raw, write_raw
-from tests.patches.probing import PROMPT, relative_distance, result_of, runner
+from tests.patches.probing import (
+    PROMPT,
+    TIMEOUT_S,
+    assert_close,
+    relative_distance,
+    result_of,
+    runner,
+)
 
 PROBE = Path(__file__).with_name("probes") / "probe_mxfp4_layers.py"
-TIMEOUT_S = 1800
 
 # What is asked of the engine, and the formats that the reference gets for it.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -35,9 +41,7 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"mxfp4_layers": "qkv,o,lm_head"},
         {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
     ),
-    "qkv": ({"mxfp4_layers": "qkv"}, {"qkv": "mxfp4"}),
-    "o": ({"mxfp4_layers": "o"}, {"o": "mxfp4"}),
-    "lm_head": ({"mxfp4_layers": "lm_head"}, {"lm_head": "mxfp4"}),
+    "head": ({"mxfp4_layers": "lm_head"}, {"lm_head": "mxfp4"}),
     "mixed": (
         {"mxfp4_layers": "qkv=mxfp8,o,lm_head=mxfp8"},
         {"qkv": "mxfp8", "o": "mxfp4", "lm_head": "mxfp8"},
@@ -45,14 +49,9 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 QUANTIZED = [name for name, (_, formats) in ENGINES.items() if formats]
 
-# Distance at one position: RMS of the difference over RMS of the reference, over the vocabulary.
-# Its median over the positions is what rounding activations to BF16 does (measured: 0.008 to
-# 0.011); a near tie between two experts moves single positions further (up to 0.07 of them). Two
-# references that differ in the format of one layer kind are 0.042 apart or more.
-MEDIAN_TOLERANCE = 0.015
+# Two references that differ in the format of one kind of layer are 0.042 apart or more, at the
+# median position; an engine and its own 0.008 to 0.011.
 CONTROL = 0.035
-FAR = 0.05
-FAR_SHARE = 0.15
 
 # Rows and columns of the weights in one layer, by kind, and of the head as it is padded.
 SHAPES = {"qkv": (256, 128), "o": (128, 128), "lm_head": (320, 128)}
@@ -60,9 +59,7 @@ MODULES = {"attn.qkv_proj": "qkv", "attn.o_proj": "o", "lm_head": "lm_head"}
 BYTES_PER_32 = {"mxfp4": 16, "mxfp8": 32}
 
 # Three float32 values of an element, and what is one for a block.
-PEAK_BYTES = 13.5
-
-RANKS = [1, 2, 4, 8]
+RANKS = [2, 8]
 QUANTIZERS = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8}
 
 
@@ -98,7 +95,6 @@ def probe(
     damaged[3, 5] = np.inf
     request = {
         "checkpoint": str(tiny.path),
-        "bf16_checkpoint": str(_with_bf16_experts(tiny.path, folder / "bf16", model)),
         "tied": str(_changed(tiny.path, folder / "tied", {"lm_head.weight": None}, tied=True)),
         "not_finite": str(
             _changed(
@@ -118,15 +114,13 @@ def probe(
         "ranks": RANKS,
         "layers": [*PARSED, *(case for step, case in REFUSED if step == "layers")],
         "command line": for_plugin(["--mxfp4-layers", "o,lm_head=mxfp8"]),
-        "capabilities": [[7, 5], [8, 0], [9, 0], [10, 0], [12, 0], [12, 1]],
-        "shapes": [[5120, 2880], [2880, 4096], [201088, 2880]],
     }
     return runner(PROBE, request, folder, TIMEOUT_S, forked=True)
 
 
 @pytest.fixture(scope="module")
 def patched(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
-    steps = "logits,dummy,linear,refusals,options,shards,selectors,quantizers"
+    steps = "logits,linear,refusals,options,shards,selectors,quantizers"
     return probe(patched_python, steps)
 
 
@@ -138,17 +132,6 @@ def seen(patched: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def two_ranks(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
     return probe(patched_python, "two_ranks")
-
-
-@pytest.fixture(scope="module")
-def stock(probe: Callable[[Path, str], Path], stock_python: Path) -> Path:
-    return probe(stock_python, "plain")
-
-
-@pytest.fixture(scope="module")
-def on_cuda(probe: Callable[[Path, str], Path], patched_python: Path) -> dict[str, Any]:
-    answers: dict[str, Any] = result_of(probe(patched_python, "cuda"))["cuda"]
-    return answers
 
 
 # -- the formats ---------------------------------------------------------------
@@ -168,14 +151,6 @@ def test_quantisers_equal_the_definition(
     codes, scales = _quantized(fmt, weights[name])
     np.testing.assert_array_equal(np.load(patched / f"{name}-{fmt}-scales{way}.npy"), scales)
     np.testing.assert_array_equal(np.load(patched / f"{name}-{fmt}{way}.npy"), codes)
-
-
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
-def test_quantisers_need_no_memory_for_a_larger_weight(patched: Path, fmt: str) -> None:
-    """What is alive beside the result, at the most, in bytes for each element of a slice."""
-    peaks = result_of(patched)["quantizers"][fmt]
-    assert peaks["3 slices"] == peaks["12 slices"]
-    assert 4 <= peaks["3 slices"] < PEAK_BYTES
 
 
 def test_the_definition_itself() -> None:
@@ -207,33 +182,10 @@ def test_the_definition_itself() -> None:
     assert mx.mxfp8(np.full(32, -449.0)).values[0] == -448
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
-def test_every_block_is_near_its_original(
-    weights: dict[str, npt.NDArray[np.float32]], fmt: str
-) -> None:
-    """No element is further off than half a step, or a cut to six from below nine: beyond that 31
-    others cannot gain what it loses."""
-    x = weights["bfloat16"].astype(np.float64)
-    quantized = QUANTIZERS[fmt](x)
-    scale = np.repeat(np.exp2(quantized.scales.astype(np.float64) - 127), 32, axis=-1)
-    error, size = np.abs(quantized.values - x) / scale, np.abs(x) / scale
-    if fmt == "mxfp4":
-        limits = [0.25, 0.5, np.maximum(size - 6, 1)]
-        limit = np.select([size <= 2, size <= 4, size < 9], limits, default=0)
-    else:
-        limit = np.exp2(np.floor(np.log2(np.maximum(size, 2.0**-6)))) / 16
-    assert (error <= limit).all()
-
-
 def test_mxfp8_expands_exactly(patched: Path) -> None:
     actual = np.load(patched / "mxfp8-values.npy").astype(np.float64)
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    magnitude = np.where(
-        exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0), mantissa / 8 * 2.0**-6
-    )
-    magnitude[code & 127 == 127] = np.nan
-    exact = np.where(code < 128, magnitude, -magnitude) * np.exp2(np.arange(256.0) - 127)[:, None]
+    magnitude = np.append(mx.E4M3, np.nan)
+    exact = np.concatenate((magnitude, -magnitude)) * np.exp2(np.arange(256.0) - 127)[:, None]
     # BF16 ends below 2**128 and has fewer bits below 2**-126; a scale of 255 is NaN in the format
     # and never written by a quantiser.
     representable = (np.abs(exact) < 2.0**128) & (np.abs(exact) >= 2.0**-126) | (exact == 0)
@@ -257,7 +209,7 @@ def test_the_cpu_kernel_multiplies(seen: dict[str, Any], fmt: str) -> None:
 def test_logits_equal_the_reference(
     patched: Path, expected: dict[str, npt.NDArray[np.float32]], name: str
 ) -> None:
-    _assert_near(patched / f"{name}.npy", expected[name])
+    assert_close(np.load(patched / f"{name}.npy"), expected[name])
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -271,27 +223,18 @@ def test_other_layers_would_be_noticed(
             assert np.median(relative_distance(logits, expected[other])) > CONTROL, other
 
 
-def test_without_the_option_nothing_changes(patched: Path, stock: Path, seen: Any) -> None:
-    """Stock cannot run the checkpoint here, but the same model with its experts in BF16."""
-    np.testing.assert_array_equal(np.load(patched / "none.npy"), np.load(stock / "plain.npy"))
-    tensors = seen["logits"]["none"]["tensors"].values()
-    assert {tensor["dtype"] for tensor in tensors} == {"torch.bfloat16"}
-
-
 def test_two_ranks_give_the_same(
     two_ranks: Path, expected: dict[str, npt.NDArray[np.float32]]
 ) -> None:
-    _assert_near(two_ranks / "two_ranks.npy", expected["all"])
+    assert_close(np.load(two_ranks / "two_ranks.npy"), expected["all"])
 
 
 # -- memory --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*QUANTIZED, "dummy"])
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_weights_take_what_the_format_says(seen: dict[str, Any], name: str) -> None:
-    """Also with --load-format dummy, which does not come through the loaders of the weights."""
-    formats = ENGINES["mixed" if name == "dummy" else name][1]
-    tensors = (seen["dummy"] if name == "dummy" else seen["logits"][name])["tensors"]
+    formats, tensors = ENGINES[name][1], seen["logits"][name]["tensors"]
     modules = {name.rpartition(".")[0] for name in tensors}
     assert len(modules) == 9
     for module in modules:
@@ -319,11 +262,6 @@ def test_no_full_precision_copy_is_left(seen: dict[str, Any], name: str) -> None
     # One layer at a time, while the checkpoint is still being read, not all of them at its end.
     assert loaded["freed"] == [True] * (layers + 1)
     assert loaded["early"] == [True] * layers
-
-
-def test_dummy_weights_work(seen: dict[str, Any]) -> None:
-    assert seen["dummy"]["strays"] == []
-    assert seen["dummy"]["finite"]
 
 
 # -- tensor parallelism --------------------------------------------------------
@@ -354,28 +292,6 @@ def test_vocabulary_shards(
 # -- selection -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0", "10.0", "12.0", "12.1"])
-def test_gpus_take_marlin(on_cuda: dict[str, Any], capability: str) -> None:
-    answers = on_cuda[capability]
-    assert answers["mxfp4"] == ["MarlinMxFp4LinearKernel"] * 3
-    assert answers["mxfp8"] == ["MarlinMxfp8LinearKernel"] * 3
-
-
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
-def test_marlin_gets_bfloat16_or_an_error(on_cuda: dict[str, Any], fmt: str) -> None:
-    """Its kernels with scales of these formats exist for BF16 alone; what lacks one must not end
-    at the first forward."""
-    assert on_cuda["dtypes"][f"{fmt}, torch.bfloat16"]["value"].startswith("Marlin")
-    refusal = on_cuda["dtypes"][f"{fmt}, torch.float16"]
-    assert refusal["type"] == "ValueError"
-    assert "--dtype bfloat16" in refusal["message"]
-
-
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
-def test_cpus_take_the_plain_product(seen: dict[str, Any], fmt: str) -> None:
-    assert seen["selectors"][f"{fmt}, CPU"]["value"] == "CpuKernel"
-
-
 @pytest.mark.parametrize("fmt", ["MXFP4", "MXFP8"])
 def test_the_log_names_the_kernel_as_a_profile_does(patched: Path, fmt: str) -> None:
     log = (patched / "log").read_text(encoding="utf-8").splitlines()
@@ -385,47 +301,31 @@ def test_the_log_names_the_kernel_as_a_profile_does(patched: Path, fmt: str) -> 
     assert not watch.missing()
 
 
-def test_marlin_is_not_the_only_choice(on_cuda: dict[str, Any]) -> None:
-    """The control of the test above: asked with activations, FlashInfer comes first."""
-    assert on_cuda["10.0"]["mxfp4 activations"] == "FlashInferMxFp4LinearKernel"
-    for capability in ("10.0", "12.0", "12.1"):
-        assert on_cuda[capability]["mxfp8 activations"].startswith("FlashInfer")
-
-
 # -- refusals ------------------------------------------------------------------
 
-TIED, NO_HEAD = "tied to the input embeddings", "has no lm_head of its own"
-LORA, COMBINED = "LoRA applies to it", "mxfp4_layers cannot be combined"
-NOT_FINITE = "model.layers.1.attn.qkv_proj.weight has elements that are not finite"
+COMBINED = "mxfp4_layers cannot be combined"
 REFUSED = {
     # vLLM's emulation dequantises at load: accuracy would be lost, and no memory saved
-    **{
-        ("selectors", f"{fmt}, {platform}"): f"no kernel on {platform}"
-        for platform in ("ROCM", "XPU")
-        for fmt in ("mxfp4", "mxfp8")
-    },
+    ("selectors", "mxfp4, ROCM"): "no kernel on ROCM",
     # heads that others rely on
-    ("refusals", "tied"): TIED,
-    ("refusals", "tied by the model"): TIED,
+    ("refusals", "tied"): "tied to the input embeddings",
     ("refusals", "float32"): "head_dtype asks for torch.float32",
-    ("refusals", "lora names it"): LORA,
-    ("refusals", "lora anywhere, head too"): LORA,
-    ("refusals", "eagle without"): NO_HEAD,
-    ("refusals", "mtp"): NO_HEAD,
-    ("refusals", "not finite"): NOT_FINITE,
+    ("refusals", "lora names it"): "LoRA applies to it",
+    ("refusals", "eagle without"): "has no lm_head of its own",
+    ("refusals", "mtp"): "has no lm_head of its own",
+    ("refusals", "not finite"): (
+        "model.layers.1.attn.qkv_proj.weight has elements that are not finite"
+    ),
     # the option
-    ("layers", ""): "unknown layer kind ''",
     ("layers", "qkv,"): "unknown layer kind ''",
     ("layers", "q_proj"): "unknown layer kind 'q_proj'",
     ("layers", "o,qkv,o"): "o occurs twice",
     ("layers", "lm_head=fp8"): "lm_head cannot be 'fp8'; expected mxfp4 or mxfp8",
     ("layers", "moe=mxfp8"): "moe cannot be 'mxfp8'; expected mxfp4",
     ("options", "linear"): COMBINED,
-    ("options", "moe weight"): COMBINED,
     ("options", "other targets"): COMBINED,
     # models that would ignore it
     ("options", "None"): "the quantization of some-model is None",
-    ("options", "quark"): "the quantization of some-model is quark",
 }
 
 
@@ -437,7 +337,7 @@ def test_what_cannot_be_is_refused(seen: dict[str, Any], step: str, case: str) -
     assert case == "not finite" or not failure.get("loaded")
 
 
-@pytest.mark.parametrize("case", ["lora elsewhere", "lora anywhere", "eagle with", "ngram"])
+@pytest.mark.parametrize("case", ["lora elsewhere", "eagle with"])
 def test_heads_that_nothing_relies_on_are_not(seen: dict[str, Any], case: str) -> None:
     assert seen["refusals"][case]["value"] == "mxfp4"
 
@@ -447,7 +347,6 @@ def test_heads_that_nothing_relies_on_are_not(seen: dict[str, Any], case: str) -
 PARSED = {
     "qkv,o,lm_head": {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
     "moe,qkv, lm_head=mxfp8": {"qkv": "mxfp4", "lm_head": "mxfp8"},
-    "o=mxfp4": {"o": "mxfp4"},
     "moe": {},
 }
 
@@ -471,13 +370,6 @@ def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
     assert len({without, qkv, qkv_mxfp8, head}) == 4
 
 
-def test_an_activation_for_the_experts_can_be_added(seen: dict[str, Any]) -> None:
-    activation, layers, again = seen["options"]["moe activation"]
-    assert activation != "None"
-    assert layers == {"qkv": "mxfp4"}
-    assert again, "a second pass over the same arguments must not change or refuse them"
-
-
 # -- helpers -------------------------------------------------------------------
 
 
@@ -485,12 +377,6 @@ def _quantized(fmt: str, tensor: npt.NDArray[np.float32]) -> tuple[Any, Any]:
     """Codes, as an engine stores them, and scales."""
     found = QUANTIZERS[fmt](tensor)
     return found.packed if fmt == "mxfp4" else found.codes, found.scales
-
-
-def _assert_near(path: Path, expected: npt.NDArray[np.float32]) -> None:
-    distance = relative_distance(np.load(path), expected)
-    assert np.median(distance) < MEDIAN_TOLERANCE
-    assert np.mean(distance > FAR) < FAR_SHARE
 
 
 def _edges() -> npt.NDArray[np.float32]:
@@ -507,12 +393,7 @@ def _edges() -> npt.NDArray[np.float32]:
         signs = np.where(np.arange(inside.size).reshape(inside.shape) % 3, 1, -1)
         blocks.append(np.column_stack((inside * signs, np.full(len(inside), -largest))))
     # E4M3 has limits of its own: all values, all midpoints, under a largest of 448.
-    codes = np.arange(127)
-    exponent, mantissa = codes >> 3, codes & 7
-    values = np.where(
-        exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0), mantissa / 8 * 2.0**-6
-    )
-    small = np.concatenate((values, (values[1:] + values[:-1]) / 2))
+    small = np.concatenate((mx.E4M3, (mx.E4M3[1:] + mx.E4M3[:-1]) / 2))
     small = np.resize(small, 9 * 31).reshape(9, 31)
     blocks.append(np.column_stack((small, np.full(9, 448.0))))
     rows = np.concatenate(blocks)
@@ -554,7 +435,6 @@ def _changed(
     changes: dict[str, npt.NDArray[np.float32] | None],
     *,
     tied: bool = False,
-    quantized: bool = True,
 ) -> Path:
     """A copy of a checkpoint in which tensors are replaced (by BF16) or left out."""
     old, raw = read_raw(source)
@@ -577,20 +457,5 @@ def _changed(
     write_raw(source, dest, header, data)
     config = json.loads((dest / "config.json").read_text(encoding="utf-8"))
     config["tie_word_embeddings"] = tied
-    if not quantized:
-        del config["quantization_config"]
     (dest / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return dest
-
-
-def _with_bf16_experts(source: Path, dest: Path, model: reference.Model) -> Path:
-    """The same model with its experts in BF16, columns first, as such checkpoints have them."""
-    changes: dict[str, npt.NDArray[np.float32] | None] = {}
-    for name in model.tensors:
-        projection, blocks, _ = name.partition("_blocks")
-        if blocks:
-            scales = f"{projection}_scales"
-            expanded = reference.dequantize(model.tensors[name], model.tensors[scales])
-            changes[projection] = np.ascontiguousarray(expanded.swapaxes(1, 2))
-            changes[name] = changes[scales] = None
-    return _changed(source, dest, changes, quantized=False)

@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.patches.probes.probe_mxfp8_moe import CASES, MISTAKES
+from tests.patches.probes.probe_mxfp8_moe import CASES
 from tests.patches.probing import ask
-from tests.patches.test_selection import _missing
-from tests.patches.trees import release_file
 
 # The result is rounded to BF16; all else is the same arithmetic on both sides.
 TOLERANCE = 0.003
-WANTED = "FLASHINFER_CUTLASS"
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +27,8 @@ def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_gets_what_its_contract_says(answers: Any, name: str) -> None:
     answer = answers["cases"][name]
-    assert answer["scales"], "the bytes of the scales are not where the layout has them"
     assert answer["error"] < TOLERANCE
     assert answer["inter"] == -(-CASES[name]["inter"] // 128) * 128
-    # So small an error means something: one mistake, and it is large.
-    for mistake in MISTAKES:
-        assert answer[mistake] > 0.3, mistake
 
 
 @pytest.mark.parametrize(
@@ -44,15 +37,12 @@ def test_the_kernel_gets_what_its_contract_says(answers: Any, name: str) -> None
         ("kernels", "kernels for this device in the installed FlashInfer"),
         ("class", "kernels for this device in the installed FlashInfer"),
         ("prebuilt modules", "flashinfer-jit-cache uninstalled"),
-        ("prebuilt modules, without JIT", "flashinfer-jit-cache uninstalled"),
-        ("nothing, a pack with other modules, without JIT", "FLASHINFER_DISABLE_JIT"),
         ("compiler", "nvcc"),
         ("CUDA_HOME", "/no/such/cuda/bin/nvcc"),
         ("hidden size", "multiple of 128, not 2880"),
         ("biases", "biases"),
         ("activation", "swigluoai"),
         ("data parallelism", "dispatch of tokens"),
-        ("sequence parallelism", "dispatch of tokens"),
         # FlashInfer gets no map of experts: any other placement would be computed wrongly
         ("equal parts", "not 5 experts on 2 ranks, placed linear"),
         ("linear placement", "not 4 experts on 2 ranks, placed round_robin"),
@@ -63,25 +53,10 @@ def test_it_is_refused_with_the_reason(answers: Any, missing: str, words: str) -
     assert words in answers["reasons"][missing]
 
 
-def test_it_is_taken_where_nothing_is_missing(answers: Any) -> None:
-    assert answers["reasons"]["nothing"] is None
-    assert answers["reasons"]["nothing, equal parts"] is None
-    assert answers["reasons"]["nothing, FLASHINFER_NVCC"] is None
-
-
-def test_a_pack_of_the_installed_flashinfer_is_taken(answers: Any) -> None:
-    assert answers["reasons"]["nothing, a pack"] is None
-    assert answers["reasons"]["nothing, a pack, without JIT"] is None
-    assert answers["reasons"]["nothing, a pack with other modules"] is None
+@pytest.mark.parametrize("there", ["nothing", "nothing, equal parts", "nothing, a pack"])
+def test_it_is_taken_where_nothing_is_missing(answers: Any, there: str) -> None:
+    assert answers["reasons"][there] is None
 
 
 def test_it_is_never_the_automatic_choice(answers: Any) -> None:
     assert answers["reasons"]["automatically"] == "MARLIN"
-    # not even where Marlin cannot be had
-    assert answers["reasons"]["without Marlin, automatically"] not in ("MARLIN", WANTED)
-
-
-def test_the_release_has_the_class_that_is_asked() -> None:
-    wheel = release_file("flashinfer", "wheel")
-    asked = {"flashinfer.fused_moe": ("CutlassMxfp8Config", "cutlass_fused_moe")}
-    assert _missing(wheel, "", asked) == []

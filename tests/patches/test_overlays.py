@@ -60,22 +60,3 @@ def test_triton_s_python_files_are_the_same_on_all_platforms() -> None:
                     digest.update(name.encode() + wheel.read(name))
         found.add(digest.hexdigest())
     assert len(found) == 1
-
-
-def test_vllm_s_wheels_carry_the_same_triton_kernels() -> None:
-    found = set()
-    for file in ("cuda-arm64", "cuda-amd64"):
-        with zipfile.ZipFile(release_file("vllm", file)) as wheel:
-            package = "vllm/third_party/triton_kernels/"
-            names = [name for name in wheel.namelist() if name.startswith(package)]
-            assert names
-            found.add(tuple((name, wheel.read(name)) for name in sorted(names)))
-    assert len(found) == 1
-
-
-def test_the_cpu_wheel_holds_no_triton_kernels() -> None:
-    """Why the cpu target carries no series of it."""
-    with zipfile.ZipFile(release_file("vllm", "cpu-amd64")) as wheel:
-        package = "vllm/third_party/triton_kernels/"
-        assert not [name for name in wheel.namelist() if name.startswith(package)]
-    assert PINS.target("cpu").wheels["vllm"].carries == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -18,7 +17,6 @@ from sparkforge.build.packs import modules, recipe
 from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.packs.pack import packs_item
 from sparkforge.build.results import PackResult
-from sparkforge.build.stages.thirdparty import LockedCompiler
 from sparkforge.build.stages.trees import tree_of
 from sparkforge.core.run import call
 from sparkforge.sources.wheelhouse import in_store, read_lock
@@ -26,7 +24,6 @@ from sparkforge.store.store import Artefact
 from tests.modules import SMALLEST
 from tests.patches.checkout import CHECKOUT, ROOT, store
 from tests.patches.checkout import context as context_in
-from tests.patches.pack_calls import CALLS, LEFT_OUT
 from tests.patches.probing import ask
 from tests.patches.trees import tree
 
@@ -79,44 +76,6 @@ def test_each_sink_module_has_its_own_name(loaded: dict[tuple[str, str], Loaded]
     assert other < bf16
     bf16, fp8, other = every("patched")
     assert len(bf16 | fp8 | other) == len(bf16) + len(fp8) + len(other) == 5
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tree("vllm", tmp_path_factory.mktemp("vllm") / "tree", patched=True, only=["vllm"])
-
-
-def test_the_evidence_is_in_the_sources(trees: dict[str, Path], vllm: Path) -> None:
-    sources = {"vllm": vllm, "flashinfer": trees["patched"]}
-    for module in modules.MODULES:
-        (evidence,) = (calls for start, calls in CALLS.items() if module.name.startswith(start))
-        assert {one.upstream for one in evidence} == set(sources)
-        for one in evidence:
-            text = (sources[one.upstream] / one.path).read_text(encoding="utf-8")
-            assert one.text in text, (module.name, one)
-
-
-def test_what_is_left_out_is_not_called_here(
-    loaded: dict[tuple[str, str], Loaded], trees: dict[str, Path], vllm: Path
-) -> None:
-    texts = {
-        path.relative_to(vllm).as_posix(): path.read_text(encoding="utf-8")
-        for path in vllm.glob("vllm/**/*.py")
-    }
-    jit = "".join(path.read_text() for path in (trees["patched"] / "flashinfer/jit").glob("*.py"))
-    for one in LEFT_OUT:
-        assert f'"{one.name}"' in jit
-        assert {name for name, text in texts.items() if one.call in text} == set(one.callers), one
-        for gate in one.gates:
-            assert gate.text in texts[gate.path], gate
-    assert {one.name for one in LEFT_OUT}.isdisjoint(
-        name for starts in loaded.values() for names in starts.values() for name in names
-    )
-    # the limits by capability and ranks, without which both users of trtllm_comm stay away
-    table = texts["vllm/compilation/passes/fusion/allreduce_rms_fusion.py"]
-    _, _, table = table.partition("FI_ALLREDUCE_FUSION_MAX_SIZE_MB: dict[int, dict[int, float]] =")
-    capabilities = re.findall(r"^    (\d+): \{", table.partition("\n}\n")[0], re.MULTILINE)
-    assert [one for one in capabilities if int(one) < 120] == capabilities != []
 
 
 def test_the_stand_in_for_torch_changes_nothing(
@@ -205,45 +164,3 @@ def test_flashinfer_loads_a_pack_and_compiles_nothing(
     manifest = json.loads((site / "flashinfer_jit_cache" / "manifest.json").read_text())
     assert manifest["architecture"] == "sm120f"
     assert manifest["modules"][0]["sha256"] == made.result.modules[SMALLEST.name]
-
-
-def test_each_source_for_the_host_alone_compiles(
-    packed: tuple[Context, Artefact[PackResult]], tmp_path: Path
-) -> None:
-    """So the stand-ins for cuBLAS's headers have all types that are used."""
-    context, _ = packed
-    sources = tree_of(context, "flashinfer")
-    assert sources is not None
-    cached.run(context, cached.ordered(sources.items))
-    patched = sources.layer(context).patched
-    LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc").fill(context, tmp_path / "wheels")
-    host = recipe.host(context.platform)
-    work = tmp_path / "tree"
-    recipe.fill(patched.source.repo, patched.commit, tmp_path / "wheels", host, work)
-    described = recipe.describe(work, "12.0f", modules.MODULES)
-    found = {unit for module in described for unit in module.units if unit.source.endswith(".cpp")}
-    assert {Path(unit.source).name for unit in found} >= {"lora.cpp", "cutlass_heuristic.cpp"}
-    for unit in found:
-        call(host.program, "-fsyntax-only", unit.source, *unit.flags, cwd=work)
-
-
-def test_a_pack_is_the_same_again_and_only_what_is_missing_is_compiled(
-    packed: tuple[Context, Artefact[PackResult]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    context, made = packed
-    first = (made.path / made.result.file).read_bytes()
-    # another store has other folders: nothing of their names is in the result
-    other = pack(in_new_store(tmp_path))
-    assert (other.path / other.result.file).read_bytes() == first
-    # a run that was killed before its end: one object is there, one is damaged
-    objects = sorted(context.store.root.glob("artefacts/packs/*/unit.o"))
-    objects[0].chmod(0o644)
-    objects[0].write_bytes(b"damaged")
-    shutil.rmtree(made.path)
-    capsys.readouterr()
-    again = pack(context)
-    said = "".join(capsys.readouterr())
-    assert f"{len(objects)} units of 1 module, 1 to compile" in said
-    assert (again.path / again.result.file).read_bytes() == first

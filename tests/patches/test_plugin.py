@@ -33,20 +33,15 @@ LLAMA = {
 WRONG = {
     '{"mxfp4_layer": "qkv"}': "there is no option 'mxfp4_layer'; known: decode_kernels, experts,",
     '{"mxfp4_layers": 4}': "mxfp4_layers is 4",
-    '{"mxfp4_layers": null}': "mxfp4_layers is None",
     '{"experts": "bf16"}': "experts is 'bf16'; use bf16_dequant",
     '{"decode_kernels": true}': "decode_kernels is True; use auto, on or off",
-    '{"off": "rotary"}': "off is 'rotary'; use a list of",
     '{"found": "x"}': "found is this plugin's own; omit it",
     '{"off": ["rotary", "nosuch"]}': "use a list of",
-    '"qkv"': "additional_config.sparkforge is 'qkv'; use a JSON object",
     "[]": "additional_config.sparkforge is []; use a JSON object",
 }
 WRONG_VARIABLES = {
     "{": "VLLM_SPARKFORGE is no JSON",
-    "[" * 20_000: "VLLM_SPARKFORGE is no JSON",
     '["qkv"]': "VLLM_SPARKFORGE is ['qkv']; use a JSON object",
-    '{"experts": 1}': "experts is 1",
 }
 
 
@@ -120,15 +115,12 @@ def test_a_wrong_variable_ends_the_program_in_one_line(said: dict[str, Any]) -> 
     message = said["wrong_at_start"]["no JSON"]
     assert message.startswith("vllm-sparkforge: error: VLLM_SPARKFORGE is no JSON")
     assert "\n" not in message
-
-
-def test_vllm_knows_the_variable(said: dict[str, Any]) -> None:
+    # and vLLM, which may be asked to refuse variables that it does not know, knows ours
     assert said["wrong_at_start"]["known"] == {"type": None, "message": "", "value": True}
 
 
-@pytest.mark.parametrize("option", ["experts", "mxfp4_layers"])
-def test_a_model_that_would_ignore_an_option_is_refused(said: dict[str, Any], option: str) -> None:
-    found = said["wrong"][f"llama, {option}"]
+def test_a_model_that_would_ignore_an_option_is_refused(said: dict[str, Any]) -> None:
+    found = said["wrong"]["llama"]
     assert found["type"] == "ValueError"
     assert "are for gpt-oss's MXFP4 checkpoints" in found["message"]
 

@@ -12,9 +12,9 @@ the CUDA machine, and why that is sound: probes/fake_cuda.py.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +35,6 @@ Tables = dict[str, dict[str, dict[str, list[str]]]]
 
 GPT_OSS = "MXFP4 MoE, gpt-oss"
 PLUGIN = "plugin, MXFP4 MoE, gpt-oss"
-GPT_OSS_MXFP8 = "MXFP4 MoE, gpt-oss, moe.activation=mxfp8"
 
 
 def _probe(python: Path, folder: Path) -> Tables:
@@ -100,20 +99,7 @@ def test_other_devices_select_as_before(stock: Tables, patched: Tables, capabili
                 assert patched[capability][title][name] == before, f"{title}: {name}"
 
 
-def test_both_sm12x_parts_select_alike(patched: Tables) -> None:
-    assert patched["12.0"] == patched["12.1"]
-
-
-def test_every_refusal_is_a_sentence(patched: Tables) -> None:
-    """No name ends in an error that a selector did not mean to raise."""
-    meant = ("ValueError: ", "NotImplementedError: ")
-    for where, lines in _flat(patched).items():
-        kind = lines[0].partition(" ")[0]
-        if kind.endswith("Error:"):
-            assert lines[0].startswith(meant), where
-
-
-# -- one test a patch ------------------------------------------------------------
+# -- one test a patch, and one an option of the plugin ---------------------------
 
 
 @pytest.mark.parametrize("capability", ["10.0", *SM12X])
@@ -126,9 +112,7 @@ def test_flashinfer_cutlass_falls_through(stock: Tables, patched: Tables, capabi
     # Asked for outright it is nothing to warn of.
     asked = patched[capability][PLUGIN]["flashinfer_cutlass, moe.activation=mxfp8"]
     assert asked == [answer]
-
-
-def test_flashinfer_cutlass_keeps_bf16_on_hopper(patched: Tables) -> None:
+    # where BF16 can be had, it is kept
     (answer,) = patched["9.0"][PLUGIN]["flashinfer_cutlass"]
     assert answer.startswith("FLASHINFER_CUTLASS_MXFP4_BF16")
 
@@ -140,28 +124,6 @@ def test_experts_are_not_expanded_to_bf16_on_a_gpu(patched: Tables, capability: 
     assert answer.startswith("ValueError: ")
     assert "available on CPU only" in answer
     assert table["(hint at bf16_dequant)"] == ["None"]
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("name", ["marlin", "humming", "triton"])
-def test_the_release_drops_an_activation_that_the_backend_lacks(
-    stock: Tables, name: str, capability: str
-) -> None:
-    """Since 0.32.0; before it was a patch of ours."""
-    answer = stock[capability][GPT_OSS_MXFP8][name][0]
-    assert answer == stock[capability][GPT_OSS][name][0]
-    assert "Error" not in answer
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_dense_layers_are_weight_only(stock: Tables, patched: Tables, capability: str) -> None:
-    """Where vLLM takes FlashInfer for MXFP4, which has tcgen05 code alone and none for SM12x."""
-    for name, answer in patched[capability]["plugin, dense layers"].items():
-        marlin = "MarlinMxFp4LinearKernel" if "mxfp4" in name else "MarlinMxfp8LinearKernel"
-        assert answer == [f"DecodeKernel, or {marlin}"]
-    asked = stock[capability]["linear, MXFP4 weights and activations"]["auto"]
-    if capability != "9.0":
-        assert asked == ["FlashInferMxFp4LinearKernel"]
 
 
 @pytest.mark.parametrize("capability", SM12X)
@@ -176,24 +138,7 @@ def test_mxfp8_experts_take_flashinfer_by_name_where_it_has_the_kernels(
     assert stock[capability][with_kernels]["auto"] == ["MARLIN: MarlinExperts"]
     assert patched[capability][with_kernels]["auto"] == ["MARLIN: MarlinExperts"]
     # As released, FlashInfer has them for SM10x alone.
-    assert patched[capability][title]["auto"] == ["MARLIN: MarlinExperts"]
     assert "in the installed FlashInfer" in patched[capability][title]["flashinfer_cutlass"][0]
-    for other in ("9.0", "10.0"):
-        assert patched[other][with_kernels]["auto"] == stock[other][with_kernels]["auto"]
-        assert "SM12x only" in patched[other][with_kernels]["flashinfer_cutlass"][0]
-
-
-@pytest.mark.parametrize("capability", SM12X)
-def test_triton_is_taken_by_name_only_on_sm12x(stock: Tables, capability: str) -> None:
-    """Since 0.32.0; before it was a patch of ours."""
-    experts = {
-        "triton": "TRITON: OAITritonMxfp4ExpertsMonolithic",
-        "triton_unfused": "TRITON_UNFUSED: UnfusedOAITritonExperts",
-    }
-    for name, answer in experts.items():
-        assert stock[capability][GPT_OSS][name][0].startswith(answer)
-    assert stock[capability][GPT_OSS]["auto"][0].startswith("MARLIN: ")
-    assert stock["9.0"][GPT_OSS]["auto"][0].startswith("TRITON: ")
 
 
 @pytest.mark.parametrize("capability", SM12X)
@@ -211,37 +156,23 @@ def test_sinks_need_nothing_from_the_artifactory(
 # -- the stand-ins ---------------------------------------------------------------
 
 
-def _names(source: bytes) -> set[str]:
-    """Return what a module defines or imports, at whatever depth of ifs and tries."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return names
-
-
 def _missing(wheel: Path, prefix: str, packages: Mapping[str, Any]) -> list[str]:
+    """Return what modules of a wheel neither define nor import, at whatever depth."""
     missing = []
     with zipfile.ZipFile(wheel) as archive:
         for package, wanted in packages.items():
             path = prefix + package.replace(".", "/")
-            found = {f"{path}.py", f"{path}/__init__.py"} & {*archive.namelist()}
-            names = _names(archive.read(found.pop())) if found else set()
-            missing += [f"{package}.{name}" for name in wanted if name not in names]
-            missing += [] if names or not wanted else [package]
+            (found,) = {f"{path}.py", f"{path}/__init__.py"} & {*archive.namelist()}
+            words = {*re.findall(r"\w+", archive.read(found).decode())}
+            missing += [f"{package}.{name}" for name in wanted if name not in words]
     return missing
 
 
-def test_stand_ins_have_nothing_that_flashinfer_lacks() -> None:
+def test_stand_ins_have_nothing_that_the_wheels_lack() -> None:
     ours = {name: names for name, names in fake_cuda.PACKAGES.items() if "flashinfer" in name}
+    # the class that vLLM asks for MXFP8 experts, too
+    ours["flashinfer.fused_moe"] += ("CutlassMxfp8Config",)
     assert _missing(release_file("flashinfer", "wheel"), "", ours) == []
-
-
-def test_stand_ins_have_nothing_that_triton_kernels_lacks() -> None:
     wheel = release_file("vllm", "cuda-arm64")
     ours = {name: names for name, names in fake_cuda.PACKAGES.items() if "triton" in name}
     assert _missing(wheel, "vllm/third_party/", ours) == []

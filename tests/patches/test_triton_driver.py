@@ -96,16 +96,10 @@ def start(
 
 def test_two_builds_give_the_same_module(built: tuple[Path, Path]) -> None:
     first, second = (modules(share / "triton") for share in built)
-    assert len(first) == 1
     assert first == second
-
-
-def test_the_module_names_no_folder_and_needs_the_driver(built: tuple[Path, Path]) -> None:
-    (module,) = built[0].glob("triton/*.so")
-    assert b"driver.c" in module.read_bytes()  # in a failed assert's message
-    assert b"/tmp" not in module.read_bytes()
-    needed = call("readelf", "-d", module).stdout.decode()
-    assert "Shared library: [libcuda.so.1]" in needed
+    (module,) = first.values()
+    assert b"driver.c" in module  # in a failed assert's message
+    assert b"/tmp" not in module
 
 
 def test_triton_loads_it_and_calls_no_compiler(

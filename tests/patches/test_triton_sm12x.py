@@ -31,10 +31,10 @@ def built(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any
     return ask(patched_python, "probe_triton", "12.1", folder=folder, variables=variables)
 
 
-@pytest.mark.parametrize("tokens", ["1", "8", "64", "512"])
-@pytest.mark.parametrize("name", ["triton", "triton_unfused"])
-def test_kernels_build_and_fit(built: dict[str, Any], name: str, tokens: str) -> None:
-    case = built[name][tokens]
+@pytest.mark.parametrize("tokens", ["1", "64", "512"])
+def test_kernels_build_and_fit(built: dict[str, Any], tokens: str) -> None:
+    """Of --moe-backend triton_unfused."""
+    case = built[tokens]
     assert case["error"] == ""
     products = [kernel for kernel in case["kernels"] if kernel["mma"]]
     # Gate and up together, then down.

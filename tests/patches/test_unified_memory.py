@@ -48,11 +48,6 @@ STATES: dict[str, dict[str, Any]] = {
         "file": 60.8,
         "graphs": {**GRAPHS, "during": 1.9},
     },
-    "8 GB of other programs are swapped out meanwhile": {
-        "machine": {**BOOT, "held": 5.2 + 18.6, "cache": 20},
-        "meanwhile": {"swap_out": 7.5},
-    },
-    "another process takes 5 GB meanwhile": {"machine": BOOT, "meanwhile": {"allocate_host": 4.7}},
 }
 RUNNERS = ("v1", "v2")
 # the runners differ in how they measure graphs, so the older one is asked where that matters
@@ -127,9 +122,7 @@ def test_graphs_cost_the_same_whatever_the_page_cache_does(
     assert during > ALL_GRAPHS + 0.4
 
 
-@pytest.mark.parametrize(
-    ("name", "runner"), [case for case in CASES if "meanwhile" not in STATES[case[0]]]
-)
+@pytest.mark.parametrize(("name", "runner"), CASES)
 def test_the_kv_cache_is_what_is_left_of_the_share(
     name: str, runner: str, stock: dict[str, Any], patched: dict[str, Any]
 ) -> None:
@@ -144,19 +137,6 @@ def test_the_kv_cache_is_what_is_left_of_the_share(
     # in all other states the release gives the same
     if "graphs are measured" not in name:
         assert stock[f"{name}, {runner}"] == pytest.approx(found, abs=0.02)
-
-
-def test_what_others_do_meanwhile_moves_the_kv_cache(patched: dict[str, Any]) -> None:
-    """Neither release nor series knows whose memory it was: told in docs/serving.md."""
-    for name, change in (
-        ("8 GB of other programs are swapped out meanwhile", 7.5),
-        ("another process takes 5 GB meanwhile", -4.7),
-    ):
-        found = patched[f"{name}, v2"]
-        right = _right({**MODEL, **STATES[name]}, found)
-        assert found["kv_cache"] - right == pytest.approx(change, abs=0.05)
-        left = found["seen"] - found["requested"] + MODEL["peak"]
-        assert found["available"] == pytest.approx(left, abs=0.05)  # all the same
 
 
 def test_a_card_of_its_own_memory_sees_no_change(

@@ -25,7 +25,7 @@ class OutOfMemoryError(Exception):
 
 @dataclass
 class Machine:
-    """Bytes of one memory; swap is apart and no part of any reading."""
+    """Bytes of one memory."""
 
     total: int
     held: int
@@ -34,7 +34,6 @@ class Machine:
     """Clean page cache."""
     gpu: int = 0
     """What CUDA holds."""
-    swapped: int = 0
     floor: int = 512 * MIB
 
     @property
@@ -65,10 +64,6 @@ class Machine:
     def allocate_host(self, wanted: int) -> None:
         self._reclaim(wanted)
         self.held += wanted
-
-    def swap_out(self, pages: int) -> None:
-        self.held -= pages
-        self.swapped += pages
 
     def read_file(self, size: int) -> None:
         room = max(self.free - self.floor, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from tests.patches.probes.decode_device import (
     forget,
     mx_layer,
     right,
-    without_fusions,
 )
 
 
@@ -131,46 +129,4 @@ def cache(launches: Any) -> dict[str, Any]:
                     power == 0 for power in scales
                 ]
                 result[f"{form} {name} layer fails"] = {"key": key(config)}
-    result["saved"] = _saved(launches, start)
-    return result
-
-
-def _saved(launches: Any, start: Any) -> dict[str, Any]:
-    """Which starts use the graph that one before them has saved, and what they compute."""
-    import torch
-    from vllm.compilation.decorators import support_torch_compile
-    from vllm.config import CompilationMode, CUDAGraphMode
-    from vllm.forward_context import set_forward_context
-
-    def init(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
-        torch.nn.Module.__init__(self)
-        self.layer = mx_layer("mxfp4")
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)[0]
-
-    forward.__annotations__ = {"x": torch.Tensor}  # read by vLLM
-    model = support_torch_compile(
-        type("Model", (torch.nn.Module,), {"__init__": init, "forward": forward})
-    )
-    x = torch.ones(2, 128, dtype=torch.bfloat16)
-    result = {}
-    with (
-        mock.patch.dict(os.environ, {"VLLM_USE_AOT_COMPILE": "1"}),
-        torch._dynamo.config.patch(disable=False),
-        without_fusions(),
-    ):
-        for name, spoil in {"passes": right, "fails": fail, "passes again": right}.items():
-            torch._dynamo.reset()
-            with start("mxfp4") as config:
-                config.compilation_config.mode = CompilationMode.VLLM_COMPILE
-                config.compilation_config.backend = "inductor"
-                config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
-                config.compilation_config.splitting_ops = []
-                launches.spoil = spoil
-                made = model(vllm_config=config)
-                launches.spoil = right
-                with set_forward_context(None, config):
-                    size = float(made(x).norm())
-            result[name] = {"size": size, "loaded": made.was_aot_compile_fn_loaded_from_disk}
     return result

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from tests.patches.probes import fake_cuda
 
@@ -128,26 +127,6 @@ def start(capability: str, cubins: Path) -> None:
         meeting = f"file://{cubins} meeting"
         parallel_state.init_distributed_environment(1, 0, meeting, 0, "gloo")
         parallel_state.initialize_model_parallel(backend="gloo")
-
-
-@contextmanager
-def without_fusions() -> Iterator[None]:
-    """Put nothing in place of vLLM's fusions of CUDA operators, which are not here."""
-
-    class Fusions:
-        def __init__(self) -> None: ...
-
-        def __call__(self, _: Any) -> None: ...
-
-        def configure(self, _: Any) -> None: ...
-
-        def uuid(self) -> str:
-            return ""
-
-    passes = types.ModuleType("vllm.compilation.passes.pass_manager")
-    passes.PostGradPassManager = Fusions  # type: ignore[attr-defined]
-    with mock.patch.dict(sys.modules, {passes.__name__: passes}):
-        yield
 
 
 def forget() -> None:

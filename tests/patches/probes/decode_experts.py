@@ -143,7 +143,6 @@ def experts(launches: Any) -> dict[str, Any]:
     with configured("off"), logged() as lines:
         load(marlin, layer)
         result["off"] = [marlin.uses_decode_kernels, *lines]
-    result["sizes"] = _sizes()
     return result
 
 
@@ -164,61 +163,20 @@ def _left_to_marlin(marlin: Any, launches: Any) -> dict[str, bool]:
     result = {}
     for name, (change, lora, hook) in cases.items():
         given = usual | change
-        for how, by_place in (("by name", 0), ("by place", len(given))):
-            launches.names.clear()
-            names = list(given)[by_place:]
-            with (
-                mock.patch.object(MarlinExperts, "apply") as apply,
-                mock.patch.object(marlin, "_lora_context", new=lora, create=True),
-                mock.patch.object(
-                    marlin, "_uses_post_gemm2_hook", new=lambda rows, hook=hook: hook, create=True
-                ),
-            ):
-                marlin.apply(*list(given.values())[:by_place], **{n: given[n] for n in names})
-            (call,) = apply.call_args_list
-            reached = signature.bind(marlin, *call.args, **call.kwargs).arguments
-            same = all(reached[parameter] is value for parameter, value in given.items())
-            result[f"{name}, {how}"] = same and not launches.names
-    return result
-
-
-def _sizes() -> dict[str, list[int]]:
-    """To what gpt-oss's 2880 x 2880 are padded by a vLLM without our patch, and by ours."""
-    import torch
-    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-    from vllm.model_executor.layers.quantization import mxfp4
-    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
-    from vllm.utils.math_utils import round_up
-    from vllm_sparkforge.quant import MoEMethod
-
-    from tests.patches.probes.probe_marlin_padding import _moe_config
-
-    size = {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4, "ranks": 1}
-    config, whole = _moe_config(size), (2880, 2880)
-    marlin, cutlass = Mxfp4MoeBackend.MARLIN, Mxfp4MoeBackend.FLASHINFER_CUTLASS_MXFP4_MXFP8
-
-    def released(backend: Any, hidden: int, inner: int, *_: Any) -> tuple[int, int]:
-        return round_up(hidden, 256 if backend == marlin else 128), round_up(inner, 128)
-
-    found = {}
-    for name, kind, backend, dtype, sizes in (
-        ("ours", MoEMethod, marlin, torch.bfloat16, whole),
-        ("vLLM", GptOssMxfp4MoEMethod, marlin, torch.bfloat16, whole),
-        ("half", MoEMethod, marlin, torch.bfloat16, (2880, 1440)),
-        ("fits", MoEMethod, marlin, torch.bfloat16, (256, 128)),
-        ("float16", MoEMethod, marlin, torch.float16, whole),
-        ("CUTLASS", MoEMethod, cutlass, torch.bfloat16, whole),
-    ):
-        with configured("auto"):
-            method = kind(config)
-        method.mxfp4_backend = backend
+        launches.names.clear()
         with (
-            mock.patch.object(config, "in_dtype", new=dtype),
-            mock.patch.object(mxfp4, "mxfp4_round_up_hidden_size_and_intermediate_size", released),
+            mock.patch.object(MarlinExperts, "apply") as apply,
+            mock.patch.object(marlin, "_lora_context", new=lora, create=True),
+            mock.patch.object(
+                marlin, "_uses_post_gemm2_hook", new=lambda rows, hook=hook: hook, create=True
+            ),
         ):
-            rounded = method.maybe_roundup_sizes(*sizes, dtype, config.moe_parallel_config)
-        found[name] = [*rounded, method.experts_cls.__name__]
-    return found
+            marlin.apply(**given)
+        (call,) = apply.call_args_list
+        reached = signature.bind(marlin, *call.args, **call.kwargs).arguments
+        same = all(reached[parameter] is value for parameter, value in given.items())
+        result[name] = same and not launches.names
+    return result
 
 
 def _without_workspaces(function: Callable[..., Any]) -> Callable[..., Any]:

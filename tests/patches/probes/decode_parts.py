@@ -28,7 +28,7 @@ def parts(_: Any) -> dict[str, Any]:
 
     made = decode_half.make("off").model.layers[0], decode_rotary._make("off")[0]
     result: dict[str, Any] = {"off": {}, "broken": {}, "differs": {}}
-    result["all"] = _in_use(made) | _methods()
+    result["all"] = _in_use(made)
     for part in options.PARTS:
         with mock.patch.dict(os.environ, {options.VARIABLE: json.dumps({"off": [part]})}):
             result["off"][part] = _in_use(made)
@@ -48,7 +48,7 @@ def _differences(made: tuple[Any, Any], result: dict[str, Any]) -> None:
                 found = contract.broken(part)
             result["differs"][name] = [said, found]
         # the answer for the last of these is kept
-        result["broken"][part] = _in_use(made) | _methods() | {"registered": _registered()}
+        result["broken"][part] = _in_use(made) | {"registered": _registered()}
         contract.broken.cache_clear()
 
 
@@ -81,27 +81,6 @@ def _in_use(made: tuple[Any, Any]) -> dict[str, Any]:
     used["amx"] = _asks_for_amx()
     off = [line for line in (*lines, *more) if "off: " in line]
     return {"used": sorted(part for part, there in used.items() if there), "said": off}
-
-
-def _methods() -> dict[str, Any]:
-    """Return whose methods layers get, and what becomes of options that need what is broken."""
-    import torch
-    from vllm_sparkforge import quant
-
-    from tests.patches.probes.probe_marlin_padding import _moe_config
-
-    size = {"hidden": 192, "intermediate": 128, "experts": 6, "top_k": 4, "ranks": 1}
-    with configured("auto"):
-        linear = linear_layer(64, 64, torch.bfloat16).quant_method
-        experts = quant.MoEMethod(_moe_config(size)).experts_cls
-    found = {"linear": type(linear).__name__, "experts": experts.__name__}
-    for name, options in {"on": {}, "layers": {"mxfp4_layers": "qkv"}}.items():
-        with configured("on" if name == "on" else "auto", **options) as config:
-            try:
-                decode_cache.begin(config)
-            except ValueError as error:
-                found[name] = str(error)
-    return found
 
 
 def _asks_for_amx() -> bool:

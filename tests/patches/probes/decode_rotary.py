@@ -1,7 +1,7 @@
 """gpt-oss's attention whose rotary embedding and cache update are one operator, on the CPU.
 
 Real are the layer, its
-embedding, the backends' cache updates and the splitting of graphs; the kernel is the contract, and
+embedding and the backends' cache updates; the kernel is the contract, and
 so are the kernels that the backends write with. The attention itself returns its queries.
 """
 
@@ -21,7 +21,6 @@ from tests.patches.probes.decode_device import (
     forget,
     logged,
     right,
-    without_fusions,
 )
 
 HIDDEN, HEADS, KV_HEADS, SIZE = 128, 4, 2, 64
@@ -251,42 +250,6 @@ def compute(launches: Any) -> dict[str, Any]:
     return result
 
 
-def graph() -> dict[str, Any]:
-    """How vLLM splits what torch.compile traces of a layer, by default."""
-    import torch
-
-    with without_fusions():  # which come after the splitting
-        from vllm.compilation.backends import split_graph
-
-    layer, config, _ = _make("auto")
-    pieces: list[list[str]] = []
-
-    def note(traced: Any, _: Any) -> Any:
-        split, items = split_graph(traced, config.compilation_config.splitting_ops)
-        for item in items:
-            targets = [str(node.target) for node in item.graph.graph.nodes]
-            pieces.append([one for one in targets if one.startswith(("sparkforge.", "vllm."))])
-        return split
-
-    x, positions = torch.randn(5, HIDDEN).to(torch.bfloat16), torch.arange(5)
-    torch._dynamo.reset()
-    cache, slots = _cache("heads first"), torch.arange(5)
-    with torch._dynamo.config.patch(disable=False):
-        compiled = torch.compile(layer, backend=note, fullgraph=True)
-        found = _run_compiled(layer, compiled, config, (x, positions, cache, slots))
-    wanted = _run(layer, config, x, positions, cache, slots)
-    return {"pieces": pieces, "error": error_of(found, wanted)}
-
-
-def _run_compiled(layer: Any, compiled: Any, config: Any, given: Any) -> Any:
-    from vllm.forward_context import set_forward_context
-
-    x, positions, layer.attn.kv_cache, slots = given
-    layer.attn.impl.forward = _attend
-    with set_forward_context(None, config, slot_mapping={layer.attn.layer_name: slots}):
-        return compiled(x, positions)
-
-
 def refused() -> dict[str, Any]:
     """Which layers are joined."""
     import torch
@@ -304,14 +267,10 @@ def refused() -> dict[str, Any]:
         "float16": lambda c: (c.model_config, "dtype", torch.float16),
         "an FP8 cache": lambda _: (attention, "kv_cache_torch_dtype", torch.uint8),
         "another backend": lambda _: (attention, "attn_backend", backend),
-        "a direct call": lambda _: (attention, "use_direct_call", True),
         "an encoder": lambda _: (attention, "attn_type", "encoder_only"),
         "another layer's cache": lambda _: (attention, "kv_sharing_target_layer_name", "x"),
-        "a cache in parts": lambda c: (c.parallel_config, "decode_context_parallel_size", 2),
         "heads of 128": lambda _: (attention, "head_size", 128),
-        "values of 128": lambda _: (attention, "head_size_v", 128),
         "half rotated": lambda _: (embedding, "rotary_dim", 32),
-        "GPT-J": lambda _: (embedding, "is_neox_style", False),
         "BF16 cosines": lambda _: (embedding, "cos_sin_cache", torch.zeros(1, 64).bfloat16()),
     }
     result: dict[str, Any] = {}
@@ -374,7 +333,6 @@ def rotary(launches: Any, asked: Any) -> dict[str, Any]:
         return {
             "places": None if asked is None else places(asked),
             "compute": compute(launches),
-            "graph": graph(),
             "refused": refused(),
             "self_check": self_check(launches),
         }

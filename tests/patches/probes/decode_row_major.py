@@ -2,7 +2,7 @@
 
 Real are vLLM's
 conversion of the weights, its choice and FlashInferExperts. FlashInfer's operators are written down
-here, with scales where ``mxfp8_moe.scale_offset`` has them, which is compared with its sources.
+here, with scales where ``mx_reference.scale_offset`` has them, which is compared with its sources.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tests.patches.mxfp8_moe import decode as decode_mxfp8
-from tests.patches.mxfp8_moe import quantize, scale_offset
+from tests.patches.mx_reference import scale_offset
 from tests.patches.probes import decode_experts
 from tests.patches.probes.decode_device import (
     SPOILS,
@@ -45,28 +44,19 @@ def scale_order(places: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _order(n: int, groups: int) -> Any:
-    import torch
-
-    places = [[scale_offset(row, group, groups) for group in range(groups)] for row in range(n)]
-    return torch.tensor(places)
-
-
 def _interleave(scales: Any) -> Any:
     """``flashinfer.block_scale_interleave`` of uint8 [E, N, K / 32], N and K multiples of 128."""
     import torch
 
-    out = torch.empty(scales.shape[0], scales[0].numel(), dtype=torch.uint8)
-    out[:, _order(*scales.shape[1:]).flatten()] = scales.flatten(1)
-    return out.flatten()
+    from tests.patches.probes import mxfp8_moe_reference
+
+    return torch.cat([mxfp8_moe_reference.swizzle(each) for each in scales])
 
 
 def _mxfp8(x: Any) -> Any:
-    import torch
+    from tests.patches.probes import mxfp8_moe_reference as reference
 
-    if not x.numel():
-        return x
-    return torch.from_numpy(decode_mxfp8(*quantize(x.to(torch.float32).numpy())))
+    return reference.dense(*reference.quantise(x)) if x.numel() else x
 
 
 class Cutlass:
@@ -80,6 +70,7 @@ class Cutlass:
         import torch
 
         from tests.patches.probes.decode_contract import E2M1, swiglu
+        from tests.patches.probes.mxfp8_moe_reference import places
 
         assert given["use_mxfp8_act_scaling"]
         assert given["input_sf"] is not None
@@ -91,7 +82,7 @@ class Cutlass:
             codes = given[f"{name}_expert_weights"][expert].view(torch.uint8)
             nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
             n, k = nibbles.shape
-            factors = scales[expert].view(torch.uint8).flatten()[_order(n, k // 32)]
+            factors = scales[expert].view(torch.uint8).flatten()[places(n, k // 32)]
             exponents = (factors.to(torch.float64) - 127).repeat_interleave(32, 1)
             return E2M1[nibbles.int()] * torch.exp2(exponents)
 

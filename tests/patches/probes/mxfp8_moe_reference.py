@@ -12,25 +12,17 @@ from typing import Any
 
 import torch
 
-from tests.patches import mxfp8_moe
+from tests.patches import mx_reference
+from tests.patches.mx_reference import BLOCK
 
-BLOCK = mxfp8_moe.BLOCK
 SWIGLU = "Swiglu"
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise float64 [M, K] to MXFP8: float8_e4m3fn [M, K] and E8M0 as uint8 [M, K / 32].
-
-    The scale is the smallest power of two with which nothing exceeds 448.
-    """
-    blocks = x.to(torch.float64).unflatten(-1, (-1, BLOCK))
-    largest = blocks.abs().amax(-1).clamp(min=2.0**-118)
-    # frexp: largest / 448 = mantissa * 2**exponent with mantissa in [0.5, 1)
-    mantissa, exponent = torch.frexp(largest / 448)
-    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    scaled = blocks * torch.exp2(-exponent.to(torch.float64)).unsqueeze(-1)
-    values = scaled.flatten(-2).to(torch.float32).to(torch.float8_e4m3fn)
-    return values, (exponent + 127).to(torch.uint8)
+    """Quantise [M, K] to MXFP8: float8_e4m3fn [M, K] and E8M0 as uint8 [M, K / 32]."""
+    found = mx_reference.mxfp8(x.to(torch.float64).numpy())
+    codes, scales = (torch.from_numpy(each) for each in (found.codes, found.scales))
+    return codes.view(torch.float8_e4m3fn), scales
 
 
 def dense(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -39,20 +31,28 @@ def dense(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return values.to(torch.float64) * factors
 
 
+def places(rows: int, blocks: int) -> torch.Tensor:
+    """Return where each scale of a matrix is in 128x4 tiles: int64 [rows, blocks]."""
+    place = mx_reference.scale_offset
+    return torch.tensor(
+        [[place(row, block, blocks) for block in range(blocks)] for row in range(rows)]
+    )
+
+
 def swizzle(scales: torch.Tensor) -> torch.Tensor:
     """Lay out [rows, blocks] in 128x4 tiles, byte by byte: uint8, one-dimensional."""
-    return torch.from_numpy(mxfp8_moe.swizzle(scales.numpy()))
+    rows, blocks = scales.shape
+    flat = torch.zeros(-(-rows // 128) * 128 * -(-blocks // 4) * 4, dtype=torch.uint8)
+    flat[places(rows, blocks)] = scales
+    return flat
 
 
 def unswizzle(scales: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
     """Read 128x4 tiles: bytes to uint8 [rows, blocks]."""
-    columns = -(-blocks // 4) * 4
     flat = scales.contiguous().view(torch.uint8).reshape(-1)
-    if flat.numel() != -(-rows // 128) * 128 * columns:
+    if flat.numel() != -(-rows // 128) * 128 * -(-blocks // 4) * 4:
         raise ValueError(f"{flat.numel()} bytes of scales for {rows} rows of {blocks} blocks")
-    place = mxfp8_moe.scale_offset
-    places = [[place(row, block, blocks) for block in range(blocks)] for row in range(rows)]
-    return flat[torch.tensor(places)]
+    return flat[places(rows, blocks)]
 
 
 def swiglu(

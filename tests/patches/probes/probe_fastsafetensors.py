@@ -9,6 +9,7 @@ way; the rest is the real loader, with the file reader that fastsafetensors take
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,40 +43,12 @@ def on_the_cpu() -> Iterator[list[dict[str, Any]]]:
         yield asked
 
 
-def tensors(request: dict[str, Any], out: Path) -> Any:
-    """Names, types, shapes and bytes that both iterators give, over a checkpoint of two files."""
-    import torch
-    from safetensors.torch import load_file, save_file
-    from vllm.model_executor.model_loader import weight_utils
-
-    (whole,) = Path(request["checkpoint"]).glob("*.safetensors")
-    named = sorted(load_file(whole).items())
-    files = []
-    for number, part in enumerate((named[::2], named[1::2]), start=1):
-        files.append(str(out / f"model-{number:05d}-of-00002.safetensors"))
-        save_file(dict(part), files[-1])
-
-    def content(one: Any) -> tuple[str, list[int], bytes]:
-        raw = one.contiguous().view(torch.uint8).numpy().tobytes()
-        return str(one.dtype), list(one.shape), raw
-
-    def seen(iterator: Any) -> dict[str, Any]:
-        return {name: content(one) for name, one in iterator}
-
-    expected = seen(weight_utils.safetensors_weights_iterator(files, False, None))
-    with on_the_cpu() as asked:
-        found = seen(weight_utils.fastsafetensors_weights_iterator(files, False))
-    return {
-        "count": len(expected),
-        "types": sorted({one[0] for one in expected.values()}),
-        "same": found == expected,
-        "asked": asked,
-    }
-
-
 def logits(request: dict[str, Any], out: Path) -> Any:
-    """Whether a model with MXFP4 experts and quantised layers is the same through both loaders."""
+    """Whether a model with MXFP4 experts and quantised layers is the same through both loaders; and
+    by a device's name, whether fastsafetensors takes its reader for unified memory."""
+    sys.path.insert(0, request["packages"])
     import numpy as np
+    from fastsafetensors.copier.unified import UnifiedMemCopier, is_unified_memory_system
 
     given = []
     for load_format in ("auto", "fastsafetensors"):
@@ -88,33 +61,17 @@ def logits(request: dict[str, Any], out: Path) -> Any:
         base.drop_engine()
     (first, words), (second, others) = given
     return {
-        "loaders": len(asked),
+        "asked": asked,
         "same": bool(np.array_equal(first, second)) and words == others,
-        "shape": list(first.shape),
         "spread": float(first.std()),
-    }
-
-
-def unified(request: dict[str, Any], out: Path) -> Any:
-    """By a device's name, whether fastsafetensors takes its reader for unified memory."""
-    from fastsafetensors.copier.unified import UnifiedMemCopier, is_unified_memory_system
-
-    class Named:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def get_device_name(self, index: int) -> str:
-            return self.name
-
-    return {
-        "taken": {name: is_unified_memory_system(Named(name)) for name in request["devices"]},
+        "unified": {
+            name: is_unified_memory_system(
+                types.SimpleNamespace(get_device_name=lambda _, name=name: name)
+            )
+            for name in request["devices"]
+        },
         "pinned": UnifiedMemCopier.fixed_device_overhead([request["checkpoint"]]),
     }
-
-
-def packages(request: dict[str, Any], out: Path) -> Any:
-    """Put fastsafetensors on the path; the first step."""
-    sys.path.insert(0, request["packages"])
 
 
 if __name__ == "__main__":

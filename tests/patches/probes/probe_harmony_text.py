@@ -74,34 +74,23 @@ def schema(rng: random.Random, depth: int) -> Any:
             found[name] = text(rng, 400)
     if rng.random() < 0.2:
         found["default"] = rng.choice([[text(rng, 300)], {text(rng, 200): None}, 5, None, True])
-    if rng.random() < 0.2:
-        found["nullable"] = True
-    if rng.random() < 0.2:
-        found["examples"] = [text(rng, 300), 1]
-    kind = rng.choice(["object", "string", "array", "one", "types", "integer", "odd"])
-    if kind == "object" and depth:
+    kind = rng.choice(["object", "array", "oneOf", "string"] if depth else ["string"])
+    if kind == "object":
         names = [text(rng, 140) for _ in range(rng.randrange(4))]
-        found |= {"type": "object", "required": names[:1]}
         found["properties"] = {name: schema(rng, depth - 1) for name in names}
-    elif kind == "array" and depth:
-        found |= {"type": "array", "items": schema(rng, depth - 1)}
-    elif kind == "one" and depth:
-        found["oneOf"] = [schema(rng, depth - 1) for _ in range(2)]
-    elif kind == "types":
-        found["type"] = ["string", text(rng, 200), "integer"]
-    elif kind == "odd":
-        found["type"] = text(rng, 200)
-    else:
-        found["type"] = "string"
-        if rng.random() < 0.5:
-            found["enum"] = [text(rng, 300) for _ in range(2)]
-    return found
+        return found | {"type": "object", "required": names[:1]}
+    if kind == "array":
+        return found | {"type": "array", "items": schema(rng, depth - 1)}
+    if kind == "oneOf":
+        return found | {"oneOf": [schema(rng, depth - 1) for _ in range(2)]}
+    enum = [text(rng, 300) for _ in range(2)]
+    return found | {"type": rng.choice(["string", ["string", "x"], text(rng, 200)]), "enum": enum}
 
 
 def tools(rng: random.Random) -> list[ToolDescription]:
     return [
         ToolDescription.new(
-            rng.choice(["f", "get_weather", "n" * 300]),
+            rng.choice(["f", "n" * 300]),
             text(rng, 600),
             rng.choice([None, {"type": "object", "properties": {"a": schema(rng, 2)}}]),
         )
@@ -112,43 +101,27 @@ def tools(rng: random.Random) -> list[ToolDescription]:
 def message(rng: random.Random) -> Message:
     """Make a message as vLLM makes them, or from a client's own Harmony messages."""
     made = Message.from_role_and_content
-    kind = rng.randrange(8)
     name = rng.choice(["f", "x" * 200, "a.b", "Ünï"])
-    if kind == 0:
-        system = SystemContent.new().with_conversation_start_date("2026-01-01")
-        if rng.random() < 0.5:
+    match rng.randrange(6):
+        case 0:
+            system = SystemContent.new().with_conversation_start_date("2026-01-01")
             system = system.with_model_identity(text(rng, 500))
-        if rng.random() < 0.3:
-            system = SystemContent(model_identity=None, knowledge_cutoff=None, channel_config=None)
-        if rng.random() < 0.3:
-            described = rng.choice([None, text(rng, 400)])
-            system = system.with_tools(
-                ToolNamespaceConfig(name="python", description=described, tools=tools(rng))
+            python = ToolNamespaceConfig(name="python", description=None, tools=tools(rng))
+            return made(Role.SYSTEM, system.with_tools(python))
+        case 1:
+            developer = DeveloperContent.new().with_instructions(text(rng, 1500))
+            return made(Role.DEVELOPER, developer.with_function_tools(tools(rng)))
+        case 2:
+            parts = [TextContent(text=text(rng, 300)) for _ in range(rng.randrange(5))]
+            return Message.from_role_and_contents(Role.USER, parts)
+        case 3:
+            call = made(Role.ASSISTANT, text(rng, 800)).with_channel("commentary")
+            return call.with_recipient(f"functions.{name}").with_content_type("json")
+        case 4:
+            result = Message.from_author_and_content(
+                Author.new(Role.TOOL, f"functions.{name}"), text(rng, 1500)
             )
-        return made(Role.SYSTEM, system)
-    if kind == 1:
-        developer = DeveloperContent.new()
-        if rng.random() < 0.8:
-            developer = developer.with_instructions(text(rng, 1500))
-        if rng.random() < 0.8:
-            developer = developer.with_function_tools(tools(rng))
-        return made(Role.DEVELOPER, developer)
-    if kind == 2:
-        parts = [TextContent(text=text(rng, 300)) for _ in range(rng.randrange(5))]
-        return Message.from_role_and_contents(Role.USER, parts)
-    if kind == 3:
-        call = made(Role.ASSISTANT, text(rng, 800)).with_channel("commentary")
-        return call.with_recipient(f"functions.{name}").with_content_type("json")
-    if kind == 4:
-        result = Message.from_author_and_content(
-            Author.new(Role.TOOL, f"functions.{name}"), text(rng, 1500)
-        )
-        return result.with_channel("commentary").with_recipient("assistant")
-    if kind == 5:
-        mixed = [DeveloperContent.new().with_instructions(text(rng, 200)) for _ in range(2)]
-        return Message.from_role_and_contents(
-            Role.DEVELOPER, [*mixed, TextContent(text=text(rng, 100))]
-        )
+            return result.with_channel("commentary").with_recipient("assistant")
     return made(rng.choice([Role.USER, Role.ASSISTANT]), text(rng, 2500))
 
 

@@ -265,15 +265,6 @@ def tiles_denied(request: dict[str, Any], out: Path) -> Any:
     return {}
 
 
-def streamed(request: dict[str, Any], out: Path) -> Any:
-    """The same model from a checkpoint that holds one tensor an expert."""
-    engine = make_engine(request["streamed"])
-    save_logits(engine, request["prompt"], out / "streamed.npy")
-    del engine
-    drop_engine()
-    return {}
-
-
 def every_value(request: dict[str, Any], out: Path) -> Any:
     """Bits of all 256 bytes under all 256 scales: [scale, byte, low or high nibble]."""
     import numpy as np
@@ -377,13 +368,9 @@ def memory(request: dict[str, Any], out: Path) -> Any:
             return int(ours._available_memory_per_rank(config))
 
     return {
-        "bare": available(100, 10, ranks=1, nodes=1),
-        "wide cgroup": available(100, 10, 200, 20, ranks=1, nodes=1),
         "tight cgroup": available(100, 10, 100, 90, ranks=1, nodes=1),
         "two ranks, one node": available(100, 10, ranks=2, nodes=1),
-        "bound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2, bound=1),
         "bound, three ranks, two nodes": available(100, 10, ranks=3, nodes=2, bound=1),
-        "unbound, one rank, two nodes": available(100, 10, ranks=1, nodes=2),
         "unbound, two ranks, two nodes": available(100, 10, ranks=2, nodes=2),
         "unbound, cgroup wider than a node": available(150, 100, 200, 120, ranks=1, nodes=2),
     }

@@ -12,7 +12,6 @@ import itertools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -102,15 +101,6 @@ def watch_loading() -> Iterator[dict[str, Any]]:
         watched["freed"].append(all(storage.expired() for storage in storages))
 
 
-def plain(request: dict[str, Any], out: Path) -> Any:
-    """The BF16 checkpoint of the same model, as it is."""
-    engine = base.small_engine(request["bf16_checkpoint"])
-    base.save_logits(engine, request["prompt"], out / "plain.npy")
-    del engine
-    base.drop_engine()
-    return {}
-
-
 def two_ranks(request: dict[str, Any], out: Path) -> Any:
     """The real thing on two ranks, whose second vocabulary shard is padded.
 
@@ -131,23 +121,8 @@ def two_ranks(request: dict[str, Any], out: Path) -> Any:
     return {}
 
 
-def dummy(request: dict[str, Any], out: Path) -> Any:
-    """Weights made up by the engine itself, which a benchmark without a checkpoint serves."""
-    import numpy as np
-
-    options = request["engines"]["mixed"]
-    engine = base.make_engine(request["checkpoint"], load_format="dummy", **options)
-    (tensors,) = engine.apply_model(layer_tensors)
-    (strays,) = engine.apply_model(stray_copies)
-    rows, _ = base.raw_logits(engine, request["prompt"], 1)
-    del engine
-    base.drop_engine()
-    return {"tensors": tensors, "strays": strays, "finite": bool(np.isfinite(rows).all())}
-
-
 def quantizers(request: dict[str, Any], out: Path) -> Any:
-    """Codes and scales that the torch quantisers give for the request's weights, and the memory
-    that they take for them."""
+    """Codes and scales that the torch quantisers give for the request's weights."""
     import numpy as np
     import torch
     from vllm_sparkforge.mx import formats
@@ -165,52 +140,7 @@ def quantizers(request: dict[str, Any], out: Path) -> Any:
             values, scales = formats.mxfp8_quantize(weight)
             np.save(out / f"{name}-mxfp8{suffix}.npy", values.view(torch.uint8).numpy())
             np.save(out / f"{name}-mxfp8-scales{suffix}.npy", scales.numpy())
-
-    formats._SLICE_ELEMS = slice_elems = 1 << 16
-    results: dict[str, Any] = {}
-    for fmt, quantize in (("mxfp4", formats.mxfp4_quantize), ("mxfp8", formats.mxfp8_quantize)):
-        results[fmt] = {}
-        for slices in (3, 12):
-            weight = torch.randn(slices * slice_elems // 256, 256, dtype=torch.bfloat16)
-            taken = peak_bytes(partial(quantize, weight))
-            results[fmt][f"{slices} slices"] = taken / slice_elems
-    return results
-
-
-def peak_bytes(action: Callable[[], Any]) -> int:
-    """Bytes of tensors that were made and alive at once, less those of the result."""
-    import torch
-    from torch.multiprocessing.reductions import StorageWeakRef
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    storages: dict[int, tuple[Any, int]] = {}
-    peak = 0
-
-    def alive() -> int:
-        return sum(size for storage, size in storages.values() if not storage.expired())
-
-    class Watch(TorchDispatchMode):  # type: ignore[misc]  # no torch for mypy
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            nonlocal peak
-            given = {leaf.untyped_storage()._cdata for leaf in tensors_in((args, kwargs))}
-            result = func(*args, **(kwargs or {}))
-            for tensor in tensors_in(result):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in given:
-                    storages[len(storages)] = StorageWeakRef(storage), storage.nbytes()
-            peak = max(peak, alive())
-            return result
-
-    def tensors_in(tree: Any) -> list[Any]:
-        return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-    with Watch():
-        kept = action()
-    assert kept
-    return peak - alive()
+    return {}
 
 
 def linear(request: dict[str, Any], out: Path) -> Any:
@@ -304,7 +234,6 @@ def head_form(config: Any) -> str:
 def refusals(request: dict[str, Any], out: Path) -> Any:
     """Heads that something else relies on, and two that look similar and are fine."""
     import torch
-    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
     checkpoint = request["checkpoint"]
 
@@ -315,13 +244,13 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
                 object.__setattr__(config, name, value)
             return attempt(lambda: head_form(config))
 
-    def lora(modules: list[str] | None) -> Any:
+    def lora(modules: list[str]) -> Any:
         return types.SimpleNamespace(target_modules=modules)
 
     def drafter(method: str, path: str) -> Any:
         return types.SimpleNamespace(
             method=method,
-            use_eagle=lambda: method != "ngram",
+            use_eagle=lambda: True,
             draft_model_config=types.SimpleNamespace(model=path, revision=None),
         )
 
@@ -331,23 +260,14 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
         "not finite": base.failure(request["not_finite"], mxfp4_layers="qkv"),
         "lora names it": changed(lora_config=lora(["o_proj", "lm_head"])),
         "lora elsewhere": changed(lora_config=lora(["o_proj"])),
-        "lora anywhere": changed(lora_config=lora(None)),
         "eagle without": changed(speculative_config=drafter("eagle3", drafts["without"])),
         "eagle with": changed(speculative_config=drafter("eagle3", drafts["with"])),
         "mtp": changed(speculative_config=drafter("mtp", drafts["with"])),
-        "ngram": changed(speculative_config=drafter("ngram", drafts["without"])),
     }
     overrides = {"head_dtype": "float32"}
     with engine_config(checkpoint, "lm_head", hf_overrides=overrides) as config:
         assert config.model_config.head_dtype == torch.float32
         results["float32"] = attempt(lambda: head_form(config))
-    with engine_config(checkpoint, "lm_head") as config:
-        lm_head = make_head(config)
-        results["tied by the model"] = attempt(lambda: lm_head.tie_weights(lm_head))
-    assert "embedding_modules" not in vars(GptOssForCausalLM)
-    modules = {"lm_head": "output_embeddings"}
-    with mock.patch.object(GptOssForCausalLM, "embedding_modules", modules, create=True):
-        results["lora anywhere, head too"] = changed(lora_config=lora(None))
     return results
 
 
@@ -387,23 +307,14 @@ def options(request: dict[str, Any], out: Path) -> Any:
             digest: str = config.compute_hash()
         return digest
 
-    with_moe = engine_args(checkpoint, "qkv", quantization_config={"moe": {"activation": "mxfp8"}})
-    first, second = (with_moe.create_engine_config() for _ in range(2))
-    activation = second.model_config.quantization_config.moe.activation
     return {
         "parsed": {layers: taken(layers) for layers in request["layers"]},
         "command line": from_command_line(request["command line"]),
         "no option": from_command_line([]),
         "graphs": [compiled_as(layers) for layers in ("", "qkv", "qkv=mxfp8", "lm_head", "qkv")],
-        "moe activation": [
-            str(activation),
-            layers_of(second),
-            first.compute_hash() == second.compute_hash(),
-        ],
         "linear": taken("qkv", quantization_config={"linear": "mxfp4"}),
-        "moe weight": taken("qkv", quantization_config={"moe": "mxfp8"}),
         "other targets": taken("qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}),
-        **{str(name): verified(name) for name in (None, "gpt_oss_mxfp4", "quark")},
+        **{str(name): verified(name) for name in (None, "gpt_oss_mxfp4")},
     }
 
 
@@ -441,93 +352,21 @@ def shards(request: dict[str, Any], out: Path) -> Any:
 
 
 def selectors(request: dict[str, Any], out: Path) -> Any:
-    """The kernels on this CPU, and on platforms where vLLM's only one expands weights to BF16."""
+    """The kernels on this CPU, and on a platform where vLLM's only one expands weights to BF16."""
     from vllm.platforms import PlatformEnum, current_platform
-
-    def kind(fmt: str) -> str:
-        return type(kernel_of(fmt, request["shapes"][0])).__name__
-
-    here, results = type(current_platform), {}
-    for platform in (here._enum, PlatformEnum.ROCM, PlatformEnum.XPU):
-        with mock.patch.object(here, "_enum", platform):
-            for fmt in ("mxfp4", "mxfp8"):
-                results[f"{fmt}, {platform.name}"] = attempt(partial(kind, fmt))
-    return results
-
-
-def kernel_of(fmt: str, shape: list[int]) -> Any:
-    """The kernel for a weight, without the method's constructor, which asks for a whole engine
-    configuration."""
-    return method_of(fmt)._kernel(tuple(shape))
-
-
-def method_of(fmt: str) -> Any:
     from vllm_sparkforge.mx.linear import MxLinearMethod
 
-    method: Any = object.__new__(MxLinearMethod)
-    method.form = fmt
-    return method
+    def kind() -> str:
+        # without the constructor, which asks for a whole engine configuration
+        method: Any = object.__new__(MxLinearMethod)
+        method.form = "mxfp4"
+        return type(method._kernel((5120, 2880))).__name__
 
-
-def cuda(request: dict[str, Any], out: Path) -> Any:
-    """The kernels on GPUs that are not there: only the platform's answers are made up."""
-    become = make_up_cuda()
-    import torch
-    import vllm.model_executor.kernels.linear as kernels
-    import vllm.model_executor.kernels.linear.mxfp4.flashinfer as flashinfer4
-    import vllm.model_executor.kernels.linear.mxfp8.flashinfer as flashinfer8
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Dynamic
-
-    # As where FlashInfer is installed, or nothing would speak against Marlin.
-    flashinfer4.has_flashinfer_cutedsl = lambda: True
-    flashinfer8.has_flashinfer = flashinfer8.has_flashinfer_cutedsl = lambda: True
-
-    def name(kernel: Any) -> str:
-        # where a device has none of our kernels, theirs compute all rows
-        return type(kernel._fallback).__name__
-
-    def created(fmt: str, dtype: torch.dtype) -> str:
-        method, layer = method_of(fmt), torch.nn.Module()
-        method.create_weights(layer, 64, [128], 64, 128, dtype, weight_loader=None)
-        return name(method.kernel)
-
-    results: dict[str, Any] = {}
-    as_rank(0, 1)
-    with set_current_vllm_config(VllmConfig()):
-        results["dtypes"] = {
-            f"{fmt}, {dtype}": attempt(partial(created, fmt, dtype))
-            for fmt in ("mxfp4", "mxfp8")
-            for dtype in (torch.bfloat16, torch.float16)
-        }
-        for version in request["capabilities"]:
-            become(version)
-            results[".".join(map(str, version))] = {
-                "mxfp4": [name(kernel_of("mxfp4", shape)) for shape in request["shapes"]],
-                "mxfp8": [name(kernel_of("mxfp8", shape)) for shape in request["shapes"]],
-                "mxfp4 activations": type(kernels.init_mxfp4_linear_kernel(kMxfp4Dynamic)).__name__,
-                "mxfp8 activations": type(
-                    kernels.init_mxfp8_linear_kernel(weight_shape=tuple(request["shapes"][0]))
-                ).__name__,
-            }
+    here, results = type(current_platform), {}
+    for platform in (here._enum, PlatformEnum.ROCM):
+        with mock.patch.object(here, "_enum", platform):
+            results[f"mxfp4, {platform.name}"] = attempt(kind)
     return results
-
-
-def make_up_cuda() -> Callable[[list[int]], None]:
-    """Put a CUDA platform in place; what is returned sets its capability."""
-    import fake_cuda  # type: ignore[import-not-found]  # beside this file when it runs
-
-    fake_cuda.install(fake_cuda.Capability(12, 1))
-    import vllm.platforms
-    from vllm.platforms.interface import DeviceCapability
-
-    platform: Any = type(vllm.platforms.current_platform)
-
-    def become(version: list[int]) -> None:
-        capability = DeviceCapability(*version)
-        platform.get_device_capability = classmethod(lambda cls, device_id=0: capability)
-
-    return become
 
 
 if __name__ == "__main__":

@@ -83,9 +83,7 @@ def wrong(request: dict[str, Any], out: Path) -> Any:
         os.environ[VARIABLE] = text
         results[text] = started(request["checkpoint"], {})
     del os.environ[VARIABLE]
-    for name in ("experts", "mxfp4_layers"):
-        value = {"experts": base.EXPERTS, "mxfp4_layers": "qkv"}[name]
-        results[f"llama, {name}"] = started(request["llama"], {name: value}, **LLAMA)
+    results["llama"] = started(request["llama"], {"mxfp4_layers": "qkv"}, **LLAMA)
     results["fine"] = started(request["checkpoint"], {"off": ["rotary"], "decode_kernels": "off"})
     return results
 

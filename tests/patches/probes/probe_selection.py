@@ -34,7 +34,6 @@ Table = dict[str, Outcome]
 ALIKE = {
     "is no value of --moe-backend": "(no value of --moe-backend)",
     "' is not supported for MXFP": "(not known for this kind of layer)",
-    "has no kernel for this linear layer type": "(no such kernel, so as auto)",
 }
 
 # The dense layers of gpt-oss-120b: (out, in) of qkv, o and lm_head.
@@ -67,9 +66,7 @@ def fold(table: Table) -> Table:
 
 
 @contextmanager
-def settings(
-    *, moe: dict[str, str] | None = None, linear_backend: str = "auto", experts: str = ""
-) -> Iterator[Any]:
+def settings(*, moe: dict[str, str] | None = None, experts: str = "") -> Iterator[Any]:
     """Make a configuration of the engine current, of which the selectors, and our plugin, read
     these."""
     from vllm.config import VllmConfig, set_current_vllm_config
@@ -81,7 +78,6 @@ def settings(
         get_num_layers=lambda parallel_config: 36,
         is_diffusion=False,
     )
-    config.kernel_config.linear_backend = linear_backend
     with set_current_vllm_config(config):
         yield config
 
@@ -127,24 +123,6 @@ def mxfp4_moe(**quantization: str) -> Table:
         return fold({name: outcome(partial(ask, name)) for name in moe_names()})
 
 
-def declared_mxfp8() -> Table:
-    """What runs experts whose checkpoint declares MXFP8 activations, as gpt-oss's does not."""
-    from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
-    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp8Dynamic
-
-    def ask(name: str) -> str:
-        layer = moe_layer(name, gpt_oss=True)
-        backend, experts = oracle.select_mxfp4_moe_backend(layer, kMxfp8Dynamic)
-        return f"{backend.value}: {experts.__name__}"
-
-    table: Table = {}
-    for what, moe in (("", {}), (", and so does the option", {"activation": "mxfp8"})):
-        with settings(moe=moe):
-            for name in ("flashinfer_cutlass", "humming", "marlin"):
-                table[f"{name}{what}"] = outcome(partial(ask, name))
-    return table
-
-
 @contextmanager
 def flashinfer_mxfp8(archs: tuple[int, ...]) -> Iterator[None]:
     """Have a FlashInfer whose CUTLASS MoE has MXFP8 kernels for some devices, and a compiler."""
@@ -174,47 +152,23 @@ RELEASED = (100, 103, 107)
 """Devices for which FlashInfer 0.7.0.post1 has MXFP8 x MXFP8 MoE kernels."""
 
 
-def mxfp8_moe(*, gpt_oss: bool, archs: tuple[int, ...] = RELEASED) -> Table:
+def mxfp8_moe(archs: tuple[int, ...]) -> Table:
     """What runs MXFP8 experts, by backend name."""
     from vllm.model_executor.layers.fused_moe.oracle import mxfp8 as oracle
 
     def ask(name: str) -> str:
-        backend, experts = oracle.select_mxfp8_moe_backend(moe_layer(name, gpt_oss=gpt_oss))
+        backend, experts = oracle.select_mxfp8_moe_backend(moe_layer(name, gpt_oss=False))
         return f"{backend.value}: {experts.__name__}"
 
     with settings(), flashinfer_mxfp8(archs):
         return fold({name: outcome(partial(ask, name)) for name in moe_names()})
 
 
-def linear() -> dict[str, Table]:
-    """What runs dense layers, by name of --linear-backend."""
-    import vllm.model_executor.kernels.linear as kernels
-    from vllm.config.kernel import LinearBackend
-    from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Dynamic
-
-    asked: dict[str, Callable[[], Any]] = {
-        "MXFP4 weights": lambda: kernels.init_mxfp4_linear_kernel(None),
-        # What online quantisation to MXFP4 asks for.
-        "MXFP4 weights and activations": lambda: kernels.init_mxfp4_linear_kernel(kMxfp4Dynamic),
-    }
-    for layer, shape in SHAPES.items():
-        asked[f"MXFP8, {layer}"] = partial(kernels.init_mxfp8_linear_kernel, weight_shape=shape)
-
-    def kind(ask: Callable[[], Any]) -> str:
-        return type(ask()).__name__
-
-    tables: dict[str, Table] = {layer: {} for layer in asked}
-    for name in typing.get_args(LinearBackend):
-        with settings(linear_backend=name):
-            for layer, ask in asked.items():
-                tables[layer][name] = outcome(partial(kind, ask))
-    return {layer: fold(table) for layer, table in tables.items()}
-
-
 def plugin() -> dict[str, Table]:
     """What our plugin, where it is installed, takes for the layers of gpt-oss."""
     if importlib.util.find_spec("vllm_sparkforge") is None:
         return {}
+    import torch
     from vllm_sparkforge import bf16_experts
     from vllm_sparkforge.mx.linear import MxLinearMethod
     from vllm_sparkforge.quant import GptOssConfig
@@ -232,6 +186,13 @@ def plugin() -> dict[str, Table]:
         method.form = form
         kernel = method._kernel(shape)
         return f"{type(kernel).__name__}, or {type(kernel._fallback).__name__}"
+
+    def float16() -> str:
+        method: Any = object.__new__(MxLinearMethod)
+        method.form = "mxfp4"
+        layer, sizes = torch.nn.Module(), (64, [128], 64, 128)
+        method.create_weights(layer, *sizes, torch.float16, weight_loader=None)
+        return type(method.kernel).__name__
 
     with settings(moe={"activation": "mxfp8"}):
         asked = outcome(partial(moe, "flashinfer_cutlass"))
@@ -252,7 +213,8 @@ def plugin() -> dict[str, Table]:
                 f"{layer}={form}": outcome(partial(dense, form, shape))
                 for layer, shape in SHAPES.items()
                 for form in ("mxfp4", "mxfp8")
-            },
+            }
+            | {"mxfp4, float16": outcome(float16)},
         }
 
 
@@ -313,13 +275,8 @@ def ask_all(capability: str, out: Path) -> None:
     result = {
         "MXFP4 MoE, gpt-oss": mxfp4_moe(),
         "MXFP4 MoE, gpt-oss, moe.activation=mxfp8": mxfp4_moe(activation="mxfp8"),
-        "MXFP4 MoE, activations declared as MXFP8": declared_mxfp8(),
-        "MXFP8 MoE, gpt-oss": mxfp8_moe(gpt_oss=True),
-        "MXFP8 MoE, SiLU": mxfp8_moe(gpt_oss=False),
-        "MXFP8 MoE, SiLU, FlashInfer with kernels for SM12x": mxfp8_moe(
-            gpt_oss=False, archs=(*RELEASED, 120, 121)
-        ),
-        **{f"linear, {layer}": table for layer, table in linear().items()},
+        "MXFP8 MoE, SiLU": mxfp8_moe(RELEASED),
+        "MXFP8 MoE, SiLU, FlashInfer with kernels for SM12x": mxfp8_moe((*RELEASED, 120, 121)),
         **{f"attention with sinks, {name}": table for name, table in attention().items()},
         **plugin(),
     }

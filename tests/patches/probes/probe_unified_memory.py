@@ -213,8 +213,7 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
     Args:
         state: ``machine`` (fields, GiB), ``share``, amounts in GiB (``own``: before the first
             reading; ``weights``, ``file``, ``other``, ``peak``), ``graphs`` (count, first, each,
-            and files read ``before`` and ``during`` their capture), ``runner``, and what happens
-            ``meanwhile``, while weights load.
+            and files read ``before`` and ``during`` their capture) and ``runner``.
     """
     machine, torch_, graphs = _machine(state)
     machine.allocate_host(int(state["own"] * GIB))
@@ -233,9 +232,6 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
     for _ in range(32):  # shard by shard: read by mmap, copied
         machine.read_file(int(state["file"] * GIB / 32))
         torch_.allocate(weights // 32)
-    for what, amount in state.get("meanwhile", {}).items():
-        getattr(machine, what)(int(amount * GIB))
-
     many = state["graphs"]
 
     def profile_run(**_: Any) -> None:
@@ -274,12 +270,7 @@ def start(state: dict[str, Any]) -> dict[str, Any]:
     except OutOfMemoryError as error:
         return result | {"out_of_memory": str(error)}
     torch_.release(int(state["peak"] * GIB))
-    return result | {
-        "gpu": machine.gpu / GIB,
-        "available": machine.available / GIB,
-        "free": machine.free / GIB,
-        "swapped": machine.swapped / GIB,
-    }
+    return result | {"available": machine.available / GIB}
 
 
 if __name__ == "__main__":
