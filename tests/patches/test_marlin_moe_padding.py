@@ -57,8 +57,8 @@ SHAPE = SHAPES["gpt-oss-120b"]
 WIDTHS = [2880, 1440, 720]
 NARROW = "pad-marlin-s-moe-hidden-size-to-64-not-to-256.patch"
 DENSE = [
-    (SHAPE.qkv_rows, SHAPE.hidden),
-    (SHAPE.hidden, SHAPE.o_columns),
+    ((SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim, SHAPE.hidden),
+    (SHAPE.hidden, SHAPE.heads * SHAPE.head_dim),
     (SHAPE.vocab, SHAPE.hidden),
     (640, 2880),
     (96, 96),
