@@ -51,11 +51,8 @@ def call(
     MachineError: the program is missing. CommandError: it ended with an error (only with
     ``check``) or ran out of time.
 
-    Args:
-        env: variables added to the present environment; None as a value removes one.
-        stream: show its output line by line while it runs (stdout and stderr together); a
-            function gets each line instead of the log.
-        timeout: seconds.
+    ``env`` changes the present environment; None removes a variable. ``stream`` shows the output
+    line by line (stdout and stderr together), or gives each line to a function. ``timeout``: s.
     """
     command, pipe = resolve(args, cwd), subprocess.PIPE
     data = stdin if isinstance(stdin, bytes) else None

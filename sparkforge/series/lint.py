@@ -26,12 +26,7 @@ _NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
 
 
 def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str]:
-    """Return every problem of form; an empty list is a clean series.
-
-    Args:
-        root: the checkout with the patches' tests.
-        rules: the upstream's, which show the patches that change build rules.
-    """
+    """Return every problem of form; ``root`` has the tests, ``rules`` show changed build rules."""
     return [
         f"{patch.path}: {plain.escaped(problem)}"
         for patch in series.patches

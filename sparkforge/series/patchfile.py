@@ -28,14 +28,7 @@ NATIVE = "Native"
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file.
-
-    Attributes:
-        path: the file; its name is the slug of ``subject``.
-        body: the message below the subject, trailers included.
-        trailers: by key, e.g. ``Risk``.
-        entries: the files it changes, in the patch's order.
-    """
+    """One patch file; its name is the slug of ``subject``, and ``body`` includes the trailers."""
 
     path: Path
     subject: str
@@ -161,11 +154,7 @@ def _check_kind(path: Path, part: str, name: str) -> None:
 def check_shadows(new: Collection[str], there: Collection[str], where: str) -> None:
     """Refuse new files that change which file Python imports for another's name: SeriesError.
 
-    One is in a folder beside a module of that name, or the other way round.
-
-    Args:
-        there: all files, with the new ones.
-        where: names them in the error.
+    One is in a folder beside a module of that name, or the other way round. ``there``: all files.
     """
     modules = {re.sub(r"\.[^/]*$", "", name): name for name in there if _MODULE.search(name)}
     for name in there:

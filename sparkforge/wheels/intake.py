@@ -43,13 +43,8 @@ class Field:
 class Wheel:
     """A wheel's metadata.
 
-    Attributes:
-        stem: ``NAME-VERSION`` in the spelling of its ``.dist-info`` folder.
-        name, version: of METADATA.
-        released: the version in the file's name.
-        tags: ``PYTHON-ABI-PLATFORM`` of the file's name.
-        metadata, wheel: the headers of METADATA and WHEEL; ``description`` is METADATA's text.
-        record: digests of the members, as ``sha256=…``.
+    ``stem`` is NAME-VERSION as its ``.dist-info`` folder spells it, ``released`` the version in the
+    file's name, ``tags`` its PYTHON-ABI-PLATFORM; ``record`` has digests as ``sha256=…``.
     """
 
     stem: str

@@ -28,16 +28,10 @@ from sparkforge.wheels.intake import Wheel
 
 @dataclass(frozen=True)
 class Request:
-    """Changes of a release wheel, other than its files.
+    """Changes of a verified release wheel, other than its files.
 
-    Attributes:
-        wheel: the verified release wheel.
-        name: distribution name of the result; None keeps it.
-        local: local version part, e.g. ``cpu.spark.1``.
-        drop_requires, add_requires: requirements to remove from METADATA, and to add.
-        version_file: the module in the wheel with the version, or None.
-        epoch: date of every member, seconds since 1970.
-        release: the release of its files; None: the wheel's own.
+    ``local`` is the local version part (``cpu.spark.1``), ``release`` the release of its files;
+    None: the wheel's own. ``version_file`` is the module with the version.
     """
 
     wheel: Path
@@ -89,8 +83,7 @@ class Overlaid(Plan):
 def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
     """Write the overlay wheel into ``folder``; without layers only its metadata changes.
 
-    BuildError: a patch changes native sources, or the release wheel's file is not the patch's
-    original.
+    BuildError: a patch changes native sources, or the wheel's file is not the patch's original.
     """
     with archive.opened(request.wheel) as source:
         return write(request, source, plan(request, layers, source), folder)
