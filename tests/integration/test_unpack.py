@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from sparkforge.core import git
-from sparkforge.core.errors import CommandError
 from tests.support import Repo
 
 
@@ -28,19 +25,3 @@ def test_modes_and_links_are_as_in_the_commit_whatever_the_umask(tmp_path: Path)
     assert (tree / "link").read_bytes() == b"a = 1\n"
     modes = [path.stat().st_mode & 0o777 for path in (tree / "src" / "a.py", tree / "run.sh")]
     assert modes == [0o644, 0o755]
-
-
-def test_a_file_never_leaves_the_folder(tmp_path: Path) -> None:
-    """A repository can hold such names: git checks them when it adds a file only."""
-    repo = Repo(tmp_path / "repo")
-    blob = git.git(repo.path, "hash-object", "-w", "--stdin", stdin=b"a = 1\n")
-    entry = b"100644 ..\0" + bytes.fromhex(blob)
-    inner = git.git(
-        repo.path, "hash-object", "-t", "tree", "-w", "--literally", "--stdin", stdin=entry
-    )
-    place = b"40000 a\0" + bytes.fromhex(inner)
-    tree = git.git(
-        repo.path, "hash-object", "-t", "tree", "-w", "--literally", "--stdin", stdin=place
-    )
-    with pytest.raises(CommandError, match=r"\.\."):
-        git.unpack(repo.path, tree, [], tmp_path / "tree")
