@@ -133,7 +133,6 @@ def test_a_long_subject_is_unfolded(tmp_path: Path) -> None:
     patches = write(tmp_path, changed("Change the twentieth", "Change the\n twentieth"))
     (patch,) = series.read(patches).patches
     assert patch.subject == "Change the twentieth line"
-    assert patch.author == "Ada <ada@example.invalid>"
 
 
 # -- reading -----------------------------------------------------------------------------
