@@ -53,7 +53,12 @@ def test_a_file_is_read_once_and_a_change_is_seen(
 ) -> None:
     read: list[Path] = []
     whole = disk.sha256_file
-    monkeypatch.setattr(disk, "sha256_file", lambda path: [whole(path), read.append(path)][0])
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return whole(path)
+
+    monkeypatch.setattr(disk, "sha256_file", counted)
     one, other = tmp_path / "store.whl", tmp_path / "dist.whl"
     one.write_bytes(b"wheel")
     other.hardlink_to(one)
