@@ -14,7 +14,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -132,14 +132,9 @@ class Source:
         self._file.close()
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def opened(path: Path) -> closing[Source]:
     """Open a wheel for copying."""
-    source = Source(path)
-    try:
-        yield source
-    finally:
-        source.close()
+    return closing(Source(path))
 
 
 class Writer:

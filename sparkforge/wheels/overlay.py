@@ -119,7 +119,8 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     """Write ``request.wheel``, open as ``source``, changed and under our name and version."""
     wheel = intake.read(source)
     name = request.name or wheel.name
-    version = output_version(request.release or wheel.version, request.local)
+    version = request.release or wheel.version
+    version += f"{'.' if '+' in version else '+'}{request.local}"
     new_stem = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}"
     fresh = dict(changes.fresh)
     if request.version_file is not None:
@@ -154,11 +155,6 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
                 writer.copy(source, source.members[member], renamed[member])
         writer.finish()
     return Overlaid(**vars(changes), path=out, name=name, version=version)
-
-
-def output_version(release_version: str, local: str) -> str:
-    """Return the overlay's version: the release's with our local part."""
-    return f"{release_version}{'.' if '+' in release_version else '+'}{local}"
 
 
 # -- which members change --------------------------------------------------------
