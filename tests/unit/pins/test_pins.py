@@ -9,6 +9,7 @@ import pytest
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import edit, pins
+from sparkforge.pins.compiling import compiles, loads
 from sparkforge.pins.pins import Recorded
 from tests.support import ROOT
 
@@ -324,3 +325,32 @@ def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_p
     }
     bare = pins.load(write(tmp_path, changed("    profile: full\n", "")))
     assert bare.profile_of(bare.target("here")) == {}
+
+
+# -- NVIDIA's rules: which devices load machine code and compile PTX ---------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "on_12_0", "on_12_1"),
+    [
+        ("120", True, True),
+        ("120f", True, True),
+        ("120a", True, False),
+        ("121", False, True),
+        ("121f", False, True),
+        ("121a", False, True),
+        ("90a", False, False),
+        ("80", False, False),
+    ],
+)
+def test_machine_code(code: str, on_12_0: bool, on_12_1: bool) -> None:
+    assert loads(code, "12.0") is on_12_0
+    assert loads(code, "12.1") is on_12_1
+
+
+@pytest.mark.parametrize(
+    ("ptx", "expected"),
+    [("80", True), ("121", True), ("120f", True), ("90a", False), ("120a", False), ("130", False)],
+)
+def test_ptx_on_12_1(ptx: str, expected: bool) -> None:
+    assert compiles(ptx, "12.1") is expected
