@@ -148,8 +148,8 @@ def export(
         raise UsageError(msg, "see build.py patches list")
     tip = chain.commits[-1].id if chain.commits else source.commit
     files = series.export(source.repo, source.commit, tip, chain.env)
-    names = [name for name, _ in files]
-    if twice := {name for name in names if names.count(name) > 1}:
+    every = [name for name, _ in files]
+    if twice := {name for name in every if every.count(name) > 1}:
         raise SeriesError(f"two commits would write {min(twice)}", "change one of their subjects")
     paths = project.pins.upstream(source.upstream).paths
     rules = Rules(project.root, paths, f"nothing was written; {fix}")
