@@ -125,10 +125,7 @@ class TreeFile:
 def import_tree(
     repo: Path, files: Iterable[TreeFile], *, ref: str, message: str, author: str, epoch: int
 ) -> str:
-    """Create a parentless commit of files and point a ref at it; return the commit.
-
-    The commit depends on the arguments alone: the same on every machine, at any time.
-    """
+    """Point a ref at a parentless commit, which depends on the arguments alone; return it."""
     stamp, text = f"{author} {epoch} +0000", message.encode()
     head = f"commit {ref}\nauthor {stamp}\ncommitter {stamp}\ndata {len(text)}\n"
     with explained(repo), tempfile.TemporaryFile(dir=repo.parent) as out:
@@ -197,11 +194,7 @@ _QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
 
 
 def unquoted(name: str) -> str:
-    """Return the path of a name in git's diff, where unusual ones are quoted as in C.
-
-    Raises:
-        ValueError: it begins with a quote and is not quoted as in C.
-    """
+    """Return the path of a name in git's diff; ValueError: quoted, but not as in C."""
     if not name.startswith('"'):
         return name
     if not _QUOTED.fullmatch(name):
@@ -230,10 +223,7 @@ def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
 def clone_at(
     repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
 ) -> None:
-    """Create a working clone with a commit checked out on its own branch; UsageError: it cannot.
-
-    ``finish`` is called with the clone.
-    """
+    """Create a clone with a commit on its own branch, and call ``finish`` with it."""
     try:
         where.mkdir(parents=True)
     except OSError as error:

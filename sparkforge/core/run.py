@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import IO, Any, TypeVar
 
 from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
@@ -51,11 +50,8 @@ def call(
     MachineError: the program is missing. CommandError: it ended with an error (only with
     ``check``) or ran out of time.
 
-    Args:
-        env: variables added to the present environment; None as a value removes one.
-        stream: show its output line by line while it runs (stdout and stderr together); a
-            function gets each line instead of the log.
-        timeout: seconds.
+    ``env`` changes the present environment; None removes a variable. ``stream`` shows the output
+    line by line (stdout and stderr together), or gives each line to a function. ``timeout``: s.
     """
     command, pipe = resolve(args, cwd), subprocess.PIPE
     data = stdin if isinstance(stdin, bytes) else None
@@ -252,30 +248,27 @@ def in_parallel(
     A thread pool would wait for all running work after a failure or Ctrl-C. These threads get an
     event that says that their results are no longer needed, and otherwise end with the program.
     """
-    waiting: SimpleQueue[tuple[_T, Future[_R]]] = SimpleQueue()
     futures: list[Future[_R]] = [Future() for _ in items]
+    todo = iter(list(zip(items, futures, strict=True)))  # threads may share a list's iterator
     stopping = threading.Event()
 
     def worker() -> None:
-        with suppress(Empty):
-            while not stopping.is_set():
-                item, future = waiting.get_nowait()
-                try:
-                    future.set_result(work(item, stopping))
-                except BaseException as error:
-                    future.set_exception(error)
+        for item, future in todo:
+            if stopping.is_set():
+                return
+            try:
+                future.set_result(work(item, stopping))
+            except BaseException as error:
+                future.set_exception(error)
 
-    for pair in zip(items, futures, strict=True):
-        waiting.put(pair)
     threads = [threading.Thread(target=worker, daemon=True) for _ in range(width)]
+    for thread in threads:
+        thread.start()
     try:
-        for thread in threads:
-            thread.start()
         for future in futures:
             yield future.result()
     finally:
         stopping.set()
         deadline = time.monotonic() + 1.0  # for a failed run's other work to notice
         for thread in threads:
-            if thread.is_alive():  # and was started
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,8 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
     if target.pack and (target.cuda_arch is None or "flashinfer" not in target.wheels):
         what = "the target has no cuda_arch, or no wheel of flashinfer"
         yield (*here, "pack"), what, "add both, or remove pack"
-    yield from _each((*here, "requirements"), target.platforms, target.requirements, "a lock")
+    for platform in set(target.platforms) - target.requirements.keys():
+        yield (*here, "requirements"), f"none for {platform}", "add a lock"
     locks = {(*here, "requirements", key): lock for key, lock in target.requirements.items()}
     builders = {(*here, "builder", key): lock for key, lock in target.builder.items()}
     yield from _locks({**locks, **builders}, root)
@@ -103,14 +104,6 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
             yield (*here, "serve", i), what, "remove it (docs/serving.md)"
     for name in target.wheels:
         yield from _wheel((*here, "wheels", name), name, target, pins)
-
-
-def _each(
-    where: Where, platforms: Iterable[str], table: Container[str], what: str
-) -> Iterator[Problem]:
-    for platform in platforms:
-        if platform not in table:
-            yield where, f"none for {platform}", f"add {what}"
 
 
 def _wheel(here: Where, name: str, target: Target, pins: Pins) -> Iterator[Problem]:
@@ -123,7 +116,8 @@ def _wheel(here: Where, name: str, target: Target, pins: Pins) -> Iterator[Probl
         yield (*here, "carries"), what, "list each other upstream once"
     for carried in plan.carries:
         yield from _known((*here, "carries"), carried, pins.upstreams)
-    yield from _each((*here, "files"), target.platforms, plan.files, "the release wheel")
+    for platform in set(target.platforms) - plan.files.keys():
+        yield (*here, "files"), f"none for {platform}", "add the release wheel"
     for platform, file in plan.files.items():
         yield from _known((*here, "files", platform), file, known)
         if file in known and not known[file].fits(platform):

@@ -56,8 +56,9 @@ def _block(path: Path, text: str, mapping: Where, key: str, block: list[str], be
     for name, value in own.value:
         if name.value in (key, behind):
             last = value
-            while isinstance(last, yaml.MappingNode) and not last.flow_style:
-                last = last.value[-1][1]  # the mapping's own end mark is further down
+            while isinstance(last, yaml.CollectionNode) and not last.flow_style:
+                last = last.value[-1]  # a block's own end mark is further down
+                last = last[1] if isinstance(last, tuple) else last
             end = last.end_mark.line + 1
             first = end if name.value == behind else name.start_mark.line
             if name.value == key:

@@ -277,12 +277,8 @@ def _pick(table: Mapping[str, _T], name: str, kind: str) -> _T:
 
 
 def load(path: Path) -> Pins:
-    """Read and check pins.yaml.
-
-    Raises:
-        PinsError: it is missing, no YAML, or a value is wrong; every problem is reported as
-            ``pins.yaml:LINE: key: what is wrong: hint``.
-    """
+    """Read and check pins.yaml; PinsError has a line ``pins.yaml:LINE: key: what: hint`` for every
+    problem."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -114,11 +114,7 @@ def _value(node: yaml.Node, where: Where, document: Document) -> Any:
 
 
 def replace_scalars(text: str, values: Mapping[Where, str]) -> str:
-    """Return the text with some plain values on one line replaced; all else, comments too, stays.
-
-    Raises:
-        KeyError: a path leads to no scalar on one line.
-    """
+    """Return the text with some values replaced; KeyError: one is no scalar on one line."""
     nodes = read(text).nodes
     lines = text.splitlines(keepends=True)
     places = []

@@ -62,15 +62,10 @@ def stage(
     shown: Path | None = None,
     rules: Rules | None = None,
 ) -> Staged:
-    """Write a series to a folder, read, check and apply it.
+    """Write a series to a folder named as the upstream, read, check and apply it.
 
-    Args:
-        folder: replaced; named as the upstream.
-        shown: the folder that errors name instead.
-        rules: None: not checked.
-
-    Raises:
-        SeriesError: a patch is malformed or does not apply, or the tree differs.
+    SeriesError: a patch is malformed or does not apply, or the tree differs. It names the folder
+    ``shown``.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -141,21 +136,11 @@ def export(
     check: bool,
     fix: str = "fix the commits, then export again",
 ) -> tuple[Series, Report, list[Path]]:
-    """Replace the series of an upstream by a chain of commits, in a locked checkout.
+    """Replace the series ``old`` of a locked checkout by a chain of commits.
 
-    Args:
-        old: the series in the checkout.
-        drop: patches that may be removed; removing another is an error.
-        check: write nothing.
-        fix: how to fix the form of a patch.
-
-    Returns:
-        The new series, its changes, and the written files.
-
-    Raises:
-        SeriesError: a commit cannot be a patch, or a patch is malformed; nothing was written.
-        UsageError: a patch in ``drop`` does not exist.
-        PinsError: with ``check``, files would be written.
+    Returns the new series, its changes, and the written files. SeriesError: a commit cannot be a
+    patch, or a patch would go that is not in ``drop``; nothing was written. UsageError: a patch in
+    ``drop`` does not exist. PinsError: with ``check``, files would be written.
     """
     source, folder = chain.source, old.folder
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
@@ -163,6 +148,9 @@ def export(
         raise UsageError(msg, "see build.py patches list")
     tip = chain.commits[-1].id if chain.commits else source.commit
     files = series.export(source.repo, source.commit, tip, chain.env)
+    every = [name for name, _ in files]
+    if twice := {name for name in every if every.count(name) > 1}:
+        raise SeriesError(f"two commits would write {min(twice)}", "change one of their subjects")
     paths = project.pins.upstream(source.upstream).paths
     rules = Rules(project.root, paths, f"nothing was written; {fix}")
     tree = chain.commits[-1].tree if chain.commits else source.tree

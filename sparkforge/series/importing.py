@@ -56,14 +56,10 @@ def _block(trailers: Iterable[tuple[str, str]]) -> str:
 def chain(
     store: Store, series: Series, patched: Patched, files: Sequence[Path], words: Words
 ) -> Chain:
-    """Return the series' commits with those of the files behind them.
+    """Return the series' commits, and behind them those of files: mails with patches, or diffs.
 
-    Args:
-        files: mails with one or more patches (``git format-patch``, a forge's .patch), or diffs.
-
-    Raises:
-        UsageError: a required value of a patch is missing.
-        SeriesError: a file is not a patch, or does not apply there.
+    UsageError: a required value of a patch is missing. SeriesError: a file is not a patch, or does
+    not apply there.
     """
     source = patched.source
     paths = [path for file in files for path in _paths(file)]

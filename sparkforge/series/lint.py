@@ -26,12 +26,7 @@ _NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
 
 
 def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str]:
-    """Return every problem of form; an empty list is a clean series.
-
-    Args:
-        root: the checkout with the patches' tests.
-        rules: the upstream's, which show the patches that change build rules.
-    """
+    """Return every problem of form; ``root`` has the tests, ``rules`` show changed build rules."""
     return [
         f"{patch.path}: {plain.escaped(problem)}"
         for patch in series.patches
@@ -107,14 +102,13 @@ _FORM = "CONDITION; WORDS, where CONDITION is an upstream's version (vllm>=0.33.
 
 @dataclass(frozen=True)
 class DropWhen:
-    """The trailer ``Drop-when``: a condition that a move to another release evaluates, and words.
+    """The trailer ``Drop-when``: a condition that a move to another release evaluates.
 
     ``vllm>=0.33.0; upstream renders it so`` holds for those versions of an upstream of pins.yaml.
     ``test; upstream renders it so`` holds where the patch's test passes without the patch.
     """
 
     wanted: Requirement | None
-    words: str
 
     def holds(self, versions: Mapping[str, str]) -> bool:
         """Return whether the upstreams' versions, by upstream, meet the condition."""
@@ -129,11 +123,11 @@ def drop_when(text: str) -> DropWhen | None:
     """Return what a trailer says; None where it has not the form."""
     condition, _, words = (part.strip() for part in text.partition(";"))
     if condition == "test":
-        return DropWhen(None, words) if words else None
+        return DropWhen(None) if words else None
     try:
         wanted = Requirement(condition)
     except InvalidRequirement:
         return None
     if not wanted.specifier or wanted.extras or wanted.url:
         return None
-    return DropWhen(wanted, words)
+    return DropWhen(wanted)

@@ -28,18 +28,10 @@ NATIVE = "Native"
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file.
-
-    Attributes:
-        path: the file; its name is the slug of ``subject``.
-        body: the message below the subject, trailers included.
-        trailers: by key, e.g. ``Risk``.
-        entries: the files it changes, in the patch's order.
-    """
+    """One patch file; its name is the slug of ``subject``, and ``body`` includes the trailers."""
 
     path: Path
     subject: str
-    author: str
     body: str
     trailers: Mapping[str, str]
     entries: tuple[Entry, ...]
@@ -97,8 +89,7 @@ def read_patch(path: Path) -> Patch:
     if len(_FIRST.findall(text)) > 1:
         raise SeriesError(f"{path}: contains more than one patch", "split it: one patch per file")
     subject = _SUBJECT.search(head)
-    author = _AUTHOR.search(head)
-    if not (subject and author and separator):
+    if not (subject and separator and _AUTHOR.search(head)):
         msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
         raise SeriesError(msg, "create it with git format-patch; see docs/patches-howto.md")
     entries = []
@@ -115,7 +106,6 @@ def read_patch(path: Path) -> Patch:
     return Patch(
         path=path,
         subject=_decoded(subject[1]).strip(),  # a long word begins on the next line
-        author=_decoded(author[1]),
         body=message,
         trailers=trailers_of(message),
         entries=tuple(entries),
@@ -161,11 +151,7 @@ def _check_kind(path: Path, part: str, name: str) -> None:
 def check_shadows(new: Collection[str], there: Collection[str], where: str) -> None:
     """Refuse new files that change which file Python imports for another's name: SeriesError.
 
-    One is in a folder beside a module of that name, or the other way round.
-
-    Args:
-        there: all files, with the new ones.
-        where: names them in the error.
+    One is in a folder beside a module of that name, or the other way round. ``there``: all files.
     """
     modules = {re.sub(r"\.[^/]*$", "", name): name for name in there if _MODULE.search(name)}
     for name in there:

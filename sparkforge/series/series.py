@@ -63,12 +63,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Patched:
-    """A source with its series applied.
-
-    Attributes:
-        commit, tree: full SHAs, the same on every machine.
-        touched: paths that differ from the source, each with its patch's name (the last one).
-    """
+    """A source with its series applied; ``touched``: the last patch of each path it changes."""
 
     source: Source
     commit: str
@@ -134,13 +129,9 @@ def check_emptied(series: Series, upstream: Upstream) -> None:
 
 
 def apply(store: Store, series: Series, source: Source, *, again: bool = False) -> Patched:
-    """Apply the series as commits on the source, in the store's repository.
+    """Apply the series as commits on the source; with ``again`` also one that is there already.
 
-    Args:
-        again: apply also a series that this code has applied there before.
-
-    Raises:
-        SeriesError: a patch does not apply exactly, or is not in canonical form.
+    SeriesError: a patch does not apply exactly, or is not in canonical form.
     """
     if not series.patches:
         return Patched(source, source.commit, source.tree)
@@ -204,9 +195,7 @@ def export(
 ) -> list[tuple[str, bytes]]:
     """Return (file name, bytes) of each commit's patch in canonical form, oldest first.
 
-    Args:
-        repo: a bare repository of the store, since its own configuration applies.
-        env: further variables of git.
+    ``repo`` is a bare repository of the store, since its own configuration applies.
     """
     with tempfile.TemporaryDirectory(prefix="sparkforge-export-") as folder:
         flags = (

@@ -29,12 +29,8 @@ _AUTHOR = {
 
 @dataclass(frozen=True)
 class WorkTree:
-    """A work tree and its origin.
-
-    Attributes:
-        base: the pinned commit below the series.
-        series: sha256 of the original series, and of those that were exported.
-    """
+    """A work tree and its origin: the pinned commit below the series, and the sha256 of the
+    original series and of those that were exported."""
 
     folder: Path
     upstream: str
@@ -147,10 +143,8 @@ def identity(folder: Path = Path()) -> tuple[str, str]:
 def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
     """Commit staged changes (without any: reword the newest commit); return the commit.
 
+    ``message`` returns the message from subject and body of that commit (empty for a new one).
     SeriesError: nothing is staged, and the newest commit is already a patch.
-
-    Args:
-        message: returns the message from subject and body of that commit (empty for a new one).
     """
     staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
     subject = body = ""

@@ -43,16 +43,9 @@ def fetch(
 ) -> Path:
     """Return the verified file, downloaded if the store lacks it.
 
-    Args:
-        name: of the file in the store; there it is hashed again, since disks fail.
-        locate: returns the URL (http, https or file); called only if needed.
-        size: the recorded number of bytes, or None; a larger download is refused.
-        progress: called with (bytes so far, total or None); None shows its own line.
-
-    Raises:
-        FetchError: offline and not in the store, or the network failed repeatedly; the
-            partial file stays, and the next run continues it.
-        IntegrityError: the file has another hash or size than recorded.
+    ``locate`` returns the URL (http, https or file), only if needed. ``progress`` gets the bytes so
+    far and the total or None. FetchError: offline and not in the store, or the network failed
+    repeatedly; the next run continues. IntegrityError: another hash or size than recorded.
     """
     show = progress or (lambda done, total: log.progress(name, done, total))
     with store.lock(f"download-{sha256[:32]}"):

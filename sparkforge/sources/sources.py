@@ -39,13 +39,7 @@ _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
 @dataclass(frozen=True)
 class Source:
-    """An upstream's pinned tree as a commit in ``repo``.
-
-    Attributes:
-        provider: selects the record in ``patched``.
-        commit, tree: full SHAs. The release provider's commit is our own, not upstream's.
-        origin: for messages.
-    """
+    """An upstream's pinned tree as a commit in ``repo``; a release file's commit is our own."""
 
     upstream: str
     provider: Provider
@@ -68,10 +62,8 @@ class Access:
 def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:
     """Return the upstream's source, fetched if the store lacks it.
 
-    Raises:
-        FetchError: it cannot be downloaded.
-        IntegrityError: the tag names another commit, or a file has another hash.
-        PinsError: the commit is unknown, and no release file may replace it.
+    IntegrityError: the tag names another commit, or a file has another hash. PinsError: the commit
+    is unknown, and no release file may replace it. FetchError: it cannot be downloaded.
     """
     mirrored = name in access.mirrors  # which implies git
     falls_back = plan == "auto" and not mirrored and upstream.source_file is not None
@@ -282,10 +274,7 @@ class Resolved:
 def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Resolved:
     """Return the commit of the pinned tag in an upstream's repository, compared with the release.
 
-    Raises:
-        FetchError: the repository or the release file cannot be downloaded.
-        IntegrityError: it has no such tag, the tag names another commit than pins.yaml, or a file
-            of the release differs from the commit's.
+    Raises as ``ensure``; IntegrityError also where a file of the release differs from the commit's.
     """
     commit, _ = _tagged(name, upstream, access)
     known = upstream.model_copy(update={"commit": upstream.commit or commit})

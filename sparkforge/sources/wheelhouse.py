@@ -59,14 +59,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Inputs of a wheelhouse.
-
-    Attributes:
-        tools: further locked wheels that the image's build runs (uv).
-        python: e.g. ``3.11``.
-        platform: e.g. ``linux/amd64``.
-        torch_backend: uv's name of the PyTorch build, or None.
-    """
+    """Inputs of a wheelhouse; ``tools``: further locked wheels that the image's build runs (uv)."""
 
     lock: Path
     tools: tuple[Locked, ...]
@@ -195,10 +188,7 @@ def fill(
 ) -> int:
     """Fetch every locked requirement and link the files into a folder; return their number.
 
-    FetchError: also where no listed file is both locked and suitable for the platform.
-
-    Args:
-        known: sizes of files, as limits.
+    ``known`` has sizes of files, as limits. FetchError: also where no file is locked and fits.
     """
     locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
     arrived: dict[str, int] = {}

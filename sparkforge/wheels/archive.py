@@ -14,7 +14,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -132,23 +132,13 @@ class Source:
         self._file.close()
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def opened(path: Path) -> closing[Source]:
     """Open a wheel for copying."""
-    source = Source(path)
-    try:
-        yield source
-    finally:
-        source.close()
+    return closing(Source(path))
 
 
 class Writer:
-    """Writer of an archive; members in the order in which they are added, all with one date.
-
-    Args:
-        file: an empty binary file, open for writing.
-        epoch: date of every member, seconds since 1970; the format begins in 1980.
-    """
+    """Writer of an archive into an empty file; all members have one date (seconds since 1970)."""
 
     def __init__(self, file: IO[bytes], epoch: int) -> None:
         self._file = file
@@ -201,14 +191,7 @@ def record_hash(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Fresh:
-    """A wheel of our own.
-
-    Attributes:
-        tag: e.g. ``py3-none-any``.
-        metadata: further lines of METADATA.
-        entry_points: by group, then by name.
-        licenses: texts by name.
-    """
+    """A wheel of our own; ``metadata``: further lines, ``entry_points``: by group, then by name."""
 
     name: str
     version: str
@@ -220,11 +203,7 @@ class Fresh:
 
 
 def write_fresh(wheel: Fresh, epoch: int, folder: Path) -> Path:
-    """Write a wheel of our own into a folder: the same members give the same bytes.
-
-    Args:
-        epoch: date of its members, seconds since 1970.
-    """
+    """Write a wheel of our own into a folder: the same members give the same bytes."""
     stem = f"{wheel.name.replace('-', '_')}-{wheel.version}"
     info = f"{stem}.dist-info"
     about = ("Metadata-Version: 2.4", f"Name: {wheel.name}", f"Version: {wheel.version}")

@@ -24,8 +24,7 @@ from sparkforge.core.errors import BuildError
 from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive
 
-_INFO, _DATA = ".dist-info", ".data"
-_SCHEMES = ("data", "headers", "platlib", "purelib", "scripts")
+_INFO = ".dist-info"
 _DIGESTS = ("sha256", "sha384", "sha512")
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
@@ -43,13 +42,8 @@ class Field:
 class Wheel:
     """A wheel's metadata.
 
-    Attributes:
-        stem: ``NAME-VERSION`` in the spelling of its ``.dist-info`` folder.
-        name, version: of METADATA.
-        released: the version in the file's name.
-        tags: ``PYTHON-ABI-PLATFORM`` of the file's name.
-        metadata, wheel: the headers of METADATA and WHEEL; ``description`` is METADATA's text.
-        record: digests of the members, as ``sha256=…``.
+    ``stem`` is NAME-VERSION as its ``.dist-info`` folder spells it, ``released`` the version in the
+    file's name, ``tags`` its PYTHON-ABI-PLATFORM; ``record`` has digests as ``sha256=…``.
     """
 
     stem: str
@@ -148,21 +142,13 @@ def read(source: archive.Source) -> Wheel:
 
 
 def _stem(source: archive.Source, name: str, version: str) -> str:
-    """Return NAME-VERSION in the spelling of the wheel's own folders, one of each kind."""
-    stems: dict[str, set[str]] = {_INFO: set(), _DATA: set()}
-    for top, *below in (member.split("/") for member in source.members):
-        for suffix in stems if below else ():
-            if top.endswith(suffix):
-                stems[suffix].add(top.removesuffix(suffix))
-        if below and top.endswith(_DATA) and (below[0] not in _SCHEMES or len(below) < 2):
-            raise source.wrong(f"{top}/{below[0]}: unknown place for an installer")
-    if len(stems[_INFO]) != 1 or stems[_DATA] - stems[_INFO]:
-        raise source.wrong(f"has no single {_INFO} folder with its {_DATA} folder")
-    (stem,) = stems[_INFO]
-    spelt, _, numbered = stem.rpartition("-")
+    """Return NAME-VERSION in the spelling of the wheel's one ``.dist-info`` folder."""
+    tops = {member.partition("/")[0] for member in source.members if "/" in member}
+    stems = [top.removesuffix(_INFO) for top in tops if top.endswith(_INFO)]
+    spelt, _, numbered = stems[0].rpartition("-") if len(stems) == 1 else ("", "", "")
     if (canonicalize_name(spelt), numbered) != (canonicalize_name(name), version):
-        raise source.wrong(f"has no {name}-{version}{_INFO}")
-    return stem
+        raise source.wrong(f"has no single folder {name}-{version}{_INFO}")
+    return stems[0]
 
 
 def _text(source: archive.Source, member: str) -> str:
@@ -200,15 +186,12 @@ def _record(source: archive.Source, member: str) -> dict[str, str]:
     found: dict[str, str] = {}
     seen = set()
     try:
-        for name, digest, _ in filter(
-            None, csv.reader(io.StringIO(_text(source, member)), strict=True)
-        ):
-            algorithm, _, value = digest.partition("=")
-            if name in seen or (digest and algorithm not in _DIGESTS):
+        rows = csv.reader(io.StringIO(_text(source, member)), strict=True)
+        for name, digest, _ in filter(None, rows):
+            if name in seen or (digest and digest.partition("=")[0] not in _DIGESTS):
                 raise source.wrong(f"RECORD lists {name} twice, or with an unknown digest")
             seen.add(name)
             if digest:
-                base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True)
                 found[name] = digest
     except (csv.Error, ValueError) as error:  # also a line of other than three columns
         raise source.wrong(f"cannot read RECORD: {error}") from None

@@ -28,16 +28,10 @@ from sparkforge.wheels.intake import Wheel
 
 @dataclass(frozen=True)
 class Request:
-    """Changes of a release wheel, other than its files.
+    """Changes of a verified release wheel, other than its files.
 
-    Attributes:
-        wheel: the verified release wheel.
-        name: distribution name of the result; None keeps it.
-        local: local version part, e.g. ``cpu.spark.1``.
-        drop_requires, add_requires: requirements to remove from METADATA, and to add.
-        version_file: the module in the wheel with the version, or None.
-        epoch: date of every member, seconds since 1970.
-        release: the release of its files; None: the wheel's own.
+    ``local`` is the local version part (``cpu.spark.1``), ``release`` the release of its files;
+    None: the wheel's own. ``version_file`` is the module with the version.
     """
 
     wheel: Path
@@ -89,8 +83,7 @@ class Overlaid(Plan):
 def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
     """Write the overlay wheel into ``folder``; without layers only its metadata changes.
 
-    BuildError: a patch changes native sources, or the release wheel's file is not the patch's
-    original.
+    BuildError: a patch changes native sources, or the wheel's file is not the patch's original.
     """
     with archive.opened(request.wheel) as source:
         return write(request, source, plan(request, layers, source), folder)
@@ -126,7 +119,8 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     """Write ``request.wheel``, open as ``source``, changed and under our name and version."""
     wheel = intake.read(source)
     name = request.name or wheel.name
-    version = output_version(request.release or wheel.version, request.local)
+    version = request.release or wheel.version
+    version += f"{'.' if '+' in version else '+'}{request.local}"
     new_stem = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}"
     fresh = dict(changes.fresh)
     if request.version_file is not None:
@@ -161,11 +155,6 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
                 writer.copy(source, source.members[member], renamed[member])
         writer.finish()
     return Overlaid(**vars(changes), path=out, name=name, version=version)
-
-
-def output_version(release_version: str, local: str) -> str:
-    """Return the overlay's version: the release's with our local part."""
-    return f"{release_version}{'.' if '+' in release_version else '+'}{local}"
 
 
 # -- which members change --------------------------------------------------------

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,41 +29,14 @@ from tests.project import Project
 from tests.support import BODY, EPOCH, ROOT, Repo, make_sdist, make_wheel, sha256
 
 LINES = b"".join(b"line_%d = 1\n" % i for i in range(30))
-NATIVE = {"csrc/kernel.cu": b"// native\n", "README.md": b"words\n"}
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A kind of upstream."""
-
-    files: Mapping[str, bytes]
-    """What the repository and the release have in common."""
-    touched: str
-    """The one that our patch changes."""
-    generated: Mapping[str, bytes]
-    """What only the release has; of a wheel: nothing."""
-    sdist: bool
-    """Whether the release has one."""
-    submodule: str
-    """The repository has a submodule, whose files an sdist holds itself."""
-
-
-SHAPES = {
-    "flashinfer": Shape(
-        {"flashinfer/__init__.py": b"x = 1\n", "include/gemm.cuh": LINES, **NATIVE},
-        "include/gemm.cuh",
-        {"3rdparty/cutlass/a.h": b"// theirs\n", "PKG-INFO": b"1.0\n"},
-        sdist=True,
-        submodule="3rdparty/cutlass",
-    ),
-    "triton": Shape(
-        {"python/triton/__init__.py": b"x = 1\n", "third_party/nvidia/backend/compiler.py": LINES},
-        "third_party/nvidia/backend/compiler.py",
-        {},
-        sdist=False,
-        submodule="third_party/googletest",
-    ),
-}
+# what repository and release have in common, and what each has alone
+FILES = {"flashinfer/__init__.py": b"x = 1\n", "include/gemm.cuh": LINES}
+FILES |= {"csrc/kernel.cu": b"// native\n", "README.md": b"words\n"}
+TOUCHED = "include/gemm.cuh"
+GENERATED = {"3rdparty/cutlass/a.h": b"// theirs\n", "PKG-INFO": b"1.0\n"}
+SUBMODULE = "3rdparty/cutlass"
 PATCHED = LINES.replace(b"line_20 = 1", b"line_20 = 2")
 BUILD = ("build", "--target", "tiny", "--until", "wheels")
 
@@ -78,38 +49,35 @@ def reach(repo: Repo) -> None:
 
 
 class Bench:
-    """A release of one shape with its wheel, the repository of its tag, and a series."""
+    """A release like FlashInfer's with its wheel, the repository of its tag, and a series."""
 
-    def __init__(self, name: str, folder: Path, store: Store, repository: bytes = LINES) -> None:
+    def __init__(self, folder: Path, store: Store, repository: bytes = LINES) -> None:
         """Make them.
 
         Args:
             repository: what the file that our patch changes is in the repository.
         """
-        self.name, self.folder, self.store = name, folder, store
-        self.shape, real = SHAPES[name], pins.load(ROOT / "pins.yaml").upstream(name)
+        self.name, self.folder, self.store = "flashinfer", folder, store
+        real = pins.load(ROOT / "pins.yaml").upstream(self.name)
         inside = {
             member: data
-            for path, data in self.shape.files.items()
+            for path, data in FILES.items()
             if (member := member_of(real.paths, path)) is not None
         }
         self.wheel = make_wheel(folder / "release", "demo", "1.0", inside)
-        release = self.wheel
-        if self.shape.sdist:
-            files = {**self.shape.files, **self.shape.generated}
-            release = make_sdist(folder / "release", "demo", "1.0", files)
+        release = make_sdist(folder / "release", "demo", "1.0", {**FILES, **GENERATED})
         self.repo = Repo(folder / "upstream")
         self.repo.commit({"old.py": b"history\n"})
         self.repo.write(
             {
-                **self.shape.files,
-                self.shape.touched: repository,
+                **FILES,
+                TOUCHED: repository,
                 "old.py": None,
                 "python/src/main.cc": b"// in no wheel\n",
             }
         )
         self.repo("add", "--all")
-        link = f"160000,{'1' * 40},{self.shape.submodule}"
+        link = f"160000,{'1' * 40},{SUBMODULE}"
         self.repo("update-index", "--add", "--cacheinfo", link)
         self.repo("commit", "--quiet", "-m", "Release")
         self.repo("tag", "-a", "-m", "a tag", real.tag)
@@ -140,8 +108,8 @@ class Bench:
     def series_on(self, before: bytes) -> Series:
         """Write a series of one patch, made on this content of the file."""
         work = Repo(self.folder / "author")
-        work.commit({self.shape.touched: before})
-        work.commit({self.shape.touched: PATCHED}, f"Change a line\n\n{BODY}")
+        work.commit({TOUCHED: before})
+        work.commit({TOUCHED: PATCHED}, f"Change a line\n\n{BODY}")
         ((name, data),) = series.export(work.path, "HEAD~1", "HEAD")
         folder = self.folder / "patches" / self.name
         folder.mkdir(parents=True)
@@ -163,9 +131,8 @@ class Bench:
         return overlay.build(request, layers, out).path.read_bytes()
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_git_and_release_give_the_same_wheel(name: str, tmp_path: Path, store: Store) -> None:
-    bench = Bench(name, tmp_path, store)
+def test_git_and_release_give_the_same_wheel(tmp_path: Path, store: Store) -> None:
+    bench = Bench(tmp_path, store)
     one = bench.series_on(LINES)
     of_git, of_release = bench.patched("git", one), bench.patched("release", one)
     assert of_git.source.commit == bench.upstream.commit
@@ -175,10 +142,9 @@ def test_git_and_release_give_the_same_wheel(name: str, tmp_path: Path, store: S
     assert wheel != bench.wheel.read_bytes()
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_repository_unlike_release_is_refused(name: str, tmp_path: Path, store: Store) -> None:
+def test_repository_unlike_release_is_refused(tmp_path: Path, store: Store) -> None:
     theirs = LINES.replace(b"line_3 = 1", b"line_3 = 3")
-    bench = Bench(name, tmp_path, store, repository=theirs)
+    bench = Bench(tmp_path, store, repository=theirs)
     with pytest.raises(SeriesError) as refused:
         bench.patched("git", bench.series_on(LINES))
     assert "--source release" in refused.value.remedy
@@ -186,7 +152,7 @@ def test_repository_unlike_release_is_refused(name: str, tmp_path: Path, store: 
     patched = bench.patched("git", bench.series_on(theirs))  # a patch that expects git's tree
     with pytest.raises(BuildError) as unlike:
         bench.build(patched, "out")
-    member = member_of(bench.upstream.paths, bench.shape.touched)
+    member = member_of(bench.upstream.paths, TOUCHED)
     assert f"{bench.wheel.name}: {member} " in unlike.value.what
     assert "--source release" in unlike.value.remedy
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -26,27 +25,6 @@ log.error("wrong")
 """
 
 
-def on_terminal(code: str, **env: str) -> str:
-    """Run code whose stdout and stderr are a terminal; return what it showed."""
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 4096):
-            shown += piece
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(ours)
-    assert child.wait() == 0
-    return shown.decode()
-
-
 def in_pipe(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -54,13 +32,6 @@ def in_pipe(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **env},
     )
-
-
-def test_a_terminal_has_colour_unless_told_otherwise() -> None:
-    shown = on_terminal(SHOW)
-    assert "\033[1;34mwork\033[0m" in shown
-    assert "\033[31;1merror: \033[0mwrong" in shown
-    assert "\033" not in on_terminal(SHOW, NO_COLOR="1") + on_terminal(SHOW, TERM="dumb")
 
 
 def test_a_pipe_has_plain_lines_and_with_json_stdout_has_the_document_alone() -> None:

@@ -35,7 +35,6 @@ externals.cutlass.git | git: https://github.com/nvidia/cutlass.git
   git: file:///root/.ssh
 upstreams.vllm.git | git: https://github.com/vllm-project/vllm.git
   git: 'https://host.invalid/?a=#x.git'
-  git: https://me@host.invalid/x.git
 cutlass.redirect | redirect: VLLM_CUTLASS_SRC_DIR
   redirect: 'PATH=/evil; x'
 natives[0].target | target: spinloop,
@@ -43,18 +42,15 @@ natives[0].target | target: spinloop,
 natives[0].file | {file: vllm/spinloop
   {file: ../../x
 natives[0].sources[0] | [csrc/spinloop.cpp]
-  [../x/]
   [-x]
 configure[0] | configure: ["-DVLLM_TARGET_DEVICE={device}"]
   configure: ['-DX={nope}']
   configure: ['-P evil.cmake']
 paths[0].wheel | - {repo: vllm/, wheel: vllm/}
   - {repo: vllm/, wheel: ../../etc/}
-  - {repo: vllm/, wheel: /etc/}
   - {repo: vllm/, wheel: "vllm\\0/"}
 paths[0].repo | - {repo: vllm/, wheel: vllm/}
   - {repo: ../, wheel: vllm/}
-  - {repo: 'x\\y/', wheel: vllm/}
   - {repo: ':(exclude)x/', wheel: vllm/}
 paths[1].repo | - {repo: vllm/, wheel: vllm/}
   - {repo: vllm/, wheel: vllm/}\n      - {repo: vllm/, wheel: vllm/}
@@ -62,34 +58,26 @@ paths[1].wheel | - {repo: vllm/, wheel: vllm/}
   - {repo: vllm/, wheel: vllm/}\n      - {repo: other/, wheel: vllm/}
 vllm.version_file | version_file: vllm/_version.py
   version_file: /etc/passwd
-  version_file: vllm/
 kernels.subdirectory | subdirectory: python/triton_kernels
   subdirectory: ../x
 cuda-devel.repository | repository: nvidia/cuda
   repository: '--privileged -v /:/x'
-  repository: nvidia/cuda:latest
-  repository: Nvidia/CUDA
 images.cuda-devel.tag | tag: 13.0.2-devel-ubuntu24.04
   tag: '--x'
 gpt-oss-120b.repository | repository: openai/gpt-oss-120b
   repository: ../../etc
-  repository: openai/../x
   repository: --x/y
 vocabularies.harmony.file | file: o200k_base.tiktoken
   file: ../../etc/passwd
-  file: /etc/passwd
 targets.spark.build_packages[0] | build_packages: [gcc,
   build_packages: [-o,
-  build_packages: ['APT::Update::Pre-Invoke::=touch x',
   build_packages: [python3-,
 targets.spark.absent[0] | absent: [nvcc,
   absent: [../nvcc,
 targets.spark.needs[0] | {library: libcudart.so, package: nvidia-cuda-runtime}
   {program: ../nvcc, package: p1}
-  {file: usr/include/x.h, package: p1}
 targets.cpu.torch_backend | torch_backend: cpu
   torch_backend: --index-url=http://host.invalid
-  torch_backend: auto
 targets.spark.cuda_arch | cuda_arch: "12.1"
   cuda_arch: 'all; rm -rf'
 tiny-cpu.mxfp4_layers |     enforce_eager: true
@@ -102,13 +90,11 @@ spark.wheels.vllm.carries | carries: [triton-kernels]
 cpu.requirements.linux/amd64 | requirements: {linux/amd64: requirements/cpu-linux-amd64.txt}
   requirements: {linux/amd64: /etc/hostname}
   requirements: {linux/amd64: ../outside.txt}
-  requirements: {linux/amd64: requirements/}
 vllm.files.sdist.file | file: vllm-
   file: --vllm-
 upstreams.faaa |   flashinfer:\n    git
 targets.cpu.summary | summary: this
   summary: "\\e[31mred" # this
-  summary: "two\\nlines" # this
 """
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import edit, pins
+from sparkforge.pins.compiling import compiles, loads
 from sparkforge.pins.pins import Recorded
 from tests.support import ROOT
 
@@ -117,31 +118,22 @@ WRONG = rf"""
 upstreams.demo.tagg | tag: v1 | tagg: v1
 upstreams.demo.commit | commit: {COMMIT} | commit: abc1234
 upstreams.demo.commit | commit: {COMMIT} | commit: {"5df63a720".ljust(40, "0")}
-upstreams.demo.commit | commit: {COMMIT} | commit: {"0" * 40}
 upstreams.demo.tag | tag: v1.2.3 | tag: main
-upstreams.demo.tag | tag: v1.2.3 | tag: 1
 upstreams.demo.files.wheel.sha256 |         sha256: {HASH}\n |
 profiles.full.model | model: tiny | model: huge
 profiles.full.prefix_caching | caching: true | caching: yes
-choices.quick.mxfp4_layers | "qkv,o" | "--x"
 choices.quick.mxfp4_layers | "qkv,o" | "qkv,zzz"
-choices.quick.mxfp4_layers | "qkv,o" | "qkv=mxfp9"
 upstreams.demo.source_file | source_file: sdist | source_file: sdisd
-upstreams.other.source_file | {{}}\nplugin | {{}}\n    source_file: x\n    source_in: demo\nplugin
 targets.here.wheels.demo.files.linux/amd64 | linux/amd64: wheel | linux/amd64: whele
 targets.here.wheels.demo.files.linux/amd64 | none-any.whl | none-linux_aarch64.whl
-targets.here.wheels.demo.files.linux/amd64 | {{linux/amd64: wheel}} | {{linux/amd64: sdist}}
 targets.here.wheels.demp | demo:\n        files: {{linux | demp:\n        files: {{linux
 targets.here.requirements.linux/amd64 | {{linux/amd64: lock.txt}} | {{linux/amd64: locc.txt}}
 targets.here.requirements | {{linux/amd64: lock.txt}} | {{}}
 targets.here.base |     serve: |     base: nowhere\n    serve:
-targets.here.model |     serve: |     model: nowhere\n    serve:
 targets.here.source | source: release | source: svn
 targets.here.platforms | platforms: [linux/amd64] | platforms: []
 targets.here.serve[0] | [--port, "1"] | [--api-key, k]
 release.counter | counter: 1 | counter: 0
-release.counter | counter: 1 | counter: 0x10
-release.counter | counter: 1 | counter: null
 schema | schema: 1 | schema: 2
 upstreams.Demo |   demo:   # our |   Demo:   # our
 upstreams.demo.paths[0].repo | {{repo: demo/, wheel: demo/}} | {{repo: demo, wheel: demo/}}
@@ -149,8 +141,6 @@ upstreams.demo.paths[0].wheel | {{repo: demo/, wheel: demo/}} | {{repo: demo/, w
 upstreams.demo.paths[0].build | wheel: demo/}} | wheel: demo/, build: true}}
 plugin.folder | folder: own/ | folder: own
 plugin.architectures[0] | [90a, 121a] | ["12.1"]
-upstreams.demo.version | version: 1.2.3 | version: null
-upstreams.demo.files.sdist.file | demo-1.2.3.tar.gz | demo-1.2.4.tar.gz
 upstreams.demo.files.wheel.file | demo-1.2.3-py3 | demo-1.2.4-py3
 """
 
@@ -335,3 +325,32 @@ def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_p
     }
     bare = pins.load(write(tmp_path, changed("    profile: full\n", "")))
     assert bare.profile_of(bare.target("here")) == {}
+
+
+# -- NVIDIA's rules: which devices load machine code and compile PTX ---------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "on_12_0", "on_12_1"),
+    [
+        ("120", True, True),
+        ("120f", True, True),
+        ("120a", True, False),
+        ("121", False, True),
+        ("121f", False, True),
+        ("121a", False, True),
+        ("90a", False, False),
+        ("80", False, False),
+    ],
+)
+def test_machine_code(code: str, on_12_0: bool, on_12_1: bool) -> None:
+    assert loads(code, "12.0") is on_12_0
+    assert loads(code, "12.1") is on_12_1
+
+
+@pytest.mark.parametrize(
+    ("ptx", "expected"),
+    [("80", True), ("121", True), ("120f", True), ("90a", False), ("120a", False), ("130", False)],
+)
+def test_ptx_on_12_1(ptx: str, expected: bool) -> None:
+    assert compiles(ptx, "12.1") is expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,9 +32,6 @@ def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
         assert row.replace("\\|", "").count("|") == 7
     heads = [f"## {name} {upstream.tag}" for name, upstream in upstreams.items()]
     assert [line for line in lines if line.startswith("## ")] == heads
-    odd = replace(ours[0].patches[0], subject="Take a|b, `c_d|e` and <f> [g]_h*", body="Why not.")
-    text = docs.page([replace(ours[0], patches=(odd,))], upstreams)
-    assert r"[Take a\|b, `c_d\|e` and \<f\> \[g\]\_h\*](" in text
 
 
 def test_a_stale_page_is_refused_and_mended(
