@@ -126,8 +126,7 @@ def write(
     version, tag = about["version"], _TAGS[about["platform"]]
     wheel = archive.Fresh(DISTRIBUTION, version, tag, _METADATA, {**package, **members}, {})
     path = archive.write_fresh(wheel, epoch, folder)
-    units_in_all = len({unit for one in described for unit in one.units})
-    return PackResult(path.name, sha256_file(path), version, hashes, units=units_in_all)
+    return PackResult(path.name, sha256_file(path), version, hashes)
 
 
 def packs_item(
