@@ -20,8 +20,7 @@ def width(asked: int | None, gib_per_job: float, keep_gib: float = 0.0) -> int:
 
     Args:
         asked: the user's number, which counts as it is.
-        gib_per_job: memory that one takes at most, GiB.
-        keep_gib: memory that stays free, GiB.
+        gib_per_job, keep_gib: memory that one takes at most, and that stays free.
     """
     if asked is not None:
         return asked

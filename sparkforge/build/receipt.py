@@ -14,7 +14,6 @@ from sparkforge.build.options import VariantOptions
 from sparkforge.build.results import ImageResult
 from sparkforge.core import plain
 from sparkforge.core.disk import intact, read_json, sha256_file
-from sparkforge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from sparkforge.build.cached import Cached
@@ -80,14 +79,9 @@ class Receipt:
     @property
     def image(self) -> ImageResult | None:
         """The image; None where none was built."""
-        for item in self.items:
-            if item.stage == "image" and "image_id" in item.outputs:
-                image = plain.load(ImageResult, item.outputs, exact=False)
-                if image is None:
-                    msg = "another version of sparkforge wrote the receipt's record of the image"
-                    raise UsageError(msg, "use that version, or build the image again")
-                return image
-        return None
+        images = (item.outputs for item in self.items if item.stage == "image")
+        made = next((outputs for outputs in images if "image_id" in outputs), None)
+        return plain.load(ImageResult, made, exact=False)
 
 
 def load(path: Path) -> Receipt | None:

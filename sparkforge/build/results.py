@@ -27,14 +27,6 @@ class SourceResult:
 
 
 @dataclass(frozen=True)
-class ExternalResult:
-    """A repository that an upstream's build reads; sha256 of the archive of its files."""
-
-    commit: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class SeriesResult:
     """A source before and after its patches; changed paths with the last patch of each."""
 
@@ -46,7 +38,7 @@ class SeriesResult:
 
 @dataclass(frozen=True)
 class FilesResult:
-    """Files of the result's folder, by path with their sha256: machine code, a checkpoint."""
+    """Files of the result's folder, by path with their sha256: machine code, an archive."""
 
     files: Mapping[str, str]
 
@@ -96,10 +88,9 @@ class PluginResult(OwnWheel):
 
 @dataclass(frozen=True)
 class PackResult(OwnWheel):
-    """A wheel of FlashInfer's modules: sha256 of each library; sources compiled for them."""
+    """A wheel of FlashInfer's modules: sha256 of each library."""
 
     modules: Mapping[str, str]
-    units: int
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context, Tools
-from sparkforge.build.results import BuilderResult, ExternalResult
+from sparkforge.build.results import BuilderResult, FilesResult, all_intact
 from sparkforge.build.stages.thirdparty import wheelhouse_item
-from sparkforge.core.disk import code_digest, intact, key_of, sha256_file
+from sparkforge.core.disk import code_digest, key_of, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -82,7 +82,7 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
     )
 
 
-def external_item(context: Context, upstream: str, external: str) -> Cached[ExternalResult]:
+def external_item(context: Context, upstream: str, external: str) -> Cached[FilesResult]:
     """Return a repository that an upstream's CMake would fetch, with submodules, as an archive.
 
     It is fetched by its full SHA. A commit's tree has the SHAs of its submodules, so it pins them.
@@ -90,7 +90,7 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
     pin = context.pins.upstream(upstream).externals[external]
     name = f"{upstream}/{external}"
 
-    def make(folder: Path) -> ExternalResult:
+    def make(folder: Path) -> FilesResult:
         url = context.access.mirrors.get(name, pin.git)
         local = "://" not in url and Path(url).exists()
         remedy = f"check the network, or give --mirror {name}=URL or PATH of a clone"
@@ -117,11 +117,11 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[Exte
                 raise FetchError(f"{name}: {error}", remedy) from error
             out = folder / ARCHIVE
             call("tar", "--create", "--exclude=.git", "--file", out, "--directory", work, ".")
-        return ExternalResult(pin.commit, sha256_file(out))
+        return FilesResult({ARCHIVE: sha256_file(out)})
 
     inputs = {"commit": pin.commit}
     return Cached(
-        *("sources", f"external {name}", inputs, ExternalResult, make),
-        valid=lambda made: intact(made.path / ARCHIVE, made.result.sha256),
+        *("sources", f"external {name}", inputs, FilesResult, make),
+        valid=all_intact,
         fetches=lambda: Fetches(unknown=(f"{name} by git",)),
     )

@@ -16,7 +16,7 @@ from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.build.results import (
     BuilderResult,
     CompiledWheelResult,
-    ExternalResult,
+    FilesResult,
     NativeFile,
     WheelResult,
 )
@@ -235,7 +235,7 @@ def _fill(
     context: Context,
     name: str,
     trees: Mapping[str, Tree],
-    fetched: Mapping[str, Cached[ExternalResult]],
+    fetched: Mapping[str, Cached[FilesResult]],
     folder: Path,
 ) -> None:
     """Write the patched trees and the externals as the Dockerfile reads them."""
@@ -250,7 +250,7 @@ def _fill(
             git.unpack(patched.source.repo, where, [], folder / "externals" / layer)
     for key, item in fetched.items():
         out = folder / "externals" / key
-        archive = undamaged(item.path / ARCHIVE, item.result.sha256)
+        archive = undamaged(item.path / ARCHIVE, item.result.files[ARCHIVE])
         out.mkdir(parents=True)
         call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", out)
 

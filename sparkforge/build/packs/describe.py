@@ -10,6 +10,7 @@ relative to the tree, so the result does not depend on its place.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -21,11 +22,6 @@ from typing import Any
 CUDA = "13.0"
 HEADERS = "tvm_ffi/include"
 """Of tvm_ffi, and of dlpack in it: a folder that the compiler finds next to the tree."""
-_DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "half"),
-    *("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"),
-)
 
 
 class _Named:
@@ -40,11 +36,11 @@ class _Named:
 
 def _stand_ins() -> None:
     torch = types.ModuleType("torch")
-    known = {name: _Named(name) for name in _DTYPES}
-    known["half"] = known["float16"]
-    vars(torch).update(known, dtype=_Named, Tensor=object)
+    vars(torch).update(dtype=_Named, Tensor=object, half=_Named("float16"))
+    vars(torch)["float16"] = torch.half
     vars(torch)["version"] = types.SimpleNamespace(cuda=CUDA)
     vars(torch)["_C"] = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
+    vars(torch)["__getattr__"] = functools.cache(_Named)  # other data types
     sys.modules["torch"] = torch
     sys.modules["tvm_ffi"] = types.ModuleType("tvm_ffi")
 

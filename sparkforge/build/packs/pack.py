@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
@@ -110,12 +111,13 @@ def write(
     ``about`` is for the manifest: version (FlashInfer's, and ours after a plus, as FlashInfer wants
     it), architecture (as it names it, e.g. ``sm121f``), platform, commit, and compilers.
     """
-    entries, members = [], {}
+    entries, members, hashes = [], {}, {}
     for module, units in zip(modules, described, strict=True):
-        path = libraries[module.name]
-        entry = {"name": module.name, "sha256": sha256_file(path), "size": path.stat().st_size}
+        name, data = module.name, libraries[module.name].read_bytes()
+        hashes[name] = sha256(data).hexdigest()
+        entry = {"name": name, "sha256": hashes[name], "size": len(data)}
         entries.append({**entry, "units": len(units.units), "needs": module.needs})
-        members[f"{PACKAGE}/modules/{module.name}/{module.name}.so"] = path.read_bytes()
+        members[f"{PACKAGE}/modules/{name}/{name}.so"] = data
     manifest = {"schema": 1, "distribution": DISTRIBUTION, **about, "modules": entries}
     package = {
         f"{PACKAGE}/__init__.py": _SHIM.read_bytes(),
@@ -124,9 +126,7 @@ def write(
     version, tag = about["version"], _TAGS[about["platform"]]
     wheel = archive.Fresh(DISTRIBUTION, version, tag, _METADATA, {**package, **members}, {})
     path = archive.write_fresh(wheel, epoch, folder)
-    hashes = {str(entry["name"]): str(entry["sha256"]) for entry in entries}
-    units_in_all = len({unit for one in described for unit in one.units})
-    return PackResult(path.name, sha256_file(path), version, hashes, units=units_in_all)
+    return PackResult(path.name, sha256_file(path), version, hashes)
 
 
 def packs_item(

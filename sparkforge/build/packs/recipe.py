@@ -29,7 +29,10 @@ NEWEST = {"GLIBC": (2, 39), "GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15)}
 """Versions of symbols that the image has: Ubuntu 24.04, as the locks assume (scripts/lock.sh)."""
 _PREFIX = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu"}
 _DESCRIBE = Path(__file__).with_name("describe.py")
-_MEMBER = re.compile(r"(nvidia/cu13/(?P<cuda>(bin|include|nvvm)/.+)|(?P<ffi>tvm_ffi/include/.+))")
+_MEMBERS = (
+    *("nvidia/cu13/bin/", "nvidia/cu13/include/", "nvidia/cu13/nvvm/"),
+    "tvm_ffi/include/",
+)
 # stand-ins for cuBLAS's headers
 _CUBLAS = Path(__file__).with_name("include")
 _SAME_PLACE = Path(__file__).with_name("same_place.sh")
@@ -115,23 +118,15 @@ def fill(repo: Path, commit: str, wheels: Path, host: Host, tree: Path) -> None:
     git.unpack(repo, commit, (*READ, "flashinfer"), tree)
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
-            for member in archive.namelist():
-                match = _MEMBER.fullmatch(member)
-                if match is None or member.endswith("/"):
-                    continue
-                cuda = match["cuda"]
-                path = tree / (f"cuda/{cuda}" if cuda else match["ffi"])
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(archive.read(member))
-                if cuda and "bin/" in cuda:
-                    path.chmod(0o755)
+            archive.extractall(tree, [n for n in archive.namelist() if n.startswith(_MEMBERS)])
+    cuda = (tree / "nvidia" / "cu13").rename(tree / "cuda")
     for name in _TOLD_THE_PATH:
-        program = tree / "cuda" / name
-        program.rename(program.with_name(f"{program.name}.real"))
-        shutil.copy(_SAME_PLACE, program)
+        (cuda / name).rename(cuda / f"{name}.real")
+        shutil.copy(_SAME_PLACE, cuda / name)
+    for program in (*cuda.glob("bin/*"), *cuda.glob("nvvm/bin/*")):
         program.chmod(0o755)
     for header in _CUBLAS.glob("*.h"):
-        shutil.copy(header, tree / "cuda" / "include")
+        shutil.copy(header, cuda / "include")
     stubs(host, tree / "stubs")
     (tree / "objects").mkdir()
 

@@ -183,7 +183,7 @@ def image_item(
     trial, note = trial_item(), note_of(context, parts, base)
     inputs = note["image"]
 
-    def contents() -> image.Contents:
+    def make(folder: Path) -> ImageResult | ImageArchiveResult:
         from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
         third_party = parts.house.path / WHEELS
@@ -200,10 +200,8 @@ def image_item(
             image.KEY_LABEL: key_of(inputs),
             image.SBOM_LABEL: hashlib.sha256(document).hexdigest(),
         }
-        return image.Contents(hashed(parts.own), third_party, share, labels)
-
-    def make(folder: Path) -> ImageResult | ImageArchiveResult:
-        return image.build(engine, tools, context, base, contents(), folder)
+        contents = image.Contents(hashed(parts.own), third_party, share, labels)
+        return image.build(engine, tools, context, base, contents, folder)
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result

@@ -44,7 +44,6 @@ PACK = PackResult(
     "flashinfer_jit_cache-1.0+spark.1-py3-none-linux_aarch64.whl",
     *("4" * 64, "1.0+spark.1"),
     modules={"sampling": "5" * 64},
-    units=3,
 )
 PLUGIN = PluginResult(
     "vllm_sparkforge-1.0-py3-none-any.whl", "6" * 64, "1.0", {"own/sm_90a.cubin": "7" * 64}
