@@ -48,8 +48,6 @@ def inputs(of: Pins) -> tuple[str, ...]:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of ``release``."""
-
     target: str
     """target whose last build to release"""
     push: str | None = None
