@@ -118,8 +118,6 @@ def on_engine(
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ImagesOptions:
-    """Options of ``images``."""
-
     target: str | None = None
     """list only this target's images"""
     pins: PinsFile = None
@@ -146,8 +144,6 @@ def images(options: ImagesOptions = ImagesOptions()) -> int:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RollbackOptions:
-    """Options of ``rollback``."""
-
     image: str | None = field(default=None, kw_only=False)
     """image from `build.py images` (default: the previous image)"""
     target: str
@@ -197,8 +193,6 @@ _PYTHON = "/usr/bin/tini -- /opt/sparkforge/venv/bin/python -I"
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions:
-    """Options of ``model fetch``."""
-
     target: str
     """target whose model to download"""
     dry_run: bool = False

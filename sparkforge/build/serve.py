@@ -46,8 +46,6 @@ CHAT_NAME = "tiny-chat-gpt-oss"
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of ``serve``."""
-
     target: str
     """target to serve"""
     model: Path | None = None

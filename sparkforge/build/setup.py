@@ -120,8 +120,6 @@ def _tools(
         resolved = engine.resolve(base, chosen)
     if chosen is not None and resolved is not None:
         builder = engine.builder_of(chosen, tools.builder, resolved.reference, wanted)
-    if elsewhere and target.smoke is not None and until == STAGES[-1]:
-        raise UsageError(not_here, "build the image here (--until image) and test it there")
     return Tools(chosen, resolved, builder, tools.ca_bundle, tools.jobs)
 
 

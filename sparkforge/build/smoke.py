@@ -32,7 +32,7 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.errors import ServerError
 from sparkforge.core.log import log
 from sparkforge.runtime import isa
-from sparkforge.runtime.client import COMPLETIONS, Place, Reply, events, look, post
+from sparkforge.runtime.client import COMPLETIONS, Place, Reply, events, post
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, kept_log, tail, wait_ready
 from sparkforge.store.store import Artefact
@@ -128,26 +128,18 @@ def _check(server: Server) -> tuple[int, float]:
     first = ask().json()
     seconds = time.monotonic() - start
     ids = first["choices"][0]["token_ids"]
-    more = {"stream": True, "stream_options": {"include_usage": True}}
-    found = list(events(place, COMPLETIONS, {**body, **more}))
-    pieces = [event for event in found if event is not None]
-    choices = [choice for event in pieces for choice in event["choices"]]
+    found = list(events(place, COMPLETIONS, {**body, "stream": True}))
+    choices = [choice for event in found if event is not None for choice in event["choices"]]
     streamed = [token for choice in choices for token in choice["token_ids"] or ()]
     # the tiny model's tokens are bytes, so counts are known without its tokenizer
     asked = len(_PROMPT.encode())
     counts = {"prompt_tokens": asked, "completion_tokens": _TOKENS, "total_tokens": asked + _TOKENS}
-    usages = [event["usage"] for event in pieces if event.get("usage")]
-    models = look(place, "/v1/models", timeout_s=120).json()["data"]
     for what, seen, wanted in (
-        ("models", [one["id"] for one in models], [MODEL_NAME]),
         ("a second completion at temperature 0", ask().json()["choices"][0]["token_ids"], ids),
         ("the streamed completion", streamed, ids),
         ("the end of the stream", found[-1], None),
         ("number of tokens", len(ids), _TOKENS),
         ("usage", {name: first["usage"].get(name) for name in counts}, counts),
-        ("usage of the stream", {name: usages[-1].get(name) for name in counts}, counts),
-        ("status for a wrong model", ask(model="no-such-model").status, 404),
-        ("status for a bad request", ask(max_tokens=-1).status, 400),
     ):
         if seen != wanted:
             raise _wrong(server, f"{what}: {seen} instead of {wanted}")

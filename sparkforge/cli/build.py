@@ -32,8 +32,6 @@ from sparkforge.sources.project import Project, ProjectOptions
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """Options of ``build``."""
-
     target: str
     """target to build, from pins.yaml"""
     until: Annotated[str, Parameter(choices=STAGES)] = STAGES[-1]
@@ -52,8 +50,6 @@ class BuildOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
-    """Options of ``explain``."""
-
     target: str
     """target to explain"""
     project: ProjectOptions = ProjectOptions()
@@ -64,8 +60,6 @@ class ExplainOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SmokeOptions:
-    """Options of ``smoke``."""
-
     target: str
     """target to test"""
     arguments: Behind = ()

@@ -48,8 +48,6 @@ def inputs(of: Pins) -> tuple[str, ...]:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of ``release``."""
-
     target: str
     """target whose last build to release"""
     push: str | None = None
@@ -104,17 +102,9 @@ def run(options: Options) -> int:
         f"upload {folder}/* to the release v{version} of your forge",
         *([f"publish {reference} and the public key"] if reference is not None else []),
     ]
-    log.document(
-        {
-            "release": version,
-            "target": target,
-            "commit": commit,
-            "folder": str(folder),
-            "image": reference,
-            "signed": key is not None and not options.dry_run,
-            "next": steps,
-        }
-    )
+    found = {"release": version, "target": target, "commit": commit, "folder": str(folder)}
+    signed = key is not None and not options.dry_run
+    log.document({**found, "image": reference, "signed": signed, "next": steps})
     log.info(f"{'would write' if options.dry_run else 'wrote'}  {folder}")
     for step in steps:
         log.info(f"next  {step}")

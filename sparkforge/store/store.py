@@ -105,10 +105,14 @@ class Store:
         if self._prepared:
             return
         with disk_errors(self.root):
-            if not self._marked():
-                write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
-            for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
+            try:
+                if not self._marked():
+                    write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
+                for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
+                    (self.root / name).mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                msg = f"{error.filename}: {error.strerror}, so the store cannot be created in it"
+                raise StoreError(msg, "choose another folder with --store DIR") from error
         self._prepared = True
 
     def _marked(self) -> bool:
