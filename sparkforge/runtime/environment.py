@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core.disk import read_json, write_file
+from sparkforge.core.disk import read_json, sha256_file, write_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, IntegrityError
 from sparkforge.core.index import pip_settings
 from sparkforge.core.log import log
@@ -206,6 +205,15 @@ def _state(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
+def record_rows(record: bytes) -> dict[str, str]:
+    """Return the paths in a RECORD with their sha256 in hex, or ""; ValueError or csv.Error."""
+    rows = {}
+    for path, stated, *_ in filter(None, csv.reader(record.decode().splitlines())):
+        kind, _, value = stated.partition("=")
+        rows[path] = base64.urlsafe_b64decode(f"{value}==").hex() if kind == "sha256" else ""
+    return rows
+
+
 def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
     """Return the files that differ from their wheels' RECORDs, and from the wheels themselves.
 
@@ -215,24 +223,24 @@ def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
     """
     stated: dict[Path, set[str]] = {}
     for record in sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD")):
-        rows = list(csv.reader(record.read_text(errors="replace").splitlines()))
-        if [f"{record.parent.name}/RECORD", "", ""] not in rows:  # cut off
+        rows: Mapping[str, str] = {}
+        with suppress(ValueError, csv.Error):
+            rows = record_rows(record.read_bytes())
+        if f"{record.parent.name}/RECORD" not in rows:  # cut off, or no RECORD
             return [record]
-        for name, digest in (row[:2] for row in rows):
-            if digest:
-                stated.setdefault(record.parent.parent / name, set()).add(digest)
+        for name, sha256 in rows.items():
+            if sha256:
+                stated.setdefault(record.parent.parent / name, set()).add(sha256)
 
-    def digest_of(path: Path) -> str:
+    def sha256_of(path: Path) -> str:
         try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").digest()
+            return sha256_file(path)
         except OSError:
             return "gone"
-        return "sha256=" + base64.urlsafe_b64encode(found).rstrip(b"=").decode()
 
     with ThreadPoolExecutor(4) as pool:  # hashing lets other threads run
-        found = dict(zip(stated, pool.map(digest_of, stated), strict=True))
-    wrong = {path for path, digest in found.items() if digest not in stated[path]}
+        found = dict(zip(stated, pool.map(sha256_of, stated), strict=True))
+    wrong = {path for path, sha256 in found.items() if sha256 not in stated[path]}
     for wheel in wheelhouse.glob("*.whl") if wrong else ():
         with zipfile.ZipFile(wheel) as archive:
             members = set(archive.namelist())
