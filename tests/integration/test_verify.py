@@ -225,18 +225,9 @@ def test_a_missing_file_and_changed_labels_are_named(baked: Baked) -> None:
     assert "image.python: 3.12 → 3.11" in said
 
 
-@pytest.mark.parametrize(
-    ("path", "data"),
-    [
-        (NOTE, b"words"),
-        (NOTE, b'{"image": {}}'),
-        (f"{SITE}/x-1.dist-info/RECORD", b"\xff,sha256=aa,1\n"),
-    ],
-)
-def test_a_malformed_document_in_an_image_is_one_error(
-    baked: Baked, path: str, data: bytes
-) -> None:
-    baked.files[path] = data
+@pytest.mark.parametrize("path", [NOTE, f"{SITE}/x-1.dist-info/RECORD"])
+def test_a_malformed_document_in_an_image_is_one_error(baked: Baked, path: str) -> None:
+    baked.files[path] = b"\xff,sha256=aa,1\n"
     with pytest.raises(CheckError):
         baked.problems()
 

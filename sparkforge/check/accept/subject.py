@@ -107,10 +107,10 @@ def container_of(place: Place) -> Mapping[str, Any] | str:
     service = "label=com.docker.compose.service"
     try:
         names = _docker("ps", "-q", "--filter", service, "--filter", port).split()
-        (found,) = json.loads(_docker("inspect", *names)) if names else ({},)
-        known = {"Id", "State", "Config"} <= set(found)
-        return dict(found) if known else f"no container of Compose has {port}"
-    except (Unseen, ValueError, TypeError) as why:
+        if not names:
+            return f"no container of Compose has {port}"
+        return dict(json.loads(_docker("inspect", *names))[0])
+    except Unseen as why:
         return str(why)
 
 
