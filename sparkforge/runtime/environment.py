@@ -56,10 +56,8 @@ def install(of: Ingredients, folder: Path) -> Path:
     """Create a virtual environment in ``folder/venv`` from local files.
 
     A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So
-    every byte is compared with the wheels, and damaged ones are unpacked anew.
-
-    Raises:
-        BuildError: the wheels conflict, or the disk damages them.
+    every byte is compared with the wheels, and damaged ones are unpacked anew. BuildError: the
+    wheels conflict, or the disk damages them again.
     """
     for last in (not (of.unpacked / "cache").exists(), True):
         try:
@@ -156,12 +154,7 @@ def vllm_cache(cache: Path, name: str) -> Path:
 
 
 def server_env(cache: Path, name: str = "") -> dict[str, str]:
-    """Return the variables that a server from a virtual environment runs with.
-
-    Args:
-        cache: folder for the caches of vLLM and torch.
-        name: of the environment, where several share the folder.
-    """
+    """Return the variables of a server of the environment ``name``, with its caches in a folder."""
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
     # would end the engine at its first token
     compiled = {} if have("c++") or have("g++") else {"TORCH_COMPILE_DISABLE": "1"}
@@ -277,11 +270,7 @@ def find_python(store: Store, version: str) -> Path | None:
 def ensure_python(store: Store, version: str, *, offline: bool) -> Path:
     """Return an interpreter of this version; if there is none, uv downloads its pinned one.
 
-    uv's own settings apply: ``UV_PYTHON_INSTALL_MIRROR``, or ``python-install-mirror`` in uv.toml.
-
-    Raises:
-        FetchError: there is none that runs here, and no download.
-        IntegrityError: the download has another hash.
+    FetchError: there is none that runs here, and no download. IntegrityError: it has another hash.
     """
     if found := find_python(store, version):
         return found
