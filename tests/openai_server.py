@@ -1,7 +1,7 @@
 """A stand-in for an OpenAI server, in a thread: it keeps every promise of accept but one.
 
 It answers as the real model would, in canned words. A fault is the name of the promise that it
-breaks; "waits for eight" is none.
+breaks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Fake(ThreadingHTTPServer):
         self.fault = fault
         self.lock = threading.Lock()
         self.running = 0
-        self.eight = threading.Barrier(8, timeout=PATIENCE_S)
         self.answered = 0
         self.resident = 1 << 30
 
@@ -120,8 +119,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def _chat(self, body: Json) -> None:
         fault = self.server.fault
-        if fault == "waits for eight":
-            self.server.eight.wait()
         message, finish = self._message(body)
         words = [*message["reasoning_"], *message["content_"]]
         frame = [] if message.get("tool_calls") else ["<|channel|>", "<|end|>"]

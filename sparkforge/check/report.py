@@ -134,8 +134,8 @@ def status(path: Path) -> str:
         Path(__file__).with_name("status.md.j2"),
         areas=areas,
         head=["claim", *MACHINES.values()],
-        rows=lambda area: [_row(claim) for claim in area.claims],
-        evidence=_evidence,
+        rows=lambda area: map(_row, area.claims),
+        Markdown=pages.Markdown,
         levels=LEVELS,
     )
     return pages.between(path, text)
@@ -147,8 +147,3 @@ def _row(claim: Claim) -> tuple[str, ...]:
     bold = ("proved", "not run")
     levels = (pages.Markdown(f"**{one}**" if one in bold else one) for one in cells)
     return (pages.Markdown(claim.claim), *levels)
-
-
-def _evidence(claim: Claim) -> str:
-    left = "" if claim.open is None else f" *Open:* {claim.open}."
-    return pages.Markdown(f"**{claim.claim}**: {claim.tested}.{left}")

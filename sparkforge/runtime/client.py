@@ -81,11 +81,7 @@ class Said:
 
 
 def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
-    """Return Compose's server, or that of a URL, with the key in SPARKFORGE_API_KEY_FILE.
-
-    Raises:
-        UsageError: it is no URL of HTTP.
-    """
+    """Return Compose's server, or that of a URL (UsageError: it is none), with Compose's key."""
     if url is None:
         host = (variables.get("SPARKFORGE_BIND") or LOOPBACK).strip("[]")
         host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)

@@ -101,14 +101,9 @@ def docker(*words: str | Path, remedy: str, error: type[BuildError | MachineErro
 
 
 def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine | None, str]:
-    """Choose between an image, with an engine, and a virtual environment.
+    """Return the engine for an image, or None for a virtual environment, and why in one sentence.
 
-    Args:
-        wish: ``auto``, ``docker`` or ``none``.
-        image_base: the base image that pins.yaml has for the target, or None.
-
-    Returns:
-        The engine or None, and the reason in one sentence.
+    ``wish`` is ``auto``, ``docker`` or ``none``; ``image_base``: what pins.yaml has for the target.
     """
     pinned = base or image_base
     if wish == "none":

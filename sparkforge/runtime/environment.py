@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core.disk import read_json, write_file
+from sparkforge.core.disk import read_json, sha256_file, write_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, IntegrityError
 from sparkforge.core.index import pip_settings
 from sparkforge.core.log import log
@@ -57,10 +56,8 @@ def install(of: Ingredients, folder: Path) -> Path:
     """Create a virtual environment in ``folder/venv`` from local files.
 
     A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So
-    every byte is compared with the wheels, and damaged ones are unpacked anew.
-
-    Raises:
-        BuildError: the wheels conflict, or the disk damages them.
+    every byte is compared with the wheels, and damaged ones are unpacked anew. BuildError: the
+    wheels conflict, or the disk damages them again.
     """
     for last in (not (of.unpacked / "cache").exists(), True):
         try:
@@ -157,12 +154,7 @@ def vllm_cache(cache: Path, name: str) -> Path:
 
 
 def server_env(cache: Path, name: str = "") -> dict[str, str]:
-    """Return the variables that a server from a virtual environment runs with.
-
-    Args:
-        cache: folder for the caches of vLLM and torch.
-        name: of the environment, where several share the folder.
-    """
+    """Return the variables of a server of the environment ``name``, with its caches in a folder."""
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
     # would end the engine at its first token
     compiled = {} if have("c++") or have("g++") else {"TORCH_COMPILE_DISABLE": "1"}
@@ -206,6 +198,15 @@ def _state(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
+def record_rows(record: bytes) -> dict[str, str]:
+    """Return the paths in a RECORD with their sha256 in hex, or ""; ValueError or csv.Error."""
+    rows = {}
+    for path, stated, *_ in filter(None, csv.reader(record.decode().splitlines())):
+        kind, _, value = stated.partition("=")
+        rows[path] = base64.urlsafe_b64decode(f"{value}==").hex() if kind == "sha256" else ""
+    return rows
+
+
 def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
     """Return the files that differ from their wheels' RECORDs, and from the wheels themselves.
 
@@ -215,24 +216,24 @@ def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
     """
     stated: dict[Path, set[str]] = {}
     for record in sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD")):
-        rows = list(csv.reader(record.read_text(errors="replace").splitlines()))
-        if [f"{record.parent.name}/RECORD", "", ""] not in rows:  # cut off
+        rows: Mapping[str, str] = {}
+        with suppress(ValueError, csv.Error):
+            rows = record_rows(record.read_bytes())
+        if f"{record.parent.name}/RECORD" not in rows:  # cut off, or no RECORD
             return [record]
-        for name, digest in (row[:2] for row in rows):
-            if digest:
-                stated.setdefault(record.parent.parent / name, set()).add(digest)
+        for name, sha256 in rows.items():
+            if sha256:
+                stated.setdefault(record.parent.parent / name, set()).add(sha256)
 
-    def digest_of(path: Path) -> str:
+    def sha256_of(path: Path) -> str:
         try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").digest()
+            return sha256_file(path)
         except OSError:
             return "gone"
-        return "sha256=" + base64.urlsafe_b64encode(found).rstrip(b"=").decode()
 
     with ThreadPoolExecutor(4) as pool:  # hashing lets other threads run
-        found = dict(zip(stated, pool.map(digest_of, stated), strict=True))
-    wrong = {path for path, digest in found.items() if digest not in stated[path]}
+        found = dict(zip(stated, pool.map(sha256_of, stated), strict=True))
+    wrong = {path for path, sha256 in found.items() if sha256 not in stated[path]}
     for wheel in wheelhouse.glob("*.whl") if wrong else ():
         with zipfile.ZipFile(wheel) as archive:
             members = set(archive.namelist())
@@ -269,11 +270,7 @@ def find_python(store: Store, version: str) -> Path | None:
 def ensure_python(store: Store, version: str, *, offline: bool) -> Path:
     """Return an interpreter of this version; if there is none, uv downloads its pinned one.
 
-    uv's own settings apply: ``UV_PYTHON_INSTALL_MIRROR``, or ``python-install-mirror`` in uv.toml.
-
-    Raises:
-        FetchError: there is none that runs here, and no download.
-        IntegrityError: the download has another hash.
+    FetchError: there is none that runs here, and no download. IntegrityError: it has another hash.
     """
     if found := find_python(store, version):
         return found

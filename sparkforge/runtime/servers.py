@@ -189,6 +189,7 @@ _LINE = re.compile(
 )
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::|$)")
 _DIED = "died unexpectedly"  # vLLM's words for a worker that a signal ended
+_START = rf"Traceback \(|.*{_DIED}"
 
 
 def tail(server: Server, lines: int = _LINES) -> str:
@@ -203,22 +204,19 @@ def explain(text: str, lines: int = _LINES) -> str:
     """
     found = (_LINE.fullmatch(line) for line in text.splitlines())
     rows = [(match["process"] or "", match["text"]) for match in found if match]
-    shown: list[str] = []
-    starts = [
-        at for at, (_, said) in enumerate(rows) if said.startswith("Traceback (") or _DIED in said
-    ]
+    shown = [line for _, line in rows if line.strip()][-lines:]
+    starts = [at for at, (_, line) in enumerate(rows) if re.match(_START, line)]
     inner = [at for at in starts if rows[at][0] and not rows[at][0].startswith("APIServer")]
     for at in (inner or starts)[:1]:
         process = rows[at][0]
         said = [line for name, line in rows[at:] if name == process]
-        ends = [0] if _DIED in said[0] else [n for n, s in enumerate(said) if _EXCEPTION.match(s)]
-        for end in ends[:1]:
+        ends = [n for n, line in enumerate(said) if _EXCEPTION.match(line)]
+        for end in [0] if _DIED in said[0] else ends[:1]:
             # pydantic's exceptions have their details on the next lines, indented
             more = [line for line in said[end + 1 : end + 3] if line.startswith("  ")]
             frames = [line for line in said[1:end] if line.strip(" ^")]
             shown = [f"{process}: {said[end].strip()}".removeprefix(": "), *more, *frames[-6:]]
-    shown = shown[:lines] or [line for _, line in rows if line.strip()][-lines:]
-    return "\n".join(f"    {line[:300].rstrip()}" for line in shown)
+    return "\n".join(f"    {line[:300].rstrip()}" for line in shown[:lines])
 
 
 def ending(code: int) -> str:

@@ -53,13 +53,15 @@ def test_without_a_build_there_is_nothing_to_verify(project: Project) -> None:
     project.run(*VERIFY, code=UsageError.exit_code)
 
 
-def test_damaged_wheel_in_dist_is_named(project: Project) -> None:
+def test_damaged_and_missing_files_in_dist_are_named(project: Project) -> None:
     project.build()
     wheel = project.wheel
     wheel.chmod(0o644)
     wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
+    (wheel.parent / "SHA256SUMS").unlink()
     out, err = project.run(*VERIFY, "--json", code=CheckError.exit_code)
     assert wheel.name in err
+    assert "SHA256SUMS: missing" in err
     document = json.loads(out)
     assert not document["same"]
     assert any(wheel.name in line for line in document["differences"])
@@ -71,13 +73,6 @@ def test_damaged_wheel_in_dist_is_named(project: Project) -> None:
     path = f"{tools}:{os.environ['PATH']}"
     out, _ = project.run(*VERIFY, code=CheckError.exit_code, PATH=path)
     assert f"diffoscope {wheel.name}" in out
-
-
-def test_missing_file_in_dist_is_named(project: Project) -> None:
-    project.build()
-    (project.wheel.parent / "SHA256SUMS").unlink()
-    _, err = project.run(*VERIFY, code=CheckError.exit_code)
-    assert "SHA256SUMS: missing" in err
 
 
 # -- an image by itself -------------------------------------------------------------------
@@ -230,18 +225,9 @@ def test_a_missing_file_and_changed_labels_are_named(baked: Baked) -> None:
     assert "image.python: 3.12 → 3.11" in said
 
 
-@pytest.mark.parametrize(
-    ("path", "data"),
-    [
-        (NOTE, b"words"),
-        (NOTE, b'{"image": {}}'),
-        (f"{SITE}/x-1.dist-info/RECORD", b"\xff,sha256=aa,1\n"),
-    ],
-)
-def test_a_malformed_document_in_an_image_is_one_error(
-    baked: Baked, path: str, data: bytes
-) -> None:
-    baked.files[path] = data
+@pytest.mark.parametrize("path", [NOTE, f"{SITE}/x-1.dist-info/RECORD"])
+def test_a_malformed_document_in_an_image_is_one_error(baked: Baked, path: str) -> None:
+    baked.files[path] = b"\xff,sha256=aa,1\n"
     with pytest.raises(CheckError):
         baked.problems()
 

@@ -30,10 +30,9 @@ from sparkforge.core import plain
 from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import OLDEST_ENGINE
-from sparkforge.serving import checkpoint, devices, memory
+from sparkforge.serving import devices, memory
 from sparkforge.serving.cluster import ROLE
 
-MISSING = "not there"
 _GB = 10**9
 _LEAST = 2 * _GB  # on each disk
 # Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
@@ -240,10 +239,8 @@ def disk(seen: Machine, want: Want) -> list[Finding]:
         needs.append(("image", docker, 35))  # with the build cache; an estimate
     if here and want.model is not None:
         size = round(_MODEL_GB.get(str(want.target.model), 0))
-        if not mounted(seen):  # only root sees what the volume has
-            needs.append(("model", docker, size))
-        elif MISSING in (problems(seen, want.model) or ()):
-            needs.append(("model", str(hub_of(seen)), size))
+        if not _there(seen, want.model):
+            needs.append(("model", mounted(seen) or docker, size))
     findings: list[Finding] = []
     disks: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
     for need in needs:
@@ -281,96 +278,49 @@ def port(seen: Machine, want: Want) -> Finding:
 def mounted(seen: Machine) -> str:
     """Return the folder that Compose mounts as the hub's home; "" for a volume (no slash)."""
     chosen = seen.variables.get("SPARKFORGE_HF_CACHE") or ""
-    return chosen if chosen.startswith(("/", ".", "~")) else ""
+    return str(Path(chosen).expanduser()) if chosen.startswith(("/", ".", "~")) else ""
 
 
-def hub_of(seen: Machine) -> Path:
-    """Return the hub's cache: Compose's if it is a folder of the host, else this user's own."""
-    home = mounted(seen) or seen.variables.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(home).expanduser() / "hub"
-
-
-def _folder(seen: Machine, model: ModelPin) -> Path:
-    return hub_of(seen) / f"models--{model.repository.replace('/', '--')}"
-
-
-def problems(seen: Machine, model: ModelPin) -> list[str] | None:
-    """Return what is wrong with the model's files; None if they cannot be read."""
-    folder = _folder(seen, model) / "snapshots" / model.revision
-    return seen.value("model", lambda: read(folder))
-
-
-def read(folder: Path) -> list[str]:
-    """Return the problems of a checkpoint: its index, and the header of each shard."""
-    if not folder.exists():
-        return [MISSING]
-    found = [] if (folder / "config.json").is_file() else ["config.json: missing"]
-    try:
-        names = checkpoint.named(folder)
-    except (OSError, ValueError) as why:
-        return [*found, f"{checkpoint.INDEX}: {why}"]
-    wrong = ((name, checkpoint.damage(folder / name)) for name in names or ["*.safetensors"])
-    return [*found, *(f"{name}: {problem}" for name, problem in wrong if problem)]
+def _there(seen: Machine, model: ModelPin) -> bool:
+    """Return whether the model is in a folder of the host; only root sees what a volume has."""
+    name = f"models--{model.repository.replace('/', '--')}"
+    snapshot = f"{mounted(seen)}/hub/{name}/snapshots/{model.revision}"
+    return bool(mounted(seen)) and seen.access(snapshot) in ("read", "write")
 
 
 @check("model")
 def model(seen: Machine, want: Want) -> Finding:
-    """A cut shard fails after minutes of loading; a missing one is downloaded at the start."""
+    """A missing model is downloaded at the first start; every start checks its files."""
     assert want.model is not None  # the check needs one
-    hub, folder, found = hub_of(seen), mounted(seen), problems(seen, want.model)
-    home = folder or str(hub.parent)  # Compose mounts the folder above the cache
-    fetch = f"HF_HOME={_quoted(home)} hf download {want.model.repository}"
-    revision = f"--revision {want.model.revision}"
-    if found is None:
-        return unseen(f"{hub} is not readable", "sudo python3 build.py doctor")
-    if found == [MISSING]:
-        text = f"revision {want.model.revision[:12]} is not in {hub}; Compose downloads"
-        size = _MODEL_GB.get(str(want.target.model), "some")
-        text += f" {size} GB into {folder or f'its volume {MODELS_VOLUME}'} at the first start"
-        volume = f"python3 build.py model fetch --target {want.name}   # after the build"
-        return warning(text, f"{fetch} {revision} && {_share(folder)}" if folder else volume)
-    if found:
-        # the hub's client takes a file that is there for complete
-        files = shlex.join(one.partition(":")[0] for one in found)
-        hint = f"{fetch} {files} --force-download {revision}"
-        return error(f"{hub}: {'; '.join(found[:3])}", hint)
-    if not folder:
-        text = f"complete in {hub}, but Compose uses its own volume {MODELS_VOLUME}"
-        hint = f"{_share(home)} && echo SPARKFORGE_HF_CACHE={shlex.quote(home)} >>.env"
-        return warning(text, hint)
-    return ok(f"complete in {hub}")
+    folder, revision = mounted(seen), want.model.revision[:12]
+    if _there(seen, want.model):
+        return ok(f"revision {revision} is in {folder}")
+    text = f"Compose downloads {_MODEL_GB.get(str(want.target.model), 'some')} GB into"
+    text += f" {folder or f'its volume {MODELS_VOLUME}'} at the first start"
+    text += "" if folder else ", unless it has them"
+    return warning(text, f"python3 build.py model fetch --target {want.name}   # after the build")
 
 
 @check("model", "image")
 def model_rights(seen: Machine, want: Want) -> Finding | None:
     """The container runs as user 10001: it reads at each start and writes when it downloads."""
-    assert want.model is not None  # the check needs one
     if not (folder := mounted(seen)):
         return None
-    hub, share = hub_of(seen), _share(folder)
-    if seen.access(hub.parent) not in ("read", "write"):
-        return error(f"{folder} does not exist", f"mkdir -p {_quoted(folder)} && {share}")
-    for path in (hub.parent, hub, _folder(seen, want.model)):
-        # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
-        output = seen.run("getfacl", "-n", str(path)).out
-        who = "" if f"# owner: {_USER}\n" in output else _USER
-        rights = re.search(rf"(?m)^(?:user:{who}|other:):(?:.*effective:)?([r-][w-][x-])", output)
-        if rights is None:
-            return unseen(f"getfacl tells nothing of {path}", "sudo apt-get install acl")
-        if rights[1] != "rwx":  # a complete model is only read
-            short = warning if rights[1] == "r-x" else error
-            return short(f"user {_USER} of the container has only {rights[1]} in {path}", share)
-    return ok(f"user {_USER} of the container may use {folder}")
-
-
-def _quoted(folder: str) -> str:
-    """Quote a folder for the shell, except for a ~ to expand."""
-    return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
-
-
-def _share(folder: str) -> str:
-    """Return the command that adds the container's rights, for new files too, to the owner's."""
-    return f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {_quoted(folder)}"
+    quoted = shlex.quote(folder)
+    # for new files, too, and the owner keeps access
+    share = f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {quoted}"
+    if seen.access(folder) not in ("read", "write"):
+        return error(f"{folder} does not exist", f"mkdir -p {quoted} && {share}")
+    # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
+    output = seen.run("getfacl", "-n", folder).out
+    who = "" if f"# owner: {_USER}\n" in output else _USER
+    rights = re.search(rf"(?m)^(?:user:{who}|other:):(?:.*effective:)?([r-][w-][x-])", output)
+    if rights is None:
+        return unseen(f"getfacl tells nothing of {folder}", "sudo apt-get install acl")
+    if rights[1] == "rwx":
+        return ok(f"user {_USER} of the container may use {folder}")
+    short = warning if rights[1] == "r-x" else error  # a complete model is only read
+    return short(f"user {_USER} of the container has only {rights[1]} in {folder}", share)
 
 
 # -- all checks --------------------------------------------------------------------------

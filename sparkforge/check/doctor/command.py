@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import io
 import json
 import platform
 import re
@@ -23,7 +22,7 @@ from sparkforge.build import composing, receipt
 from sparkforge.build.options import OutputOptions
 from sparkforge.check.doctor.checks import judge
 from sparkforge.check.doctor.machine import Machine, want_of
-from sparkforge.core.disk import disk_errors, write_file
+from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CheckError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
@@ -101,16 +100,12 @@ _MEMORY = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
     """Collect, mask, and write the archive; return the names of its files."""
     mask = mask_of(composing.seen(seen.root / ".env"))
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+    with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
             archive.writestr(name, masked_json(value, mask))
         for name, text in _parts(seen.root, target):
             archive.writestr(name, mask(text).encode(errors="replace"))
-        names = archive.namelist()
-    with disk_errors(path):
-        write_file(path, raw.getvalue())
-    return names
+        return archive.namelist()
 
 
 def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
 import json
 import posixpath
 import re
-import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -29,6 +27,7 @@ from sparkforge.check.verify.exported import exported
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError
 from sparkforge.runtime.engine import BaseImage, Engine
+from sparkforge.runtime.environment import record_rows
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
 
@@ -80,8 +79,6 @@ def read(engine: Engine, name: str) -> Image:
     container = engine.client.containers.create(attrs["Id"])  # never started
     try:
         files = _files(cast("Iterator[bytes]", container.export()))
-    except tarfile.TarError as error:
-        raise BuildError(f"{name}: docker export failed: {error}", "run it again") from None
     finally:
         container.remove(v=True)
     platform = f"{attrs['Os']}/{attrs['Architecture']}"
@@ -149,12 +146,8 @@ def records(files: Mapping[str, File], site: str) -> Records:
 
 def _rows(record: bytes, site: str) -> dict[str, str]:
     """Return the paths of a RECORD below the root, with their sha256 in hex, or ""."""
-    rows = {}
-    for path, stated, *_ in filter(None, csv.reader(record.decode().splitlines())):
-        kind, _, value = stated.partition("=")
-        digest = base64.urlsafe_b64decode(f"{value}==").hex() if kind == "sha256" else ""
-        rows[posixpath.normpath(f"/{site}/{path}").lstrip("/")] = digest
-    return rows
+    rows = record_rows(record).items()
+    return {posixpath.normpath(f"/{site}/{path}").lstrip("/"): sha256 for path, sha256 in rows}
 
 
 def _byte_code(path: str) -> bool:

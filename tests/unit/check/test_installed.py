@@ -30,19 +30,6 @@ def files_of(wheel: Path) -> dict[str, File]:
     }
 
 
-@pytest.fixture
-def wrong(tmp_path: Path) -> Path:
-    """A wheel whose RECORD has another hash of one of its files."""
-    wheel = make_wheel(tmp_path, "codec", files={"codec.so": STATED})
-    with zipfile.ZipFile(wheel) as opened:
-        contents = {name: opened.read(name) for name in opened.namelist()}
-    contents["codec.so"] = REAL
-    with zipfile.ZipFile(wheel, "w") as fresh:
-        for name, data in contents.items():
-            fresh.writestr(name, data)
-    return wheel
-
-
 def check(files: dict[str, File], folder: Path, *wheels: Path) -> list[str]:
     """Check with a lock of wheels, and a store below the folder."""
     lock = folder / "lock.txt"
@@ -59,25 +46,24 @@ def check(files: dict[str, File], folder: Path, *wheels: Path) -> list[str]:
     return imagecheck.installed(files, imagecheck.records(files, SITE), context)[1]
 
 
-def keep(folder: Path, wheel: Path) -> Path:
-    """Put a wheel into the store's downloads."""
-    path = Store(folder / "store").download_path(sha256(wheel.read_bytes()), wheel.name)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(wheel.read_bytes())
-    return path
-
-
-def test_a_wrong_record_is_overruled_by_the_locked_wheel(wrong: Path, tmp_path: Path) -> None:
-    files = files_of(wrong)
-    (problem,) = check(files, tmp_path, wrong)  # the wheel is not in the store
+def test_a_wrong_record_is_overruled_by_the_locked_wheel(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "codec", files={"codec.so": STATED})
+    with zipfile.ZipFile(wheel) as opened:
+        contents = {name: opened.read(name) for name in opened.namelist()} | {"codec.so": REAL}
+    with zipfile.ZipFile(wheel, "w") as fresh:
+        for name, data in contents.items():
+            fresh.writestr(name, data)
+    files = files_of(wheel)
+    (problem,) = check(files, tmp_path, wheel)  # the wheel is not in the store
     assert problem.startswith(f"{SITE}codec.so: ")
-    path = keep(tmp_path, wrong)
-    assert check(files, tmp_path, wrong) == []
+    kept = Store(tmp_path / "store").download_path(sha256(wheel.read_bytes()), wheel.name)
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(wheel.read_bytes())
+    assert check(files, tmp_path, wheel) == []
     other = {**files, f"{SITE}codec.so": File(sha256(b"evil\n"))}
-    assert len(check(other, tmp_path, wrong)) == 1
-    with path.open("ab") as file:
-        file.write(b"damage")
-    assert len(check(files, tmp_path, wrong)) == 1
+    assert len(check(other, tmp_path, wheel)) == 1
+    kept.write_bytes(wheel.read_bytes() + b"damage")
+    assert len(check(files, tmp_path, wheel)) == 1
 
 
 def test_a_file_of_two_packages_may_be_of_either(tmp_path: Path) -> None:

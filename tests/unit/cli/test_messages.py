@@ -84,8 +84,6 @@ packs --target cpu
 model fetch --target cpu
 roofline --target spark --batch 0
 roofline --target spark --layers qv
-doctor --readings no/such
-doctor --report --readings x
 """
 PINS = [
     ("schema: 1", "schema: 2"),

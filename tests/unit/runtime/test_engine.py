@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,36 +88,6 @@ def test_dev_image_uses_the_engines_builder(store: Store, said: Path) -> None:
     dev._image(build_of("cpu", store=store), rootless, "sparkforge/cpu:1")
     words = said.read_text().splitlines()
     assert words[words.index("--builder") + 1] == "rootless"
-
-
-def test_the_command_of_an_image_build(said: Path, tmp_path: Path) -> None:
-    engine.build_image(
-        tmp_path / "Dockerfile",
-        tmp_path,
-        "own",
-        ("--load", "--tag", "demo:1"),
-        stage="serve",
-        platform="linux/arm64",
-        arguments={"BASE": "b", "SYSTEM_PACKAGES": "gcc git"},
-        labels={"org.demo": "a b"},
-        contexts={"wheels": tmp_path / "wheels"},
-        options=("--no-cache",),
-        ca_bundle=tmp_path / "ca.pem",
-    )
-    command = said.read_text().splitlines()
-    assert command[:4] == ["buildx", "build", "--builder", "own"]
-    assert command[-1] == str(tmp_path)
-    assert set(pairwise(command)) >= {
-        ("--tag", "demo:1"),
-        ("--file", f"{tmp_path}/Dockerfile"),
-        ("--target", "serve"),
-        ("--platform", "linux/arm64"),
-        ("--build-arg", "SYSTEM_PACKAGES=gcc git"),
-        ("--label", "org.demo=a b"),
-        ("--build-context", f"wheels={tmp_path}/wheels"),
-        ("--secret", f"id=ca,src={tmp_path}/ca.pem"),
-    }
-    assert "--no-cache" in command
 
 
 def test_a_name_in_a_registry() -> None:

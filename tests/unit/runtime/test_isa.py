@@ -41,10 +41,22 @@ def test_the_best_set_is_read_from_cpuinfo() -> None:
         assert isa.best(text) is None
 
 
-def make_torch(folder: Path) -> None:
-    (folder / "torch").mkdir()
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A folder of packages with a torch."""
+    folder = tmp_path / "site-packages"
+    (folder / "torch").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("")
     (folder / "torch" / "cpu.py").write_text(CPU)
+    return folder
+
+
+def seen(code: str, flag: str, env: dict[str, str]) -> tuple[bool, dict[str, object]]:
+    """Return whether a program has AMX, and what its torch says of the CPU."""
+    command = (sys.executable, flag, "-c", code)
+    out = subprocess.run(command, env={**os.environ, **env}, stdout=subprocess.PIPE, check=True)
+    amx, capabilities = json.loads(out.stdout)
+    return amx, capabilities
 
 
 @pytest.mark.parametrize(
@@ -55,37 +67,21 @@ def make_torch(folder: Path) -> None:
     ],
 )
 def test_a_process_and_its_children_see_no_better_set(
-    highest: isa.InstructionSet, left: set[str], tmp_path: Path
+    highest: isa.InstructionSet, left: set[str], packages: Path
 ) -> None:
-    make_torch(tmp_path)
     hidden = isa.hiding(highest)
-    env = {**os.environ, **hidden, "PYTHONPATH": f"{hidden['PYTHONPATH']}:{tmp_path}"}
-    code = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-P', '-c', {ASK!r}], check=True)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    amx, seen = json.loads(done.stdout)
-    assert amx == ("amx_tile" in left)
-    assert {name for name, there in seen.items() if there is True} == left
-    assert seen["sve_max_length"] == 16
+    env = {**hidden, "PYTHONPATH": f"{hidden['PYTHONPATH']}:{packages}"}
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-P', '-c', {ASK!r}])"
+    amx, found = seen(child, "-P", env)
+    assert not amx
+    assert {name for name, there in found.items() if there is True} == left
+    assert found["sve_max_length"] == 16
 
 
-def test_an_image_s_server_sees_no_amx_though_it_ignores_pythonpath(tmp_path: Path) -> None:
-    packages = tmp_path / "site-packages"
-    packages.mkdir()
-    make_torch(packages)
-    for name, file in mask_files(tmp_path).items():
+def test_an_image_s_server_sees_no_amx_though_it_ignores_pythonpath(packages: Path) -> None:
+    for name, file in mask_files(packages.parent).items():
         (packages / name).write_bytes(file.read_bytes())
     code = f"import site; site.addsitedir({str(packages)!r}); {ASK}"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code],
-        env={**os.environ, **isa.without_amx()},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    amx, seen = json.loads(done.stdout)
+    amx, found = seen(code, "-I", isa.without_amx())
     assert not amx
-    assert seen["avx512_bf16"]
+    assert found["avx512_bf16"]
