@@ -65,8 +65,8 @@ LAYERS: list[dict[str, int]] = [
 SHAPE = SHAPES["gpt-oss-120b"]
 WIDTHS = [2880, 1440, 720]
 DENSE = [
-    (SHAPE.qkv_rows, SHAPE.hidden),
-    (SHAPE.hidden, SHAPE.o_columns),
+    (5120, SHAPE.hidden),
+    (SHAPE.hidden, 4096),
     (SHAPE.vocab, SHAPE.hidden),
     (640, 2880),
     (2880, 512),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkforge.check import machinecode, proofs
-from sparkforge.check.machinecode import Kernel, Library, Readers
+from sparkforge.check.machinecode import Kernel, Library
 from sparkforge.core.errors import CheckError
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Contract
@@ -77,37 +76,6 @@ def test_unreadable_listings_are_refused() -> None:
     for texts in (("", usage), (sass, ""), (bare, usage)):
         with pytest.raises(CheckError):
             machinecode.read(*texts)
-
-
-# lists an image for 12.0 and one for its family, and extracts what stands in the file beside it
-CUOBJDUMP = """\
-#!/bin/sh
-case $2 in
-    --dump-resource-usage)
-        for number in 1 2; do
-            arch=$([ $number = 1 ] && echo 120 || echo 120f)
-            printf 'Fatbin elf code:\\n====\\narch = sm_%s\\n Function kernel%s:\\n' $arch $number
-        done ;;
-    -xelf) touch $(cat "$0.extracts") ;;
-esac
-"""
-
-
-def test_all_listed_images_are_extracted(tmp_path: Path) -> None:
-    (tmp_path / "cuobjdump").write_text(CUOBJDUMP)
-    (tmp_path / "cuobjdump").chmod(0o755)
-    extracts = tmp_path / "cuobjdump.extracts"
-    (tmp_path / "x.so").write_bytes(b"\x7fELF....")
-
-    def library(work: str, names: str) -> Library:
-        extracts.write_text(names)
-        (tmp_path / work).mkdir()
-        paths = [tmp_path / "x.so"]
-        return Readers(tmp_path).library(paths, "12.0", ["120f"], tmp_path / work)
-
-    assert library("a", "x.1.sm_120.cubin x.2.sm_120.cubin").images == {"120": 1, "120f": 1}
-    with pytest.raises(CheckError):
-        library("b", "x.1.sm_120.cubin")
 
 
 # -- contracts -------------------------------------------------------------------------------
