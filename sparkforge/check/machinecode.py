@@ -31,8 +31,6 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\S+\s+)?([A-Z][A-Z0-9
 _USAGE = re.compile(
     r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE
 )
-# the second template argument of sparkforge_device_kernel, tests/patches/cuda/
-_SHARED_BYTES = re.compile(r"sparkforge_device_kernel.*?Li(\d+)EEEv")
 # the system's part of each block's shared memory (1 KiB in addition to the 99 of a block); the
 # listing adds it to all kernels of a module if one of them uses shared memory
 _RESERVED_SHARED = 1024
@@ -56,9 +54,7 @@ class Kernel:
     stack: int
     local: int
     shared: int
-    """Static bytes per block."""
-    shared_dynamic: int | None
-    """Those that a CUTLASS kernel requests at its launch; None: not in the code."""
+    """Static bytes per block; those that a kernel requests at its launch are not in the code."""
     mma: Mapping[str, int]
     """Number of each matrix instruction with its modifiers."""
     opcodes: tuple[str, ...]
@@ -97,7 +93,6 @@ def read(sass: str, usage: str) -> list[Kernel]:
     found = []
     for name, body in bodies.items():
         words = Counter(word for _, word in body if word != "NOP")
-        dynamic = _SHARED_BYTES.search(name)
         registers, stack, shared, local = resources[name]
         kernel = Kernel(
             name=name,
@@ -106,7 +101,6 @@ def read(sass: str, usage: str) -> list[Kernel]:
             stack=stack,
             local=local,
             shared=max(0, shared - _RESERVED_SHARED),
-            shared_dynamic=int(dynamic[1]) if dynamic else None,
             mma={word: number for word, number in sorted(words.items()) if _MMA.match(word)},
             opcodes=tuple(sorted({word.partition(".")[0] for word in words})),
             traps=any(word.startswith("BPT.TRAP") for word in words),

@@ -67,7 +67,7 @@ def check(file: str, library: Library, contract: Contract, capability: str) -> I
         for limit, value, most in (
             ("registers", kernel.registers, contract.registers),
             ("stack", kernel.stack + kernel.local, stack),
-            ("shared", kernel.shared + (kernel.shared_dynamic or 0), contract.shared),
+            ("shared", kernel.shared, contract.shared),
         ):
             if value > most:
                 yield Problem(limit, name, f"{limit}: {value}, the limit is {most}")

@@ -15,12 +15,9 @@ from sparkforge.check.bench import benchy, command
 from sparkforge.check.bench.benchy import Call
 from sparkforge.check.bench.command import Side
 from sparkforge.cli.main import main
-from sparkforge.core.errors import CheckError, FetchError, ServerError, UsageError
-from sparkforge.core.index import Index
+from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.runtime.client import Place
 from sparkforge.runtime.servers import free_port
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
 from tests import openai_server
 from tests.openai_server import KEY
 from tests.support import ROOT
@@ -228,12 +225,6 @@ def test_its_environment_has_no_client_of_a_hub() -> None:
     assert "llama-benchy==" in text
     for name in ("huggingface-hub", "transformers", "openai"):
         assert f"\n{name}==" not in text
-
-
-def test_without_a_network_its_absence_is_one_error(tmp_path: Path) -> None:
-    nowhere = Access(Index(), {}, offline=True)
-    with pytest.raises(FetchError):
-        benchy.install(Store(tmp_path / "store"), ROOT, "linux/amd64", nowhere)
 
 
 def test_it_starts_with_the_key_and_drops_idle_connections(tmp_path: Path) -> None:

@@ -169,26 +169,22 @@ class Result:
     tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, file: Path) -> None:
-        """Add what llama-benchy wrote; ServerError if it is of another shape."""
-        try:
-            for run in plain.json_of(file.read_bytes())["benchmarks"]:
-                # as in llama-benchy's tables: pp2048 tg128 @ d4096 (c2)
-                name = f"pp{run['prompt_size']} tg{run['response_size']}"
-                name += f" @ d{run['context_size']}" if run["context_size"] else ""
-                name += f" (c{run['concurrency']})"
-                name += ", loading the context" * run["is_context_prefill_phase"]
-                for metric, (source, _) in METRICS.items():
-                    values = list(map(float, (run[source] or {"values": []})["values"]))
-                    if metric == "ttft" and len(values) % run["concurrency"] == 0:
-                        # requests of a run wait for each other: their mean is one sample
-                        steps = range(0, len(values), run["concurrency"])
-                        values = [fmean(values[at : at + steps.step]) for at in steps]
-                    # none if the answer came in one piece
-                    if values := [value for value in values if value > 0]:
-                        self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            msg = f"{file}: not a result of llama-benchy: {error!r}"
-            raise ServerError(msg, "see its log beside it") from None
+        """Add what llama-benchy wrote."""
+        for run in plain.json_of(file.read_bytes())["benchmarks"]:
+            # as in llama-benchy's tables: pp2048 tg128 @ d4096 (c2)
+            name = f"pp{run['prompt_size']} tg{run['response_size']}"
+            name += f" @ d{run['context_size']}" if run["context_size"] else ""
+            name += f" (c{run['concurrency']})"
+            name += ", loading the context" * run["is_context_prefill_phase"]
+            for metric, (source, _) in METRICS.items():
+                values = (run[source] or {"values": []})["values"]
+                if metric == "ttft" and len(values) % run["concurrency"] == 0:
+                    # requests of a run wait for each other: their mean is one sample
+                    steps = range(0, len(values), run["concurrency"])
+                    values = [fmean(values[at : at + steps.step]) for at in steps]
+                # none if the answer came in one piece
+                if values := [float(value) for value in values if value > 0]:
+                    self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
 
     def save(self, folder: Path) -> None:
         """Write the result."""
