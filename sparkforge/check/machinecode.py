@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build.jobs import width
-from sparkforge.build.stages.thirdparty import LockedCompiler
-from sparkforge.core.disk import sha256_file
+from sparkforge.check import tools
 from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.run import call, in_parallel
 from sparkforge.pins.compiling import compiles
 from sparkforge.sources.project import Project
-from sparkforge.store.store import code_of
 
 LOCK = "requirements/proofs.txt"
-_TOOL = re.compile(r".*/bin/(cuobjdump|nvdisasm)")
 _GIB = 1.5  # an image of 19 MB takes 0.55 here, and as much in cuobjdump
 _FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
@@ -185,32 +180,8 @@ class Readers:
         return sorted(into.iterdir())
 
 
-@dataclass(frozen=True)
-class ReadersResult:
-    """The names of the programs."""
-
-    programs: tuple[str, ...]
-
-
 def readers(project: Project) -> Readers:
     """Return the readers for this machine, fetched if the store lacks them."""
-    locked = LockedCompiler(project.root / LOCK, "nvidia-cuda-cuobjdump")
-
-    def make(folder: Path) -> ReadersResult:
-        programs = folder / "bin"
-        programs.mkdir()
-        locked.fill(project, folder / "wheels")
-        for wheel in (folder / "wheels").glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                for member in archive.namelist():
-                    if match := _TOOL.fullmatch(member):
-                        (programs / match[1]).write_bytes(archive.read(member))
-                        (programs / match[1]).chmod(0o755)
-        return ReadersResult(tuple(sorted(path.name for path in programs.iterdir())))
-
-    here = platform.machine()
-    inputs = {"lock": sha256_file(locked.lock), "platform": here, "code": code_of(__name__)}
-    made = project.store.build("proof-readers", inputs, ReadersResult, make)
-    # without this `clean --superseded` would remove it
-    project.store.remember("proofs", f"readers {here}", made)
-    return Readers(made.path / "bin")
+    venv, _ = tools.install(project, project.root / LOCK, "nvidia-cuda-cuobjdump")
+    (program,) = venv.glob("lib/python*/site-packages/nvidia/*/bin/cuobjdump")
+    return Readers(program.parent)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.check import tools
 from sparkforge.check.bench import benchy, command
 from sparkforge.check.bench.benchy import Call
 from sparkforge.check.bench.command import Side
@@ -62,10 +63,11 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put the stand-in in place of llama-benchy; the file of its calls."""
-    python, log = tmp_path / "python", tmp_path / "calls"
+    python, log = tmp_path / "bin" / "python", tmp_path / "calls"
+    python.parent.mkdir()
     python.write_text(_FAKE.format(python=sys.executable, calls=str(log)))
     python.chmod(0o755)
-    monkeypatch.setattr(benchy, "install", lambda *words: (python, "0.4.0"))
+    monkeypatch.setattr(tools, "install", lambda *words: (tmp_path, "0.4.0"))
     monkeypatch.setenv("FAKE_SPEED", "60")
     return log
 
@@ -205,7 +207,7 @@ def test_rounds_take_turns(tmp_path: Path, url: str, calls: Path, model: Path) -
 
         return Side(name, model, start, {"origin": "build", "options": ["--hf-token", "hunter2"]})
 
-    call = Call(tmp_path / "python", tmp_path / "home", ["--runs", "1"])
+    call = Call(tmp_path / "bin" / "python", tmp_path / "home", ["--runs", "1"])
     call.prepare("words " * 1000)
     out = tmp_path / "out"
     found = command.measure([side("a"), side("b")], {}, call, 3, out, coherent=False)

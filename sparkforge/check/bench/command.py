@@ -29,16 +29,11 @@ from sparkforge.build.launcher import (
     runs_python,
     start_server,
 )
-from sparkforge.build.options import (
-    Behind,
-    OutputOptions,
-    ServerOptions,
-    VariantOptions,
-    host_platform,
-)
+from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.setup import last_build
+from sparkforge.check import tools
 from sparkforge.check.bench import benchy
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
 from sparkforge.checkpoints.tiny import expand
@@ -126,7 +121,7 @@ def run(options: RunOptions) -> int:
     out = out.absolute()  # llama-benchy has another current folder
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", "name a new folder")
-    python, version = benchy.install(project.store, project.root, host_platform(), project.access)
+    tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
     text = benchy.text_for(project.root)
     common = {
         "target": options.target,
@@ -150,7 +145,9 @@ def run(options: RunOptions) -> int:
             model = None if options.model is None else serve.checkpoint(options.model)
             build.run("image")
             sides = of_build(build, model, profile, work, versus=options.vs is not None)
-        call = Call(python, work / "home", (*TABLES[name].split(), "--runs", str(runs)))
+        call = Call(
+            tool / "bin" / "python", work / "home", (*TABLES[name].split(), "--runs", str(runs))
+        )
         call.prepare(text)
         coherent = not options.skip_coherence and options.model is not None
         results = measure(sides, common, call, rounds, out, coherent=coherent)
