@@ -158,14 +158,10 @@ def _ask(server: Server, **body: Any) -> Any:
 
 def _score(server: Server, prompt: list[int], written: list[int]) -> list[Logprobs]:
     """Return the distribution of every written token after those before it."""
-    whole = [*prompt, *written]
-    entries = _ask(server, prompt=whole, max_tokens=1, prompt_logprobs=_TOP)["prompt_logprobs"]
-    if len(entries) != len(whole):
-        msg = f"/v1/completions: {len(entries)} logprobs for a prompt of {len(whole)} tokens"
-        raise ServerError(msg)
+    answer = _ask(server, prompt=[*prompt, *written], max_tokens=1, prompt_logprobs=_TOP)
     return [
         {int(token): entry["logprob"] for token, entry in position.items()}
-        for position in entries[len(prompt) :]
+        for position in answer["prompt_logprobs"][len(prompt) :]
     ]
 
 

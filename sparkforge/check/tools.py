@@ -10,7 +10,7 @@ from sparkforge.build.options import host_platform
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.run import call
 from sparkforge.runtime import environment
-from sparkforge.sources import wheelhouse
+from sparkforge.sources import sizes, wheelhouse
 from sparkforge.sources.project import Project
 from sparkforge.store.store import code_of
 
@@ -37,7 +37,8 @@ def install(project: Project, lock: Path, tool: str) -> tuple[Path, str]:
         minor = f"{sys.version_info.major}.{sys.version_info.minor}"
         wanted = wheelhouse.Wanted(lock, (), minor, here, None)
         wheels.mkdir()
-        wheelhouse.fill(store, wanted, access.index, uv, offline=access.offline, into=wheels)
+        given, known = (store, wanted, access.index, uv), sizes.read(project.root / sizes.FILE)
+        wheelhouse.fill(*given, offline=access.offline, into=wheels, known=known)
         alone = {"UV_NO_CONFIG": "1", "VIRTUAL_ENV": "", "UV_LINK_MODE": "copy"}
         quietly = ("--quiet", "--no-cache")
         call(uv, "venv", *quietly, "--relocatable", "--python", sys.executable, venv, env=alone)
