@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,7 +45,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place
-from sparkforge.runtime.servers import Launch, Server, instead, kept_log, wait_ready
+from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
 from sparkforge.serving.options import redacted
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
@@ -220,8 +221,8 @@ def started(
     launch: Launch,
     work: Path,
     restored: Mapping[str, Path] | None = None,
-) -> Iterator[Server]:
-    """Start a build's server, and yield it when it is ready."""
+) -> Iterator[Place]:
+    """Start a build's server, and yield its place when it is ready."""
     folder = Path(tempfile.mkdtemp(prefix="server-", dir=work))
     cache, engine = build.context.store.cache_path("serve"), build.tools.engine
     with (
@@ -230,7 +231,7 @@ def started(
     ):
         took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
         log.info(f"the server is ready after {took:.0f} s")
-        yield server
+        yield Place(f"{server.url}/v1")
 
 
 def of_build(
@@ -266,11 +267,7 @@ def of_build(
         known: Mapping[str, Any],
         restored: Mapping[str, Path] | None = None,
     ) -> Side:
-        @contextmanager
-        def start() -> Iterator[Place]:
-            with started(build, product, launch, work, restored) as server:
-                yield Place(f"{server.url}/v1")
-
+        start = partial(started, build, product, launch, work, restored)
         served = {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
         return Side(name, launch.model, start, {**known, **served, "pins": pins})
 
