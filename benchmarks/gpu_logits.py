@@ -3,18 +3,22 @@
     python benchmarks/gpu_logits.py --case stock=/trees/stock:marlin \\
         --case dense=/trees/stock+/trees/plugin:marlin:qkv,o,lm_head
 
-Serves a made-up gpt-oss checkpoint of a few megabytes in vLLM, once a case (as in decode.py), and
+A case is NAME=TREE[+PLUGIN]:BACKEND[:LAYERS]. TREE is a folder that holds a package ``vllm`` with
+the extension modules of the release wheel (an unpacked wheel), or ``-`` for the installed one;
+PLUGIN is one with our plugin's wheel; BACKEND goes to ``--moe-backend``, LAYERS to the plugin's
+``mxfp4_layers``. Speed: ``vllm bench latency --load-format dummy``.
+
+Serves a made-up gpt-oss checkpoint of a few megabytes in vLLM, in a process for each case, and
 compares the distribution of every next token, of the prompts and of what is generated, with that of
 the numpy reference of our tests, whose weights are quantised in the same places by a quantiser of
-its own. The hidden size, 320, is one
-that Marlin's stock padding enlarges (to 512) and the series does not. All sizes are such that the
-decode kernels can run; ``--rows 8`` (or fewer) makes each step so small that they do.
+its own. The hidden size, 320, is one that Marlin's stock padding enlarges (to 512) and the series
+does not. All sizes are such that the decode kernels can run; ``--rows 8`` (or fewer) makes each
+step so small that they do.
 
 Prints, for each case, the Kullback-Leibler divergence from the reference (nats: median and mean
 over positions, and the median over generated tokens alone; where BF16 makes the router pick another
 expert, a position is far off) and, as a control, that from the reference of the *other*
-quantisation. Exit code 1 if a case's median is
-beyond --limit or not below that from the other.
+quantisation. Exit code 1 if a case's median is beyond --limit or not below that from the other.
 
 Needs numpy, vLLM and a GPU. Run it in the checkout.
 """
@@ -23,8 +27,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from decode import Case, measured, spec  # noqa: E402
+sys.path[:0] = [str(ROOT)]
 
 from sparkforge.check.roofline import parse_layers  # noqa: E402
 from sparkforge.checkpoints import gptoss, tiny  # noqa: E402
@@ -58,6 +63,48 @@ Scored = tuple[list[int], Logs]
 token behind each of them."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """One configuration: of the folders to put first on the Python path, and vLLM's options."""
+
+    name: str
+    tree: str
+    backend: str
+    layers: str
+    """Empty: a vLLM without the plugin, or its default."""
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read ``NAME=TREE[+PLUGIN]:BACKEND[:LAYERS]``, or raise ValueError."""
+        name, _, rest = text.partition("=")
+        tree, backend, layers, *more = [*rest.split(":"), "", ""]
+        if not (name and tree and backend) or any(more):
+            raise ValueError(text)
+        return cls(name, tree, backend, layers)
+
+    def scored(self, result: Path, checkpoint: Path) -> list[Scored]:
+        """Measure in a process of its own; SystemExit if it fails, its output was passed on."""
+        variables = {
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at run time, and samples only
+        }
+        if self.tree != "-":
+            path = [*self.tree.split("+"), os.environ.get("PYTHONPATH", "")]
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        more = ("--measure", str(result), str(checkpoint), "--only", self.name)
+        # vLLM's log goes to standard error, so that standard output holds the table alone
+        done = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], *more],
+            env={**os.environ, **variables},
+            stdout=sys.stderr,
+            check=False,
+        )
+        if done.returncode != 0:
+            sys.exit(f"gpu_logits: case {self.name} failed with exit code {done.returncode}")
+        return [(tokens, np.asarray(logs)) for tokens, logs in json.loads(result.read_text())]
+
+
 def log_softmax(logits: npt.NDArray[Any]) -> Logs:
     """Return the natural logarithms of the probabilities: [positions, vocabulary]."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
@@ -75,7 +122,9 @@ def measure(
     """Return what vLLM scored, as JSON: a ``Scored`` for each prompt."""
     from vllm import LLM, SamplingParams
 
-    extra = case.options()
+    extra: dict[str, Any] = {}
+    if case.layers:
+        extra["additional_config"] = {"sparkforge": {"mxfp4_layers": case.layers}}
     if rows:
         extra["max_num_batched_tokens"] = rows
     llm = LLM(
@@ -137,10 +186,7 @@ def main() -> None:
         heads = ("case", "KL from its reference, median", "mean", "generated", "from the other")
         print(f"| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
         for case in arguments.case:
-            result = checkpoint.parent / f"{case.name}.json"
-            command = [__file__, *sys.argv[1:], "--measure", str(result), str(checkpoint)]
-            scored = measured(case, [*command, "--only", case.name], result)
-            found: list[Scored] = [(tokens, np.asarray(logs)) for tokens, logs in scored]
+            found = case.scored(checkpoint.parent / f"{case.name}.json", checkpoint)
             ours = {
                 str(kind): str(form) for kind, form in parse_layers(case.layers or "moe").items()
             }
@@ -158,7 +204,8 @@ def main() -> None:
             median, control = float(np.median(every)), float(np.median(np.concatenate(far)))
             wrong |= not max(median, made) < min(arguments.limit, control)
             figures = (median, every.mean(), made, control)
-            print(f"| {spec(case)} | {' | '.join(f'{one:.5f}' for one in figures)} |", flush=True)
+            spec = f"{case.name}={case.tree}:{case.backend}:{case.layers}"
+            print(f"| {spec} | {' | '.join(f'{one:.5f}' for one in figures)} |", flush=True)
     if wrong:
         sys.exit("gpu_logits: a case is not what its reference says")
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build.jobs import width
-from sparkforge.build.stages.thirdparty import LockedCompiler
-from sparkforge.core.disk import sha256_file
+from sparkforge.check import tools
 from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.run import call, in_parallel
 from sparkforge.pins.compiling import compiles
 from sparkforge.sources.project import Project
-from sparkforge.store.store import code_of
 
 LOCK = "requirements/proofs.txt"
-_TOOL = re.compile(r".*/bin/(cuobjdump|nvdisasm)")
-_READER_GIB = 1.5  # an image of 19 MB takes 0.55 here, and as much in cuobjdump
+_GIB = 1.5  # an image of 19 MB takes 0.55 here, and as much in cuobjdump
 _FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(\S+)", re.MULTILINE)
 # offset, an optional predicate, the instruction with its modifiers, operands
@@ -31,8 +26,6 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\S+\s+)?([A-Z][A-Z0-9
 _USAGE = re.compile(
     r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", re.MULTILINE
 )
-# the second template argument of sparkforge_device_kernel, tests/patches/cuda/
-_SHARED_BYTES = re.compile(r"sparkforge_device_kernel.*?Li(\d+)EEEv")
 # the system's part of each block's shared memory (1 KiB in addition to the 99 of a block); the
 # listing adds it to all kernels of a module if one of them uses shared memory
 _RESERVED_SHARED = 1024
@@ -56,9 +49,7 @@ class Kernel:
     stack: int
     local: int
     shared: int
-    """Static bytes per block."""
-    shared_dynamic: int | None
-    """Those that a CUTLASS kernel requests at its launch; None: not in the code."""
+    """Static bytes per block; those that a kernel requests at its launch are not in the code."""
     mma: Mapping[str, int]
     """Number of each matrix instruction with its modifiers."""
     opcodes: tuple[str, ...]
@@ -97,7 +88,6 @@ def read(sass: str, usage: str) -> list[Kernel]:
     found = []
     for name, body in bodies.items():
         words = Counter(word for _, word in body if word != "NOP")
-        dynamic = _SHARED_BYTES.search(name)
         registers, stack, shared, local = resources[name]
         kernel = Kernel(
             name=name,
@@ -106,7 +96,6 @@ def read(sass: str, usage: str) -> list[Kernel]:
             stack=stack,
             local=local,
             shared=max(0, shared - _RESERVED_SHARED),
-            shared_dynamic=int(dynamic[1]) if dynamic else None,
             mma={word: number for word, number in sorted(words.items()) if _MMA.match(word)},
             opcodes=tuple(sorted({word.partition(".")[0] for word in words})),
             traps=any(word.startswith("BPT.TRAP") for word in words),
@@ -150,21 +139,17 @@ class Readers:
             elf, texts = self._images(path)
             images += elf
             ptx += texts
-            cubins += self._extract("elf", path, elf, elf.keys() & set(architectures), work)
-            jit = {arch for arch in texts if compiles(arch, capability)}
-            for text in self._extract("ptx", path, texts, jit, work):
+            # cuobjdump names the cubins of 120f like those of 120
+            ours = {f".sm_{arch.removesuffix('f')}.cubin" for arch in elf.keys() & {*architectures}}
+            cubins += self._extract("elf", path, ours, work)
+            jit = {f".sm_{arch}.ptx" for arch in texts if compiles(arch, capability)}
+            for text in self._extract("ptx", path, jit, work):
                 entries.update(match.decode() for match in _ENTRY.findall(text.read_bytes()))
         largest_first = sorted(cubins, key=lambda path: -path.stat().st_size)
-        kernels: dict[tuple[str, str], Kernel] = {}
-        for found in in_parallel(
-            lambda cubin, _: self.read(cubin), largest_first, width(None, _READER_GIB)
-        ):
-            kernels.update({(kernel.name, kernel.code): kernel for kernel in found})
+        read = in_parallel(lambda cubin, _: self.read(cubin), largest_first, width(None, _GIB))
+        kernels = {(kernel.name, kernel.code): kernel for found in read for kernel in found}
         jitted = sorted(entries - {name for name, _ in kernels})
-        ordered = tuple(kernels[key] for key in sorted(kernels))
-        return Library(
-            dict(sorted(images.items())), dict(sorted(ptx.items())), ordered, tuple(jitted)
-        )
+        return Library(images, ptx, tuple(kernels[key] for key in sorted(kernels)), tuple(jitted))
 
     def _images(self, path: Path) -> tuple[Counter[str], Counter[str]]:
         """Return the number of cubins with a kernel, and of PTX texts, by architecture."""
@@ -185,55 +170,18 @@ class Readers:
                 elf[arch] += 1
         return elf, ptx
 
-    def _extract(
-        self, form: str, path: Path, listed: Counter[str], archs: set[str], work: Path
-    ) -> list[Path]:
-        """Extract the images of some architectures; CheckError if some of them are missing."""
-        if not archs:
+    def _extract(self, form: str, path: Path, ends: set[str], work: Path) -> list[Path]:
+        """Extract the images whose names end with one of ``ends``."""
+        if not ends:
             return []
         into = work / f"{path.name}.{form}"
         into.mkdir()
-        # by the ends of cuobjdump's file names; 120f's cubins have 120's
-        ends = {
-            arch: f".sm_{arch.removesuffix('f')}.cubin" if form == "elf" else f".sm_{arch}.ptx"
-            for arch in listed
-        }
-        wanted = sorted({ends[arch] for arch in archs})
-        self.run("-all", f"-x{form}", ",".join(wanted), path, cwd=into)
-        found = sorted(into.iterdir())
-        number = sum(listed[arch] for arch in listed if ends[arch] in wanted)
-        if len(found) < number:
-            msg = f"{path.name}: cuobjdump lists {number} images, and extracts {len(found)}"
-            raise CheckError(msg, "check that it is complete, and that the disk is not full")
-        return found
-
-
-@dataclass(frozen=True)
-class ReadersResult:
-    """The names of the programs."""
-
-    programs: tuple[str, ...]
+        self.run("-all", f"-x{form}", ",".join(sorted(ends)), path, cwd=into)
+        return sorted(into.iterdir())
 
 
 def readers(project: Project) -> Readers:
     """Return the readers for this machine, fetched if the store lacks them."""
-    locked = LockedCompiler(project.root / LOCK, "nvidia-cuda-cuobjdump")
-
-    def make(folder: Path) -> ReadersResult:
-        programs = folder / "bin"
-        programs.mkdir()
-        locked.fill(project, folder / "wheels")
-        for wheel in (folder / "wheels").glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                for member in archive.namelist():
-                    if match := _TOOL.fullmatch(member):
-                        (programs / match[1]).write_bytes(archive.read(member))
-                        (programs / match[1]).chmod(0o755)
-        return ReadersResult(tuple(sorted(path.name for path in programs.iterdir())))
-
-    here = platform.machine()
-    inputs = {"lock": sha256_file(locked.lock), "platform": here, "code": code_of(__name__)}
-    made = project.store.build("proof-readers", inputs, ReadersResult, make)
-    # without this `clean --superseded` would remove it
-    project.store.remember("proofs", f"readers {here}", made)
-    return Readers(made.path / "bin")
+    venv, _ = tools.install(project, project.root / LOCK, "nvidia-cuda-cuobjdump")
+    (program,) = venv.glob("lib/python*/site-packages/nvidia/*/bin/cuobjdump")
+    return Readers(program.parent)

@@ -30,7 +30,7 @@ from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.runtime.client import COMPLETIONS, Place, post
-from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, tail
+from sparkforge.runtime.servers import MODEL_NAME, Launch
 from sparkforge.serving.options import redacted
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -95,7 +95,7 @@ def measure_quality(options: QualityOptions) -> int:
     prompts = [data["template"].replace("{text}", one) for one in data["prompts"]]
     with context.store.temporary("quality") as work:
 
-        def start(more: Sequence[str]) -> AbstractContextManager[Server]:
+        def start(more: Sequence[str]) -> AbstractContextManager[Place]:
             one = replace(launch, arguments=(*arguments, *more))
             return command.started(build, build.graph.product.artefact, one, work)
 
@@ -124,7 +124,7 @@ def measure_quality(options: QualityOptions) -> int:
 
 
 def run(
-    start: Callable[[Sequence[str]], AbstractContextManager[Server]],
+    start: Callable[[Sequence[str]], AbstractContextManager[Place]],
     layers: Sequence[str],
     tokens: int,
     prompts: Sequence[str],
@@ -135,37 +135,32 @@ def run(
     continuations are compared: the model was not trained to write a user's text.
     """
     common = ("--max-logprobs", str(_TOP))
-    with log.step("unchanged"), start(common) as server:
-        written = [_ask(server, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
+    with log.step("unchanged"), start(common) as place:
+        written = [_ask(place, prompt=p, max_tokens=tokens, ignore_eos=True) for p in prompts]
         texts = [(one["prompt_token_ids"], one["token_ids"]) for one in written]
-        reference = [one for text in texts for one in _score(server, *text)]
+        reference = [one for text in texts for one in _score(place, *text)]
     found = {}
     for name in layers:
-        with log.step(name), start((*common, "--mxfp4-layers", name)) as server:
-            seen = [one for text in texts for one in _score(server, *text)]
+        with log.step(name), start((*common, "--mxfp4-layers", name)) as place:
+            seen = [one for text in texts for one in _score(place, *text)]
             found[name] = measured(reference, seen)
     return found
 
 
-def _ask(server: Server, **body: Any) -> Any:
+def _ask(place: Place, **body: Any) -> Any:
     body = {"model": MODEL_NAME, "temperature": 0, "return_token_ids": True, **body}
     try:
-        return post(Place(f"{server.url}/v1"), COMPLETIONS, body).json()["choices"][0]
+        return post(place, COMPLETIONS, body).json()["choices"][0]
     except (OSError, ValueError) as error:
-        msg = f"/v1/completions: {error}\n{tail(server, 8)}"
-        raise ServerError(msg, "see the server's output") from error
+        raise ServerError(f"/v1/completions: {error}") from error
 
 
-def _score(server: Server, prompt: list[int], written: list[int]) -> list[Logprobs]:
+def _score(place: Place, prompt: list[int], written: list[int]) -> list[Logprobs]:
     """Return the distribution of every written token after those before it."""
-    whole = [*prompt, *written]
-    entries = _ask(server, prompt=whole, max_tokens=1, prompt_logprobs=_TOP)["prompt_logprobs"]
-    if len(entries) != len(whole):
-        msg = f"/v1/completions: {len(entries)} logprobs for a prompt of {len(whole)} tokens"
-        raise ServerError(msg)
+    answer = _ask(place, prompt=[*prompt, *written], max_tokens=1, prompt_logprobs=_TOP)
     return [
         {int(token): entry["logprob"] for token, entry in position.items()}
-        for position in entries[len(prompt) :]
+        for position in answer["prompt_logprobs"][len(prompt) :]
     ]
 
 

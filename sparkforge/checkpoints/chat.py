@@ -36,15 +36,11 @@ TOOL, ARGUMENTS = "weather", '{"city":"Paris"}'
 TOOL_ANSWER = "Sunny all day \U0001f9be"
 """The final message after a tool's result; the last character is three tokens."""
 
-
 HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS = 96, 64, 8
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
 SHAPE = Shape(2, HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS, 2, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
-# the real model's
-ROPE_THETA, YARN_FACTOR, ORIGINAL_CONTEXT, WINDOW = 150_000.0, 32, 4096, 128
-
-
-VOCAB_SIZE = 201_088
+# the real model's, as all of chat.json
+ROPE_THETA, VOCAB_SIZE = 150_000.0, 201_088
 SPECIAL_TOKENS = {
     "<|startoftext|>": 199_998,
     "<|endoftext|>": 199_999,
@@ -157,19 +153,12 @@ assert len(_WORDS) + len(_BITS) < HIDDEN_SIZE
 def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
     """Write the checkpoint to the new folder `dest`: the same bytes on every machine.
 
-    Returns its size in bytes: 93 MB, of them 77 in embedding and lm_head.
-
-    Args:
-        tokens: o200k_base: the bytes of each token, by rank (`serving.checkpoint.tokens`).
-
-    Raises:
-        FileExistsError: `dest` exists.
-        ValueError: `tokens` lacks a word of the script, so it is another vocabulary.
+    Returns its size in bytes: 93 MB, of them 77 in embedding and lm_head. ``tokens`` are those of
+    o200k_base by rank; KeyError: they lack a word of the script, so it is another vocabulary.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    if missing := [word for word in _WORDS if isinstance(word, bytes) and word not in ranks]:
-        raise ValueError(f"not o200k_base: it has no token {missing[0]!r}")
-    return write_checkpoint(dest, _tensors(ranks), _files(ranks))
+    files = {**json_files(SHAPE, "chat.json"), "tokenizer.json": _tokenizer(ranks)}
+    return write_checkpoint(dest, _tensors(ranks), files)
 
 
 def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
@@ -211,12 +200,12 @@ def _zeros(*shape: int) -> Weights:
 
 def _attention() -> dict[str, Weights]:
     """Return the weights of an attention without effect."""
-    sizes = {"q_proj": NUM_HEADS * HEAD_DIM, "k_proj": NUM_KV_HEADS * HEAD_DIM}
+    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    sizes = {"q": (queries, HIDDEN_SIZE), "k": (keys, HIDDEN_SIZE), "v": (keys, HIDDEN_SIZE)}
     made = {"sinks": _zeros(NUM_HEADS)}
-    for name, size in {**sizes, "v_proj": sizes["k_proj"]}.items():
-        made |= {f"{name}.weight": _zeros(size, HIDDEN_SIZE), f"{name}.bias": _zeros(size)}
-    out = {"o_proj.weight": _zeros(HIDDEN_SIZE, sizes["q_proj"])}
-    return made | out | {"o_proj.bias": _zeros(HIDDEN_SIZE)}
+    for name, size in {**sizes, "o": (HIDDEN_SIZE, queries)}.items():
+        made |= {f"{name}_proj.weight": _zeros(*size), f"{name}_proj.bias": _zeros(size[0])}
+    return made
 
 
 def _looking_back() -> dict[str, Weights]:
@@ -311,33 +300,6 @@ def _packed(name: str, weights: Weights) -> dict[str, npt.NDArray[np.uint8]]:
         f"{name}_blocks": (blocks[..., 0::2] | blocks[..., 1::2] << 4).astype(np.uint8),
         f"{name}_scales": scales,
     }
-
-
-def _files(ranks: dict[bytes, int]) -> dict[str, Any]:
-    """Return the small files of the checkpoint by name."""
-    files = json_files(SHAPE)
-    ends = [SPECIAL_TOKENS[token] for token in ("<|return|>", "<|endoftext|>", "<|call|>")]
-    start, pad = SPECIAL_TOKENS["<|startoftext|>"], SPECIAL_TOKENS["<|endoftext|>"]
-    context = ORIGINAL_CONTEXT * YARN_FACTOR
-    files["config.json"] |= {
-        "eos_token_id": ends[0],
-        "pad_token_id": pad,
-        "initial_context_length": ORIGINAL_CONTEXT,
-        "max_position_embeddings": context,
-        "rope_theta": ROPE_THETA,
-        "sliding_window": WINDOW,
-        "vocab_size": VOCAB_SIZE,
-    }
-    files["config.json"]["rope_scaling"] |= {
-        "beta_fast": 32.0,
-        "factor": float(YARN_FACTOR),
-        "original_max_position_embeddings": ORIGINAL_CONTEXT,
-    }
-    files["generation_config.json"] |= {"bos_token_id": start, "eos_token_id": ends}
-    files["generation_config.json"] |= {"pad_token_id": pad}
-    files["tokenizer_config.json"] |= {"model_max_length": context}
-    files["tokenizer.json"] = _tokenizer(ranks)
-    return files
 
 
 def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:

@@ -52,9 +52,7 @@ def write_checkpoint(
 ) -> int:
     """Write a checkpoint to the new folder `dest`; return the size of all files in bytes.
 
-    Args:
-        tensors: By name; uint16 stands for BF16.
-        files: Contents of the small files, by name, as JSON values.
+    Of ``tensors`` uint16 stands for BF16; ``files`` are the small files, as JSON values.
     """
     dest.mkdir()
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -89,11 +87,7 @@ def byte_bpe(
 ) -> dict[str, Any]:
     """Return tokenizer.json of a byte-level BPE, for the tokenizers library.
 
-    Args:
-        special: Special tokens by their numbers.
-        ranks: Numbers of the other tokens.
-        merges: Pairs of tokens, the first ones first.
-        split: Pre-tokenizer that splits a text before its bytes; None: none.
+    ``split``: pre-tokenizer that splits a text before its bytes.
     """
     # the printable character that stands for each byte
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -105,9 +99,7 @@ def byte_bpe(
 
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level |= {"use_regex": False}
-    before: Any = level
-    if split is not None:
-        before = {"type": "Sequence", "pretokenizers": [split, level]}
+    before = {"type": "Sequence", "pretokenizers": [split, level]} if split else level
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": n, "content": t, **plain, "special": True} for n, t in special.items()]
     unset = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")

@@ -51,35 +51,20 @@ class Model:
 
 
 def load(folder: Path) -> Model:
-    """Read the checkpoint in `folder`.
-
-    Raises:
-        OSError: A file is missing.
-        ValueError: A tensor has a type that is neither BF16 nor U8.
-    """
+    """Read the checkpoint in `folder`, whose tensors are BF16 or U8; OSError: a file is missing."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return Model(config, _read_safetensors(folder / "model.safetensors"))
-
-
-def _read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    raw = path.read_bytes()
+    raw = (folder / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    del header["__metadata__"]
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for name, entry in json.loads(raw[8:start]).items():
-        if name == "__metadata__":
-            continue
+    for name, entry in header.items():
         low, high = entry["data_offsets"]
-        data = raw[start + low : start + high]
-        if entry["dtype"] == "U8":
-            values: npt.NDArray[Any] = np.frombuffer(data, dtype=np.uint8)
-        elif entry["dtype"] == "BF16":
-            # BF16 is the upper half of a float32.
-            bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)
-            values = bits.view(np.float32)
-        else:
-            raise ValueError(f"{name} has type {entry['dtype']}, use BF16 or U8")
-        tensors[name] = values.reshape(entry["shape"])
-    return tensors
+        data = np.frombuffer(raw[start + low : start + high], np.uint8)
+        if entry["dtype"] == "BF16":  # the upper half of a float32
+            data = (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        tensors[name] = data.reshape(entry["shape"])
+    return Model(config, tensors)
 
 
 def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Floats:
@@ -185,9 +170,8 @@ def _attention(model: Model, layer: int, x: Floats, cos: Floats, sin: Floats) ->
         visible &= distance < config["sliding_window"]
     scores = np.where(visible, scores, -np.inf)
     # The sink is one more column of the softmax that attends to nothing.
-    sinks = np.broadcast_to(
-        model.tensors[f"{base}.sinks"][:, None, None], (scores.shape[0], length, 1)
-    )
+    sinks = model.tensors[f"{base}.sinks"][:, None, None]
+    sinks = np.broadcast_to(sinks, (len(sinks), length, 1))
     scores = np.concatenate((scores, sinks), axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :-1]
@@ -199,15 +183,9 @@ def _experts(model: Model, layer: int, x: Floats) -> Floats:
     config, tensors = model.config, model.tensors
     base = f"model.layers.{layer}.mlp"
     limit = float(config["swiglu_limit"])
-    gate_up = dequantize(
-        tensors[f"{base}.experts.gate_up_proj_blocks"],
-        tensors[f"{base}.experts.gate_up_proj_scales"],
-    )
-    down = dequantize(
-        tensors[f"{base}.experts.down_proj_blocks"], tensors[f"{base}.experts.down_proj_scales"]
-    )
-    gate_up_bias = tensors[f"{base}.experts.gate_up_proj_bias"]
-    down_bias = tensors[f"{base}.experts.down_proj_bias"]
+    names = (f"{base}.experts.gate_up_proj", f"{base}.experts.down_proj")
+    gate_up, down = (dequantize(tensors[f"{n}_blocks"], tensors[f"{n}_scales"]) for n in names)
+    gate_up_bias, down_bias = (tensors[f"{name}_bias"] for name in names)
 
     router = _linear(model, f"{base}.router", x)
     chosen = np.argsort(-router, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]

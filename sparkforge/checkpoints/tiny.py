@@ -69,7 +69,10 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
     exists.
     """
     tensors = _make_tensors(seed, shape)
-    write_checkpoint(dest, tensors, json_files(shape))
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    tokenizer = byte_bpe(dict(enumerate(_SPECIAL_TOKENS, 256)), ranks)
+    files = {**json_files(shape, "tiny.json"), "tokenizer.json": tokenizer}
+    write_checkpoint(dest, tensors, files)
     packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
     weights = shape.layers * shape.experts * 3 * shape.hidden * shape.inter
     return TinyCheckpoint(dest, shape.layers, shape.experts, packed, 2 * weights)
@@ -149,9 +152,9 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
     return tensors
 
 
-def json_files(shape: Shape = TINY) -> dict[str, Any]:
-    """Return the small files of the checkpoint by name."""
-    files: dict[str, Any] = json.loads(Path(__file__).with_name("tiny.json").read_bytes())
+def json_files(shape: Shape, source: str) -> dict[str, Any]:
+    """Return the small files of a checkpoint by name, but tokenizer.json; with our shape."""
+    files: dict[str, Any] = json.loads(Path(__file__).with_name(source).read_bytes())
     kinds = ("sliding_attention", "full_attention")
     files["config.json"] |= {
         "experts_per_token": shape.experts_per_token,
@@ -165,5 +168,4 @@ def json_files(shape: Shape = TINY) -> dict[str, Any]:
         "num_key_value_heads": shape.kv_heads,
         "num_local_experts": shape.experts,
     }
-    bytes_ = {bytes([byte]): byte for byte in range(256)}
-    return {**files, "tokenizer.json": byte_bpe(dict(enumerate(_SPECIAL_TOKENS, 256)), bytes_)}
+    return files

@@ -19,16 +19,7 @@ from sparkforge.checkpoints import gptoss
 from sparkforge.checkpoints.tiny import Shape, make_tiny_gpt_oss
 from sparkforge.serving.preflight import REFERENCE
 
-SHAPE = Shape(
-    layers=2,
-    hidden=256,
-    inter=256,
-    experts=16,
-    experts_per_token=4,
-    heads=16,
-    kv_heads=2,
-    head_dim=64,
-)
+SHAPE = Shape(2, hidden=256, inter=256, experts=16, experts_per_token=4, heads=16, head_dim=64)
 LENGTHS = (2, 17, 48, 100)
 """Of the prompts, in tokens: within and beyond a window, within and beyond YaRN's original
 context."""
@@ -39,26 +30,17 @@ _DIGITS = 4
 
 
 def make(folder: Path) -> None:
-    """Write checkpoint and reference to a new folder; the same bytes on every machine.
-
-    Raises:
-        FileExistsError: the folder exists.
-        OSError: it cannot be written.
-    """
-    made = make_tiny_gpt_oss(folder, seed=_SEED, shape=SHAPE)
-    (made.path / REFERENCE).write_text(json.dumps(reference(load(folder))) + "\n", encoding="utf-8")
-    (made.path / REFERENCE).chmod(0o644)
+    """Write checkpoint and reference to a new folder; the same bytes on every machine."""
+    make_tiny_gpt_oss(folder, seed=_SEED, shape=SHAPE)
+    (folder / REFERENCE).write_text(json.dumps(reference(load(folder))) + "\n", encoding="utf-8")
+    (folder / REFERENCE).chmod(0o644)
 
 
 def load(folder: Path) -> gptoss.Model:
     """Read the checkpoint, for computing in float64."""
     model = gptoss.load(folder)
-    return model.replaced(
-        tensors={
-            name: tensor.astype(np.float64) if tensor.dtype == np.float32 else tensor
-            for name, tensor in model.tensors.items()
-        }
-    )
+    floats = {name: one for name, one in model.tensors.items() if one.dtype == np.float32}
+    return model.replaced(tensors={name: one.astype(np.float64) for name, one in floats.items()})
 
 
 def reference(model: gptoss.Model) -> dict[str, Any]:

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.check import tools
 from sparkforge.check.bench import benchy, command
 from sparkforge.check.bench.benchy import Call
 from sparkforge.check.bench.command import Side
 from sparkforge.cli.main import main
-from sparkforge.core.errors import CheckError, FetchError, ServerError, UsageError
-from sparkforge.core.index import Index
+from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.runtime.client import Place
 from sparkforge.runtime.servers import free_port
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store
 from tests import openai_server
 from tests.openai_server import KEY
 from tests.support import ROOT
@@ -65,10 +63,11 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put the stand-in in place of llama-benchy; the file of its calls."""
-    python, log = tmp_path / "python", tmp_path / "calls"
+    python, log = tmp_path / "bin" / "python", tmp_path / "calls"
+    python.parent.mkdir()
     python.write_text(_FAKE.format(python=sys.executable, calls=str(log)))
     python.chmod(0o755)
-    monkeypatch.setattr(benchy, "install", lambda *words: (python, "0.4.0"))
+    monkeypatch.setattr(tools, "install", lambda *words: (tmp_path, "0.4.0"))
     monkeypatch.setenv("FAKE_SPEED", "60")
     return log
 
@@ -208,7 +207,7 @@ def test_rounds_take_turns(tmp_path: Path, url: str, calls: Path, model: Path) -
 
         return Side(name, model, start, {"origin": "build", "options": ["--hf-token", "hunter2"]})
 
-    call = Call(tmp_path / "python", tmp_path / "home", ["--runs", "1"])
+    call = Call(tmp_path / "bin" / "python", tmp_path / "home", ["--runs", "1"])
     call.prepare("words " * 1000)
     out = tmp_path / "out"
     found = command.measure([side("a"), side("b")], {}, call, 3, out, coherent=False)
@@ -228,12 +227,6 @@ def test_its_environment_has_no_client_of_a_hub() -> None:
     assert "llama-benchy==" in text
     for name in ("huggingface-hub", "transformers", "openai"):
         assert f"\n{name}==" not in text
-
-
-def test_without_a_network_its_absence_is_one_error(tmp_path: Path) -> None:
-    nowhere = Access(Index(), {}, offline=True)
-    with pytest.raises(FetchError):
-        benchy.install(Store(tmp_path / "store"), ROOT, "linux/amd64", nowhere)
 
 
 def test_it_starts_with_the_key_and_drops_idle_connections(tmp_path: Path) -> None:

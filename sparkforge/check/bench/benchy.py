@@ -1,4 +1,4 @@
-"""llama-benchy in an environment of its own, and the results that ``bench`` keeps and compares.
+"""llama-benchy, and the results that ``bench`` keeps and compares.
 
 The text comes from llama-benchy's cache of books, and the environment has no client of a hub, so
 nothing is downloaded.
@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +17,10 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from sparkforge.core import plain
-from sparkforge.core.disk import sha256_file, write_file
+from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.run import call
-from sparkforge.runtime import environment
 from sparkforge.runtime.client import Place
-from sparkforge.sources import wheelhouse
-from sparkforge.sources.sources import Access
-from sparkforge.store.store import Store, code_of
 
 LOCK, FILE = "requirements/bench.txt", "result.json"
 _BOOK = "sparkforge-text"
@@ -62,41 +57,6 @@ TABLES: Mapping[str, str] = {
 shape of spark-arena's profiles v1 and v2 (read on 2026-11-20), with prefix caching; the depths
 between its ends are ours.
 """
-
-
-@dataclass(frozen=True)
-class _Installed:
-    """Result of the environment: llama-benchy's version."""
-
-    version: str
-
-
-def install(store: Store, root: Path, platform: str, access: Access) -> tuple[Path, str]:
-    """Return llama-benchy's interpreter and version, installed if the store lacks it."""
-    lock, minor = root / LOCK, f"{sys.version_info.major}.{sys.version_info.minor}"
-    pinned = wheelhouse.read_lock(lock)
-    version = next(line.version for line in pinned if line.name == "llama-benchy")
-    inputs = {"lock": sha256_file(lock), "platform": platform, "python": sys.version}
-    inputs["code"] = code_of(__name__)
-
-    def make(folder: Path) -> _Installed:
-        wheels, venv, uv = folder / "wheels", folder / "venv", environment.uv_program()
-        wanted = wheelhouse.Wanted(
-            lock=lock, tools=(), python=minor, platform=platform, torch_backend=None
-        )
-        wheels.mkdir()
-        wheelhouse.fill(store, wanted, access.index, uv, offline=access.offline, into=wheels)
-        alone = {"UV_NO_CONFIG": "1", "VIRTUAL_ENV": "", "UV_LINK_MODE": "copy"}
-        quietly = ("--quiet", "--no-cache")
-        call(uv, "venv", *quietly, "--relocatable", "--python", sys.executable, venv, env=alone)
-        words = ("--offline", "--no-index", "--no-deps", "--require-hashes", "-r", lock)
-        into = ("--python", venv / "bin" / "python", "--find-links", wheels)
-        call(uv, "pip", "install", *quietly, *into, *words, env=alone)
-        return _Installed(version)
-
-    made = store.build("bench-tool", inputs, _Installed, make)
-    store.remember("bench", "llama-benchy", made)
-    return made.path / "venv" / "bin" / "python", made.result.version
 
 
 def text_for(root: Path) -> str:
@@ -169,26 +129,22 @@ class Result:
     tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, file: Path) -> None:
-        """Add what llama-benchy wrote; ServerError if it is of another shape."""
-        try:
-            for run in plain.json_of(file.read_bytes())["benchmarks"]:
-                # as in llama-benchy's tables: pp2048 tg128 @ d4096 (c2)
-                name = f"pp{run['prompt_size']} tg{run['response_size']}"
-                name += f" @ d{run['context_size']}" if run["context_size"] else ""
-                name += f" (c{run['concurrency']})"
-                name += ", loading the context" * run["is_context_prefill_phase"]
-                for metric, (source, _) in METRICS.items():
-                    values = list(map(float, (run[source] or {"values": []})["values"]))
-                    if metric == "ttft" and len(values) % run["concurrency"] == 0:
-                        # requests of a run wait for each other: their mean is one sample
-                        steps = range(0, len(values), run["concurrency"])
-                        values = [fmean(values[at : at + steps.step]) for at in steps]
-                    # none if the answer came in one piece
-                    if values := [value for value in values if value > 0]:
-                        self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            msg = f"{file}: not a result of llama-benchy: {error!r}"
-            raise ServerError(msg, "see its log beside it") from None
+        """Add what llama-benchy wrote."""
+        for run in plain.json_of(file.read_bytes())["benchmarks"]:
+            # as in llama-benchy's tables: pp2048 tg128 @ d4096 (c2)
+            name = f"pp{run['prompt_size']} tg{run['response_size']}"
+            name += f" @ d{run['context_size']}" if run["context_size"] else ""
+            name += f" (c{run['concurrency']})"
+            name += ", loading the context" * run["is_context_prefill_phase"]
+            for metric, (source, _) in METRICS.items():
+                values = (run[source] or {"values": []})["values"]
+                if metric == "ttft" and len(values) % run["concurrency"] == 0:
+                    # requests of a run wait for each other: their mean is one sample
+                    steps = range(0, len(values), run["concurrency"])
+                    values = [fmean(values[at : at + steps.step]) for at in steps]
+                # none if the answer came in one piece
+                if values := [float(value) for value in values if value > 0]:
+                    self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
 
     def save(self, folder: Path) -> None:
         """Write the result."""

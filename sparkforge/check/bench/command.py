@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,16 +30,11 @@ from sparkforge.build.launcher import (
     runs_python,
     start_server,
 )
-from sparkforge.build.options import (
-    Behind,
-    OutputOptions,
-    ServerOptions,
-    VariantOptions,
-    host_platform,
-)
+from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.setup import last_build
+from sparkforge.check import tools
 from sparkforge.check.bench import benchy
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
 from sparkforge.checkpoints.tiny import expand
@@ -49,7 +45,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place
-from sparkforge.runtime.servers import Launch, Server, instead, kept_log, wait_ready
+from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
 from sparkforge.serving.options import redacted
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
@@ -126,7 +122,7 @@ def run(options: RunOptions) -> int:
     out = out.absolute()  # llama-benchy has another current folder
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", "name a new folder")
-    python, version = benchy.install(project.store, project.root, host_platform(), project.access)
+    tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
     text = benchy.text_for(project.root)
     common = {
         "target": options.target,
@@ -150,7 +146,9 @@ def run(options: RunOptions) -> int:
             model = None if options.model is None else serve.checkpoint(options.model)
             build.run("image")
             sides = of_build(build, model, profile, work, versus=options.vs is not None)
-        call = Call(python, work / "home", (*TABLES[name].split(), "--runs", str(runs)))
+        call = Call(
+            tool / "bin" / "python", work / "home", (*TABLES[name].split(), "--runs", str(runs))
+        )
         call.prepare(text)
         coherent = not options.skip_coherence and options.model is not None
         results = measure(sides, common, call, rounds, out, coherent=coherent)
@@ -223,8 +221,8 @@ def started(
     launch: Launch,
     work: Path,
     restored: Mapping[str, Path] | None = None,
-) -> Iterator[Server]:
-    """Start a build's server, and yield it when it is ready."""
+) -> Iterator[Place]:
+    """Start a build's server, and yield its place when it is ready."""
     folder = Path(tempfile.mkdtemp(prefix="server-", dir=work))
     cache, engine = build.context.store.cache_path("serve"), build.tools.engine
     with (
@@ -233,7 +231,7 @@ def started(
     ):
         took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
         log.info(f"the server is ready after {took:.0f} s")
-        yield server
+        yield Place(f"{server.url}/v1")
 
 
 def of_build(
@@ -269,11 +267,7 @@ def of_build(
         known: Mapping[str, Any],
         restored: Mapping[str, Path] | None = None,
     ) -> Side:
-        @contextmanager
-        def start() -> Iterator[Place]:
-            with started(build, product, launch, work, restored) as server:
-                yield Place(f"{server.url}/v1")
-
+        start = partial(started, build, product, launch, work, restored)
         served = {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
         return Side(name, launch.model, start, {**known, **served, "pins": pins})
 

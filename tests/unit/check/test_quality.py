@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from sparkforge.check import quality
-from sparkforge.core.errors import ServerError
 
 
 def logs(*probabilities: float) -> dict[int, float]:
@@ -93,5 +92,3 @@ def test_only_continuations_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     server: Any = None
     assert quality._score(server, [5, 6], [7, 8]) == [{2: -2.0}, {3: -3.0}]
     assert asked == [{"prompt": [5, 6, 7, 8], "max_tokens": 1, "prompt_logprobs": 256}]
-    with pytest.raises(ServerError):
-        quality._score(server, [5], [7, 8])

@@ -70,17 +70,6 @@ def test_bytes_of_release_and_series() -> None:
     ]
 
 
-def test_keys_and_values() -> None:
-    def kv(context: int, batch: int = 1) -> float:
-        return step_bytes(BIG, "marlin", {}, context=context, batch=batch)["kv"]
-
-    assert kv(1) == 36 * 2048
-    assert kv(128) == 36 * 128 * 2048
-    assert kv(129) == kv(128) + 18 * 2048  # the sliding layers have seen enough
-    assert kv(32768) == 18 * (32768 + 128) * 2048
-    assert kv(2048, batch=8) == 8 * kv(2048)
-
-
 @given(
     st.sampled_from([BIG, SMALL]),
     st.sampled_from(MOES),
