@@ -136,9 +136,6 @@ def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
     if not folder.exists():
         return worktree.make(patched, own, folder)
     tree = worktree.read(folder)
-    if tree.upstream != own.upstream:
-        msg = f"{folder}: is a work tree of {tree.upstream}, not of {own.upstream}"
-        raise SeriesError(msg, "give another folder with --dir")
     if own.sha256 in tree.series and patched.source.commit == tree.base:
         return tree
     stays = f"{folder}: the series changed; the work tree was not updated: "
@@ -241,17 +238,13 @@ def _image(build: Build, engine: Engine, base: str) -> str:
 
 @dataclass(frozen=True)
 class TreeOf:
-    """One upstream's work tree, as a wheel sees it."""
+    """One upstream's work tree: its folder, the places of its files in the wheel, the paths of the
+    pinned commit (never taken from the wheel, so that a deleted one stays away), and those now."""
 
     at: PurePosixPath
-    """Its folder, as the importing program sees it."""
     rules: Sequence[PathRule]
-    """Places of its files in the wheel."""
     base: Collection[str]
-    """Paths of the pinned commit; a wheel's file that is among them is never taken from the wheel,
-    so that a deleted one stays away."""
     files: Iterable[str]
-    """Paths that are there now."""
 
 
 def links_of(

@@ -53,8 +53,8 @@ def run(options: Options) -> int:
         "--dry-run, --commit and --with-companions need --onto": options.onto is None
         and (options.dry_run or options.commit or options.companions),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
-        "--commit needs all 40 digits, not zeros for those that are unknown": not re.fullmatch(
-            r"[0-9a-f]{28}(?!0{12})[0-9a-f]{12}", options.commit or "1" * 40
+        "--commit needs all 40 digits": not re.fullmatch(
+            "[0-9a-f]{40}", options.commit or "1" * 40
         ),
         "a dry run conflicts with --commit and --with-companions": options.dry_run
         and (options.commit or options.companions),
