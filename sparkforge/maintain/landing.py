@@ -112,8 +112,7 @@ def disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> li
             seen = project.pins.model_copy(update={"upstreams": own})
             notes += part.notes
             notes += drift.find(replace(project, pins=seen), part.upstream, part.target)
-    versions = {name: pin.version for name, pin in upstreams.items()}
-    return notes + drift.droppable(moved.values(), versions)
+    return notes + drift.droppable(moved.values(), upstreams)
 
 
 def _pins_text(

@@ -133,8 +133,7 @@ def _dry_run(job: Job, spec: str) -> int:
     release = releases.resolve(project, upstream, spec, complete=True)
     results = dry_run(project.store, own, release, pinned.paths, job.memory(upstream))
     notes = [*release.notes, *drift.find(project, upstream, release.upstream)]
-    versions = {name: pin.version for name, pin in project.pins.upstreams.items()}
-    notes += drift.droppable([own], versions | {upstream: release.upstream.version})
+    notes += drift.droppable([own], {**project.pins.upstreams, upstream: release.upstream})
     table(results)
     _say(notes)
     plan = Plan(upstream, str(release.upstream.tag), [])
