@@ -87,8 +87,8 @@ def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
                 symlinks=True,
                 ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
             )
-        write_files({folder / path.relative_to(root): d for path, d in files.items()})
-        write_files({folder / name: text.encode() for name, text in lists.items()})
+        new = {folder / path.relative_to(root): data for path, data in files.items()}
+        write_files(new | {folder / name: text.encode() for name, text in lists.items()})
         _lock(project, folder, lists, before)
         path = folder / project.pins_path.name
         here = replace(project, pins_path=path, pins=pins.load(path))
