@@ -209,10 +209,10 @@ class Mover:
 
     def _problems(self, stop: Stop) -> list[str]:
         problems = [
-            f"{file.path}: exists on one side only: git add or git rm it"
-            for file in self._unmerged()
+            f"{path}: exists on one side only: git add or git rm it"
+            for path, blobs in self._unmerged().items()
             # such a file has no markers, so nothing shows that a person has looked at it
-            if not {2, 3} <= file.blobs.keys() or not (self.folder / file.path).exists()
+            if not {2, 3} <= blobs.keys() or not (self.folder / path).exists()
         ]
         for name in stop.files:
             path = self.folder / name
@@ -221,18 +221,18 @@ class Mover:
         new = self.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
         return problems + [f"{name}: new: git add it, or remove it" for name in new if name]
 
-    def _unmerged(self) -> list[Unmerged]:
-        files: dict[str, Unmerged] = {}
+    def _unmerged(self) -> Unmerged:
+        files: dict[str, dict[int, str]] = {}
         for line in filter(None, self.git("ls-files", "-u", "-z").split("\0")):
             meta, path = line.split("\t", 1)
             _, blob, stage = meta.split(" ")
-            files.setdefault(path, Unmerged(path, {})).blobs[int(stage)] = blob
-        return list(files.values())
+            files.setdefault(path, {})[int(stage)] = blob
+        return files
 
     # -- verdicts ------------------------------------------------------------------------------
 
-    def _stop(self, patch: Patch, unmerged: Sequence[Unmerged]) -> Stop:
-        files = tuple(file.path for file in unmerged)
+    def _stop(self, patch: Patch, unmerged: Unmerged) -> Stop:
+        files = tuple(unmerged)
         paths = {entry.path for entry in patch.entries}
         fresh = {entry.path for entry in patch.entries if entry.added}
         gone = sorted(paths - git.blobs_at(self.folder, "HEAD", paths).keys() - fresh)
