@@ -87,8 +87,8 @@ def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
                 symlinks=True,
                 ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
             )
-        write_files({folder / path.relative_to(root): d for path, d in files.items()})
-        write_files({folder / name: text.encode() for name, text in lists.items()})
+        new = {folder / path.relative_to(root): data for path, data in files.items()}
+        write_files(new | {folder / name: text.encode() for name, text in lists.items()})
         _lock(project, folder, lists, before)
         path = folder / project.pins_path.name
         here = replace(project, pins_path=path, pins=pins.load(path))
@@ -156,8 +156,7 @@ def follow(
 ) -> str:
     """Return a list with what changed from one wheel's declarations to another's.
 
-    Args:
-        without: canonical names that a target leaves out (``drop_requires``).
+    ``without``: canonical names that a target leaves out.
     """
     fresh = [one for one in new if one not in old]
     known = {name_of(one) for one in old}
@@ -180,11 +179,7 @@ def follow(
 
 
 def pinned_anew(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
-    """Return a list whose exact pins of moved packages move with them.
-
-    Args:
-        moved: old and new version by canonical name.
-    """
+    """Return a list whose exact pins of packages move with them, from an old to a new version."""
     lines = []
     for line in text.splitlines():
         found = read(line)

@@ -26,7 +26,7 @@ from sparkforge.core.errors import SeriesError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.pins.types import PathRule
+from sparkforge.pins.types import PathRule, member_of
 from sparkforge.runtime import environment
 from sparkforge.runtime.engine import Engine, build_image
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
@@ -136,9 +136,6 @@ def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
     if not folder.exists():
         return worktree.make(patched, own, folder)
     tree = worktree.read(folder)
-    if tree.upstream != own.upstream:
-        msg = f"{folder}: is a work tree of {tree.upstream}, not of {own.upstream}"
-        raise SeriesError(msg, "give another folder with --dir")
     if own.sha256 in tree.series and patched.source.commit == tree.base:
         return tree
     stays = f"{folder}: the series changed; the work tree was not updated: "
@@ -241,17 +238,13 @@ def _image(build: Build, engine: Engine, base: str) -> str:
 
 @dataclass(frozen=True)
 class TreeOf:
-    """One upstream's work tree, as a wheel sees it."""
+    """One upstream's work tree: its folder, the places of its files in the wheel, the paths of the
+    pinned commit (never taken from the wheel, so that a deleted one stays away), and those now."""
 
     at: PurePosixPath
-    """Its folder, as the importing program sees it."""
     rules: Sequence[PathRule]
-    """Places of its files in the wheel."""
     base: Collection[str]
-    """Paths of the pinned commit; a wheel's file that is among them is never taken from the wheel,
-    so that a deleted one stays away."""
     files: Iterable[str]
-    """Paths that are there now."""
 
 
 def links_of(
@@ -263,25 +256,18 @@ def links_of(
         members: the files of the release wheel.
         site: the site-packages folder that the wheel is installed in.
     """
-    rules = [(tree, rule, rule.wheel) for tree in trees for rule in tree.rules if rule.wheel]
-
-    def owner(path: str) -> tuple[TreeOf, PathRule, str] | None:
-        fitting = [one for one in rules if path.startswith(one[2])]
-        return max(fitting, key=lambda one: len(one[2]), default=None)
-
-    found: dict[str, PurePosixPath] = {}
-    for tree, rule, prefix in rules:
+    found: dict[str, str] = {}
+    pinned = set()
+    for tree in trees:
+        pinned |= {member_of(tree.rules, file) for file in tree.base}
         for file in tree.files:
-            path = prefix + file[len(rule.repo) :]
-            if file.startswith(rule.repo) and owner(path) == (tree, rule, prefix):
-                found[path] = tree.at / file
+            if (member := member_of(tree.rules, file)) is not None:
+                found[member] = str(tree.at / file)
     for member in members:
-        if member.endswith("/") or member.partition("/")[0].endswith((".dist-info", ".data")):
-            continue
-        its = owner(member)
-        if its is None or its[1].repo + member[len(its[2]) :] not in its[0].base:
-            found.setdefault(member, site / member)
-    return {path: str(target) for path, target in found.items()}
+        about = member.partition("/")[0].endswith((".dist-info", ".data"))
+        if not about and not member.endswith("/") and member not in pinned:
+            found.setdefault(member, str(site / member))
+    return found
 
 
 def write(folder: Path, wanted: Mapping[str, str]) -> None:

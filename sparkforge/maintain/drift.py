@@ -65,9 +65,10 @@ def find(project: Project, name: str, release: Upstream) -> list[Note]:
     return list(notes)
 
 
-def droppable(every: Iterable[Series], versions: Mapping[str, str]) -> list[Note]:
-    """Return the patches whose Drop-when holds for these versions of upstreams."""
+def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> list[Note]:
+    """Return the patches whose Drop-when holds for these upstreams."""
     found = []
+    versions = {name: pin.version for name, pin in upstreams.items()}
     for own in every:
         for patch in own.patches:
             text = patch.trailers["Drop-when"]

@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -69,12 +69,8 @@ _TELLING = 20  # characters of a line that is looked for elsewhere …
 _PLACES = 3  # … and that tells nothing in more places
 
 
-@dataclass(frozen=True)
-class Unmerged:
-    """One file in conflict: its blobs by stage (1 base, 2 the new release, 3 the patch)."""
-
-    path: str
-    blobs: dict[int, str]
+Unmerged = Mapping[str, dict[int, str]]
+"""The files in conflict: blobs by stage (1 base, 2 the new release, 3 the patch)."""
 
 
 def blob(repo: Path, name: str | None) -> bytes:
@@ -102,35 +98,34 @@ def _bare(text: bytes) -> list[bytes]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def resolve_provisionally(tree: Path, files: Iterable[Unmerged]) -> None:
+def resolve_provisionally(tree: Path, files: Iterable[str]) -> None:
     """Write a guess into files in conflict: both sides, or where they overlap the patch's."""
 
     def guess(match: re.Match[bytes]) -> bytes:
         hunk = _Hunk(*match.groups())
         return hunk.patch if hunk.kind == "overlap" else hunk.new + hunk.patch
 
-    for file in files:
-        path = tree / file.path
+    for path in (tree / file for file in files):
         if path.is_file() and not path.is_symlink():
             path.write_bytes(_HUNK.sub(guess, path.read_bytes()))
 
 
-def hints(tree: Path, old: str, new: str, files: Sequence[Unmerged]) -> Iterator[str]:
+def hints(tree: Path, old: str, new: str, files: Unmerged) -> Iterator[str]:
     """Yield a line for each text file in conflict: its hunks, and upstream's probable change.
 
     Args:
         old, new: commits of the two releases.
     """
-    for file in files:
-        path = tree / file.path
+    for name, blobs in files.items():
+        path = tree / name
         data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         if found := [_Hunk(*match.groups()) for match in _HUNK.finditer(data)]:
             kinds = Counter(hunk.kind for hunk in found)
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             # the file as earlier patches of the series left it, on either release
-            before, now = (blob(tree, file.blobs.get(stage)) for stage in (1, 2))
-            hint = _hint(found, before, now) or _elsewhere(tree, old, new, file.path, found, now)
-            yield f"{file.path}: {counts}: {hint or 'upstream changed the same lines'}"
+            before, now = (blob(tree, blobs.get(stage)) for stage in (1, 2))
+            hint = _hint(found, before, now) or _elsewhere(tree, old, new, name, found, now)
+            yield f"{name}: {counts}: {hint or 'upstream changed the same lines'}"
 
 
 def _hint(found: Sequence[_Hunk], before: bytes, now: bytes) -> str | None:

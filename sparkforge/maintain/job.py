@@ -2,7 +2,7 @@
 
 ``plan.json`` says what moves where, and what a person answered; in ``tree/`` (``tree-NAME/`` of
 another series) git rebases; ``checkout/`` is the throw-away one in which a move with companions is
-tried. Where a run is killed while git works, the next one rebases again and takes the answers.
+tried. Where a run is killed while git works, the next one rebases again with rerere.
 """
 
 from __future__ import annotations

@@ -102,11 +102,7 @@ def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Se
 
 
 def disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:
-    """Return what a checkout does not have as the new releases want it.
-
-    Args:
-        project: with the pins from before the move.
-    """
+    """Return what a checkout does not have as the new releases want it; its pins are the old."""
     notes: list[Note] = []
     upstreams = {**project.pins.upstreams, **plan.moved}
     for part in plan.parts:
@@ -116,8 +112,7 @@ def disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> li
             seen = project.pins.model_copy(update={"upstreams": own})
             notes += part.notes
             notes += drift.find(replace(project, pins=seen), part.upstream, part.target)
-    versions = {name: pin.version for name, pin in upstreams.items()}
-    return notes + drift.droppable(moved.values(), versions)
+    return notes + drift.droppable(moved.values(), upstreams)
 
 
 def _pins_text(
@@ -199,8 +194,9 @@ def _report(job: Job, plan: Plan, notes: Iterable[Note], tried: Tried | None) ->
         ranges = (f"{part.old.commit}..{patched.commit}", f"{part.new.commit}..HEAD")
         # a patch that shrank much still has its pair
         words = ("range-diff", "--no-color", "--no-dual-color", "--creation-factor=100", *ranges)
-        left = any(result.commit for result in part.results)
-        return pages.Markdown(git.git(job.tree(part.upstream), *words) if left else "nothing left")
+        if not any(result.commit for result in part.results):
+            return pages.Markdown("nothing left")  # git refuses an empty range
+        return pages.Markdown(git.git(job.tree(part.upstream), *words))
 
     return pages.render(
         Path(__file__).with_name("report.md.j2"),

@@ -28,15 +28,11 @@ _CONFIG = {
     "rerere.enabled": "false",  # a person's own commits teach it nothing: see Mover.answer
     "merge.conflictStyle": "diff3",  # a conflict shows the common base
     "merge.directoryRenames": "true",  # a new file goes where its folder went
-    "merge.renameLimit": "20000",  # vLLM's releases move hundreds of files at once
-    "diff.renameLimit": "20000",
     "core.autocrlf": "false",
     "gc.auto": "0",
     "notes.rewriteRef": "refs/notes/patches",  # a commit's patch, through rebases and amends
-    "advice.detachedHead": "false",
     "user.name": gitsafe.COMMITTER,
     "user.email": gitsafe.COMMITTER_EMAIL,
-    "commit.gpgSign": "false",
 }
 _RERERE = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=true")
 _PICK = ("--quiet", "--empty=drop", "--reapply-cherry-picks", "--no-autosquash", "--no-verify")
@@ -60,8 +56,6 @@ class Progress:
     """What happened to patches on their way, by name."""
 
     stops: dict[str, Stop] = field(default_factory=dict)
-    answers: dict[str, str] = field(default_factory=dict)
-    """The commits that a person made of patches that stopped."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a person left patches out."""
     remembered: list[str] = field(default_factory=list)
@@ -95,6 +89,7 @@ class Mover:
         self.old, self.new, self.tip = old.commit, new.commit, tip
         self.folder, self.rules, self.progress = folder, rules, progress
         self.output = ""  # of the last `git rebase`
+        self.answered = False  # a person's commit of the patch that stopped is HEAD
         # the checkout's own environment of tests has ruff
         path = f"{own.folder.parents[1] / '.venv-dev' / 'bin'}:{os.environ.get('PATH', '')}"
         self.ruff = shutil.which("ruff", path=path)
@@ -160,13 +155,11 @@ class Mover:
         progress = self.progress
         while (commit := self.stopped) is not None:
             name, unmerged = self.patches[commit].name, self._unmerged()
-            if progress.answers.get(name) == self.head:
+            if self.answered:
+                self.answered = False
                 self._rebase("--continue")
             elif name in progress.reasons:
                 self._rebase("--skip")
-            elif (answer := progress.answers.get(name)) is not None:
-                self.git("read-tree", "--reset", "-u", f"{answer}^{{tree}}")
-                self._proceed(answer)
             elif not unmerged:  # by rerere
                 progress.remembered.append(name)
                 self._proceed(commit)
@@ -212,14 +205,14 @@ class Mover:
         changed_files = {one.path for one in git.changes(self.folder, stop.head, "HEAD")}
         # where a person changed other files, too, the conflict's lines alone are not the answer
         self.git(*_RERERE, "rerere", *([] if changed_files <= own else ["clear"]))
-        self.progress.answers[name] = self.head
+        self.answered = True
 
     def _problems(self, stop: Stop) -> list[str]:
         problems = [
-            f"{file.path}: exists on one side only: git add or git rm it"
-            for file in self._unmerged()
+            f"{path}: exists on one side only: git add or git rm it"
+            for path, blobs in self._unmerged().items()
             # such a file has no markers, so nothing shows that a person has looked at it
-            if not {2, 3} <= file.blobs.keys() or not (self.folder / file.path).exists()
+            if not {2, 3} <= blobs.keys() or not (self.folder / path).exists()
         ]
         for name in stop.files:
             path = self.folder / name
@@ -228,18 +221,18 @@ class Mover:
         new = self.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
         return problems + [f"{name}: new: git add it, or remove it" for name in new if name]
 
-    def _unmerged(self) -> list[Unmerged]:
-        files: dict[str, Unmerged] = {}
+    def _unmerged(self) -> Unmerged:
+        files: dict[str, dict[int, str]] = {}
         for line in filter(None, self.git("ls-files", "-u", "-z").split("\0")):
             meta, path = line.split("\t", 1)
             _, blob, stage = meta.split(" ")
-            files.setdefault(path, Unmerged(path, {})).blobs[int(stage)] = blob
-        return list(files.values())
+            files.setdefault(path, {})[int(stage)] = blob
+        return files
 
     # -- verdicts ------------------------------------------------------------------------------
 
-    def _stop(self, patch: Patch, unmerged: Sequence[Unmerged]) -> Stop:
-        files = tuple(file.path for file in unmerged)
+    def _stop(self, patch: Patch, unmerged: Unmerged) -> Stop:
+        files = tuple(unmerged)
         paths = {entry.path for entry in patch.entries}
         fresh = {entry.path for entry in patch.entries if entry.added}
         gone = sorted(paths - git.blobs_at(self.folder, "HEAD", paths).keys() - fresh)

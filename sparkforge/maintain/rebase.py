@@ -53,8 +53,8 @@ def run(options: Options) -> int:
         "--dry-run, --commit and --with-companions need --onto": options.onto is None
         and (options.dry_run or options.commit or options.companions),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
-        "--commit needs all 40 digits, not zeros for those that are unknown": not re.fullmatch(
-            r"[0-9a-f]{28}(?!0{12})[0-9a-f]{12}", options.commit or "1" * 40
+        "--commit needs all 40 digits": not re.fullmatch(
+            "[0-9a-f]{40}", options.commit or "1" * 40
         ),
         "a dry run conflicts with --commit and --with-companions": options.dry_run
         and (options.commit or options.companions),
@@ -133,8 +133,7 @@ def _dry_run(job: Job, spec: str) -> int:
     release = releases.resolve(project, upstream, spec, complete=True)
     results = dry_run(project.store, own, release, pinned.paths, job.memory(upstream))
     notes = [*release.notes, *drift.find(project, upstream, release.upstream)]
-    versions = {name: pin.version for name, pin in project.pins.upstreams.items()}
-    notes += drift.droppable([own], versions | {upstream: release.upstream.version})
+    notes += drift.droppable([own], {**project.pins.upstreams, upstream: release.upstream})
     table(results)
     _say(notes)
     plan = Plan(upstream, str(release.upstream.tag), [])

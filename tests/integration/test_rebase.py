@@ -96,19 +96,6 @@ def test_skip_and_its_reason(upstream: Upstream) -> None:
     assert not (upstream.project.patches / "second-one.patch").exists()
 
 
-def test_abort_leaves_nothing(upstream: Upstream) -> None:
-    clash(upstream)
-    before = files_of(upstream.root)
-    upstream.rebase("demo", "--onto", "latest", code=STOPPED)
-    resolve(upstream)
-    assert upstream.rebase("demo", "--abort") == {"aborted": True}
-    assert upstream.rebase("demo", "--abort") == {"aborted": False}
-    assert upstream.rebase("demo") == {"upstream": "demo", "under_way": False}
-    assert files_of(upstream.root) == before
-    left = sorted(path.name for path in (upstream.root / "dist/rebase").iterdir())
-    assert left == ["lock", "rerere"]
-
-
 def test_all_of_it_upstreamed(upstream: Upstream) -> None:
     upstream.series({"Taken one": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")}})
     upstream.release({"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")})
@@ -367,7 +354,13 @@ def test_what_stops_a_continue(upstream: Upstream) -> None:
     assert "changed after the rebase started" in said["error"]["what"]
     (upstream.root / "dist/rebase/demo/plan.json").write_text("{")
     upstream.rebase("demo", "--continue", code=11)
-    upstream.rebase("demo", "--abort")
+    before = files_of(upstream.root)
+    assert upstream.rebase("demo", "--abort") == {"aborted": True}
+    assert upstream.rebase("demo", "--abort") == {"aborted": False}
+    assert upstream.rebase("demo") == {"upstream": "demo", "under_way": False}
+    assert files_of(upstream.root) == before
+    left = sorted(path.name for path in (upstream.root / "dist/rebase").iterdir())
+    assert left == ["lock", "rerere"]
 
 
 # -- kill -9 -------------------------------------------------------------------------------

@@ -134,8 +134,7 @@ def test_what_can_not_be_asked_is_no_news_but_an_error(
     assert "does not have 1.0" in error["what"]
 
 
-def test_words_that_make_no_sense(project: Project, tmp_path: Path) -> None:
+def test_words_that_make_no_sense(project: Project) -> None:
     for words in (["--known", "newest"], ["--known", "dome=1.1"], ["dome"]):
         watch(project, *words, code=2)
-    watch(project, "--markdown", str(tmp_path), code=2)
     assert project.requests() == []

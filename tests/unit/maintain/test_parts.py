@@ -29,13 +29,16 @@ def _plugin(folder: str) -> Plugin:
 
 def test_a_part_is_noticed_by_its_test_alone(tmp_path: Path) -> None:
     (tmp_path / "test_part.py").write_text(TEST, encoding="utf-8")
+    (tmp_path / "test_gone.py").write_text("import no_such_module")  # the others run nevertheless
     tests = {"rotary": "test_part.py::test_it", "norms": "test_part.py::test_blind"}
+    tests["gone"] = "test_gone.py::test_it"
     loaded = pins.load(ROOT / "pins.yaml")
     access = Access(Index(), {}, offline=True)
     here = Project(tmp_path / "pins.yaml", loaded, Store(tmp_path / "store"), access)
-    rotary, norms = ablate.of_parts(here, Path(sys.executable), tests)
+    rotary, norms, gone = ablate.of_parts(here, Path(sys.executable), tests)
     assert (rotary.patch, rotary.verdict) == ("rotary", "noticed")
     assert (norms.patch, norms.verdict) == ("norms", "not noticed")
+    assert (gone.patch, gone.verdict) == ("gone", "fails in any case")
 
 
 def test_each_part_that_can_be_switched_off_has_a_test() -> None:
