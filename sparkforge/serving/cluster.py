@@ -58,11 +58,10 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
         if not right or role not in ("head", "worker"):
             raise ValueError
     except ValueError:
-        raise StartError(
-            f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT]"
-            " into .env on both: two addresses on the network between them and this machine's"
-            " interface there (ip -br address); the role is head or worker"
-        ) from None
+        msg = (
+            f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT], two"
+        )
+        raise StartError(f"{msg} addresses and this machine's interface between them") from None
     return Settings(role == "head", head, worker, interface, port)
 
 

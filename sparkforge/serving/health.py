@@ -36,8 +36,7 @@ _LAST_LOOK = 1 / 6  # of a check is reserved for the counters, after a token tha
 
 
 def temporary() -> Path:
-    """Return the container's folder for temporary files: not tempfile's, which is another one
-    while the disk is full."""
+    """Return the folder for temporary files: tempfile's is another one while the disk is full."""
     return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
@@ -143,6 +142,4 @@ class Client:
         model, _ = self.model(end)
         for prompt in PROMPTS:
             body = {"model": model, "prompt": prompt, "max_tokens": 1}
-            answer = json.loads(self.ask(end, "POST", "/v1/completions", body))
-            if answer["usage"]["completion_tokens"] < 1:
-                raise ValueError("the model made no token")
+            self.ask(end, "POST", "/v1/completions", body)

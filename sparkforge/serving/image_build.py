@@ -106,9 +106,6 @@ def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
             sys.exit(f"the image lacks what Triton's module needs, of gcc or {python}: {error}")
 
 
-# -- at a server's start -------------------------------------------------------------------------
-
-
 def triton_key(backend: Path, libcuda: str) -> str:
     """Return the name of the module's folder in Triton's cache, as triton.runtime makes it."""
     digest = hashlib.sha256((backend / _SOURCE).read_bytes())

@@ -143,8 +143,6 @@ def drop(files: Sequence[Path]) -> None:
         say(f"warning: the weights stay in the page cache: {error}")
 
 
-# -- the guard -------------------------------------------------------------------------------------
-
 WARN_GIB, REFUSE_GIB, END_GIB = 6.0, 4.0, 2.0
 """Below these the guard warns, refuses new requests and ends the server. An estimate: no Spark has
 run out of memory under it."""

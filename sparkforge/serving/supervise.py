@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,9 +36,6 @@ _COMPILERS = frozenset(
 """Names of compilers' processes."""
 
 
-# -- processes and signals -------------------------------------------------------------------------
-
-
 def start(
     command: Sequence[str], variables: Mapping[str, str], stdout: int | None = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
@@ -56,14 +53,12 @@ def start(
 def session(leader: int) -> dict[int, tuple[str, str]]:
     """Return name and state of the living processes of a session, by their numbers."""
     found = {}
-    for stat in sorted(Path("/proc").glob("[0-9]*/stat")):
-        try:
-            text = stat.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it ended
-            continue
-        match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+) ", text, re.DOTALL)
-        if match is not None and int(match[4]) == leader and match[3] != "Z":
-            found[int(match[1])] = (match[2], match[3])
+    for path in sorted(Path("/proc").glob("[0-9]*/stat")):
+        with suppress(OSError):  # it ended
+            name, _, rest = path.read_text(errors="replace").partition("(")[2].rpartition(") ")
+            state, _, _, number, *_ = rest.split()
+            if int(number) == leader and state != "Z":
+                found[int(path.parent.name)] = (name, state)
     return found
 
 
@@ -73,10 +68,8 @@ def kill(leader: int) -> None:
     The leader's process group is not enough: ninja gives each of its jobs a group of its own.
     """
     for process in session(leader):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 class StoppedError(Exception):
@@ -97,9 +90,6 @@ class Signals:
         if self.child is None:
             raise StoppedError
         self.child.send_signal(number)
-
-
-# -- the server ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -142,10 +132,8 @@ class Server:
         """
         if self.guard is not None:
             self.guard.begin()
-        if self.client is not None:  # else a worker, whose health is its link
-            health.tell("preflight" if self.trial else "loading")
-        else:
-            health.tell(health.READY)
+        state = "preflight" if self.trial else "loading"
+        health.tell(state if self.client else health.READY)  # a worker's health is its link
         child = self.signals.child = start(options.for_plugin(self.command), self.variables)
         reader = threading.Thread(target=self._copy_output, args=(child,), daemon=True)
         reader.start()
@@ -185,11 +173,8 @@ class Server:
         """Return the exit code of a server that has ended; raises StartError where it has to."""
         next_look = self._began
         while True:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 code = child.wait(0.5)
-            except subprocess.TimeoutExpired:
-                pass
-            else:
                 if code == 0 and not self.signals.came:
                     # vLLM ends so after the death of its engine, and Docker restarts no success
                     raise StartError("the server ended by itself, as its output says", EX_TEMPFAIL)
@@ -307,8 +292,5 @@ class Server:
 
 def _computed_s(pid: int) -> float:
     """Return the seconds that the API server, a process beside the engine, has computed."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0.0
+    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")

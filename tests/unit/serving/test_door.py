@@ -71,11 +71,6 @@ def test_a_key_that_no_request_can_carry_is_an_error(tmp_path: Path, text: str) 
         assert text not in str(refused.value)
 
 
-def test_a_key_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="cannot be read by user"):
-        key(tmp_path)  # a folder: root may read any file
-
-
 @pytest.mark.parametrize(
     ("bind", "local"),
     [
