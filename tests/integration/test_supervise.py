@@ -34,7 +34,7 @@ address, machine = pathlib.Path(asked.pop("address")), asked.pop("machine", None
 told = pathlib.Path(asked.pop("told"))
 watch = None
 if machine:
-    memory.WARN_S = memory.END_S = 1
+    memory.END_S = 1
     root = pathlib.Path(machine)
     watch = memory.Guard(read=lambda: memory.read(root))
 class Door:
