@@ -206,29 +206,20 @@ def test_the_share_of_memory_is_computed_unless_it_is_given(
     monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
     reading = memory.Reading(total=120 * GIB, available=101 * GIB)
     monkeypatch.setattr(memory, "read", lambda *root: reading)
-    computed = plan_of(monkeypatch, []).command[7:]
-    assert computed == ["--gpu-memory-utilization", "0.74"]
-    for own in (["--gpu_memory_utilization=0.6"], ["--kv-cache-memory-bytes", "9"]):
-        assert plan_of(monkeypatch, own).command[7:] == own
-
-
-@pytest.mark.parametrize(("mode", "acts"), [("", True), ("warn", False), ("off", None)])
-def test_a_shared_memory_is_guarded(
-    monkeypatch: Patch, tmp_path: Path, mode: str, acts: bool | None
-) -> None:
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
-    monkeypatch.setenv("SPARKFORGE_CHECKS", mode and f"guard={mode}")
-    guard = plan_of(monkeypatch, ["--gpu-memory-utilization=0.5"]).guard
-    assert (None if guard is None else guard.acts) == acts
-
-
-def test_too_little_memory_ends_a_start_before_the_download(
-    monkeypatch: Patch, tmp_path: Path
-) -> None:
+    plan = plan_of(monkeypatch, [])
+    assert plan.command[7:] == ["--gpu-memory-utilization", "0.74"]
+    assert plan.guard is not None
+    assert plan.guard.acts
+    for own, mode, acts in (
+        (["--gpu_memory_utilization=0.6"], "warn", False),
+        (["--kv-cache-memory-bytes", "9"], "off", None),
+    ):
+        monkeypatch.setenv("SPARKFORGE_CHECKS", f"guard={mode}")
+        plan = plan_of(monkeypatch, own)
+        assert plan.command[7:] == own
+        assert (plan.guard and plan.guard.acts) == acts
     reading = memory.Reading(total=120 * GIB, available=80 * GIB)
-    monkeypatch.setattr(memory, "read", lambda *root: reading)
-    monkeypatch.delattr(checkpoint, "fetch")
-    monkeypatch.setenv("SPARKFORGE_PROFILE", profile(tmp_path, memory=SPARK_MEMORY))
+    monkeypatch.delattr(checkpoint, "fetch")  # too little ends a start before the download
     assert main([]) == EX_CONFIG
 
 
