@@ -49,11 +49,7 @@ class Hub:
     model: str = "some/model"
     refs: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})  # by branch or tag
     statuses: dict[str, list[int]] = field(default_factory=dict)
-    """Answers to give first, by path, one a request; 0: end the connection."""
-    cut_at: int = 0
-    """End the connection after so many bytes of a file, while ``cuts`` last."""
-    cuts: int = 0
-    piece: int = 1 << 20  # bytes that are sent at once, while ``held`` lasts
+    """Answers to give first, by path, one a request."""
     token: str = ""  # requests must carry it; "": none
     body: Callable[[str, bytes], bytes] = lambda path, data: data
     """Changes what is sent of a file."""
@@ -115,11 +111,7 @@ class Hub:
         auth = handler.headers.get("Authorization")
         self.requests.append(Request(handler.command, path))
         if self.statuses.get(path):
-            status = self.statuses[path].pop(0)
-            if status:
-                self._send(handler, status, b"{}")
-            else:
-                handler.close_connection = True
+            self._send(handler, self.statuses[path].pop(0), b"{}")
             return
         if self.token and auth != f"Bearer {self.token}":
             self._send(handler, 403 if auth else 401, b"{}", {"X-Error-Code": "GatedRepo"})
@@ -195,15 +187,6 @@ class Hub:
         handler.end_headers()
         if handler.command == "HEAD":
             return
-        if not slow:
-            handler.wfile.write(body)
-            return
-        if self.cuts and len(body) > self.cut_at:
-            self.cuts -= 1
-            handler.wfile.write(body[: self.cut_at])
-            handler.close_connection = True
-            return
-        for start in range(0, len(body), self.piece):
+        if slow:
             self.held.wait()
-            handler.wfile.write(body[start : start + self.piece])
-            handler.wfile.flush()
+        handler.wfile.write(body)

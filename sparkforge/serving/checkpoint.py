@@ -98,9 +98,6 @@ def check(path: Path) -> None:
         raise StartError(msg, EX_NOINPUT)
 
 
-# -- the vocabulary of chats -----------------------------------------------------------------------
-
-
 def vocabulary() -> bytes:
     """Return the vocabulary of vLLM's chats as o200k_base.tiktoken: base64 and rank of each token.
 
@@ -122,9 +119,6 @@ def check_vocabulary(sha256: str) -> None:
     """Compare with the pinned sha256 (64 hex digits); StartError if it is another."""
     if (found := hashlib.sha256(vocabulary()).hexdigest()) != sha256:
         raise StartError(f"the Harmony vocabulary has sha256 {found}, and pins.yaml says {sha256}")
-
-
-# -- the hub's cache -------------------------------------------------------------------------------
 
 
 def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
@@ -165,8 +159,6 @@ def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Sign
         raise StartError(f"{model} was not downloaded", code if code > 0 else EX_NOHOST)
     return found
 
-
-# -- the child -------------------------------------------------------------------------------------
 
 # those that vLLM reads. Only at the top: gpt-oss has two more copies of its weights in folders
 _TYPES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")

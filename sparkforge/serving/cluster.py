@@ -39,11 +39,6 @@ class Settings:
     interface: str  # of that network on this machine, e.g. ``enp1s0f0np0``
     port: int  # of the link, on the head; vLLM uses the next one
 
-    @property
-    def own(self) -> str:
-        """This machine's address."""
-        return self.head if self.is_head else self.worker
-
 
 def settings(variables: Mapping[str, str]) -> Settings | None:
     """Return the settings, or None for a machine that serves alone; StartError if invalid."""
@@ -58,11 +53,10 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
         if not right or role not in ("head", "worker"):
             raise ValueError
     except ValueError:
-        raise StartError(
-            f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT]"
-            " into .env on both: two addresses on the network between them and this machine's"
-            " interface there (ip -br address); the role is head or worker"
-        ) from None
+        msg = (
+            f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT], two"
+        )
+        raise StartError(f"{msg} addresses and this machine's interface between them") from None
     return Settings(role == "head", head, worker, interface, port)
 
 
@@ -81,7 +75,7 @@ def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
     Given values have priority.
     """
     ours = {
-        "VLLM_HOST_IP": mine.own,
+        "VLLM_HOST_IP": mine.head if mine.is_head else mine.worker,
         "GLOO_SOCKET_IFNAME": mine.interface,
         "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
     }
@@ -130,9 +124,8 @@ class Link:
             self._connection.close()
 
     def _listening(self) -> socket.socket:
-        """Return the head's socket that listens; the worker's does nothing."""
         if not self._mine.is_head:
-            return socket.socket()
+            return socket.socket()  # does nothing
         where = (self._mine.head, self._mine.port)
         family = socket.AF_INET6 if ":" in self._mine.head else socket.AF_INET
         try:

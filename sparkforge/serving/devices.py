@@ -11,7 +11,6 @@ import ctypes
 import errno
 import hashlib
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -60,13 +59,13 @@ def _devices(library: str) -> list[tuple[Capability, int]]:
 
 def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
     """Compare the devices with the image's target; StartError for none, if ``strict``."""
-    msg = "no CUDA device is visible in this container: Compose requests it; docker run needs"
-    msg += " --gpus all; build.py doctor checks the host's driver and container toolkit"
-    if strict and not there:
-        raise StartError(msg, EX_UNAVAILABLE)
     names = [f"{major}.{minor}" for major, minor in there]
-    if there:
-        msg = f"this image is for devices of compute capability {wanted}, not {', '.join(names)}"
+    msg = f"this image is for devices of compute capability {wanted}, not {', '.join(names)}"
+    if not there:
+        msg = "no CUDA device is visible in this container: docker run needs --gpus all (Compose"
+        msg += " has it), and build.py doctor checks the host"
+        if strict:
+            raise StartError(msg, EX_UNAVAILABLE)
     if wanted not in names:
         say(f"warning: {msg}")
 
@@ -77,9 +76,6 @@ def driver() -> str:
     return (
         "".join(re.findall(r"\s(\d+\.\d+[.\d]*)\s", text.read_text())[:1]) if text.exists() else ""
     )
-
-
-# -- FlashInfer's modules --------------------------------------------------------------------------
 
 
 def has_compiler(environment: Mapping[str, str]) -> bool:
@@ -103,8 +99,6 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
             chosen["FLASHINFER_DISABLE_JIT"] = "1"
     return {name: text for name, text in chosen.items() if not given.get(name)}
 
-
-# -- the folder of compiled kernels ----------------------------------------------------------------
 
 KEPT = 3  # builds and devices whose kernels are kept: also those of an image to roll back to
 CACHES: Mapping[str, str] = {
@@ -147,8 +141,7 @@ def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, 
             say(f"removing the kernels of an older build, {mark.parent.name}")
             shutil.rmtree(mark.parent)
     except OSError as error:
-        msg = f"compiled kernels cannot be stored in {root}: {error}; user {os.getuid()} must be"
-        msg += " able to write there, on a disk with room (SPARKFORGE_JIT_DIR)"
+        msg = f"compiled kernels cannot be stored in {root} (SPARKFORGE_JIT_DIR): {error}"
         code = EX_CANTCREAT if error.errno == errno.ENOSPC else EX_CONFIG
         raise StartError(msg, code) from None
     say(f"compiled kernels are stored in {folder}")

@@ -44,15 +44,10 @@ def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KE
     The secret's file comes before VLLM_API_KEY, which ``docker inspect`` shows. An empty file
     stands for no key: Compose mounts /dev/null by default.
     """
-    try:
-        key = file.read_text(encoding="utf-8", errors="replace").strip() if file.exists() else ""
-    except OSError as error:
-        msg = f"the API key cannot be read by user {os.getuid()}: {error}; see chmod"
-        raise StartError(msg) from None
+    key = file.read_text(errors="replace").strip() if file.exists() else ""
     key = key or environment.get("VLLM_API_KEY", "").strip()
     if not re.fullmatch("[!-~]*", key):  # our own checks would always fail
-        msg = "the API key must be one word of ASCII letters, digits and signs"
-        raise StartError(f"{msg} (an editor may have added a byte order mark)")
+        raise StartError("the API key must be one word of ASCII letters, digits and signs")
     # without Compose nobody says where the port is published
     bind = variables.bind or variables.listen
     if not (_LOOPBACK.fullmatch(bind) or key or variables.allow_open):
@@ -88,10 +83,9 @@ def configuration(
     """Return HAProxy's configuration, of one of the parts in ``BUFFERS``."""
     import jinja2  # the health check, which makes none, runs every five seconds
 
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
+        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     max_body, large = MAX_BODY_MIB << 20, LARGE_MIB // MAX_BODY_MIB
     # two descriptors for each connection, and some of HAProxy's own
@@ -114,8 +108,7 @@ def configuration(
 def command(part: str, text: str) -> list[str]:
     """Store a configuration; returns the command of HAProxy with it."""
     program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        raise StartError("there is no haproxy in this image: build it again")
+    assert program is not None  # which the image's build checks
     path = folder() / f"{part}.cfg"
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
@@ -129,13 +122,13 @@ class Door:
     def __init__(self, variables: Variables, key: str) -> None:
         self._ready = self._short = False
         engine_socket().unlink(missing_ok=True)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         # glibc gives freed buffers of bodies back to the system
         env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
         words = ("setpriv", "--pdeathsig", "KILL")  # with this process, however that ends
         for part in ("inner", "outer"):
             program = [*words, *command(part, configuration(variables, key, part))]
-            self._processes.append(
+            self.processes.append(
                 subprocess.Popen(program, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
             )
             end = time.monotonic() + _STARTS_S
@@ -150,12 +143,7 @@ class Door:
     @property
     def died(self) -> bool:
         """Whether one of the processes has ended."""
-        return any(process.poll() is not None for process in self._processes)
-
-    @property
-    def pids(self) -> list[int]:
-        """Processes of HAProxy: the inner one and the outer one."""
-        return [process.pid for process in self._processes]
+        return any(process.poll() is not None for process in self.processes)
 
     def ready(self) -> None:
         """Let requests in: the server is ready."""
@@ -173,7 +161,7 @@ class Door:
 
     def close(self) -> None:
         """End HAProxy, with all connections."""
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
             process.wait()
 
@@ -193,9 +181,6 @@ class Door:
             return None
 
 
-# -- the router ------------------------------------------------------------------------------------
-
-
 def replicas(text: str) -> dict[str, str]:
     """Return the addresses of a router's servers as HAProxy reads them, by name."""
     found: dict[str, str] = {}
@@ -211,13 +196,11 @@ def replicas(text: str) -> dict[str, str]:
             raise StartError(msg, EX_NOHOST) from None
         kind, address = "ipv6" if there[0] == socket.AF_INET6 else "ipv4", str(there[4][0])
         if address.startswith("127.") or address in ("::1", "0.0.0.0", "::"):
-            msg = f"{REPLICAS} has {word}, which is the router's own container: use this machine's"
-            raise StartError(f"{msg} address in SPARKFORGE_BIND")
+            raise StartError(f"{REPLICAS} has {word}, which is the router's own container")
         # HAProxy takes no bracket in a name
         found[word.replace("[", "").replace("]", "")] = f"{kind}@{address}:{port}"
     if not found:
-        msg = "name the servers in .env, like 192.168.100.1:8000,192.168.100.2:8000"
-        raise StartError(f"{REPLICAS} is empty: {msg}")
+        raise StartError(f"{REPLICAS} is empty: name each server as HOST:PORT")
     return found
 
 

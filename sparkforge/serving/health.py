@@ -36,8 +36,7 @@ _LAST_LOOK = 1 / 6  # of a check is reserved for the counters, after a token tha
 
 
 def temporary() -> Path:
-    """Return the container's folder for temporary files: not tempfile's, which is another one
-    while the disk is full."""
+    """Return the folder for temporary files: tempfile's is another one while the disk is full."""
     return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
@@ -50,9 +49,9 @@ def forget() -> None:
 def write_mark(name: str, content: object) -> None:
     """Store a JSON value for the processes of this start of the container."""
     path = temporary() / f"sparkforge-{name}.json"
+    written = path.with_suffix(f".{os.getpid()}")
     try:
-        written = path.with_suffix(f".{os.getpid()}")
-        written.write_text(json.dumps(content), encoding="utf-8")
+        written.write_text(json.dumps(content))
         written.replace(path)
     except OSError as error:
         say(f"warning: {path} cannot be written: {error}")
@@ -139,10 +138,7 @@ class Client:
         return {name: text for name, _, text in pairs if name.partition("{")[0] in _ENGINE_METRICS}
 
     def _tokens(self, end: float) -> None:
-        """Request one token for each of the prompts."""
         model, _ = self.model(end)
         for prompt in PROMPTS:
             body = {"model": model, "prompt": prompt, "max_tokens": 1}
-            answer = json.loads(self.ask(end, "POST", "/v1/completions", body))
-            if answer["usage"]["completion_tokens"] < 1:
-                raise ValueError("the model made no token")
+            self.ask(end, "POST", "/v1/completions", body)

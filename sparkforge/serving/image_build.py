@@ -37,18 +37,16 @@ only gives it to a compiler."""
 _BACKEND, _SOURCE = "triton/backends/nvidia", "driver.c"
 
 
-def missing(
-    needs: Iterable[Mapping[str, str]],
-    root: Path = Path("/"),
-    load: Callable[[str], object] = importlib.import_module,
-) -> list[str]:
+_KINDS: Mapping[str, Callable[[str], object]] = {
+    "program": shutil.which,
+    "file": os.path.isfile,
+    "library": ctypes.CDLL,
+    "module": importlib.import_module,
+}
+
+
+def missing(needs: Iterable[Mapping[str, str]]) -> list[str]:
     """Return a line for each thing that is wrong. Imports come last, since they take seconds."""
-    kinds: dict[str, Callable[[str], object]] = {
-        "program": shutil.which,
-        "file": lambda name: (root / name.lstrip("/")).is_file(),
-        "library": ctypes.CDLL,
-        "module": lambda name: load(name) or True,
-    }
     lines, excluded = [], []
     for need in sorted(needs, key=lambda need: "module" in need):
         if "absent" in need:
@@ -57,7 +55,7 @@ def missing(
             continue
         (kind,) = need.keys() - {"package"}
         try:
-            there, reason = kinds[kind](need[kind]), ""
+            there, reason = _KINDS[kind](need[kind]), ""
         except Exception as error:  # a server would meet the same
             there, reason = None, f": {type(error).__name__}: {error}".splitlines()[0][:200]
         if not there:
@@ -106,9 +104,6 @@ def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
             sys.exit(f"the image lacks what Triton's module needs, of gcc or {python}: {error}")
 
 
-# -- at a server's start -------------------------------------------------------------------------
-
-
 def triton_key(backend: Path, libcuda: str) -> str:
     """Return the name of the module's folder in Triton's cache, as triton.runtime makes it."""
     digest = hashlib.sha256((backend / _SOURCE).read_bytes())
@@ -128,19 +123,17 @@ def triton_key(backend: Path, libcuda: str) -> str:
 def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
     """Copy the image's module into a server's cache, unless that has one."""
     spec = importlib.util.find_spec("triton")
-    if spec is None or spec.origin is None:
+    modules = list((share / NAME).glob("*.so"))
+    if spec is None or spec.origin is None or not modules:
         return {}
     backend = Path(os.path.realpath(Path(spec.origin).parent / "backends" / "nvidia"))
     libcuda = variables.get(LIBRARY_VARIABLE) or str(share / NAME)
-    found: dict[str, str] = {}
-    for module in sorted((share / NAME).glob("*.so")):
-        path = Path(variables["TRITON_CACHE_DIR"], triton_key(backend, libcuda), module.name)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(module, path)
-            say("Triton's module for the driver: the image's is used")
-        found = {LIBRARY_VARIABLE: libcuda}
-    return found
+    path = Path(variables["TRITON_CACHE_DIR"], triton_key(backend, libcuda), modules[0].name)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(modules[0], path)
+        say("Triton's module for the driver: the image's is used")
+    return {LIBRARY_VARIABLE: libcuda}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import re
 import resource
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,13 +143,10 @@ def drop(files: Sequence[Path]) -> None:
         say(f"warning: the weights stay in the page cache: {error}")
 
 
-# -- the guard -------------------------------------------------------------------------------------
-
 WARN_GIB, REFUSE_GIB, END_GIB = 6.0, 4.0, 2.0
 """Below these the guard warns, refuses new requests and ends the server. An estimate: no Spark has
 run out of memory under it."""
-WARN_S, END_S = 5.0, 10.0
-"""Seconds below the first and the third. The second acts at once: refusing costs little."""
+END_S = 10.0  # below the third; the others act at once
 _RELEASE = 1.25  # times the first: above it memory is no longer short
 
 
@@ -162,8 +159,7 @@ class Guard:
     """Has the front door refuse new requests, or no longer."""
     read: Callable[[], Reading] = read
     _told: str = ""
-    _since: dict[float, float] = field(default_factory=dict)
-    """Time since when there is less, by mark."""
+    _low_since: float | None = None
 
     def begin(self) -> None:
         """Lock this process' pages in memory, which a machine without memory would drop first.
@@ -178,24 +174,20 @@ class Guard:
         """Read memory and act, at ``now`` of the monotonic clock; StartError: end the server."""
         reading = self.read()
         room, text = reading.room / GIB, f"memory is short: {described(reading)}"
-        warns = self._below(WARN_GIB, room, now) >= WARN_S
-        if self._below(END_GIB, room, now) >= END_S and self.acts:
+        if room >= END_GIB:
+            self._low_since = None
+        elif self._low_since is None:
+            self._low_since = now
+        elif self.acts and now - self._low_since >= END_S:
             msg = f"{text}: ending the server before the machine stops responding"
             raise StartError(msg, EX_OSERR)
+        state, text = self._told, f"warning: {text}"
         if room > WARN_GIB * _RELEASE:
-            self._tell("", f"memory is no longer short: {described(reading)}")
+            state, text = "", f"memory is no longer short: {described(reading)}"
         elif self.acts and room < REFUSE_GIB:
-            self._tell("refuses", f"warning: {text}: new requests are refused")
-        elif warns and self._told != "refuses":
-            self._tell("warned", f"warning: {text}")
-
-    def _below(self, mark: float, room: float, now: float) -> float:
-        """Return the seconds since when there is less than a mark; 0 where there is not."""
-        if room >= mark:
-            self._since.pop(mark, None)
-        return now - self._since.setdefault(mark, now) if room < mark else 0.0
-
-    def _tell(self, state: str, text: str) -> None:
+            state, text = "refuses", f"{text}: new requests are refused"
+        elif room < WARN_GIB and not state:
+            state = "warned"
         if state != self._told:
             say(text)
             if "refuses" in (state, self._told):

@@ -111,8 +111,6 @@ def judge(distances: Sequence[float]) -> str:
     return "" if within else f"{text} {most:.2f}; the limits are {MEDIAN} and {MOST}"
 
 
-# -- the warm-up -----------------------------------------------------------------------------------
-
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 LIMIT_S = 900.0  # for all requests together; the rest is skipped
 _ASK_S = 5.0
@@ -207,8 +205,6 @@ def _send(client: Client, request: Request, model: str, end: float) -> None:
         list(pool.map(one, range(count)))
 
 
-# -- a question to the model -----------------------------------------------------------------------
-
 QUESTION, TOGETHER = "What is 17 + 25?", 8
 ANSWER_S = 300.0  # for each round of the question
 _RESULT = re.compile(r"(?<!\d)42(?!\d)")
@@ -244,11 +240,10 @@ def question(client: Client, model: str, max_len: int) -> str:
 def problem_of(answer: Mapping[str, Any]) -> str:
     """Return the problem with a chat's answer to ``QUESTION``, or ""."""
     message = answer["choices"][0]["message"]
-    texts = [str(message.get(part) or "").strip() for part in ("reasoning", "content")]
-    if not any(texts):
+    text = " / ".join(str(message[part]) for part in ("reasoning", "content") if message.get(part))
+    if _RESULT.search(text):
+        return ""
+    if not text.strip():
         msg = "status 200 without content and reasoning: the model computes wrong tokens (known"
         return f"{msg} from vllm#37030; try another --moe-backend in SPARKFORGE_EXTRA_ARGS)"
-    shown = " / ".join(filter(None, texts))
-    if _RESULT.search(shown):
-        return ""
-    return f"no 42 in the answer, which ends with {shown[-80:]!a}: the model computes wrong tokens"
+    return f"no 42 in the answer, which ends with {text[-80:]!a}: the model computes wrong tokens"

@@ -190,8 +190,6 @@ def pick(profile: Profile, name: str, setting: str) -> Profile:
     raise ChoiceError(f"{setting} {name!r}: no such profile", known)
 
 
-# -- vLLM's log ------------------------------------------------------------------------------------
-
 # The sentences of vLLM 0.33.0 and of our plugin; tests/patches/test_profiles.py compares. The
 # group, in capitals, is the backend's name; without one it is Marlin.
 SENTENCES: Mapping[str, re.Pattern[str]] = {

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,9 +36,6 @@ _COMPILERS = frozenset(
 """Names of compilers' processes."""
 
 
-# -- processes and signals -------------------------------------------------------------------------
-
-
 def start(
     command: Sequence[str], variables: Mapping[str, str], stdout: int | None = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
@@ -56,14 +53,12 @@ def start(
 def session(leader: int) -> dict[int, tuple[str, str]]:
     """Return name and state of the living processes of a session, by their numbers."""
     found = {}
-    for stat in sorted(Path("/proc").glob("[0-9]*/stat")):
-        try:
-            text = stat.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it ended
-            continue
-        match = re.match(r"(\d+) \((.*)\) (\S) \d+ \d+ (\d+) ", text, re.DOTALL)
-        if match is not None and int(match[4]) == leader and match[3] != "Z":
-            found[int(match[1])] = (match[2], match[3])
+    for path in sorted(Path("/proc").glob("[0-9]*/stat")):
+        with suppress(OSError):  # it ended
+            name, _, rest = path.read_text(errors="replace").partition("(")[2].rpartition(") ")
+            state, _, _, number, *_ = rest.split()
+            if int(number) == leader and state != "Z":
+                found[int(path.parent.name)] = (name, state)
     return found
 
 
@@ -73,10 +68,8 @@ def kill(leader: int) -> None:
     The leader's process group is not enough: ninja gives each of its jobs a group of its own.
     """
     for process in session(leader):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 class StoppedError(Exception):
@@ -97,9 +90,6 @@ class Signals:
         if self.child is None:
             raise StoppedError
         self.child.send_signal(number)
-
-
-# -- the server ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -125,14 +115,10 @@ class Server:
     entrance: Door | None = None
 
     def __post_init__(self) -> None:
-        self._began = self._since = time.monotonic()
+        self._began = time.monotonic()
         self._watch = Watch(self.expected)
         self._problems: list[str] = []  # of backends, not logged yet
-        self._answered = False
-        self._failures = 0
-        self._before: Counters | None = None
-        self._warming: threading.Thread | None = None
-        self._problem = ""
+        self._problem = ""  # of the warm-up
 
     def run(self) -> int:
         """Run the server to its end.
@@ -142,24 +128,25 @@ class Server:
         """
         if self.guard is not None:
             self.guard.begin()
-        if self.client is not None:  # else a worker, whose health is its link
-            health.tell("preflight" if self.trial else "loading")
-        else:
-            health.tell(health.READY)
+        state = "preflight" if self.trial else "loading"
+        health.tell(state if self.client else health.READY)  # a worker's health is its link
         child = self.signals.child = start(options.for_plugin(self.command), self.variables)
         reader = threading.Thread(target=self._copy_output, args=(child,), daemon=True)
         reader.start()
+        code = 0
         try:
-            code = self._supervise(child)
-            if self.trial:
-                child.terminate()  # by itself it frees what its processes share
-                child.wait(_GRACE_S)
-                reader.join(5)
-            if self.trial and code == 0 and not self.signals.came:
-                self._compare(missing=True)  # a line may come after the answer
+            if self.client is None:
+                self._follow(child)
+            else:
+                self._supervise(self.client, child)
+            child.terminate()  # a trial: by itself it frees what its processes share
+            child.wait(_GRACE_S)
+            reader.join(5)
+            self._compare(missing=True)  # a line may come after the answer
         except StartError as error:
-            say(f"error: {error}")
             code = error.code
+            if str(error):
+                say(f"error: {error}")
         except subprocess.TimeoutExpired:
             say("the server does not end: killing it")
         finally:
@@ -181,46 +168,58 @@ class Server:
             if problem := self._watch.feed(line):
                 self._problems.append(problem)
 
-    def _supervise(self, child: subprocess.Popen[bytes]) -> int:
-        """Return the exit code of a server that has ended; raises StartError where it has to."""
-        next_look = self._began
+    def _follow(self, child: subprocess.Popen[bytes]) -> None:
+        """Run the half of a worker, whose head takes the requests."""
+        while self.link is not None and not self.link.peer_serves:
+            self._wait(child)
+        self._first_token()
         while True:
-            try:
-                code = child.wait(0.5)
-            except subprocess.TimeoutExpired:
-                pass
-            else:
-                if code == 0 and not self.signals.came:
-                    # vLLM ends so after the death of its engine, and Docker restarts no success
-                    raise StartError("the server ended by itself, as its output says", EX_TEMPFAIL)
-                return code if code >= 0 else 128 - code
-            now = time.monotonic()
-            self._look_around(now)
-            if self._warming is not None and not self._warming.is_alive():
-                if self._problem:
-                    raise StartError(f"{'' if self.trial else 'warm-up failed: '}{self._problem}")
-                if self.trial:
-                    return 0
-                self._warming, next_look = None, now
-                self._ready()
-            if self.client is not None and self._warming is None and now >= next_look:
-                self._look(self.client, child.pid, now)
-                # loading, a check is cheap, and backends have to be known when it is healthy
-                next_look = time.monotonic() + (self.every_s if self._answered else 1)
+            self._wait(child)
 
-    def _look_around(self, now: float) -> None:
-        """Check all but the server's progress; raises StartError where it has to end."""
-        if self.entrance is not None and self.entrance.died:
-            raise StartError("the front door ended by itself", EX_TEMPFAIL)
-        if self.guard is not None:
-            self.guard.look(now)
-        self._compare()
-        if self.link is not None and self.link.problem:
-            raise StartError(f"{self.link.problem}: ending this half, too", EX_TEMPFAIL)
-        if self.link is not None and self.client is None and self.link.peer_serves:
+    def _supervise(self, client: Client, child: subprocess.Popen[bytes]) -> None:
+        """Supervise a server to its end, a trial to that of its warm-up; StartError for the end."""
+        before = None
+        while before is None:
+            # loading, a check is cheap, and backends have to be known when it is healthy
+            self._wait(child, 1)
+            with suppress(Exception):  # it does not answer yet
+                before = client.observe(None)
+        say(f"first token after {time.monotonic() - self._began:.0f} s; backends: {self._watch}")
+        if not self.trial:
+            self._compare(missing=True)
             self._first_token()
-        if self.trial and now - self._began > TRIAL_S:
-            raise StartError(f"no result within {TRIAL_S:.0f} s")
+        warming = threading.Thread(target=self._warm, daemon=True)
+        warming.start()
+        while warming.is_alive():
+            self._wait(child)
+        if self._problem:
+            raise StartError(f"{'' if self.trial else 'warm-up failed: '}{self._problem}")
+        if not self.trial:
+            self._ready()
+            self._see_progress(client, child, before)
+
+    def _wait(self, child: subprocess.Popen[bytes], seconds: float = 0) -> None:
+        """Wait, and check all but progress; StartError where the server ends or has to end."""
+        end = time.monotonic() + seconds
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(0.5)
+                if code or self.signals.came:
+                    raise StartError("", code if code >= 0 else 128 - code)
+                # vLLM ends so after the death of its engine, and Docker restarts no success
+                raise StartError("the server ended by itself, as its output says", EX_TEMPFAIL)
+            now = time.monotonic()
+            if self.entrance is not None and self.entrance.died:
+                raise StartError("the front door ended by itself", EX_TEMPFAIL)
+            if self.guard is not None:
+                self.guard.look(now)
+            self._compare()
+            if self.link is not None and self.link.problem:
+                raise StartError(f"{self.link.problem}: ending this half, too", EX_TEMPFAIL)
+            if self.trial and now - self._began > TRIAL_S:
+                raise StartError(f"no result within {TRIAL_S:.0f} s")
+            if now >= end:
+                return
 
     def _compare(self, *, missing: bool = False) -> None:
         """Raise StartError for a problem with the backends, or warn; ``missing``: it is up."""
@@ -233,12 +232,10 @@ class Server:
             say(f"warning: {problem}")
 
     def _first_token(self) -> None:
-        if not self._answered and not self.trial:
-            memory.log("the first token")
-            memory.drop(self.weights)
-            if self.link is not None:
-                self.link.serves = True
-        self._answered = True
+        memory.log("the first token")
+        memory.drop(self.weights)
+        if self.link is not None:
+            self.link.serves = True
 
     def _ready(self) -> None:
         health.tell(health.READY)
@@ -250,65 +247,54 @@ class Server:
             self.starts.unlink(missing_ok=True)
         say(f"ready after {time.monotonic() - self._began:.0f} s")
 
-    def _look(self, client: Client, pid: int, now: float) -> None:
-        """Check the server's progress; raises StartError where it hangs."""
-        computed_s = _computed_s(pid)
-        try:
-            self._before = client.observe(self._before)
-        except Exception as error:  # any wrong answer is a failed check, and ends nothing by itself
-            if self._answered:
-                self._failed(error, pid, _computed_s(pid) - computed_s, client.timeout_s)
-            return
-        self._since, self._failures = now, 0
-        if self._answered:
-            self._stall(False)
-            return
-        say(f"first token after {now - self._began:.0f} s; backends: {self._watch}")
-        if not self.trial:
-            self._compare(missing=True)
-        self._first_token()
-        self._warming = threading.Thread(target=self._warm, daemon=True)
-        self._warming.start()
-
     def _warm(self) -> None:
         try:
             self._problem = self.warm_up()
         except Exception as error:  # counts as any failure of the warm-up, and is logged
             self._problem = f"{type(error).__name__}: {error}"
 
+    def _see_progress(
+        self, client: Client, child: subprocess.Popen[bytes], before: Counters
+    ) -> None:
+        """Check the server's progress until it ends; raises StartError where it hangs."""
+        since, failures = time.monotonic(), 0
+        while True:
+            now, computed_s = time.monotonic(), _computed_s(child.pid)
+            try:
+                before = client.observe(before)
+                since, failures = now, 0
+                self._stall(False)
+            except Exception as error:  # any wrong answer is a failed check
+                self._stall(True)
+                computed_s = _computed_s(child.pid) - computed_s
+                running, lasted = session(child.pid), time.monotonic() - since
+                if _COMPILERS & {name for name, _ in running.values()}:
+                    # a kernel that is built at its first use holds up the engine for minutes; a
+                    # server ended now would build it again at the next start, and again
+                    say("no progress, but a compiler is running: waiting")
+                    since, failures = time.monotonic(), 0
+                elif (
+                    isinstance(error, TimeoutError)
+                    and computed_s > _COMPUTES * client.timeout_s
+                    and lasted < max(_SLOW_S, self.hang_s)
+                ):
+                    say("no answer, but the server computes: it may be one slow request: waiting")
+                    failures = 0
+                else:
+                    failures += 1
+                # the last check took time, too, and has to end within hang_s
+                if self.hang_s and failures >= _LOOKS and lasted >= self.hang_s - client.timeout_s:
+                    states = (f"{one} {name}: state {how}" for one, (name, how) in running.items())
+                    why = f"{type(error).__name__}: {error} ({', '.join(states)})"
+                    raise StartError(f"the server hangs: {why}", EX_TEMPFAIL) from None
+            self._wait(child, self.every_s)
+
     def _stall(self, stalled: bool) -> None:
         if self.entrance is not None:
             self.entrance.stall(stalled)
 
-    def _failed(self, error: Exception, pid: int, computed_s: float, look_s: float) -> None:
-        """Note a failed check; raises StartError where the server hangs."""
-        self._stall(True)
-        running, lasted = session(pid), time.monotonic() - self._since
-        if _COMPILERS & {name for name, _ in running.values()}:
-            # a kernel that is built at its first use holds up the engine for minutes; a server
-            # ended now would build it again at the next start, and again
-            say("no progress, but a compiler is running: waiting")
-            self._since, self._failures = time.monotonic(), 0
-        elif (
-            isinstance(error, TimeoutError)
-            and computed_s > _COMPUTES * look_s
-            and lasted < max(_SLOW_S, self.hang_s)
-        ):
-            say("no answer, but the server computes: it may be one slow request: waiting")
-            self._failures = 0
-        else:
-            self._failures += 1
-        # the last check took time, too, and has to end within hang_s
-        if self.hang_s and self._failures >= _LOOKS and lasted >= self.hang_s - look_s:
-            what = ", ".join(f"{one} {name}: state {how}" for one, (name, how) in running.items())
-            why = f"the server hangs: {type(error).__name__}: {error} ({what})"
-            raise StartError(why, EX_TEMPFAIL)
-
 
 def _computed_s(pid: int) -> float:
     """Return the seconds that the API server, a process beside the engine, has computed."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0.0
+    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")

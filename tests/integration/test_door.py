@@ -146,7 +146,7 @@ def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
                 stack.callback(behind.close)
                 if ready:
                     opened.ready()
-                return Front(port, behind, opened, *opened.pids)
+                return Front(port, behind, opened, *(process.pid for process in opened.processes))
             behind = Behind(sockets / "replica.sock")
             stack.callback(behind.close)
             replicas = {"r:1": f"unix@{sockets}/replica.sock"}

@@ -33,7 +33,7 @@ Start = Callable[..., Started]
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    found = Hub(dict(FILES), piece=1 << 18).start()
+    found = Hub(dict(FILES)).start()
     yield found
     found.close()
 

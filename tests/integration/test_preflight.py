@@ -46,8 +46,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
 
 def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str, str]) -> None:
     one = start(**variables)
-    one.wait_until("memory at the first token")
-    said = one.text()
+    said = one.ready()
     assert "preflight: log-probabilities 0.00 nats from the reference" in said
     trial, real = said.index("/share/preflight --uds "), said.index("/model --uds ")
     assert trial < said.index("preflight: log-prob") < real
@@ -66,8 +65,7 @@ def test_both_servers_get_our_options_as_the_plugin_reads_them(
     words = "--decode-kernels off --mxfp4_layers=qkv"
     checks = "preflight=always warm-up=off"
     one = start(**{**variables, "SPARKFORGE_EXTRA_ARGS": words, "SPARKFORGE_CHECKS": checks})
-    one.wait_until("memory at the first token")
-    said = one.text()
+    said = one.ready()
     trial, real = re.findall("^the stand-in gets (.*)", said, re.MULTILINE)
     assert trial.endswith(' --additional-config={"sparkforge":{"decode_kernels":"off"}}')
     ours = '{"sparkforge":{"decode_kernels":"off","mxfp4_layers":"qkv"}}'

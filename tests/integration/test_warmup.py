@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -146,18 +145,8 @@ def test_a_server_is_healthy_once_its_model_answers(
         assert "error: warm-up failed: 'What is 17 + 25?', asked alone: status 200" in one.text()
 
 
-def test_an_engine_that_dies_in_it_ends_the_start(start: Start) -> None:
-    one = start(FAKE_HANGS="repetition_penalty")
-    wait_for(lambda: "log-probabilities" in one.text())
-    os.kill(int(one.text().split("engine ")[1].split()[0]), signal.SIGKILL)
-    server = int(re.findall(r"engine \d+ of (\d+)", one.text())[0])
-    os.kill(server, signal.SIGKILL)
-    assert one.process.wait(PATIENCE_S) == 128 + signal.SIGKILL
-    assert "ready after" not in one.text()
-
-
 def test_a_folder_for_kernels_that_cannot_be_written_is_one_error(start: Start) -> None:
     one = start(SPARKFORGE_JIT_DIR="/proc")
     assert one.process.wait(PATIENCE_S) == EX_CONFIG
-    assert "error: compiled kernels cannot be stored in /proc: " in one.text()
+    assert "error: compiled kernels cannot be stored in /proc " in one.text()
     assert "Traceback" not in one.text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from huggingface_hub import close_session, constants, get_session
 from sparkforge.serving import checkpoint
 from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST, StartError
 from tests.hub import COMMIT, Hub
-from tests.support import ROOT
 
 Patch = pytest.MonkeyPatch
 
@@ -114,12 +112,6 @@ def test_a_file_with_a_wrong_hash_is_removed(server: Hub, tmp_path: Path) -> Non
     assert (snapshot / SHARDS[0]).read_bytes() == WEIGHTS
 
 
-def test_a_cut_connection_is_continued(server: Hub, tmp_path: Path, pauses: list[float]) -> None:
-    server.cut_at, server.cuts = 1000, 2
-    snapshot = checkpoint.download(tmp_path, "some/model", COMMIT)
-    assert (snapshot / SHARDS[1]).read_bytes() == WEIGHTS[::-1]
-
-
 @pytest.mark.parametrize(
     ("change", "revision", "code", "hint"),
     [
@@ -187,16 +179,3 @@ def test_a_child_downloads_and_its_folder_is_returned(tmp_path: Path, monkeypatc
         assert error.value.code == EX_CONFIG
     finally:
         server.close()
-
-
-def test_the_tests_use_the_library_of_the_images() -> None:
-    """What it does is what these tests show."""
-    versions = {
-        re.findall(r"^huggingface-hub==(\S+)", lock.read_text(), re.MULTILINE)[0]
-        for lock in (
-            ROOT / "requirements/dev.txt",
-            *(ROOT / "requirements").glob("*-linux-*.txt"),
-        )
-        if "huggingface-hub==" in lock.read_text()
-    }
-    assert len(versions) == 1

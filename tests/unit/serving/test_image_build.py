@@ -28,31 +28,6 @@ PINS = pins.load(ROOT / "pins.yaml")
 GPU = [name for name, one in PINS.targets.items() if one.cuda_arch is not None]
 
 
-NEEDS = [
-    {"absent": "nvcc"},
-    {"absent": "g++"},
-    {"program": "ninja", "package": "p"},
-    {"file": "/usr/include/x.h", "package": "f"},
-    {"library": "libc.so.6", "package": "libc6"},
-    {"module": "triton", "package": "triton"},
-]
-
-
-def load(name: str) -> object:
-    return None
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A made-up root that has everything, and no compiler."""
-    for name in ("bin/ninja", "usr/include/x.h"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(image_build, "CUDA", str(tmp_path / "cuda" / "bin"))
-    return tmp_path
-
-
 def test_every_gpu_target_has_no_compiler_and_what_its_wheels_need() -> None:
     assert GPU == ["spark", "rtx"]
     for name in GPU:
@@ -67,11 +42,15 @@ def test_every_gpu_target_has_no_compiler_and_what_its_wheels_need() -> None:
 
 
 @pytest.mark.parametrize(("name", "place"), [("g++", "bin"), ("nvcc", "bin"), ("nvcc", "cuda/bin")])
-def test_a_compiler_is_named_with_its_place(root: Path, name: str, place: str) -> None:
-    program = root / place / name
+def test_a_compiler_is_named_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(image_build, "CUDA", str(tmp_path / "cuda" / "bin"))
+    program = tmp_path / place / name
     program.parent.mkdir(parents=True, exist_ok=True)
     program.touch(mode=0o755)
-    (line,) = image_build.missing(NEEDS, root, load)
+    (line,) = image_build.missing([{"absent": "nvcc"}, {"absent": "g++"}])
     assert line == f"the image has {program}, which the target excludes"
     assert image._WRONG.search(line)
 
@@ -139,9 +118,6 @@ def share(tmp_path: Path) -> Path:
     return tmp_path / "share"
 
 
-# -- a server's cache ----------------------------------------------------------------------------
-
-
 def test_the_module_is_copied_to_where_triton_looks(
     share: Path, backend: Path, tmp_path: Path
 ) -> None:
@@ -155,9 +131,6 @@ def test_the_module_is_copied_to_where_triton_looks(
     own = {**variables, "TRITON_LIBCUDA_PATH": "/own"}
     assert image_build.seed(share, own, print) == {"TRITON_LIBCUDA_PATH": "/own"}
     assert (cache / image_build.triton_key(backend, "/own") / MODULE).exists()
-
-
-# -- the image's build ---------------------------------------------------------------------------
 
 
 def test_a_source_that_does_not_compile_ends_the_build(tmp_path: Path) -> None:
