@@ -78,8 +78,8 @@ def python(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
     """Start Python code in a process of its own, with this checkout importable."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env=env, text=True, **pipes)
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(command, env=env, text=True, stdout=pipe, stderr=same)
 
 
 def finished(child: subprocess.Popen[str], seconds: float = PATIENCE_S) -> str:
@@ -102,7 +102,7 @@ def health(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def health_check(env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the image's health check in an environment."""
-    command = [sys.executable, ROOT / "scripts" / "healthcheck.py"]
+    command = [sys.executable, str(ROOT / "scripts" / "healthcheck.py")]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
@@ -246,7 +246,7 @@ class Repo:
         env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         for who in ("AUTHOR", "COMMITTER"):
             env |= {f"GIT_{who}_{what}": value for what, value in ada.items()}
-        command = ["git", "-C", self.path, *args]
+        command = ["git", "-C", str(self.path), *args]
         done = subprocess.run(command, env=env, input=stdin, check=True, stdout=subprocess.PIPE)
         return done.stdout.decode(errors="surrogateescape").strip()
 
