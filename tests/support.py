@@ -77,13 +77,9 @@ def alive(pid: int) -> bool:
 def python(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
     """Start Python code in a process of its own, with this checkout importable."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(command, env=env, text=True, stdout=pipe, stderr=same)
 
 
 def finished(child: subprocess.Popen[str], seconds: float = PATIENCE_S) -> str:
@@ -106,13 +102,8 @@ def health(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def health_check(env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the image's health check in an environment."""
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "healthcheck.py"],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, str(ROOT / "scripts" / "healthcheck.py")]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 # -- http ------------------------------------------------------------------------
@@ -123,20 +114,14 @@ class Page:
     """What the server answers on a path."""
 
     body: bytes
-    ranges: bool = True
-    """Honour Range requests."""
-    statuses: list[int] = field(default_factory=list)
-    """Answers to give first, one a request, before the body."""
-    cut: int = 0
-    """In the first so many requests, end the connection after ``cut_at`` bytes."""
+    ranges: bool = True  # whether Range requests are honoured
+    statuses: list[int] = field(default_factory=list)  # answers, one a request, before the body
+    cut: int = 0  # in the first so many requests, end the connection after ``cut_at`` bytes
     cut_at: int = 0
-    pause_s: float = 0.0
-    """Seconds between two pieces of ``piece`` bytes."""
+    pause_s: float = 0.0  # between two pieces of ``piece`` bytes
     piece: int = 1 << 20
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """More headers."""
-    length: bool = True
-    """Say how long the body is."""
+    headers: Mapping[str, str] = field(default_factory=dict)  # more of them
+    length: bool = True  # whether to say how long the body is
 
 
 class Server:
@@ -154,19 +139,16 @@ class Server:
             def do_HEAD(self) -> None:
                 self.send_error(405)  # as many do; uv then asks for the file itself
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
+            def log_message(self, format: str, *args: object) -> None: ...
 
         class Quiet(ThreadingHTTPServer):
             daemon_threads = True
 
             def handle_error(self, request: object, client_address: object) -> None:
-                pass  # clients of these tests are killed in the middle of an answer
+                """Clients of these tests are killed in the middle of an answer."""
 
         self._http = Quiet(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     @property
@@ -196,11 +178,8 @@ class Server:
         self.requests.append((path, header))
         page = self.pages.get(path)
         if page is None or page.statuses:
-            handler.send_response(404 if page is None else page.statuses.pop(0))
-            handler.send_header("Content-Length", "0")
-            for name, value in (page.headers if page else {}).items():
-                handler.send_header(name, value)
-            handler.end_headers()
+            status = 404 if page is None else page.statuses.pop(0)
+            _begin(handler, status, {"Content-Length": "0", **(page.headers if page else {})})
             return
         first, _, last = (header if header and page.ranges else "bytes=0-")[6:].partition("-")
         start, end = int(first), int(last) + 1 if last else len(page.body)
@@ -208,16 +187,12 @@ class Server:
             handler.send_error(416)
             return
         body = page.body[start:end]
-        part = bool(start or last)
-        handler.send_response(206 if part else 200)
+        part, headers = bool(start or last), {"Content-Type": "text/html", **page.headers}
         if page.length:
-            handler.send_header("Content-Length", str(len(body)))
+            headers["Content-Length"] = str(len(body))
         if part:
-            shown = f"bytes {start}-{start + len(body) - 1}/{len(page.body)}"
-            handler.send_header("Content-Range", shown)
-        for name, value in {"Content-Type": "text/html", **page.headers}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
+            headers["Content-Range"] = f"bytes {start}-{start + len(body) - 1}/{len(page.body)}"
+        _begin(handler, 206 if part else 200, headers)
         if page.cut > 0:
             page.cut -= 1
             body = body[: max(0, page.cut_at - start)]
@@ -225,6 +200,13 @@ class Server:
             handler.wfile.write(body[at : at + page.piece])
             handler.wfile.flush()
             time.sleep(page.pause_s)
+
+
+def _begin(handler: BaseHTTPRequestHandler, status: int, headers: Mapping[str, str]) -> None:
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name, value)
+    handler.end_headers()
 
 
 def add_project(server: Server, project: str, files: Mapping[str, bytes]) -> None:
@@ -260,24 +242,12 @@ class Repo:
             self("init", "--quiet", "--initial-branch=main", "--template=")
 
     def __call__(self, *args: str, stdin: bytes | None = None) -> str:
-        env = {
-            **os.environ,
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_AUTHOR_NAME": "Ada",
-            "GIT_AUTHOR_EMAIL": "ada@example.invalid",
-            "GIT_AUTHOR_DATE": f"{EPOCH} +0200",
-            "GIT_COMMITTER_NAME": "Ada",
-            "GIT_COMMITTER_EMAIL": "ada@example.invalid",
-            "GIT_COMMITTER_DATE": f"{EPOCH} +0200",
-        }
-        done = subprocess.run(
-            ["git", "-C", self.path, *args],
-            env=env,
-            input=stdin,
-            check=True,
-            stdout=subprocess.PIPE,
-        )
+        ada = {"NAME": "Ada", "EMAIL": "ada@example.invalid", "DATE": f"{EPOCH} +0200"}
+        env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        for who in ("AUTHOR", "COMMITTER"):
+            env |= {f"GIT_{who}_{what}": value for what, value in ada.items()}
+        command = ["git", "-C", str(self.path), *args]
+        done = subprocess.run(command, env=env, input=stdin, check=True, stdout=subprocess.PIPE)
         return done.stdout.decode(errors="surrogateescape").strip()
 
     def write(self, files: Mapping[str, bytes | None]) -> None:
@@ -344,9 +314,8 @@ def make_wheel(
         **{f"{stem}.dist-info/{key}": data for key, data in (info or {}).items()},
     }
     record = f"{stem}.dist-info/RECORD"
-    signatures = {f"{record}.jws", f"{record}.p7s"}
     rows = [
-        (key, "", "") if key in signatures else record_line(key, data)
+        (key, "", "") if key in (f"{record}.jws", f"{record}.p7s") else record_line(key, data)
         for key, data in members.items()
     ]
     out = io.StringIO()
@@ -367,12 +336,6 @@ def make_wheel(
 
 class _Pipe(io.BytesIO):
     """A sink that can't seek: zipfile then writes data descriptors."""
-
-    def seekable(self) -> bool:
-        return False
-
-    def seek(self, *where: int) -> int:
-        raise OSError("a pipe")
 
     def tell(self) -> int:
         raise OSError("a pipe")

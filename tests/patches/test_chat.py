@@ -153,7 +153,7 @@ def test_every_step_of_the_warm_up_is_answered(server: Served) -> None:
     assert f"warm-up: {len(names)} requests in" in server.output()
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"temperature": 2, "top_p": 0.9}])
+@pytest.mark.parametrize("options", [{}, {"temperature": 2, "top_p": 0.9}])
 def test_a_chat_is_reasoning_and_content(server: Served, options: dict[str, Any]) -> None:
     found = told(server.post(CHAT, {"messages": [ASKED], **options}))
     (choice,) = found["choices"]
@@ -194,9 +194,8 @@ def test_a_tool_is_called_and_its_result_answered(server: Served, choice: Any, f
     assert "".join(deltas) == TOOL_ANSWER  # a character of three tokens is not torn
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_tool_call_is_streamed(server: Served, choice: str) -> None:
-    choices = streamed(server, tools=TOOLS, tool_choice=choice)
+def test_a_tool_call_is_streamed(server: Served) -> None:
+    choices = streamed(server, tools=TOOLS, tool_choice="auto")
     found = [call for one in choices for call in one["delta"].get("tool_calls") or []]
     assert [call["function"]["name"] for call in found if call.get("id")] == [TOOL]
     assert "".join(call["function"]["arguments"] or "" for call in found) == ARGUMENTS
@@ -215,13 +214,6 @@ def test_an_answer_keeps_to_a_schema(server: Served) -> None:
     found = chat(server, asked, response_format=format_)
     assert (found["message"]["reasoning"], found["message"]["content"]) == (REASONING, JSON_ANSWER)
     assert found["finish_reason"] == "stop"
-    # both together: strict tools may be called before the answer that keeps to the schema
-    strict = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
-    called = chat(server, asked, tools=strict, response_format=format_)["message"]
-    assert calls(called) == [(TOOL, json.loads(ARGUMENTS))]
-    conversation = [*with_result(called), *asked]
-    found = chat(server, conversation, tools=strict, response_format=format_)
-    assert found["message"]["content"] == JSON_ANSWER
 
 
 def test_responses(server: Served) -> None:
@@ -231,14 +223,6 @@ def test_responses(server: Served) -> None:
     assert (said["type"], said["content"][0]["text"]) == ("message", ANSWER)
     assert found["status"] == "completed"
     assert found["usage"]["output_tokens_details"]["reasoning_tokens"] == 12
-    got = events(server.post(RESPONSES, {"input": "Hi", "stream": True}))
-    texts = {"response.reasoning_text.delta": "", "response.output_text.delta": ""}
-    for event in got:
-        if event["type"] in texts:
-            texts[event["type"]] += event["delta"]
-    assert list(texts.values()) == [REASONING, ANSWER]
-    assert got[-1]["type"] == "response.completed"
-
     tools = [{"type": "function", **FUNCTION}]
     asked = [{"role": "user", "content": ASKED["content"]}]
     thought, call = told(server.post(RESPONSES, {"input": asked, "tools": tools}))["output"]

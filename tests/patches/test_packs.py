@@ -155,7 +155,8 @@ def test_flashinfer_loads_a_pack_and_compiles_nothing(
             "FLASHINFER_DISABLE_JIT": "1",
             "LD_LIBRARY_PATH": str(libraries),
         }
-        return ask(stock_python, "probe_pack_loads", folder=tmp_path, variables=variables)
+        words = ("probe_flashinfer", "loads")
+        return ask(stock_python, *words, folder=tmp_path, variables=variables)["loads"]
 
     # 12.1 is what FlashInfer reads of a GB10, as 12.1a; a pack for 12.0f serves it, too
     for arch in ("12.0", "12.1"):

@@ -9,13 +9,13 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sparkforge.build.context import Context
 from sparkforge.build.stages.wheels import release_wheel
-from sparkforge.check.machinecode import Kernel, Readers
+from sparkforge.check.machinecode import Readers
 from sparkforge.core import git
 from sparkforge.core.run import call
 from sparkforge.store.store import code_of
@@ -34,24 +34,6 @@ _LEFT_OUT = (
     "triton/_C/libproton.so",
 )
 SHARED_LIMIT = 101_376  # bytes of a block on SM12x
-
-
-@dataclass(frozen=True)
-class Built:
-    """The probe's result for one tile height.
-
-    Attributes:
-        error: of the compile, or "".
-        scatter4, gather4: TMA scatters and gathers in the PTX.
-        shared: dynamic bytes per block that Triton requests.
-    """
-
-    block_m: int
-    error: str
-    kernels: tuple[Kernel, ...]
-    scatter4: int
-    gather4: int
-    shared: int
 
 
 @dataclass(frozen=True)
@@ -113,7 +95,7 @@ def packages(context: Context, *, triton: bool = True, kernels: bool = True) -> 
 
 def build(
     python: Path, packages: Path, capability: str, readers: Readers, out: Path
-) -> Sequence[Built]:
+) -> list[dict[str, Any]]:
     """Build the scattering matmul and read its machine code.
 
     Args:
@@ -122,23 +104,13 @@ def build(
         out: a new folder.
 
     Returns:
-        One for each tile height.
+        What the probe says of each tile height, and ``code``, the kernels in its cubins.
     """
     path = f"{packages}:{packages / 'kernels'}"
     env = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(out / "cache"), "TMPDIR": str(out)}
     call(python, "-P", _PROBE, capability, out, env=env)
-    return [
-        Built(
-            block_m=case["block_m"],
-            error=case["error"],
-            kernels=tuple(
-                found
-                for kernel in case["kernels"]
-                for found in readers.read(out / f"{kernel['name']}.cubin")
-            ),
-            scatter4=sum(kernel["scatter4"] for kernel in case["kernels"]),
-            gather4=sum(kernel["gather4"] for kernel in case["kernels"]),
-            shared=max((kernel["shared"] for kernel in case["kernels"]), default=0),
-        )
-        for case in json.loads((out / "kernels.json").read_text())["cases"]
-    ]
+    cases: list[dict[str, Any]] = json.loads((out / "kernels.json").read_text())["cases"]
+    for case in cases:
+        cubins = [out / f"{kernel['name']}.cubin" for kernel in case["kernels"]]
+        case["code"] = [found for cubin in cubins for found in readers.read(cubin)]
+    return cases

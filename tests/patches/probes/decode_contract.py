@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tests.patches.probes import marlin_layout
+from tests.patches.probes.marlin_layout import swiglu
 
 MULTIPROCESSORS = 48
 SHARED_MEMORY = 101_376  # of a block, on SM12x: the least of the devices that have the kernels
@@ -29,14 +30,6 @@ def memory(address: int | None, count: int, dtype: torch.dtype) -> torch.Tensor:
     assert address, "a null pointer"
     size = count * dtype.itemsize
     return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=dtype)
-
-
-def _e4m3(codes: torch.Tensor) -> torch.Tensor:
-    exponent, mantissa = codes >> 3 & 15, codes & 7
-    size = torch.where(
-        exponent > 0, (8 + mantissa) * torch.exp2(exponent - 10.0), mantissa * 2.0**-9
-    ).to(torch.float64)
-    return torch.where(codes >= 128, -size, size)
 
 
 def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
@@ -57,7 +50,8 @@ def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
         return E2M1[sign << 3 | exponent << 1 | mantissa]
     at = ((tile * 2 + h) * 32 + g * 4 + q) * 4 + 2 * r + column % 8 // 4
     byte = column % 2 * 2 + column % 4 // 2
-    return _e4m3(words.to(torch.int64)[at] >> 8 * byte & 255)
+    codes = words.to(torch.int64)[at] >> 8 * byte & 255
+    return codes.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
 
 
 def unpack_scales(scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
@@ -72,12 +66,6 @@ def row_major_scale_at(n: int, k: int) -> torch.Tensor:
     column, group = torch.arange(n)[:, None], torch.arange(k // 32)[None, :]
     tile = column // 128 * (k // 128) + group // 4
     return tile * 512 + column % 32 * 16 + column % 128 // 32 * 4 + group % 4
-
-
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """SWIGLU-OAI."""
-    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
-    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
 class Launches:
@@ -314,9 +302,7 @@ class Launches:
         at = row_major_scale_at(o.stride, o.pitch)
 
         def product(expert: int, row: torch.Tensor) -> torch.Tensor:
-            nibbles = torch.stack([codes[expert] & 15, codes[expert] >> 4], -1).flatten(-2)
-            factors = torch.exp2(scales[expert][at].to(torch.float64) - 127)
-            weight = E2M1[nibbles.int()] * factors.repeat_interleave(32, 1)
+            weight = marlin_layout.dense(codes[expert], scales[expert][at])
             found = weight[:, : o.k] @ row + bias[expert].to(torch.float64)
             half = o.stride // 2  # all of up before all of gate
             return swiglu(found[half : half + own], found[:own]) if gate_up else found[:own]

@@ -265,13 +265,10 @@ def values_of(weight: Any, scale: Any) -> Any:
     """Read a weight by the formats' definitions, float64 [n, k]."""
     import torch
 
-    from tests.patches.probes.decode_contract import E2M1
+    from tests.patches.probes import marlin_layout, mxfp8_moe_reference
 
-    if weight.dtype == torch.uint8:
-        values = E2M1[torch.stack([weight & 15, weight >> 4], -1).flatten(-2).long()]
-    else:
-        values = weight.to(torch.float64)
-    return values * torch.exp2(scale.to(torch.float64) - 127).repeat_interleave(32, 1)
+    form = marlin_layout if weight.dtype == torch.uint8 else mxfp8_moe_reference
+    return form.dense(weight, scale)
 
 
 def error_of(ours: Any, wanted: Any) -> float:

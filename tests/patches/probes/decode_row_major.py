@@ -69,7 +69,7 @@ class Cutlass:
     def __call__(self, *, input: Any, output: Any, **given: Any) -> None:
         import torch
 
-        from tests.patches.probes.decode_contract import E2M1, swiglu
+        from tests.patches.probes.marlin_layout import dense, swiglu
         from tests.patches.probes.mxfp8_moe_reference import places
 
         assert given["use_mxfp8_act_scaling"]
@@ -80,11 +80,8 @@ class Cutlass:
 
         def matrix(name: str, scales: Any, expert: int) -> Any:
             codes = given[f"{name}_expert_weights"][expert].view(torch.uint8)
-            nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-            n, k = nibbles.shape
-            factors = scales[expert].view(torch.uint8).flatten()[places(n, k // 32)]
-            exponents = (factors.to(torch.float64) - 127).repeat_interleave(32, 1)
-            return E2M1[nibbles.int()] * torch.exp2(exponents)
+            at = places(codes.shape[0], codes.shape[1] // 16)
+            return dense(codes, scales[expert].view(torch.uint8).flatten()[at])
 
         total = torch.zeros(output.shape, dtype=torch.float64)
         for row, ids in enumerate(given["token_selected_experts"].tolist()):

@@ -19,6 +19,19 @@ E2M1 = torch.tensor(
 )
 
 
+def dense(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Expand MXFP4 by its definition: uint8 [..., K/2] and E8M0 [..., K/32] to float64 [..., K]."""
+    nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()
+    factors = torch.exp2(scales.to(torch.float64) - 127)
+    return E2M1[nibbles] * factors.repeat_interleave(32, -1)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gpt-oss's activation: limit 7, alpha 1.702."""
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
 @functools.cache
 def _tile() -> tuple[torch.Tensor, torch.Tensor]:
     """Return row (k) and column (n) of each nibble of a packed 16 x 64 tile: two [1024]."""

@@ -2,7 +2,7 @@
 
 usage: python -m tests.patches.probes.probe_flashinfer QUESTION[,QUESTION...] OUT.json
 
-Questions are autotuner, architectures and mxfp8_moe; OUT gets an entry each.
+Questions are autotuner, architectures, mxfp8_moe and loads; OUT gets an entry each.
 
 The FlashInfer is the one first on the path. Of what it imports only pynvml is made up (nobody asks
 it anything), and CUDA's version, which FlashInfer would ask of nvcc.
@@ -14,6 +14,7 @@ import json
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,32 @@ def mxfp8_moe() -> dict[str, Any]:
     return answer
 
 
+def loads() -> dict[str, str]:
+    """Load a module of the pack on the path, and one that it lacks: "loaded", or the error."""
+    import torch
+
+    vars(torch.version)["cuda"] = CUDA_VERSION
+    from flashinfer.jit import cpp_ext
+    from flashinfer.jit.sampling import gen_sampling_module
+    from flashinfer.jit.xqa import gen_xqa_module
+    from packaging.version import Version
+
+    vars(cpp_ext)["get_cuda_version"] = lambda: Version(CUDA_VERSION)
+    bf16 = torch.bfloat16
+
+    def load(spec: Any, function: str) -> str:
+        assert callable(getattr(spec.build_and_load(), function))
+        return "loaded"
+
+    return {
+        spec.name: outcome(partial(load, spec, function))
+        for spec, function in (
+            (gen_xqa_module(bf16, bf16, 16, 64, 8, True, bf16), "xqa_wrapper"),
+            (gen_sampling_module(), "softmax"),
+        )
+    }
+
+
 def main() -> None:
     questions, out = sys.argv[1].split(","), Path(sys.argv[2])
     sys.modules["pynvml"] = types.ModuleType("pynvml")
@@ -137,7 +164,9 @@ def main() -> None:
     out.write_text(json.dumps(answer, indent=1), encoding="utf-8")
 
 
-_QUESTIONS = {"autotuner": autotuner, "architectures": architectures, "mxfp8_moe": mxfp8_moe}
+_QUESTIONS: dict[str, Callable[[], Any]] = {
+    one.__name__: one for one in (autotuner, architectures, mxfp8_moe, loads)
+}
 
 if __name__ == "__main__":
     main()

@@ -59,28 +59,17 @@ def _checkpoint(size: Layer) -> dict[str, Any]:
     }
 
 
-def _dense(blocks: Any, scales: Any) -> Any:
-    """Expand MXFP4: uint8 [..., K/2] and E8M0 [..., K/32] to float64 [..., K]."""
-    import torch
-
-    from tests.patches.probes.marlin_layout import E2M1
-
-    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
-    exponents = (scales.to(torch.float64) - 127).repeat_interleave(32, -1)
-    return E2M1[codes] * torch.exp2(exponents)
-
-
 def _swiglu(both: Any) -> Any:
-    """gpt-oss's activation (limit 7, alpha 1.702) of interleaved gate and up, in float64."""
-    import torch
+    """The activation of interleaved gate and up, in float64."""
+    from tests.patches.probes.marlin_layout import swiglu
 
-    both = both.to(torch.float64)
-    gate, up = both[..., ::2].clamp(max=7), both[..., 1::2].clamp(-7, 7)
-    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return swiglu(both[..., ::2].double(), both[..., 1::2].double())
 
 
 def _reference(data: dict[str, Any]) -> Any:
     import torch
+
+    from tests.patches.probes.marlin_layout import dense
 
     out = torch.zeros(data["x"].shape, dtype=torch.float64)
     for token, (ids, weights) in enumerate(
@@ -88,8 +77,8 @@ def _reference(data: dict[str, Any]) -> Any:
     ):
         x = data["x"][token].to(torch.float64)
         for expert, share in zip(ids, weights, strict=True):
-            w13 = _dense(data["w13_weight"][expert], data["w13_weight_scale"][expert])
-            w2 = _dense(data["w2_weight"][expert], data["w2_weight_scale"][expert])
+            w13 = dense(data["w13_weight"][expert], data["w13_weight_scale"][expert])
+            w2 = dense(data["w2_weight"][expert], data["w2_weight_scale"][expert])
             inner = _swiglu(w13 @ x + data["w13_bias"][expert].to(torch.float64))
             out[token] += share * (w2 @ inner + data["w2_bias"][expert].to(torch.float64))
     return out
