@@ -23,9 +23,8 @@ from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
 """Folders in the image: data, our programs, and the Python environment."""
-_WRONG = re.compile(
-    r"the image (?:lacks|cannot import|has /).*\S"
-)  # serving/image_build.py's lines
+# lines of serving/image_build.py
+_WRONG = re.compile(r"the image (?:lacks|cannot import|has /).*\S")
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
 PACK_LABEL = "org.sparkforge.pack.modules"
