@@ -56,8 +56,8 @@ SHAPE = SHAPES["gpt-oss-120b"]
 WIDTHS = [2880, 1440, 720]
 NARROW = "pad-marlin-s-moe-hidden-size-to-64-not-to-256.patch"
 DENSE = [
-    (SHAPE.qkv_rows, SHAPE.hidden),
-    (SHAPE.hidden, SHAPE.o_columns),
+    (5120, SHAPE.hidden),
+    (SHAPE.hidden, 4096),
     (SHAPE.vocab, SHAPE.hidden),
     (640, 2880),
     (96, 96),
