@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkforge.checkpoints.formats import byte_bpe, to_bf16, write_checkpoint
-from sparkforge.checkpoints.tiny import MX_BLOCK, Shape, json_files
+from sparkforge.checkpoints.tiny import Shape, json_files
 
 REASONING = "The words of this thought are built in (by hand.)"
 """The text on the channel ``analysis``: first in each answer, except after a tool's result."""
@@ -289,17 +289,14 @@ def _experts(
 
 
 def _packed(name: str, weights: Weights) -> dict[str, npt.NDArray[np.uint8]]:
-    """Return MXFP4 blocks and scales [experts, rows, ...] of weights that are exact in it."""
+    """Return MXFP4 blocks and scales (1) [experts, rows, ...] of weights that are exact in it."""
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     codes = np.searchsorted(values, np.abs(weights)).astype(np.uint8)
     assert np.array_equal(values[codes], np.abs(weights))
     codes |= (weights < 0).astype(np.uint8) << 3
-    blocks = codes.reshape(*codes.shape[:-1], -1, MX_BLOCK)
-    scales = np.full(blocks.shape[:-1], 127, np.uint8)  # 2**0
-    return {
-        f"{name}_blocks": (blocks[..., 0::2] | blocks[..., 1::2] << 4).astype(np.uint8),
-        f"{name}_scales": scales,
-    }
+    blocks = codes.reshape(*codes.shape[:-1], -1, 32)
+    pairs = (blocks[..., 0::2] | blocks[..., 1::2] << 4).astype(np.uint8)
+    return {f"{name}_blocks": pairs, f"{name}_scales": np.full(blocks.shape[:-1], 127, np.uint8)}
 
 
 def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:

@@ -31,13 +31,12 @@ class Random:
         # A die of 129 faces has a standard deviation of 37.24, four have twice that.
         return to_bf16(np.float32(mean) + dice.astype(np.float32) * np.float32(scale / 74.48))
 
-    def codes(self, *shape: int) -> npt.NDArray[np.uint8]:
-        """Return packed E2M1 pairs, every code as likely as any other."""
-        return self._state.randint(0, 256, size=shape).astype(np.uint8)
-
-    def scales(self, *shape: int, low: int, high: int) -> npt.NDArray[np.uint8]:
-        """Return E8M0 scales of 2**low to 2**high."""
-        return (self._state.randint(low, high + 1, size=shape) + 127).astype(np.uint8)
+    def mxfp4(self, name: str, *shape: int, low: int, high: int) -> dict[str, npt.NDArray[Any]]:
+        """Return blocks of 32 E2M1 codes, each as likely, and their scales of 2**low to 2**high."""
+        *rows, columns = shape
+        blocks = self._state.randint(0, 256, size=(*rows, columns // 32, 16)).astype(np.uint8)
+        scales = self._state.randint(low, high + 1, size=(*rows, columns // 32)) + 127
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales.astype(np.uint8)}
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -3,9 +3,6 @@
 It shares nothing with any serving engine: its own reader of the files, its own decoding of MXFP4
 (OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them), its own attention. It is slow and
 plain, for models of a few megabytes. It computes in the precision of its tensors.
-
-To show that a comparison notices a wrong model, change `Model.tensors` or `Model.config`
-(`Model.replaced`); there are no switches here.
 """
 
 from __future__ import annotations
@@ -27,9 +24,7 @@ _E2M1 = np.array(
     [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], dtype=np.float32
 )
 _BLOCK = 32
-
-# Of an expert's activation; the limit is in the configuration.
-_SWIGLU_ALPHA = 1.702
+_SWIGLU_ALPHA = 1.702  # of an expert's activation; the limit is in the configuration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +36,10 @@ class Model:
     """By the names in the file; BF16 widened to float32, uint8 unchanged."""
 
     def replaced(
-        self,
-        *,
-        config: Mapping[str, Any] | None = None,
-        tensors: Mapping[str, npt.NDArray[Any]] | None = None,
+        self, *, config: Mapping[str, Any] = {}, tensors: Mapping[str, npt.NDArray[Any]] = {}
     ) -> Model:
-        """Return the model with some entries of config or tensors changed."""
-        return Model({**self.config, **(config or {})}, {**self.tensors, **(tensors or {})})
+        """Return the model with some entries changed, as a comparison has to notice."""
+        return Model({**self.config, **config}, {**self.tensors, **tensors})
 
 
 def load(folder: Path) -> Model:

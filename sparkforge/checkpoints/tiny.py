@@ -40,8 +40,6 @@ class Shape:
 
 
 TINY = Shape()
-MX_BLOCK = 32
-"""Elements under one E8M0 scale."""
 
 # their numbers follow those of the bytes; the config in tiny.json names some
 _NAMES = ("startoftext", "endoftext", "return", "call", "start", "channel", "message", "end")
@@ -105,13 +103,14 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # the deviations below are for matrices with 128 inputs; more inputs divide them
     wide, mixed = math.sqrt(128 / hidden), math.sqrt(128 / queries)
-    down = math.ceil(math.log2(inter / 128))
+    more = math.ceil(math.log2(inter / 128))
     tensors: dict[str, npt.NDArray[Any]] = {
         "model.embed_tokens.weight": random.bf16(VOCAB_SIZE, hidden, scale=1.0)
     }
     for layer in range(shape.layers):
         base = f"model.layers.{layer}"
         attn, mlp = f"{base}.self_attn", f"{base}.mlp"
+        gate_up, down = f"{mlp}.experts.gate_up_proj", f"{mlp}.experts.down_proj"
         tensors |= {
             f"{base}.input_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
             # Wide enough that attention prefers some keys, and small enough beside the
@@ -132,20 +131,10 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
             f"{mlp}.router.weight": random.bf16(experts, hidden, scale=0.3 * wide),
             f"{mlp}.router.bias": random.bf16(experts, scale=0.5),
             # Gate and up with a deviation of about four, so that some pass the limit of seven.
-            f"{mlp}.experts.gate_up_proj_blocks": random.codes(
-                experts, 2 * inter, hidden // MX_BLOCK, MX_BLOCK // 2
-            ),
-            f"{mlp}.experts.gate_up_proj_scales": random.scales(
-                experts, 2 * inter, hidden // MX_BLOCK, low=-5, high=-2
-            ),
-            f"{mlp}.experts.gate_up_proj_bias": random.bf16(experts, 2 * inter, scale=0.5),
-            f"{mlp}.experts.down_proj_blocks": random.codes(
-                experts, hidden, inter // MX_BLOCK, MX_BLOCK // 2
-            ),
-            f"{mlp}.experts.down_proj_scales": random.scales(
-                experts, hidden, inter // MX_BLOCK, low=-12 - down, high=-9 - down
-            ),
-            f"{mlp}.experts.down_proj_bias": random.bf16(experts, hidden, scale=0.05),
+            **random.mxfp4(gate_up, experts, 2 * inter, hidden, low=-5, high=-2),
+            f"{gate_up}_bias": random.bf16(experts, 2 * inter, scale=0.5),
+            **random.mxfp4(down, experts, hidden, inter, low=-12 - more, high=-9 - more),
+            f"{down}_bias": random.bf16(experts, hidden, scale=0.05),
         }
     tensors["model.norm.weight"] = random.bf16(hidden, scale=0.15, mean=1.0)
     tensors["lm_head.weight"] = random.bf16(VOCAB_SIZE, hidden, scale=0.35 * wide)

@@ -15,20 +15,15 @@ from sparkforge.build import cached
 from sparkforge.build.cached import Cached
 from sparkforge.build.launcher import of_release
 from sparkforge.build.results import EnvironmentResult, WheelResult
-from sparkforge.check.bench import benchy, command
+from sparkforge.check.bench import command
 from sparkforge.check.bench.benchy import FILE, Result, compare, load
 from sparkforge.cli.main import main
 from sparkforge.core.errors import CheckError, ServerError
 from sparkforge.runtime.servers import Launch
 from sparkforge.store.store import Store
 from tests.results import build_of, reached
-from tests.support import ROOT
 
 ONE, FOUR = "pp512 tg32 (c1)", "pp512 tg32 (c4)"
-
-
-def test_text_is_long_enough() -> None:
-    assert len(benchy.text_for(ROOT).split()) > 200_000
 
 
 # -- llama-benchy's files -----------------------------------------------------------------------
