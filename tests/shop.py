@@ -48,11 +48,6 @@ def test_by_fixture(twenty):
     pass
 
 
-@pytest.mark.parametrize("line", ["line_2 = 1", "line_5 = 5"])
-def test_second(module, line):
-    assert line in module
-
-
 class TestThird:
     def test_it(self, module):
         assert "line_20 = 3" in module
@@ -64,10 +59,6 @@ def test_blind(module):
 
 def test_wrong(module):
     assert "line_0 = 7" in module
-
-
-def test_nine(module):
-    assert "line_18 = 9" in module
 
 
 def test_elsewhere():

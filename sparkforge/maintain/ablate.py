@@ -17,7 +17,7 @@ from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageE
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.maintain import patchtests
-from sparkforge.maintain.patchtests import Reduced, Result
+from sparkforge.maintain.patchtests import Outcome, Reduced, Result
 from sparkforge.pins.compiling import Plugin
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project, ProjectOptions
@@ -89,6 +89,9 @@ def _of_patches(
         whole = patchtests.run(python, project, tests) if tests else {}
     results = []
     for (own, patch), test in zip(chosen, tests, strict=True):
+        if whole[test].result != "passes":  # without the patch it says nothing, either
+            results.append(Result(own.upstream, patch.name, test, whole[test], Outcome("skipped")))
+            continue
         with log.step(f"without {patch.name}"):
             left = patchtests.without(project, own, patch.name)
             with patchtests.checkout(project, [left]) as here:

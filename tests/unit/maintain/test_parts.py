@@ -16,9 +16,10 @@ from sparkforge.store.store import Store
 from tests.support import ROOT
 
 TEST = """
-import os
+import os, pytest
 
-def test_it(): assert '"rotary"' not in os.environ.get("VLLM_SPARKFORGE", "")
+@pytest.mark.parametrize("part", ["other", "rotary"])
+def test_it(part): assert f'"{part}"' not in os.environ.get("VLLM_SPARKFORGE", "")
 def test_blind(): pass
 """
 
