@@ -225,6 +225,8 @@ def clone_at(
 ) -> None:
     """Create a clone with a commit on its own branch, and call ``finish`` with it."""
     try:
+        if where.is_dir():
+            where.rmdir()  # an empty one may be there
         where.mkdir(parents=True)
     except OSError as error:
         msg = f"{where}: cannot create a folder there: {error.strerror}"

@@ -32,6 +32,7 @@ class Patch:
 
     path: Path
     subject: str
+    author: str
     body: str
     trailers: Mapping[str, str]
     entries: tuple[Entry, ...]
@@ -88,8 +89,8 @@ def read_patch(path: Path) -> Patch:
     message, diff = message.removesuffix("\n---\n"), f"diff --git {diff}"
     if len(_FIRST.findall(text)) > 1:
         raise SeriesError(f"{path}: contains more than one patch", "split it: one patch per file")
-    subject = _SUBJECT.search(head)
-    if not (subject and separator and _AUTHOR.search(head)):
+    subject, author = _SUBJECT.search(head), _AUTHOR.search(head)
+    if not (subject and author and separator):
         msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
         raise SeriesError(msg, "create it with git format-patch; see docs/patches-howto.md")
     entries = []
@@ -106,6 +107,7 @@ def read_patch(path: Path) -> Patch:
     return Patch(
         path=path,
         subject=_decoded(subject[1]).strip(),  # a long word begins on the next line
+        author=_decoded(author[1]),
         body=message,
         trailers=trailers_of(message),
         entries=tuple(entries),

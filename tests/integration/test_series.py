@@ -286,6 +286,7 @@ def test_authors_and_dates_are_the_patchs_own(shop: Workshop) -> None:
     assert show == (
         "J\u00fcrgen \u00dc|j@example.invalid|1600000000 -0330|sparkforge|1600000000 -0330"
     )
+    assert shop.read().patches[0].author == "J\u00fcrgen \u00dc <j@example.invalid>"
 
 
 def test_a_record_that_differs_is_refused(shop: Workshop) -> None:
