@@ -194,5 +194,6 @@ def dequantized(
     tiny: TinyCheckpoint, patched_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """What all steps of the probe of ``bf16_dequant`` wrote, on the best instruction set here."""
-    run = dequant_probe.make(tiny, tmp_path_factory.mktemp("dequantized"))
+    # not forked, since a fork has no AMX
+    run = dequant_probe.make(tiny, tmp_path_factory.mktemp("dequantized"), {})
     return run(patched_python, dequant_probe.STEPS)

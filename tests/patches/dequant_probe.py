@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.probing import PROMPT, runner
 
-PROBE = Path(__file__).with_name("probes") / "probe_logits.py"
 STEPS = "isa,tiles_denied,by_name,auto,starved,damaged,every_value,amx,shapes,memory,policies"
 TIMEOUT_S = 1200
 
@@ -30,7 +29,7 @@ POLICIES = {
 
 
 def make(
-    tiny: TinyCheckpoint, folder: Path, *, forked: bool = False
+    tiny: TinyCheckpoint, folder: Path, variables: Mapping[str, str] | None = None
 ) -> Callable[[Path, str], Path]:
     """Return a function that runs steps of the probe in an interpreter; see ``runner``."""
     request = {
@@ -46,7 +45,7 @@ def make(
         "available": too_little(tiny),
         "policies": list(POLICIES),
     }
-    return runner(PROBE, request, folder, TIMEOUT_S, forked=forked)
+    return runner("probe_logits", request, folder, TIMEOUT_S, variables)
 
 
 def too_little(tiny: TinyCheckpoint) -> list[int]:

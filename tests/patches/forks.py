@@ -45,10 +45,8 @@ class Forks:
     _server: subprocess.Popen[bytes]
     _log: IO[bytes]
 
-    def run(
-        self, words: Sequence[str | Path], folder: Path, timeout: float, *, module: bool = False
-    ) -> tuple[int, str]:
-        """Run a script, or a module by its name, in a folder.
+    def run(self, words: Sequence[str | Path], folder: Path, timeout: float) -> tuple[int, str]:
+        """Run a module by its name, the first word, in a folder.
 
         Returns:
             The exit code (of a signal: its number, negative), and all that was printed.
@@ -58,7 +56,6 @@ class Forks:
                 "words": [str(word) for word in words],
                 "folder": str(folder),
                 "log": log.name,
-                "module": module,
             }
             assert self._server.stdin is not None
             try:

@@ -31,59 +31,60 @@ FAR = 0.05
 FAR_SHARE = 0.10
 
 
-def _started(
-    words: Sequence[str | Path], env: Mapping[str, str], folder: Path, timeout: float
-) -> tuple[int, str]:
-    """Return a program's exit code, and all that it printed."""
-    done = subprocess.run(
-        words,
-        env=env,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    return done.returncode, done.stdout
+def _run(
+    python: Path,
+    probe: str,
+    words: Sequence[str | Path],
+    folder: Path,
+    timeout: float,
+    variables: Mapping[str, str] | None,
+) -> str:
+    """Run a probe in a folder; return all that it printed, or fail if it fails."""
+    name = f"tests.patches.probes.{probe}"
+    if variables is None:
+        code, said = forks.of(python).run([name, *words], folder, timeout)
+    else:
+        # no test of these is about what torch compiles: vLLM's sampler, anew in each process
+        fixed = {"TORCH_COMPILE_DISABLE": "1", **forks.known(python), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [python, "-m", name, *words],
+            env={**os.environ, **fixed, **variables},
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        code, said = done.returncode, done.stdout
+    assert code == 0, f"exit code {code}\n{said[-6000:]}"
+    return said
 
 
 def runner(
-    probe: Path,
+    probe: str,
     request: Mapping[str, Any],
     folder: Path,
     timeout: float,
     variables: Mapping[str, str] | None = None,
-    *,
-    forked: bool = False,
 ) -> Callable[[Path, str], Path]:
     """Return ``run(python, steps)``, which runs a probe's steps and returns the folder they fill.
 
     Args:
-        probe: the script; it is given the steps, the request's path and the folder.
+        probe: a module of tests/patches/probes; it is given the steps, the request's path and the
+            folder.
         request: what it reads, as JSON.
         folder: for the request, and a folder a run.
         timeout: of a run, in seconds.
-        variables: further ones of the environment.
-        forked: do not start Python but fork it, in the environment of ``forks.of``.
+        variables: further ones of the environment; with none, Python is forked (``forks.of``).
     """
     request_path = folder / "request.json"
     request_path.write_text(json.dumps(request), encoding="utf-8")
-    # no test of these is about what torch compiles: vLLM's sampler, anew in each process
-    env = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
-    env.pop("PYTHONPATH", None)
-    env |= variables or {}
 
     def run(python: Path, steps: str) -> Path:
         out = Path(tempfile.mkdtemp(prefix=f"{steps.partition(',')[0]}-", dir=folder))
-        words: list[str | Path] = [probe, steps, request_path, out]
-        if forked:
-            code, said = forks.of(python).run(words, out, timeout)
-        else:
-            known = {**env, **forks.known(python)}
-            code, said = _started([python, *words], known, out, timeout)
+        said = _run(python, probe, [steps, request_path, out], out, timeout, variables)
         (out / "log").write_text(said, encoding="utf-8")
-        assert code == 0, f"exit code {code}\n{said[-6000:]}"
         return out
 
     return run
@@ -102,13 +103,7 @@ def run_module(
         folder: to run in.
         variables: further ones of the environment; with none, Python is forked (``forks.of``).
     """
-    name = f"tests.patches.probes.{probe}"
-    if variables is None:
-        code, said = forks.of(python).run([name, *arguments], folder, TIMEOUT_S, module=True)
-    else:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-        code, said = _started([python, "-m", name, *arguments], env, folder, TIMEOUT_S)
-    assert code == 0, f"exit code {code}\n{said[-6000:]}"
+    _run(python, probe, arguments, folder, TIMEOUT_S, variables)
 
 
 def ask(

@@ -47,7 +47,7 @@ def seen(dequantized: Path) -> dict[str, Any]:
 def stock(
     tiny: TinyCheckpoint, stock_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    run = dequant_probe.make(tiny, tmp_path_factory.mktemp("stock"), forked=True)
+    run = dequant_probe.make(tiny, tmp_path_factory.mktemp("stock"))
     return result_of(run(stock_python, "auto"))
 
 

@@ -6,6 +6,7 @@ for each; the best one is looked at where test_bf16_dequant.py looks, too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint
 from sparkforge.runtime import isa
-from tests.patches import dequant_probe
+from tests.patches.checkout import ROOT
 from tests.patches.dequant_probe import TIMEOUT_S
 from tests.patches.probing import PROMPT, assert_close, result_of, runner
 from tests.results import context_of, older_natives
@@ -45,8 +46,9 @@ def runs(
             return found
         asked = {"checkpoint": str(tiny.path), "prompt": list(PROMPT), "experts": experts}
         folder = tmp_path_factory.mktemp(shown)
-        probe = runner(dequant_probe.PROBE, asked, folder, TIMEOUT_S, isa.hiding(shown))
-        return probe(patched_python, "isa")
+        hidden = isa.hiding(shown)
+        hidden["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
+        return runner("probe_logits", asked, folder, TIMEOUT_S, hidden)(patched_python, "isa")
 
     return run
 

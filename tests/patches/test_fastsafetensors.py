@@ -17,7 +17,6 @@ from tests.patches.checkout import ACCESS, CHECKOUT, store
 from tests.patches.probing import TIMEOUT_S, result_of, runner
 from tests.patches.trees import unpack
 
-PROBE = Path(__file__).with_name("probes") / "probe_fastsafetensors.py"
 WHEEL = pins.ReleaseFile(
     project="fastsafetensors",
     file="fastsafetensors-0.5.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl",
@@ -40,7 +39,7 @@ def test_a_model_with_quantised_layers_is_the_same(
         "layers": "qkv,o,lm_head=mxfp8",
         "devices": ["NVIDIA GB10", "NVIDIA H200"],
     }
-    run = runner(PROBE, request, tmp_path, TIMEOUT_S, forked=True)
+    run = runner("probe_fastsafetensors", request, tmp_path, TIMEOUT_S)
     found = result_of(run(patched_python, "logits"))["logits"]
     # one rank: vLLM has no option that asks for less; without /dev/nvidia-fs0 there is no GDS
     asked = {"device": "cuda:0", "nogds": "False", "queue_size": "0"}

@@ -32,8 +32,6 @@ from tests.patches.probing import (
     runner,
 )
 
-PROBE = Path(__file__).with_name("probes") / "probe_mxfp4_layers.py"
-
 # What is asked of the engine, and the formats that the reference gets for it.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "none": ({}, {}),
@@ -115,7 +113,7 @@ def probe(
         "layers": [*PARSED, *(case for step, case in REFUSED if step == "layers")],
         "command line": for_plugin(["--mxfp4-layers", "o,lm_head=mxfp8"]),
     }
-    return runner(PROBE, request, folder, TIMEOUT_S, forked=True)
+    return runner("probe_mxfp4_layers", request, folder, TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

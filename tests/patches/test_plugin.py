@@ -17,7 +17,6 @@ import pytest
 from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.probing import TIMEOUT_S, result_of, runner
 
-PROBE = Path(__file__).with_name("probes") / "probe_plugin.py"
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -58,7 +57,7 @@ def probe(
         "wrong": list(WRONG),
         "wrong variables": list(WRONG_VARIABLES),
     }
-    return runner(PROBE, request, folder, TIMEOUT_S, forked=True)
+    return runner("probe_plugin", request, folder, TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def become(request: dict[str, Any]) -> None:
         os.dup2(opened, number)
         os.close(opened)
     sys.argv = request["words"]
-    sys.path[0] = request["folder"] if request["module"] else str(Path(sys.argv[0]).parent)
+    sys.path[0] = request["folder"]
 
 
 def main() -> None:
@@ -63,10 +63,7 @@ def main() -> None:
     gc.freeze()  # no collection in a child looks at what is here, or copies its pages
     request = serve()
     become(request)
-    if request["module"]:
-        runpy.run_module(request["words"][0], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(request["words"][0], run_name="__main__")
+    runpy.run_module(request["words"][0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

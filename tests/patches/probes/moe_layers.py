@@ -1,4 +1,4 @@
-"""An MoE layer in vLLM's words. Scripts import this beside them, so it imports no other test."""
+"""An MoE layer in vLLM's words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs in the patched interpreter, with fastsafetensors on its path: vLLM's loader through it.
 
-usage: probe_fastsafetensors.py STEP[,STEP...] REQUEST.json OUT_FOLDER
+usage: python -m tests.patches.probes.probe_fastsafetensors STEP[,STEP...] REQUEST.json OUT_FOLDER
 
 vLLM asks fastsafetensors for a CUDA device. Here the word "cuda:0" is exchanged for "cpu" on the
 way; the rest is the real loader, with the file reader that fastsafetensors takes without GDS.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import probe_logits as base  # type: ignore[import-not-found]  # beside this file when it runs
+from tests.patches.probes import probe_logits as base
 
 
 @contextmanager

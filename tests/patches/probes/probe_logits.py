@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test and writes what it saw as JSON (and arrays as .npy).
 
-usage: probe_logits.py STEP[,STEP...] REQUEST.json OUT_FOLDER
+usage: python -m tests.patches.probes.probe_logits STEP[,STEP...] REQUEST.json OUT_FOLDER
 
 Every step is a function below whose name it is; the steps of one call share a process, because
 importing the engine takes longer than most of them. REQUEST holds checkpoints and prompts, OUT gets
@@ -281,10 +281,11 @@ def every_value(request: dict[str, Any], out: Path) -> Any:
 
 def select(experts: str, **changes: Any) -> dict[str, Any]:
     """What the plugin answers for one layer of a 24-layer model, like gpt-oss-20b's."""
-    from moe_layers import moe_config  # type: ignore[import-not-found]  # beside this file
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm_sparkforge import bf16_experts as ours
     from vllm_sparkforge.quant import GptOssConfig
+
+    from tests.patches.probes.moe_layers import moe_config
 
     config = VllmConfig(**plugin(experts=experts))
     # Of the model configuration these two are read.

@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test and writes what it saw as JSON (and arrays as .npy).
 
-usage: probe_mxfp4_layers.py STEP[,STEP...] REQUEST.json OUT_FOLDER
+usage: python -m tests.patches.probes.probe_mxfp4_layers STEP[,STEP...] REQUEST.json OUT_FOLDER
 
 Works like probe_logits.py, whose engine it borrows.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import probe_logits as base  # type: ignore[import-not-found]  # beside this file when it runs
+from tests.patches.probes import probe_logits as base
 
 QUANTIZED = ("attn.qkv_proj", "attn.o_proj", "lm_head")
 

@@ -1,6 +1,6 @@
 """Runs inside the interpreter under test: the plugin beside what is not its own, and its options.
 
-usage: probe_plugin.py STEP[,STEP...] REQUEST.json OUT_FOLDER
+usage: python -m tests.patches.probes.probe_plugin STEP[,STEP...] REQUEST.json OUT_FOLDER
 
 Works like probe_logits.py, whose engine it borrows.
 """
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import probe_logits as base  # type: ignore[import-not-found]  # beside this file when it runs
-import probe_mxfp4_layers as layers  # type: ignore[import-not-found]  # beside this file, too
+from tests.patches.probes import probe_logits as base
+from tests.patches.probes import probe_mxfp4_layers as layers
 
 VARIABLE = "VLLM_SPARKFORGE"
 LLAMA = {"load_format": "dummy", "skip_tokenizer_init": True}
