@@ -264,7 +264,8 @@ def run(
     renewed: set[Path] = set()
     while True:
         try:
-            return _run(lookup, missing, made)
+            with context.store.in_use():
+                return _run(lookup, missing, made)
         except DamagedRepository as error:
             if error.repository in renewed:
                 raise

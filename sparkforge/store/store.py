@@ -18,6 +18,7 @@ leaves only files under ``partial`` and ``tmp``.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import secrets
@@ -132,6 +133,19 @@ class Store:
             msg = f"{self.root}: is not a sparkforge store, and contains {others[0]}"
             raise StoreError(msg, "give an empty or new folder with --store DIR")
         return False
+
+    @contextmanager
+    def in_use(self, kind: int = fcntl.LOCK_SH) -> Iterator[None]:
+        """Keep ``clean``, which holds it alone, out of the store; builds share it."""
+        self._prepare()
+        with (self.root / _TAG).open() as tag:
+            try:
+                fcntl.flock(tag, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("  waiting for builds, or a clean, of this store")
+                fcntl.flock(tag, kind)
+                self._prepared = False
+            yield
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -321,7 +335,7 @@ class Store:
     # -- cleaning ------------------------------------------------------------------------
 
     def clean(self, *, everything: bool = False, superseded: bool = False) -> int:
-        """Remove all results; returns the bytes freed. No build may be at work.
+        """Remove all results once no build is at work; returns the bytes freed.
 
         Args:
             everything: downloads and repositories, too.
@@ -329,6 +343,10 @@ class Store:
         """
         if not self._marked():
             return 0
+        with self.in_use(fcntl.LOCK_EX):
+            return self._clean(everything, superseded)
+
+    def _clean(self, everything: bool, superseded: bool) -> int:
         self.sweep()
         names = (*_RESULTS, *(_REST if everything else ()))
         doomed = [self.root / name for name in names]
