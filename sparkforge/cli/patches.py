@@ -177,7 +177,7 @@ def _source(project: Project, upstream: str) -> tuple[Source, Series]:
 def export_series(options: ExportOptions = ExportOptions()) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
-    commits, left = worktree.settled(tree)
+    left = worktree.settled(tree)
     if left:
         log.warning(f"{tree.folder}: {len(left)} files are not committed: {', '.join(left[:5])}")
     with Project.open(options.project).locked() as project:
@@ -185,7 +185,7 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
         if source.commit != tree.base:
             msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
             raise SeriesError(msg, _CHERRY_PICK)
-        chain = exporting.Chain(source, commits, tree.objects)
+        chain = exporting.Chain(source, tree.head, tree.objects)
         # changes to the series since then must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
         drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]

@@ -190,19 +190,6 @@ def changes(repo: Path, old: str, new: str, *paths: str) -> list[Change]:
     return result
 
 
-_QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
-
-
-def unquoted(name: str) -> str:
-    """Return the path of a name in git's diff; ValueError: quoted, but not as in C."""
-    if not name.startswith('"'):
-        return name
-    if not _QUOTED.fullmatch(name):
-        raise ValueError(name)
-    raw = name[1:-1].encode(errors="surrogateescape").decode("unicode_escape")
-    return raw.encode("latin-1").decode(errors="surrogateescape")
-
-
 def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
     """Write files of a tree (or commit, or COMMIT:FOLDER) below some paths into a folder."""
     where.mkdir(parents=True, exist_ok=True)
@@ -243,9 +230,3 @@ def clone_at(
     except BaseException:
         shutil.rmtree(where, ignore_errors=True)
         raise
-
-
-def patch_id(diff: bytes) -> str:
-    """Return a diff's patch-id, which ignores line numbers and white space; "" without a change."""
-    # a folder outside of any repository: patch-id reads none
-    return git(Path("/"), "patch-id", "--stable", stdin=diff).partition(" ")[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitread
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.series import worktree
 from sparkforge.series.exporting import Chain
@@ -75,8 +75,7 @@ def chain(
         tip = patched.commit
         for commit in fresh:
             tip = _rewritten(tree, commit, tip, words)
-        with gitread.reading(tree) as reader:
-            return Chain(source, reader.chain(source.commit, tip), {})
+        return Chain(source, tip, {})
 
 
 def _paths(file: Path) -> list[str]:

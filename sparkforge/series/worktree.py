@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitread, gitsafe
+from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.core.gitread import Commit
 from sparkforge.core.run import call
 from sparkforge.series import patchfile
 from sparkforge.series.lint import TRAILERS
@@ -92,10 +91,10 @@ def read(folder: Path) -> WorkTree:
     return WorkTree(Path(path), upstream, base, series)
 
 
-def settled(tree: WorkTree) -> tuple[list[Commit], list[str]]:
-    """Return its commits, oldest first, and the untracked files (quoted) that git does not ignore.
+def settled(tree: WorkTree) -> list[str]:
+    """Return the untracked files (quoted) that git does not ignore.
 
-    SeriesError: uncommitted changes, a running rebase, or a merge.
+    SeriesError: uncommitted changes, a running rebase, or commits that are no line from the base.
     """
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     if any((folder / name).exists() for name in ("rebase-merge", "rebase-apply", "MERGE_HEAD")):
@@ -106,14 +105,16 @@ def settled(tree: WorkTree) -> tuple[list[Commit], list[str]]:
     if changed := [line[3:] for line in lines if not line.startswith("??")]:
         msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:5])}"
         raise SeriesError(msg, "commit them (git commit --amend), or stash them (git stash)")
-    with gitread.reading(tree.folder, _AUTHOR) as reader:
-        try:
-            commits = reader.chain(tree.base, "HEAD")
-        except CommandError as error:
-            msg = f"{tree.folder}: no line of commits without merges from the pinned {tree.base}"
-            hint = f"git rebase {tree.base[:12]}; or git checkout sparkforge, the series' branch"
-            raise SeriesError(f"{msg}: {error}", hint) from None
-    return commits, [line[3:] for line in lines if line.startswith("??")]
+    try:
+        apart = tree.git("rev-list", "--merges", f"{tree.base}..HEAD")
+        tree.git("merge-base", "--is-ancestor", tree.base, "HEAD")
+    except CommandError as error:
+        apart = str(error)
+    if apart:
+        msg = f"{tree.folder}: no line of commits without merges from the pinned {tree.base}"
+        hint = f"git rebase {tree.base[:12]}; or git checkout sparkforge, the series' branch"
+        raise SeriesError(f"{msg}: {apart}", hint)
+    return [line[3:] for line in lines if line.startswith("??")]
 
 
 def exported(tree: WorkTree, series: str) -> None:
@@ -149,10 +150,8 @@ def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
     staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
     subject = body = ""
     if not staged:
-        with gitread.reading(tree.folder, _AUTHOR) as reader:
-            newest = reader.commit("HEAD")
-        subject, _, body = newest.message.partition("\n")
-        if newest.id == tree.base or TRAILERS[0] in patchfile.trailers_of(body):
+        subject, _, body = tree.git("log", "-1", "--format=%B").partition("\n")
+        if tree.head == tree.base or TRAILERS[0] in patchfile.trailers_of(body):
             msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
             raise SeriesError(msg, "stage a change (git add FILE), or commit it")
     name, address = identity(tree.folder)
