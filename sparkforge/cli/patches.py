@@ -207,7 +207,7 @@ def import_patches(options: ImportOptions) -> int:
     """Take patches from outside into a series."""
     for file in options.file:
         if not file.is_file():
-            raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
+            raise UsageError(f"{file}: no such file", "give a .patch or mbox file")
     words = importing.Words(options.trailers.given(), options.subject, options.why)
     with Project.open(options.project).locked() as project:
         source, now = _source(project, options.upstream)
@@ -225,10 +225,8 @@ def new_patch(options: NewOptions) -> int:
         msg = f"{options.subject!r}: empty subject"
         raise UsageError(msg, "say in one line what the patch does; the file is named after it")
     tree = worktree.read(options.folder)
-    trailers = options.trailers.given()
-    commit = worktree.commit_template(
-        tree, lambda subject, body: importing.template(options.subject, trailers, body)
-    )
+    message = importing.template(options.subject, options.trailers.given())
+    commit = worktree.commit_staged(tree, message)
     then = "now write its message: git commit --amend, then build.py patches export"
     log.info(f"{tree.folder}: commit {commit[:12]}; {then}")
     log.document({"folder": str(tree.folder), "commit": commit})

@@ -7,15 +7,12 @@ are the developer's own).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.run import call
-from sparkforge.series import patchfile
-from sparkforge.series.lint import TRAILERS
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
@@ -141,22 +138,12 @@ def identity(folder: Path = Path()) -> tuple[str, str]:
     return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
 
 
-def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
-    """Commit staged changes (without any: reword the newest commit); return the commit.
-
-    ``message`` returns the message from subject and body of that commit (empty for a new one).
-    SeriesError: nothing is staged, and the newest commit is already a patch.
-    """
-    staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
-    subject = body = ""
-    if not staged:
-        subject, _, body = tree.git("log", "-1", "--format=%B").partition("\n")
-        if tree.head == tree.base or TRAILERS[0] in patchfile.trailers_of(body):
-            msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
-            raise SeriesError(msg, "stage a change (git add FILE), or commit it")
+def commit_staged(tree: WorkTree, message: str) -> str:
+    """Commit staged changes; return the commit. SeriesError: nothing is staged."""
+    if git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff"):
+        raise SeriesError(f"{tree.folder}: nothing is staged", "stage a change: git add FILE")
     name, address = identity(tree.folder)
     who = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
-    text = message(subject, body).encode(errors="surrogateescape")
     how = ("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-")
-    git.git(tree.folder, *how, *([] if staged else ["--amend"]), stdin=text, env=who)
+    git.git(tree.folder, *how, stdin=message.encode(errors="surrogateescape"), env=who)
     return tree.head

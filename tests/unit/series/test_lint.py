@@ -104,7 +104,7 @@ BUILD = (PathRule(repo="pkg/", wheel="pkg/"), PathRule(repo="CMake.txt", wheel=N
         ("CMake.txt", "", "trailer Native: missing: it changes CMake.txt: list"),
         ("CMake.txt", "Native: _C, _moe_C\n", None),
         ("CMake.txt", "Native: none\n", None),
-        ("CMake.txt", "Native: _C and _moe_C\n", "list CMake targets"),
+        ("CMake.txt", "Native: _C and _moe_C\n", "Native: '_C and _moe_C'"),
         ("CMake.txt.in", "", None),  # a rule that names a file is for that file
         ("pkg/mod.py", "", None),
         ("pkg/mod.py", "Native: _C\n", "it changes no build rules"),
