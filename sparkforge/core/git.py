@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import CommandError, UsageError
+from sparkforge.core.errors import CommandError
 from sparkforge.core.gitsafe import clean_env, explained, isolated
 from sparkforge.core.run import call
 
@@ -211,13 +211,8 @@ def clone_at(
     repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
 ) -> None:
     """Create a clone with a commit on its own branch, and call ``finish`` with it."""
-    try:
-        if where.is_dir():
-            where.rmdir()  # an empty one may be there
+    with disk_errors(where):
         where.mkdir(parents=True)
-    except OSError as error:
-        msg = f"{where}: cannot create a folder there: {error.strerror}"
-        raise UsageError(msg, "choose another folder") from None
     try:
         # --no-hardlinks: changes of the user in the clone must not reach the store
         clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")

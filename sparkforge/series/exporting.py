@@ -43,11 +43,11 @@ class Staged:
 
     def files(self, folder: Path, old: Series) -> dict[Path, bytes | None]:
         """Return the files of a folder if this replaces its series; None: removed."""
-        names = [patch.name for patch in self.series.patches]
+        listing = "".join(f"{patch.name}\n" for patch in self.series.patches)
         return {
             **dict.fromkeys(folder / patch.name for patch in old.patches),
             **{folder / patch.name: patch.path.read_bytes() for patch in self.series.patches},
-            folder / "series": series.listing(folder, names) or None,
+            folder / "series": listing.encode() or None,
         }
 
 

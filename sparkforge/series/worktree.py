@@ -51,7 +51,7 @@ class WorkTree:
 
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
-    """Create a work tree of a series; UsageError: the folder exists or cannot be created."""
+    """Create a work tree of a series; StoreError: the folder exists or cannot be created."""
     # git reads the user's settings there: override those that would change files
     settings = {
         "sparkforge.upstream": series.upstream,

@@ -291,21 +291,6 @@ def test_trailers_are_read_back(trailers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "wanted"),
-    [
-        (["a.patch", "b.patch"], "# why\na.patch\n# of b\nb.patch\n\n# the end\n"),
-        (["a.patch", "c.patch"], "# why\na.patch\nc.patch\n# of b\n\n# the end\n"),
-        (["b.patch"], "# why\n# of b\nb.patch\n\n# the end\n"),
-        ([], "# why\n# of b\n\n# the end\n"),
-    ],
-    ids=["as it was", "renamed", "first gone", "all gone"],
-)
-def test_no_comment_of_a_series_is_lost(tmp_path: Path, names: list[str], wanted: str) -> None:
-    (tmp_path / "series").write_text("# why\na.patch\n# of b\nb.patch\n\n# the end\n")
-    assert series.listing(tmp_path, names).decode() == wanted
-
-
-@pytest.mark.parametrize(
     ("text", "versions", "holds"),
     [
         ("vllm>=0.33.0; as upstream does", {"vllm": "0.33.0"}, True),
