@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -271,10 +270,8 @@ def _pick(table: Mapping[str, _T], name: str, kind: str) -> _T:
     try:
         return table[name]
     except KeyError:
-        near = difflib.get_close_matches(name, table, n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
-        msg = f"{name!r}: no such {kind}"
-        raise UsageError(msg, f"{guess}pins.yaml has: {', '.join(sorted(table))}") from None
+        hint = f"pins.yaml has: {', '.join(sorted(table))}"
+        raise UsageError(f"{name!r}: no such {kind}", hint) from None
 
 
 def load(path: Path) -> Pins:
@@ -294,12 +291,11 @@ def parse(path: Path, text: str) -> Pins:
     except NotYamlError as error:
         msg = f"{path.name}:{error.line}: not valid YAML: {error}"
         raise PinsError(msg, "fix the syntax of that line") from None
-    problems = set(document.problems)
     if isinstance(pins, ValidationError):
-        problems |= {_problem(document, detail) for detail in pins.errors()}
+        problems = {_problem(document, detail) for detail in pins.errors()}
     else:
-        for where, what in checks.cross_check(pins, path.parent):
-            problems.add((document.line(where), f"{dotted(where)}: {what}"))
+        crossed = checks.cross_check(pins, path.parent)
+        problems = {(document.line(where), f"{dotted(where)}: {what}") for where, what in crossed}
     if problems or isinstance(pins, ValidationError):
         lines = (f"{path.name}:{line}: {text}" for line, text in sorted(problems))
         raise PinsError("\n".join(lines))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
 from packaging.markers import Marker, default_environment
@@ -25,7 +25,6 @@ from packaging.version import InvalidVersion, Version
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import FetchError, PinsError
 from sparkforge.core.index import Index, address_of, sha256_of, torch_files
-from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches, fetch
@@ -190,18 +189,8 @@ def fill(
     ``known`` has sizes of files, as limits. FetchError: also where no file is locked and fits.
     """
     locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
-    arrived: dict[str, int] = {}
-    counting = Lock()
 
     def fetched(item: Locked, stopping: Event) -> Path:
-        def progress(done: int, _: int | None) -> None:
-            if stopping.is_set():  # another failed, or Ctrl-C
-                raise _Stopped
-            with counting:
-                arrived[item.name] = done
-                what = f"third-party wheels ({len(arrived)} of {len(locked)})"
-                log.progress(what, sum(arrived.values()), None)
-
         found = in_store(store, item, wanted.python, wanted.platform)
         if found is not None and store.verified(found[0], found[1].name):
             return found[1]
@@ -210,17 +199,11 @@ def fill(
             raise FetchError(msg, "run once without --offline on a machine with network")
         name, url, sha256 = _located(item, wanted, index, uv)
         size = known[sha256].size if known and sha256 in known else None
-        return fetch(
-            store, name=name, sha256=sha256, locate=lambda: url, size=size, progress=progress
-        )
+        return fetch(store, name=name, sha256=sha256, locate=lambda: url, size=size)
 
     for path in in_parallel(fetched, locked, _PARALLEL):
         os.link(path, into / path.name)
     return len(locked)
-
-
-class _Stopped(Exception):
-    """Ends a download that is no longer needed."""
 
 
 def damaged(folder: Path, wanted: Wanted) -> list[str]:
