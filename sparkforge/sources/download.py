@@ -51,18 +51,12 @@ def fetch(
                 msg = f"{name}: not in the store, and --offline is set"
                 raise FetchError(msg, "run once without --offline on a machine with network")
             partial = store.partial_path(sha256)
-            url = locate()
-            # a partial file may have been the wrong one: then once more, from the start
-            for last in (False, True) if partial.exists() else (True,):
-                try:
-                    _download(url, partial, name, size)
-                    store.accept_download(partial, sha256, name)
-                    break
-                except IntegrityError:
-                    partial.unlink(missing_ok=True)
-                    if last:
-                        raise
-                    log.warning(f"{name}: the partial download does not match: starting over")
+            try:
+                _download(locate(), partial, name, size)
+                store.accept_download(partial, sha256, name)
+            except IntegrityError:
+                partial.unlink(missing_ok=True)  # the next run starts over
+                raise
     final = store.download_path(sha256, name)
     if size is not None and (length := final.stat().st_size) != size:
         msg = f"{name}: has {length} bytes, but {size} are recorded"
