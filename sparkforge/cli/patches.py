@@ -177,7 +177,7 @@ def _source(project: Project, upstream: str) -> tuple[Source, Series]:
 def export_series(options: ExportOptions = ExportOptions()) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
-    commits, left = worktree.settled(tree)
+    left = worktree.settled(tree)
     if left:
         log.warning(f"{tree.folder}: {len(left)} files are not committed: {', '.join(left[:5])}")
     with Project.open(options.project).locked() as project:
@@ -185,7 +185,7 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
         if source.commit != tree.base:
             msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
             raise SeriesError(msg, _CHERRY_PICK)
-        chain = exporting.Chain(source, commits, tree.objects)
+        chain = exporting.Chain(source, tree.head, tree.objects)
         # changes to the series since then must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
         drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
@@ -207,7 +207,7 @@ def import_patches(options: ImportOptions) -> int:
     """Take patches from outside into a series."""
     for file in options.file:
         if not file.is_file():
-            raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
+            raise UsageError(f"{file}: no such file", "give a .patch or mbox file")
     words = importing.Words(options.trailers.given(), options.subject, options.why)
     with Project.open(options.project).locked() as project:
         source, now = _source(project, options.upstream)
@@ -225,10 +225,8 @@ def new_patch(options: NewOptions) -> int:
         msg = f"{options.subject!r}: empty subject"
         raise UsageError(msg, "say in one line what the patch does; the file is named after it")
     tree = worktree.read(options.folder)
-    trailers = options.trailers.given()
-    commit = worktree.commit_template(
-        tree, lambda subject, body: importing.template(options.subject, trailers, body)
-    )
+    message = importing.template(options.subject, options.trailers.given())
+    commit = worktree.commit_staged(tree, message)
     then = "now write its message: git commit --amend, then build.py patches export"
     log.info(f"{tree.folder}: commit {commit[:12]}; {then}")
     log.document({"folder": str(tree.folder), "commit": commit})

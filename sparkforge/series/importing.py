@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitread
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.series import worktree
 from sparkforge.series.exporting import Chain
 from sparkforge.series.lint import FILL_IN, TRAILERS
 from sparkforge.series.patchfile import NATIVE, parted
@@ -26,27 +24,27 @@ _WHY = (
     f"{FILL_IN} why the patch exists (the first sentence or two become the Why of\n"
     "docs/patches.md), what it costs, and how it was checked."
 )
-_DIFF = re.compile(rb"\A\s*(diff --git |--- |Index: )")
+_BY_HAND = (
+    "in a work tree (build.py patches apply): git am --3way FILE, then build.py patches export"
+)
 
 
 @dataclass(frozen=True)
 class Words:
-    """Additions to patches from outside: trailers and a subject instead of their own (a diff has
-    none), and the reason in front of their message."""
+    """Additions to patches from outside: trailers and a subject instead of their own, and the
+    reason in front of their message."""
 
     trailers: Mapping[str, str]
     subject: str | None = None
     why: str | None = None
 
 
-def template(subject: str, trailers: Mapping[str, str], body: str = "") -> str:
-    """Return a template of a message; ``body`` is its known part."""
+def template(subject: str, trailers: Mapping[str, str]) -> str:
+    """Return a template of a message."""
     values = {key: trailers.get(key) or f"{FILL_IN} {_TEMPLATE[key]}" for key in TRAILERS}
     if native := trailers.get(NATIVE):
         values[NATIVE] = native
-    prose, present = parted(body)  # as of `git commit --signoff`
-    blocks = (_block(present), _block(values.items()))
-    return "\n\n".join(part for part in (subject, prose or _WHY, *blocks) if part) + "\n"
+    return "\n\n".join((subject, _WHY, _block(values.items()))) + "\n"
 
 
 def _block(trailers: Iterable[tuple[str, str]]) -> str:
@@ -56,7 +54,7 @@ def _block(trailers: Iterable[tuple[str, str]]) -> str:
 def chain(
     store: Store, series: Series, patched: Patched, files: Sequence[Path], words: Words
 ) -> Chain:
-    """Return the series' commits, and behind them those of files: mails with patches, or diffs.
+    """Return the series' commits, and behind them those of files: mails with patches.
 
     UsageError: a required value of a patch is missing. SeriesError: a file is not a patch, or does
     not apply there.
@@ -68,15 +66,14 @@ def chain(
         store.temporary("import") as work,
         git.sparse_worktree(source.repo, work / "tree", patched.commit, paths) as tree,
     ):
-        fresh = [one for file in files for one in _applied(tree, series.upstream, file, words)]
+        fresh = [one for file in files for one in _applied(tree, file)]
         if words.subject is not None and len(fresh) > 1:
             msg = f"--subject is for one patch, but there are {len(fresh)}"
             raise UsageError(msg, "import them one by one")
         tip = patched.commit
         for commit in fresh:
             tip = _rewritten(tree, commit, tip, words)
-        with gitread.reading(tree) as reader:
-            return Chain(source, reader.chain(source.commit, tip), {})
+        return Chain(source, tip, {})
 
 
 def _paths(file: Path) -> list[str]:
@@ -91,25 +88,13 @@ def _paths(file: Path) -> list[str]:
     return [field.rpartition("\t")[2] for field in listing.split("\0") if field]
 
 
-def _applied(tree: Path, upstream: str, file: Path, words: Words) -> list[str]:
+def _applied(tree: Path, file: Path) -> list[str]:
     """Apply one file in a worktree; return its commits."""
     before = git.git(tree, "rev-parse", "HEAD")
-    hint = (
-        f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way FILE (of a"
-        " plain diff git apply --3way, and commit), then build.py patches export DIR"
-    )
     try:
-        if _DIFF.match(file.read_bytes()):
-            if words.subject is None:
-                raise UsageError(f"{file}: a diff has no subject", "add one with --subject TEXT")
-            git.git(tree, "apply", "--3way", "--whitespace=nowarn", str(file.resolve()))
-            name, address = worktree.identity()
-            author = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
-            git.git(tree, "commit", "--quiet", "--no-gpg-sign", "-m", words.subject, env=author)
-        else:
-            git.git(tree, *AM, "--3way", str(file.resolve()))
+        git.git(tree, *AM, "--3way", str(file.resolve()))
     except CommandError as error:
-        raise SeriesError(f"{file}: does not apply:\n{error}", hint) from None
+        raise SeriesError(f"{file}: does not apply:\n{error}", _BY_HAND) from None
     fresh = git.git(tree, "rev-list", "--reverse", f"{before}..HEAD").split()
     if not fresh:
         raise SeriesError(f"{file}: contains no patch", "create it with git format-patch")

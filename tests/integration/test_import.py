@@ -67,26 +67,6 @@ def test_mails_become_patches_of_the_series(tree: Tree, outside: Path) -> None:
     tree.refused("changed since")  # a work tree of before cannot undo it
 
 
-def test_a_diff_gets_subject_reason_and_author_and_is_merged(tree: Tree, tmp_path: Path) -> None:
-    repo = tree.project.repo
-    repo("checkout", "--quiet", "--detach", "v1.0")
-    mod = repo.path / "demo" / "mod.py"
-    # the series' patch changes line 20, which is among the diff's context
-    changed = mod.read_bytes().replace(b"line_22 = 1\n", b"line_22 = 1\nz = 1\n")
-    repo.commit({"demo/mod.py": changed}, "Add a line")
-    diff = tmp_path / "x.diff"
-    diff.write_text(repo("diff", "v1.0", "HEAD") + "\n")
-    before = snapshot(tree.project.root)
-    _, err = tree.run("patches", "import", "demo", str(diff), *GIVEN, code=2)
-    assert "--subject" in err
-    assert snapshot(tree.project.root) == before
-    imported(tree, diff, *GIVEN, "--subject", "Add a line", "--why", WHY)
-    text = patch_text(tree, "add-a-line.patch")
-    assert "+z = 1" in text
-    assert "From: sparkforge <sparkforge@localhost>" in text
-    tree.run("patches", "check")
-
-
 @pytest.mark.parametrize(
     ("words", "fragment", "code"),
     [
