@@ -77,8 +77,6 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         *("builder", "builder", inputs, BuilderResult, make),
         needs=(house,),
         valid=lambda made: tools.engine is None or tools.engine.has_image(made.result.image_id),
-        # an engine may lose the image of which all wheels are made
-        intermediate=True,
     )
 
 

@@ -21,7 +21,7 @@ from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core import git
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.log import counted, log
+from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive
@@ -69,25 +69,19 @@ def libraries(
         for module in modules
         for unit in module.units
     }
-    found: dict[Unit, Path] = {}
-    for unit, keys in inputs.items():
-        kept = store.find("packs", keys, FilesResult)
-        if kept is not None and all_intact(kept):
-            found[unit] = kept.path / OBJECT
-    missing = [unit for unit in inputs if unit not in found]
-    of = f"{counted(len(inputs), 'unit')} of {counted(len(modules), 'module')}"
-    log.info(f"{of}, {len(missing)} to compile")
 
     def compiled(unit: Unit, _: Event) -> Path:
         def make(folder: Path) -> FilesResult:
             recipe.compile_unit(tree, host, unit, key_of(inputs[unit])[:16], folder / OBJECT)
             return FilesResult({OBJECT: sha256_file(folder / OBJECT)})
 
-        # again: one that is there is damaged
-        return store.build("packs", inputs[unit], FilesResult, make, again=True).path / OBJECT
+        kept = store.find("packs", inputs[unit], FilesResult)
+        again = kept is not None and not all_intact(kept)
+        return store.build("packs", inputs[unit], FilesResult, make, again=again).path / OBJECT
 
+    found: dict[Unit, Path] = {}
     for gib in (_LARGEST_GIB, _OTHER_GIB):
-        todo = [u for u in missing if (gib == _LARGEST_GIB) == ("gemm_grouped/" in u.source)]
+        todo = [u for u in inputs if (gib == _LARGEST_GIB) == ("gemm_grouped/" in u.source)]
         at_once = width(jobs, gib, KEEP_GIB)
         for unit, path in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
             found[unit] = path

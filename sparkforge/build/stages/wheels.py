@@ -150,13 +150,12 @@ def overlay_item(
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
         # only the smoke test needs it, and it is built just before that
         label, stage = f"wheel {name} ({UNPATCHED})", "smoke"
-    why = f"{name} is overlaid, not compiled: {note}" if note else ""
 
     def make(folder: Path) -> WheelResult:
         from sparkforge.wheels import overlay
 
-        if why:
-            log.info(why)
+        if note:
+            log.info(f"{name} is overlaid, not compiled: {note}")
         wheel = release_wheel(context, name, file)
         if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: no changes: the release wheel is used unmodified")
@@ -170,7 +169,5 @@ def overlay_item(
         needs=tuple(item for tree in ours for item in tree.items),
         valid=holds_wheel,
         intermediate=trees is None,
-        kept=trees is None,
         fetches=lambda: to_fetch(context, file),
-        commands=(f"# {why}",) if why else (),
     )

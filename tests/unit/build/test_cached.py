@@ -15,7 +15,6 @@ from sparkforge.build.cached import Cached, differences, ordered
 from sparkforge.build.results import FilesResult, WheelResult
 from sparkforge.core import plain
 from sparkforge.core.disk import key_of
-from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.store.store import Store
 
 
@@ -30,7 +29,6 @@ class Bench:
     store: Store
     done: list[str] = field(default_factory=list)
     sound: bool = True
-    failure: Exception | None = None
 
     def run(self, *force: str) -> list[str]:
         """Run both; returns what was done since."""
@@ -42,26 +40,31 @@ class Bench:
     def run_smoke(self, *force: str) -> list[str]:
         """Run the smoke stage: its test, and the release that it compares with."""
         self.done.clear()
-        items = [self.item("release", "smoke", kept=True), self.item("smoke", "smoke")]
+        items = [self.item("release", "smoke", intermediate=True), self.item("smoke", "smoke")]
         cached.run(context_with(self.store), items, force)
         planned = cached.plan(context_with(self.store), items, force)
         assert [one.made for one in planned] == [False, bool(force)]
         return list(self.done)
 
-    def item(self, label: str, stage: str, *, kept: bool = False) -> Cached[FilesResult]:
+    def item(self, label: str, stage: str, *, intermediate: bool = False) -> Cached[FilesResult]:
         def make(folder: Path) -> FilesResult:
             self.done.append(f"made {label}")
             self.sound = True
-            if self.failure is not None and label == "image":
-                failure, self.failure = self.failure, None
-                raise failure
             return FilesResult({})
 
         def sound(_: object) -> bool:
             self.done.append(f"read {label}")
             return self.sound
 
-        return Cached(stage, label, {"label": label}, FilesResult, make, sound=sound, kept=kept)
+        return Cached(
+            stage,
+            label,
+            {"label": label},
+            FilesResult,
+            make,
+            sound=sound,
+            intermediate=intermediate,
+        )
 
 
 @pytest.fixture
@@ -85,39 +88,32 @@ def test_force_keeps_what_a_stage_only_compares_with(bench: Bench) -> None:
     assert bench.run_smoke("smoke") == ["read release", "made release", "made smoke"]
 
 
-def test_damaged_repository_is_removed_and_the_build_goes_on(bench: Bench) -> None:
-    repo = bench.store.git_path("demo")
-    repo.mkdir(parents=True)
-    bench.failure = DamagedRepository(repo, "a bad object")
-    assert bench.run("image") == ["read house", "made image", "read house", "made image"]
-    assert not repo.exists()
+def test_lost_release_is_made_again_only_for_a_test(store: Store) -> None:
+    there = {"release": True, "smoke": True}
 
-
-def test_lost_builder_is_made_again_only_for_a_wheel(store: Store) -> None:
-    there = {"builder": True, "wheel": True}
-
-    def item(stage: str, label: str, *needs: Cached[Any]) -> Cached[FilesResult]:
+    def item(label: str, *needs: Cached[Any]) -> Cached[FilesResult]:
         return Cached(
-            *(stage, label, {"label": label}, FilesResult, lambda _: FilesResult({}), needs),
+            *("smoke", label, {"label": label}, FilesResult, lambda _: FilesResult({}), needs),
             valid=lambda _: there[label],
-            intermediate=label == "builder",
+            intermediate=label == "release",
         )
 
     def run(*force: str) -> list[str]:
-        builder = item("builder", "builder")
-        items, context = [builder, item("wheels", "wheel", builder)], context_with(store)
+        release = item("release")
+        items, context = [release, item("smoke", release)], context_with(store)
         planned = [one.label for one in cached.plan(context, items, force) if one.made]
         cached.run(context, items, force)
         assert planned == [one.label for one in items if one.made_now]
         return planned
 
-    assert run() == ["builder", "wheel"]
-    there["builder"] = False
+    assert run() == ["release", "smoke"]
+    assert run("smoke") == ["smoke"]
+    there["release"] = False
     assert run() == []
-    assert run("wheels") == ["builder", "wheel"]
-    there["wheel"] = False
-    assert run() == ["builder", "wheel"]
-    alone = item("builder", "builder")
+    assert run("smoke") == ["release", "smoke"]
+    there["smoke"] = False
+    assert run() == ["release", "smoke"]
+    alone = item("release")
     cached.run(context_with(store), [alone])
     assert alone.made_now
 
