@@ -15,7 +15,7 @@ from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
 from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.results import FilesResult, PackResult, all_intact
-from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.thirdparty import compiler, fill, to_fetch, version
 from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core import git
@@ -136,7 +136,7 @@ def packs_item(
         raise UsageError(msg, "choose spark or rtx")
     host = recipe.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
-    nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
+    lock = context.root / LOCK
     local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
@@ -144,7 +144,7 @@ def packs_item(
         "modules": [module.name for module in modules],
         "architecture": f"{arch}f",
         "platform": context.platform,
-        "compiler": sha256_file(nvcc.lock),
+        "compiler": sha256_file(lock),
         "host": "none on this machine" if host is None else host.identity,
         "version": f"{upstream.version}+{local}",
         "epoch": context.epoch,
@@ -156,7 +156,7 @@ def packs_item(
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
             where = work / "tree"
-            nvcc.fill(context, work / WHEELS)
+            fill(context, compiler(lock), work / WHEELS)
             recipe.fill(repo, commit, work / WHEELS, host, where)
             ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
             read = dict(zip(recipe.READ, ids, strict=True))
@@ -168,7 +168,7 @@ def packs_item(
                 "architecture": f"sm{arch.replace('.', '')}f",
                 "platform": context.platform,
                 "commit": commit,
-                "compiler": f"nvcc {nvcc.version()}",
+                "compiler": f"nvcc {version(lock, 'nvidia-cuda-nvcc')}",
                 "host": host.identity,
             }
             return write(modules, described, found, about, context.epoch, folder)
@@ -177,5 +177,5 @@ def packs_item(
         *("packs", "pack flashinfer", inputs, PackResult, make),
         needs=tree.items,
         valid=holds_wheel,
-        fetches=lambda: nvcc.fetches(context),
+        fetches=lambda: to_fetch(context, compiler(lock)),
     )
