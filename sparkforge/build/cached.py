@@ -7,7 +7,7 @@ only hash and look up.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic
@@ -23,7 +23,6 @@ from sparkforge.store.store import Artefact, Store, T, T_co, code_of
 CACHED = "in the store"
 _NEW = ("never built for this target",)
 _LOST = ("its result is missing or damaged in the store",)
-_PARALLEL = 4  # results that are looked up at once
 
 
 @dataclass(eq=False)
@@ -36,7 +35,7 @@ class Cached(Generic[T_co]):
     stage: str
     """One of ``STAGES``."""
     label: str
-    """For people, and unique in a build, e.g. ``wheel vllm``."""
+    """Unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
     """Everything that determines the result, as JSON values; the code of builds is added."""
     kind: type[T_co]
@@ -129,8 +128,8 @@ class _Lookup:
 
     def missing(self) -> list[bool]:
         """Return for each item whether the store has no result that is used as it is."""
-        # at once: it hashes wheels, and asks git and the engine
-        return list(in_parallel(lambda item, _: not self.stands(item), self.items, _PARALLEL))
+        # four at once: it hashes wheels, and asks git and the engine
+        return list(in_parallel(lambda item, _: not self.stands(item), self.items, 4))
 
     def stands(self, item: Cached[Any]) -> bool:
         found = None if self.forced(item) else item.find(self.context.store)
@@ -173,19 +172,17 @@ def plan(
     counted: set[str] = set()  # sha256 of files: two results may need one, which is fetched once
     planned = []
     for item, missing in zip(items, lookup.missing(), strict=True):
-        names = (item.stage, item.label, item.key)
-        if not missing:
-            planned.append(Planned(*names, CACHED))
-            continue
-        last = context.store.last(context.target_name, item.label)
-        why = _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or _LOST
-        state = "to make"
-        if lookup.forced(item):
-            why, state = ("--force",) if why == _LOST else why, "to make again"
-        fetches = item.fetches()
-        size = sum(size for sha256, size in fetches.known.items() if sha256 not in counted)
-        counted |= fetches.known.keys()
-        planned.append(Planned(*names, state, why, size, fetches.unknown))
+        one = Planned(item.stage, item.label, item.key, CACHED)
+        if missing:
+            last, forced = context.store.last(context.target_name, item.label), lookup.forced(item)
+            lost = ("--force",) if forced else _LOST
+            why = _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or lost
+            fetches = item.fetches()
+            size = sum(size for sha256, size in fetches.known.items() if sha256 not in counted)
+            counted |= fetches.known.keys()
+            state = "to make again" if forced else "to make"
+            one = replace(one, state=state, why=why, download=size, unknown=fetches.unknown)
+        planned.append(one)
     return planned
 
 

@@ -82,13 +82,11 @@ def arch_list(cuda_arch: str | None) -> str | None:
     """Return TORCH_CUDA_ARCH_LIST for a target's architecture.
 
     From 10.0 on with the family's ``f``: kernels for plain 12.1 (and 12.0) that use block-scaled
-    MMA compile without a warning and hold a trap; ``a`` of 12.0 does not load on 12.1. vLLM's CMake
-    reads 12.1f as 12.0 where a file needs no more, and builds 12.0f where it needs the family's
-    instructions (every file's flags: tests/patches/golden/cuda-archs.json).
+    MMA compile without a warning and hold a trap; ``a`` of 12.0 does not load on 12.1.
     """
-    if cuda_arch is None:
-        return None
-    return f"{cuda_arch}f" if int(cuda_arch.partition(".")[0]) >= 10 else cuda_arch
+    if cuda_arch is None or int(cuda_arch.partition(".")[0]) < 10:
+        return cuda_arch
+    return f"{cuda_arch}f"
 
 
 def script(
@@ -138,7 +136,7 @@ def script(
             ]
         lines += [shlex.join(configure), f"cmake --build {folder} --target {shlex.join(targets)}"]
         install = f"cmake --install {folder} --strip --prefix {BUILD}/out --component"
-        lines += [f"{install} {shlex.quote(target)}" for target in targets]
+        lines += [f"{install} {target}" for target in targets]
     return "\n".join([*lines, ""])
 
 

@@ -34,8 +34,7 @@ _METADATA = (
     "Summary: FlashInfer's modules for gpt-oss on SM 12.x, compiled by sparkforge",
     "License-Expression: Apache-2.0",
 )
-# GiB that one compiler takes at most, the first of gemm_grouped/ (docs/build.md)
-_LARGEST_GIB, _OTHER_GIB = 8.0, 2.0
+_GIB = 2.0  # one compiler takes less; up to 8 for some files of fused_moe_120 (docs/build.md)
 
 
 def libraries(
@@ -80,16 +79,15 @@ def libraries(
         return store.build("packs", inputs[unit], FilesResult, make, again=again).path / OBJECT
 
     found: dict[Unit, Path] = {}
-    for gib in (_LARGEST_GIB, _OTHER_GIB):
-        todo = [u for u in inputs if (gib == _LARGEST_GIB) == ("gemm_grouped/" in u.source)]
-        at_once = width(jobs, gib, KEEP_GIB)
-        for unit, path in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
-            found[unit] = path
-            log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+    made = in_parallel(compiled, list(inputs), width(jobs, _GIB, KEEP_GIB))
+    for unit, path in zip(inputs, made, strict=True):
+        found[unit] = path
+        log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+    libraries = {module.name: tree / f"{module.name}.so" for module in modules}
     for module in modules:
-        out = tree / f"{module.name}.so"
-        recipe.link(tree, host, module, [found[unit] for unit in module.units], out)
-    return {module.name: tree / f"{module.name}.so" for module in modules}
+        objects = [found[unit] for unit in module.units]
+        recipe.link(tree, host, module, objects, libraries[module.name])
+    return libraries
 
 
 def write(

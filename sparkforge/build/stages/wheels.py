@@ -48,20 +48,17 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
     inputs: dict[str, Any] = {
-        "release_wheel": file.sha256,
-        "file": file.file,
+        "release_wheel": file.model_dump(mode="json"),
         "upstream_commit": upstream.commit_or_unknown,
         "series": {layer: patches.sha256 for layer, patches in layers.items()},
-        "name": plan.name,
+        "wheel": plan.model_dump(mode="json", exclude={"files"}),
         "local": f"{plan.local}.{context.pins.release.counter}",
-        "drop_requires": list(plan.drop_requires),
         "paths": {layer: _paths(context.pins.upstream(layer)) for layer in layers},
         "version_file": upstream.version_file,
         "epoch": context.epoch,
     }
     if file.natives is not None:  # the Python files are those of the source
         sdist = upstream.files[upstream.source_file].sha256 if upstream.source_file else None
-        inputs["natives"] = file.natives.model_dump(mode="json")
         inputs["release"] = [upstream.version, sdist]
     return inputs
 
