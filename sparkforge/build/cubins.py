@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from sparkforge.build.jobs import width
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
@@ -35,7 +34,6 @@ FLAGS = (
 _TOOLCHAIN = "nvidia/cu13/"
 # not the library's second build (.alt), nor those that programs are linked with
 _MEMBER = re.compile(rf"{_TOOLCHAIN}(include/.+|lib/libnvrtc(-builtins)?\.so\.[0-9.]+)")
-_GIB_PER_JOB = 1.0  # one took 0.2 GiB
 _SHOWN_LINES = 20
 # ptxas's report on a kernel
 _USAGE = re.compile(
@@ -67,7 +65,6 @@ def build(pin: Plugin, tree: Path, version: str, toolchain: Path, out: Path) -> 
         version: of the compiler.
         toolchain: as ``unpack`` writes it.
     """
-
     root = toolchain / _TOOLCHAIN
     # NVRTC loads the other one by its name alone
     _, library = (
@@ -82,18 +79,14 @@ def build(pin: Plugin, tree: Path, version: str, toolchain: Path, out: Path) -> 
         code, text = _compile(library, pin.source, (tree / pin.source).read_bytes(), options)
         log.detail(text)
         if code is None:
-            lines = text.splitlines()
-            wrong = [line for line in lines if "error" in line or "fatal" in line] or lines
-            said = "".join(f"\n    {line}" for line in wrong[:_SHOWN_LINES])
+            said = "\n".join(text.splitlines()[:_SHOWN_LINES])
             remedy = "use only what NVRTC has (docs/kernels.md); all errors: -v"
-            raise BuildError(f"{pin.source}: sm_{arch} cannot be compiled:{said}", remedy)
+            raise BuildError(f"{pin.source}: sm_{arch} cannot be compiled:\n{said}", remedy)
         (out / f"sm_{arch}.cubin").write_bytes(code)
         return _usage(text)
 
     every = pin.architectures
-    at_once = min(len(every), width(None, _GIB_PER_JOB))
-    log.info(f"{pin.source}: {len(every)} architectures, {at_once} at once")
-    found = dict(zip(every, in_parallel(compiled, every, at_once), strict=True))
+    found = dict(zip(every, in_parallel(compiled, every, len(every)), strict=True))
     _check(found, pin)
     sources = sorted(path for path in (tree / pin.source).parent.rglob("*") if path.is_file())
     manifest = {
@@ -148,20 +141,16 @@ def _usage(text: str) -> list[Kernel]:
 
 def _check(found: Mapping[str, Sequence[Kernel]], pin: Plugin) -> None:
     """Refuse kernels with undeclared spills, and architectures that lack a kernel."""
-    every = {kernel["name"] for kernels in found.values() for kernel in kernels}
-    if not every:
-        msg = f"{pin.source}: no kernel is in it"
-        raise BuildError(msg, 'declare kernels as extern "C" __global__')
-    spilling = ""
-    for arch, kernels in found.items():
-        if missing := sorted(every - {kernel["name"] for kernel in kernels}):
-            msg = f"{pin.source}: sm_{arch} has no {missing[0]}, which others have"
-            raise BuildError(msg, "compile every kernel for every architecture")
-        for kernel in kernels:
-            if (kernel["local"] or kernel["spills"]) and kernel["name"] not in pin.spills:
-                spilling += "\n  sm_{} {name}: {spills} B, {local} B of stack".format(
-                    arch, **kernel
-                )
+    names = [{kernel["name"] for kernel in kernels} for kernels in found.values()]
+    if not names[0] or any(one != names[0] for one in names):
+        msg = f"{pin.source}: not every architecture has the same kernels: {names}"
+        raise BuildError(msg, 'declare kernels as extern "C" __global__, for all architectures')
+    spilling = [
+        f"sm_{arch} {kernel['name']}: {kernel['spills']} B, {kernel['local']} B of stack"
+        for arch, kernels in found.items()
+        for kernel in kernels
+        if (kernel["local"] or kernel["spills"]) and kernel["name"] not in pin.spills
+    ]
     if spilling:
-        msg = f"{pin.source}: kernels keep registers in memory (spills):{spilling}"
+        msg = f"{pin.source}: kernels keep registers in memory (spills): {'; '.join(spilling)}"
         raise BuildError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")
