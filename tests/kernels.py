@@ -15,9 +15,8 @@ _NVRTC = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-static const char *source, *name;
-static char text[1 << 16], code[1 << 16];
-const char *nvrtcGetErrorString(int code) { return code == 6 ? "COMPILATION" : "OTHER"; }
+static __thread const char *source, *name;
+static __thread char text[1 << 16], code[1 << 16];
 int nvrtcCreateProgram(void **program, const char *from, const char *called) {
   *program = text, source = strdup(from), name = strdup(called);
   return 0;
@@ -97,7 +96,7 @@ def toolchain(folder: Path) -> dict[str, Path]:
         "nvidia_cuda_nvrtc": {
             f"{lib}/libnvrtc.so.13": library.read_bytes(),
             f"{lib}/libnvrtc.alt.so.13": b"not this one",
-            f"{lib}/libnvrtc-builtins.so.13.0": b"loaded by the real one",
+            f"{lib}/libnvrtc-builtins.so.13.0": library.read_bytes(),
         },
         "nvidia_cuda_runtime": {f"{include}/cuda_bf16.h": HEADER, f"{lib}/libcudart.so": b"no"},
     }

@@ -7,7 +7,7 @@ only hash and look up.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic
@@ -15,7 +15,6 @@ from typing import Any, Generic
 from sparkforge.build.context import STAGES, Context
 from sparkforge.core.disk import intact, key_of
 from sparkforge.core.errors import StoreError
-from sparkforge.core.gitsafe import DamagedRepository
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import in_parallel
 from sparkforge.sources.download import Fetches
@@ -24,7 +23,6 @@ from sparkforge.store.store import Artefact, Store, T, T_co, code_of
 CACHED = "in the store"
 _NEW = ("never built for this target",)
 _LOST = ("its result is missing or damaged in the store",)
-_PARALLEL = 4  # results that are looked up at once
 
 
 @dataclass(eq=False)
@@ -37,7 +35,7 @@ class Cached(Generic[T_co]):
     stage: str
     """One of ``STAGES``."""
     label: str
-    """For people, and unique in a build, e.g. ``wheel vllm``."""
+    """Unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
     """Everything that determines the result, as JSON values; the code of builds is added."""
     kind: type[T_co]
@@ -49,13 +47,10 @@ class Cached(Generic[T_co]):
     sound: Callable[[Artefact[T_co]], bool] = lambda _: True
     """The same, where it takes seconds; called before something is made of the result."""
     intermediate: bool = False
-    """A result counts as valid as long as all that need it are."""
-    kept: bool = False
-    """``--force`` of its stage does not make it again: it is not the stage's result."""
+    """Of use to those that need it alone: valid as long as they are, and not made by ``--force``
+    of its stage."""
     fetches: Callable[[], Fetches] = Fetches
     """Downloads that it may need."""
-    commands: tuple[str, ...] = ()
-    """For people: the command lines that it runs, where those are worth reading."""
     found: Artefact[T_co] | None = field(default=None, init=False)
     """Its result, once a run has reached it."""
     made_now: bool = field(default=False, init=False)
@@ -129,20 +124,19 @@ class _Lookup:
     force: Collection[str]
 
     def forced(self, item: Cached[Any]) -> bool:
-        return item.stage in self.force and not item.kept
+        return item.stage in self.force and not item.intermediate
 
     def missing(self) -> list[bool]:
         """Return for each item whether the store has no result that is used as it is."""
-        # at once: it hashes wheels, and asks git and the engine
-        return list(in_parallel(lambda item, _: not self._stands(item), self.items, _PARALLEL))
+        # four at once: it hashes wheels, and asks git and the engine
+        return list(in_parallel(lambda item, _: not self.stands(item), self.items, 4))
 
-    def _stands(self, item: Cached[Any]) -> bool:
+    def stands(self, item: Cached[Any]) -> bool:
         found = None if self.forced(item) else item.find(self.context.store)
-        return found is not None and self.valid(item, found)
-
-    def valid(self, item: Cached[Any], found: Artefact[Any]) -> bool:
+        if found is None:
+            return False
         users = [other for other in self.items if item.intermediate and item in other.needs]
-        return bool(users and all(map(self._stands, users))) or item.valid(found)
+        return bool(users and all(map(self.stands, users))) or item.valid(found)
 
 
 # -- plans -------------------------------------------------------------------------------
@@ -161,7 +155,6 @@ class Planned:
     """Inputs that differ from the newest build of this target; empty if it is cached."""
     download: int = 0
     """Bytes to fetch at most, where known; a file that several results need counts once."""
-    commands: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     """Further downloads, in words."""
 
@@ -179,19 +172,17 @@ def plan(
     counted: set[str] = set()  # sha256 of files: two results may need one, which is fetched once
     planned = []
     for item, missing in zip(items, lookup.missing(), strict=True):
-        names = (item.stage, item.label, item.key)
-        if not missing:
-            planned.append(Planned(*names, CACHED))
-            continue
-        last = context.store.last(context.target_name, item.label)
-        why = _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or _LOST
-        state = "to make"
-        if lookup.forced(item):
-            why, state = ("--force",) if why == _LOST else why, "to make again"
-        fetches = item.fetches()
-        size = sum(size for sha256, size in fetches.known.items() if sha256 not in counted)
-        counted |= fetches.known.keys()
-        planned.append(Planned(*names, state, why, size, item.commands, fetches.unknown))
+        one = Planned(item.stage, item.label, item.key, CACHED)
+        if missing:
+            last, forced = context.store.last(context.target_name, item.label), lookup.forced(item)
+            lost = ("--force",) if forced else _LOST
+            why = _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or lost
+            fetches = item.fetches()
+            size = sum(size for sha256, size in fetches.known.items() if sha256 not in counted)
+            counted |= fetches.known.keys()
+            state = "to make again" if forced else "to make"
+            one = replace(one, state=state, why=why, download=size, unknown=fetches.unknown)
+        planned.append(one)
     return planned
 
 
@@ -235,7 +226,7 @@ def show(context: Context, planned: Sequence[Planned]) -> None:
     for one in planned:
         fetches = f"  (fetches {text})" if (text := described([one])) else ""
         log.info(f"{one.label:28} {one.key[:12]}  {one.state}{fetches}")
-        for line in (*(() if one.why == _NEW else one.why), *one.commands):
+        for line in () if one.why == _NEW else one.why:
             log.info(f"    {line}")
     if new := sum(one.why == _NEW for one in planned):
         log.info(f"{new} of {len(planned)} were never built for this target")
@@ -258,39 +249,22 @@ def run(
     Args:
         planned: the plan of these items, made just now; None: there is none.
     """
-    lookup = _Lookup(context, items, force)
+    lookup, store = _Lookup(context, items, force), context.store
     missing = lookup.missing() if planned is None else [one.made for one in planned]
     made: set[Cached[Any]] = set()
-    renewed: set[Path] = set()
-    while True:
-        try:
-            with context.store.in_use():
-                return _run(lookup, missing, made)
-        except DamagedRepository as error:
-            if error.repository in renewed:
-                raise
-            renewed.add(error.repository)
-            log.warning(f"{error.what}: fetching it again")
-            context.store.drop_repository(error.repository)
-            missing = lookup.missing()
-
-
-def _run(lookup: _Lookup, missing: Sequence[bool], made: set[Cached[Any]]) -> None:
-    """As ``run``; adds each item to ``made``, and stops at a damaged repository."""
-    store, target = lookup.context.store, lookup.context.target_name
-    for at, item in enumerate(lookup.items):
-        again = lookup.forced(item) and item not in made
-        found = item.find(store)
-        if found is not None and not again:
+    with store.in_use():
+        for at, item in enumerate(items):
+            found = item.find(store)
             # an input of this item may have just been made anew
-            again = not lookup.valid(item, found) if made else missing[at]
+            again = found is not None and (not lookup.stands(item) if made else missing[at])
             # an input of another item is read in full first: a damaged one must not spread
-            again = again or (any(missing[at + 1 :]) and not item.sound(found))
-            if again:
-                log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
-        if found is None or again:
-            with log.step(item.label):
-                found = store.build(item.stage, item.inputs, item.kind, item.make, again=again)
-            made.add(item)
-        item.found, item.made_now = found, item in made
-        store.remember(target, item.label, found)
+            if found is not None and not again and any(missing[at + 1 :]):
+                again = not item.sound(found)
+            if found is None or again:
+                if found is not None and not lookup.forced(item):
+                    log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
+                with log.step(item.label):
+                    found = store.build(item.stage, item.inputs, item.kind, item.make, again=again)
+                made.add(item)
+            item.found, item.made_now = found, item in made
+            store.remember(context.target_name, item.label, found)

@@ -7,20 +7,19 @@ same files serve on x86-64 and aarch64.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from sparkforge.build.jobs import width
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
-from sparkforge.core.run import call, in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.pins.compiling import Plugin
 
 MANIFEST = "manifest.json"
@@ -32,12 +31,9 @@ FLAGS = (
     # has the log say what each kernel uses
     "--ptxas-options=-v",
 )
-_PROGRAM = Path(__file__).with_name("nvrtc.py")
 _TOOLCHAIN = "nvidia/cu13/"
 # not the library's second build (.alt), nor those that programs are linked with
 _MEMBER = re.compile(rf"{_TOOLCHAIN}(include/.+|lib/libnvrtc(-builtins)?\.so\.[0-9.]+)")
-_GIB_PER_JOB = 1.0  # one took 0.2 GiB
-_LIMIT_S = 1800.0  # one takes seconds
 _SHOWN_LINES = 20
 # ptxas's report on a kernel
 _USAGE = re.compile(
@@ -69,14 +65,28 @@ def build(pin: Plugin, tree: Path, version: str, toolchain: Path, out: Path) -> 
         version: of the compiler.
         toolchain: as ``unpack`` writes it.
     """
+    root = toolchain / _TOOLCHAIN
+    # NVRTC loads the other one by its name alone
+    _, library = (
+        ctypes.CDLL(str(next(root.glob(f"lib/{name}.so.*"))), mode=ctypes.RTLD_GLOBAL)
+        for name in ("libnvrtc-builtins", "libnvrtc")
+    )
 
     def compiled(arch: str, _: Event) -> list[Kernel]:
-        return _usage(_compile(pin.source, tree, toolchain, arch, out / f"sm_{arch}.cubin"))
+        place = (tree / pin.source).parent
+        folders = (f"--include-path={folder}" for folder in (place, root / "include"))
+        options = (*FLAGS, f"--gpu-architecture=sm_{arch}", *folders)
+        code, text = _compile(library, pin.source, (tree / pin.source).read_bytes(), options)
+        log.detail(text)
+        if code is None:
+            said = "\n".join(text.splitlines()[:_SHOWN_LINES])
+            remedy = "use only what NVRTC has (docs/kernels.md); all errors: -v"
+            raise BuildError(f"{pin.source}: sm_{arch} cannot be compiled:\n{said}", remedy)
+        (out / f"sm_{arch}.cubin").write_bytes(code)
+        return _usage(text)
 
     every = pin.architectures
-    at_once = min(len(every), width(None, _GIB_PER_JOB))
-    log.info(f"{pin.source}: {len(every)} architectures, {at_once} at once")
-    found = dict(zip(every, in_parallel(compiled, every, at_once), strict=True))
+    found = dict(zip(every, in_parallel(compiled, every, len(every)), strict=True))
     _check(found, pin)
     sources = sorted(path for path in (tree / pin.source).parent.rglob("*") if path.is_file())
     manifest = {
@@ -99,28 +109,24 @@ def build(pin: Plugin, tree: Path, version: str, toolchain: Path, out: Path) -> 
     return {path.name: sha256_file(path) for path in sorted(out.iterdir())}
 
 
-def _compile(source: str, tree: Path, toolchain: Path, arch: str, out: Path) -> str:
-    """Return the compiler's output."""
-    root = toolchain / _TOOLCHAIN
-    (library,) = root.glob("lib/libnvrtc.so.*")
-    done = call(
-        *(sys.executable, "-IS", _PROGRAM, library, source, out),
-        *(*FLAGS, f"--gpu-architecture=sm_{arch}", f"--include-path={Path(source).parent}"),
-        f"--include-path={root / 'include'}",
-        cwd=tree,
-        env={"LD_LIBRARY_PATH": str(library.parent)},  # it loads a second one
-        check=False,
-        timeout=_LIMIT_S,
-    )
-    text = done.stdout.decode(errors="replace")
-    log.detail(text)
-    if done.returncode:
-        lines = (text or done.stderr.decode(errors="replace")).splitlines()
-        wrong = [line for line in lines if "error" in line or "fatal" in line] or lines
-        said = "".join(f"\n    {line}" for line in wrong[:_SHOWN_LINES])
-        remedy = "use only what NVRTC has (docs/kernels.md); all errors: -v"
-        raise BuildError(f"{source}: sm_{arch} cannot be compiled:{said}", remedy)
-    return text
+def _compile(
+    nvrtc: ctypes.CDLL, name: str, source: bytes, options: Sequence[str]
+) -> tuple[bytes | None, str]:
+    """Return the machine code of a source and the compiler's log; None: it refuses the source."""
+    program = ctypes.c_void_p()
+
+    def read(kind: str) -> bytes:
+        size = ctypes.c_size_t()
+        nvrtc[f"nvrtcGet{kind}Size"](program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        nvrtc[f"nvrtcGet{kind}"](program, buffer)
+        return buffer.raw
+
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
+    words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), words)
+    text = read("ProgramLog").rstrip(b"\0").decode(errors="replace")
+    return None if failed else read("CUBIN"), text
 
 
 def _usage(text: str) -> list[Kernel]:
@@ -135,20 +141,16 @@ def _usage(text: str) -> list[Kernel]:
 
 def _check(found: Mapping[str, Sequence[Kernel]], pin: Plugin) -> None:
     """Refuse kernels with undeclared spills, and architectures that lack a kernel."""
-    every = {kernel["name"] for kernels in found.values() for kernel in kernels}
-    if not every:
-        msg = f"{pin.source}: no kernel is in it"
-        raise BuildError(msg, 'declare kernels as extern "C" __global__')
-    spilling = ""
-    for arch, kernels in found.items():
-        if missing := sorted(every - {kernel["name"] for kernel in kernels}):
-            msg = f"{pin.source}: sm_{arch} has no {missing[0]}, which others have"
-            raise BuildError(msg, "compile every kernel for every architecture")
-        for kernel in kernels:
-            if (kernel["local"] or kernel["spills"]) and kernel["name"] not in pin.spills:
-                spilling += "\n  sm_{} {name}: {spills} B, {local} B of stack".format(
-                    arch, **kernel
-                )
+    names = [{kernel["name"] for kernel in kernels} for kernels in found.values()]
+    if not names[0] or any(one != names[0] for one in names):
+        msg = f"{pin.source}: not every architecture has the same kernels: {names}"
+        raise BuildError(msg, 'declare kernels as extern "C" __global__, for all architectures')
+    spilling = [
+        f"sm_{arch} {kernel['name']}: {kernel['spills']} B, {kernel['local']} B of stack"
+        for arch, kernels in found.items()
+        for kernel in kernels
+        if (kernel["local"] or kernel["spills"]) and kernel["name"] not in pin.spills
+    ]
     if spilling:
-        msg = f"{pin.source}: kernels keep registers in memory (spills):{spilling}"
+        msg = f"{pin.source}: kernels keep registers in memory (spills): {'; '.join(spilling)}"
         raise BuildError(msg, "use fewer registers, or list them in plugin.spills in pins.yaml")

@@ -13,37 +13,75 @@ from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
 from sparkforge.build.results import (
     EnvironmentResult,
     FilesResult,
+    OwnWheel,
+    PackResult,
+    PluginResult,
     Product,
     SmokeResult,
     WheelhouseResult,
     WheelResult,
 )
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
-from sparkforge.build.stages.product import (
-    Parts,
-    environment_item,
-    image_item,
-    note_of,
-    smoke_item,
-)
+from sparkforge.build.stages.product import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.build.stages.trees import Tree, tree_of
 from sparkforge.build.stages.wheels import overlay_item
 from sparkforge.runtime.engine import BaseImage
 
 
-@dataclass(frozen=True)
-class Graph(Parts):
-    """The results of a target; those of ``Parts`` are what its product is made of."""
+class Graph:
+    """The results of a target; all but ``product`` and ``smoke`` are what the product is made of.
 
-    trees: Mapping[str, Tree]
-    """By upstream."""
-    kernels: Cached[FilesResult] | None
-    """Of the plugin; None where pins.yaml has none."""
-    product: Cached[Product]
-    """The image, or the virtual environment."""
-    smoke: Cached[SmokeResult] | None
-    """None where the target has no smoke test."""
+    Attributes:
+        trees, wheels: by upstream.
+        kernels, plugin: None where pins.yaml has no plugin.
+        pack: FlashInfer's modules, compiled ahead of time.
+        product: the image, or the virtual environment.
+        smoke: None where the target has no smoke test.
+    """
+
+    def __init__(self, context: Context, tools: Tools, serving: Serving) -> None:
+        target, pin = context.target, context.pins.plugin
+        layers = dict.fromkeys(one for name in target.wheels for one in context.layers(name))
+        self.trees: dict[str, Tree] = {layer: tree_of(context, layer) for layer in layers}
+        self.wheels: Mapping[str, Cached[WheelResult]]
+        if context.wheels == "compile":
+            from sparkforge.build.compile import natives  # not needed by overlays
+
+            self.wheels = natives.compiled(context, tools, self.trees)
+        else:
+            self.wheels = {name: overlay_item(context, name, self.trees) for name in target.wheels}
+        self.kernels: Cached[FilesResult] | None = None
+        self.plugin: Cached[PluginResult] | None = None
+        if pin is not None:
+            self.kernels = kernels_item(context, pin)
+            self.plugin = plugin_item(context, pin, self.kernels)
+        self.house: Cached[WheelhouseResult] = wheelhouse_item(context)
+        self.pack: Cached[PackResult] | None = None
+        if context.pack:
+            from sparkforge.build.packs import modules  # not needed by targets without a GPU
+            from sparkforge.build.packs.pack import packs_item
+
+            tree = self.trees.get(modules.UPSTREAM)
+            self.pack = packs_item(context, tree, modules.pinned(context.pack), tools.jobs)
+        self.product: Cached[Product]
+        unpatched = None
+        if tools.engine is not None and tools.base is not None:
+            self.product = image_item(context, tools, tools.engine, tools.base, self)
+        else:
+            self.product = environment_item(context, self.own, self.house, "environment")
+            # with arguments of the user's there is no proof: it is about the target as it is
+            if not serving.arguments:
+                unpatched = unpatched_environment(context, self.house)
+        self.smoke: Cached[SmokeResult] | None = None
+        if target.smoke is not None:
+            self.smoke = smoke_item(context, tools, serving, self, unpatched)
+
+    @property
+    def own(self) -> tuple[Cached[OwnWheel], ...]:
+        """The wheels that the build makes."""
+        others = (self.plugin, self.pack)
+        return (*self.wheels.values(), *(item for item in others if item is not None))
 
     def until(self, stage: str) -> list[Cached[Any]]:
         """Return what a build makes up to and with a stage, in order."""
@@ -64,8 +102,8 @@ class Build:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its results; raises what ``graph_of`` does."""
-        return graph_of(self.context, self.tools, self.serving)
+        """Its results; PinsError, BuildError, UsageError if there are none by pins.yaml."""
+        return Graph(self.context, self.tools, self.serving)
 
     def plan(self, until: str) -> list[Planned]:
         """Return what ``run`` would do."""
@@ -78,47 +116,9 @@ class Build:
         return items
 
 
-def graph_of(context: Context, tools: Tools | None = None, serving: Serving | None = None) -> Graph:
-    """Return the results of a build's target."""
-    tools, serving = tools or Tools(), serving or Serving()
-    trees: dict[str, Tree] = {}
-    wheels: dict[str, Cached[WheelResult]] = {}
-    for name in context.target.wheels:
-        trees |= {layer: tree_of(context, layer) for layer in context.layers(name)}
-    if context.wheels == "compile":
-        from sparkforge.build.compile import inputs, natives  # not needed by overlays
-
-        builder = inputs.builder_item(context, tools)
-    for name in context.target.wheels:
-        layers = {layer: trees[layer] for layer in context.layers(name)}
-        if context.wheels == "compile":
-            wheels[name] = natives.compile_item(context, tools, name, builder, layers)
-        else:
-            wheels[name] = overlay_item(context, name, layers)
-    pin = context.pins.plugin
-    kernels = None if pin is None else kernels_item(context, pin)
-    plugin = None if pin is None or kernels is None else plugin_item(context, pin, kernels)
-    house = wheelhouse_item(context)
-    pack = None
-    if context.pack:
-        from sparkforge.build.packs import modules  # not needed by targets without a GPU
-        from sparkforge.build.packs.pack import packs_item
-
-        chosen = modules.pinned(context.pack, f"targets.{context.target_name}.pack")
-        pack = packs_item(context, trees.get(modules.UPSTREAM), chosen, tools.jobs)
-    parts = Parts(wheels, plugin, pack, house)
-    product: Cached[Product]
-    unpatched = None
-    if tools.engine is not None and tools.base is not None:
-        product = image_item(context, tools, tools.engine, tools.base, parts)
-    else:
-        product = environment_item(context, parts.own, house, "environment")
-        # with arguments of the user's there is no proof: it is about the target as it is
-        unpatched = None if serving.arguments else unpatched_environment(context, house)
-    smoke = None
-    if context.target.smoke is not None:
-        smoke = smoke_item(context, tools, serving, product, unpatched, wheels, trees)
-    return Graph(wheels, plugin, pack, house, trees, kernels, product, smoke)
+def graph_of(context: Context) -> Graph:
+    """Return the results of a target without an engine."""
+    return Build(context).graph
 
 
 def unpatched_environment(
@@ -132,4 +132,4 @@ def unpatched_environment(
 
 def inputs_of_image(context: Context, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of a target's image and its parts, as the image holds them."""
-    return note_of(context, graph_of(context, Tools(base=base)), base)
+    return note_of(context, Build(context, Tools(base=base)).graph, base)

@@ -93,28 +93,18 @@ def test_damaged_dist_is_published_again(project: Project, name: str) -> None:
 # -- git -----------------------------------------------------------------------------------
 
 
-def test_damaged_git_object_is_fetched_again(project: Project) -> None:
+def test_damaged_repository_is_an_error(project: Project) -> None:
     first = project.build()
-    repo = project.store / "git" / "demo.git"
-    files = sorted(path for path in (repo / "objects").rglob("*") if path.is_file())
-    for path in files[:4]:
-        before = path.read_bytes()
-        flip(path)
-        # the wheel is gone, too: it is made from the repository's objects
-        shutil.rmtree(project.store / "artefacts")
-        assert project.build()["items"] == first["items"], path
-        if path.is_file() and path.read_bytes() != before:
-            path.write_bytes(before)  # one that nothing needed
-
-
-def test_damaged_repository_is_an_error_of_other_commands(project: Project) -> None:
-    project.build()
     repo = project.store / "git" / "demo.git"
     for path in (repo / "objects").rglob("*"):
         if path.is_file():
             cut(path)
-    _, err = project.run("patches", "check", code=11)
-    assert f"{repo}: damaged: " in err
+    for words in (("patches", "check"), BUILD):
+        shutil.rmtree(project.store / "artefacts", ignore_errors=True)
+        _, err = project.run(*words, code=11)
+        assert f"{repo}: damaged: " in err
+    shutil.rmtree(repo)
+    assert project.build()["items"] == first["items"]
 
 
 # -- what is no store -----------------------------------------------------------------------

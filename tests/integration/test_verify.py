@@ -222,7 +222,7 @@ def test_a_missing_file_and_changed_labels_are_named(baked: Baked) -> None:
     assert f"{SITE}/demo/__init__.py: " in said
     for label in ("org.sparkforge.demo.commit", SITE_PACKAGES_LABEL, image.KEY_LABEL):
         assert f"label {label}: " in said
-    assert "image.python: 3.12 → 3.11" in said
+    assert "image.target.python: 3.12 → 3.11" in said
 
 
 @pytest.mark.parametrize("path", [NOTE, f"{SITE}/x-1.dist-info/RECORD"])

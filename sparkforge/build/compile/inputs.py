@@ -32,20 +32,22 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
     if base is None:
         msg = f"target {context.target_name} has no base image in pins.yaml to compile in"
         raise MachineError(msg, "give one: --base IMAGE (with Python and apt)")
-    lock = target.builder.get(context.platform)
-    if lock is None:
+    if context.platform not in target.builder:
         msg = f"targets.{context.target_name}: has no builder for {context.platform}"
         raise BuildError(msg, "add a lock of its upstreams' build requirements (builder:)")
-    house = wheelhouse_item(context, context.root / lock, "builder's wheelhouse", "builder")
-    packages = (*_PACKAGES, f"python{target.python}-dev")
+    lock = context.root / target.builder[context.platform]
+    house = wheelhouse_item(context, lock, "builder's wheelhouse", "builder")
     dockerfile = context.root / "Dockerfile"
+    arguments = {
+        "PYTHON_VERSION": target.python,
+        "SOURCE_DATE_EPOCH": str(context.epoch),
+        "SYSTEM_PACKAGES": " ".join((*_PACKAGES, f"python{target.python}-dev")),
+    }
     inputs = {
         "base": base.digest,
         "wheelhouse": house.key,
-        "python": target.python,
         "platform": context.platform,
-        "packages": list(packages),
-        "epoch": context.epoch,
+        "arguments": arguments,
         "recipe": code_digest(dockerfile),
     }
 
@@ -55,17 +57,12 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         name = f"sparkforge/builder-{context.target_name}:{key_of(inputs)[:12]}"
         ours = folder / "wheels"
         ours.mkdir()
-        (ours / "requirements.txt").write_bytes((context.root / lock).read_bytes())
+        (ours / "requirements.txt").write_bytes(lock.read_bytes())
         build_image(
             *(dockerfile, context.root, engine.context, engine.kept_as(name)),
             stage="builder",
             platform=context.platform,
-            arguments={
-                "BASE": base.reference,
-                "PYTHON_VERSION": target.python,
-                "SOURCE_DATE_EPOCH": str(context.epoch),
-                "SYSTEM_PACKAGES": " ".join(packages),
-            },
+            arguments={"BASE": base.reference, **arguments},
             contexts={"wheels": ours, "wheelhouse": house.path / WHEELS},
             ca_bundle=tools.ca_bundle,
         )
@@ -77,8 +74,6 @@ def builder_item(context: Context, tools: Tools) -> Cached[BuilderResult]:
         *("builder", "builder", inputs, BuilderResult, make),
         needs=(house,),
         valid=lambda made: tools.engine is None or tools.engine.has_image(made.result.image_id),
-        # an engine may lose the image of which all wheels are made
-        intermediate=True,
     )
 
 
@@ -92,7 +87,7 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[File
 
     def make(folder: Path) -> FilesResult:
         url = context.access.mirrors.get(name, pin.git)
-        local = "://" not in url and Path(url).exists()
+        local = "://" not in url
         remedy = f"check the network, or give --mirror {name}=URL or PATH of a clone"
         if context.access.offline and not local:
             msg = f"{name}: commit {pin.commit[:12]} is not in the store, and --offline is set"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.cached import Cached, undamaged
-from sparkforge.build.compile.inputs import ARCHIVE, external_item
+from sparkforge.build.compile.inputs import ARCHIVE, builder_item, external_item
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.jobs import CXX_GIB, KEEP_GIB, NVCC_GIB, width
 from sparkforge.build.results import (
@@ -78,32 +78,23 @@ def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tupl
     return tuple(found[file] for file in sorted(found))
 
 
-def reads_externals(natives: tuple[Native, ...]) -> bool:
-    """Return whether CMake's configuration for these files reads the upstream's externals."""
-    return any(native.device != "empty" for native in natives)
-
-
 def arch_list(cuda_arch: str | None) -> str | None:
     """Return TORCH_CUDA_ARCH_LIST for a target's architecture.
 
     From 10.0 on with the family's ``f``: kernels for plain 12.1 (and 12.0) that use block-scaled
-    MMA compile without a warning and hold a trap; ``a`` of 12.0 does not load on 12.1. vLLM's CMake
-    reads 12.1f as 12.0 where a file needs no more, and builds 12.0f where it needs the family's
-    instructions (every file's flags: tests/patches/golden/cuda-archs.json).
+    MMA compile without a warning and hold a trap; ``a`` of 12.0 does not load on 12.1.
     """
-    if cuda_arch is None:
-        return None
-    return f"{cuda_arch}f" if int(cuda_arch.partition(".")[0]) >= 10 else cuda_arch
+    if cuda_arch is None or int(cuda_arch.partition(".")[0]) < 10:
+        return cuda_arch
+    return f"{cuda_arch}f"
 
 
 def script(
     upstream: Upstream,
-    natives: tuple[Native, ...],
+    natives: Sequence[Native],
     arch: str | None,
     epoch: int,
     redirects: Mapping[str, str],
-    jobs: int = 0,
-    namespace: str = "",
 ) -> str:
     """Return the shell script of the Dockerfile's stage ``compile``, which has no network.
 
@@ -111,8 +102,6 @@ def script(
         arch: value of TORCH_CUDA_ARCH_LIST; None: no GPU.
         redirects: variables that point at sources which CMake would fetch, with the folder below
             ``externals``.
-        jobs: compilers at once.
-        namespace: of ccache; only builds with the same one share results.
     """
     variables = {
         "SOURCE_DATE_EPOCH": str(epoch),
@@ -121,16 +110,13 @@ def script(
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
         **upstream.compile.variables,
-        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
         "CCACHE_DIR": f"{BUILD}/ccache",
-        "CCACHE_NAMESPACE": namespace,
         "CCACHE_COMPILERCHECK": "content",
         "CCACHE_MAXSIZE": "20G",
+        **{name: f"{BUILD}/externals/{path}" for name, path in redirects.items()},
     }
     if arch is not None:
         variables |= {"TORCH_CUDA_ARCH_LIST": arch, "NVCC_APPEND_FLAGS": NVCC_FLAGS}
-    if reads_externals(natives):
-        variables |= {name: f"{BUILD}/externals/{path}" for name, path in redirects.items()}
     lines = ["set -eux", "umask 022"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     for device in dict.fromkeys(native.device for native in natives):
@@ -150,61 +136,80 @@ def script(
             ]
         lines += [shlex.join(configure), f"cmake --build {folder} --target {shlex.join(targets)}"]
         install = f"cmake --install {folder} --strip --prefix {BUILD}/out --component"
-        lines += [f"{install} {shlex.quote(target)}" for target in targets]
+        lines += [f"{install} {target}" for target in targets]
     return "\n".join([*lines, ""])
 
 
-def compile_item(
+def compiled(
+    context: Context, tools: Tools, trees: Mapping[str, Tree]
+) -> dict[str, Cached[WheelResult]]:
+    """Return a target's wheels: compiled where a series changes native files, else overlays.
+
+    Raises:
+        BuildError: as ``changed``, ``builder_item``.
+        MachineError: as ``builder_item``.
+    """
+    image = builder_item(context, tools)
+    device = "cpu" if context.target.cuda_arch is None else "cuda"
+    found: dict[str, Cached[WheelResult]] = {}
+    for name in context.target.wheels:
+        upstream, layers = context.pins.upstream(name), context.layers(name)
+        natives: tuple[Native, ...] = ()
+        if not upstream.compile.blocked:
+            natives = changed(name, upstream, context.series_of(name), device)
+        if natives:
+            ours = {layer: trees[layer] for layer in layers}
+            found[name] = _compile_item(context, tools, name, image, ours, natives)
+        else:
+            note = upstream.compile.blocked or "its series changes no native file"
+            found[name] = overlay_item(context, name, trees, note)
+    return found
+
+
+def _compile_item(
     context: Context,
     tools: Tools,
     name: str,
     image: Cached[BuilderResult],
     trees: Mapping[str, Tree],
+    natives: tuple[Native, ...],
 ) -> Cached[WheelResult]:
-    """Return an upstream's wheel with compiled native files, or an overlay if it changes none.
-
-    Args:
-        trees: of the upstream and of those that its wheel carries, by name.
-
-    Raises:
-        BuildError: as ``changed``.
-    """
     upstream, plan = context.pins.upstream(name), context.target.wheels[name]
-    natives: tuple[Native, ...] = ()
-    if not upstream.compile.blocked:
-        device = "cpu" if context.target.cuda_arch is None else "cuda"
-        natives = changed(name, upstream, context.series_of(name), device)
-    if not natives:
-        note = upstream.compile.blocked or "its series changes no native file"
-        return overlay_item(context, name, trees, note=note)
-    externals = upstream.externals if reads_externals(natives) else {}
-    fetched = {key: external_item(context, name, key) for key in externals}
     file = upstream.files[plan.files[context.platform]]
-    redirects = {pin.redirect: key for key, pin in upstream.externals.items()}
-    for layer in plan.carries:
-        if redirect := context.pins.upstream(layer).compile.redirect:
-            redirects[redirect] = layer
-    recipe = (upstream, natives, arch_list(context.target.cuda_arch), context.epoch, redirects)
+    fetched: dict[str, Cached[FilesResult]] = {}
+    redirects: dict[str, str] = {}
+    # CMake's configuration for a device reads them
+    if any(native.device != "empty" for native in natives):
+        fetched = {key: external_item(context, name, key) for key in upstream.externals}
+        redirects = {pin.redirect: key for key, pin in upstream.externals.items()}
+        for layer in plan.carries:
+            if redirect := context.pins.upstream(layer).compile.redirect:
+                redirects[redirect] = layer
+    arch = arch_list(context.target.cuda_arch)
+    text = script(upstream, natives, arch, context.epoch, redirects)
     inputs = {
         **common_inputs(context, name, series_of(context, name)),
         # an overlay takes the patched files from them, a compile takes all files
-        "sources": {layer: chosen(context, layer) for layer in context.layers(name)},
+        "sources": {layer: chosen(context, layer) for layer in trees},
         "builder": image.key,
-        "script": script(*recipe),
+        "script": text,
         "externals": {key: item.key for key, item in fetched.items()},
     }
-    gib = CXX_GIB if context.target.cuda_arch is None else NVCC_GIB
-    # one a store: the second build of `verify`, in an empty store, compiles everything again
-    namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
-    text = script(*recipe, width(tools.jobs, gib, KEEP_GIB), namespace)
 
     def make(folder: Path) -> CompiledWheelResult:
         wheel = release_wheel(context, name, file)
         log.info(f"{name}: {', '.join(native.file for native in natives)}")
+        gib = CXX_GIB if context.target.cuda_arch is None else NVCC_GIB
+        # one a store: the second build of `verify`, in an empty store, compiles everything again
+        namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
+        here = (
+            f"export CMAKE_BUILD_PARALLEL_LEVEL={width(tools.jobs, gib, KEEP_GIB)}\n"
+            f"export CCACHE_NAMESPACE={namespace}\n"
+        )
         with context.store.temporary("compile") as work:
             sources, out = work / "sources", work / "out"
             _fill(context, name, trees, fetched, sources)
-            (sources / "compile.sh").write_text(text)
+            (sources / "compile.sh").write_text(here + text)
             assert tools.engine is not None  # build_of refuses a compile without one
             build_image(
                 *(context.root / "Dockerfile", context.root, tools.engine.context),
@@ -216,18 +221,15 @@ def compile_item(
                 contexts={"sources": sources},
                 options=("--no-cache-filter=compile",),  # the store keeps what is compiled
             )
-            compiled = {native.file: (out / native.file).read_bytes() for native in natives}
+            made = {native.file: (out / native.file).read_bytes() for native in natives}
         ours = [trees[layer].layer(context) for layer in series_of(context, name)]
-        request = request_of(context, name, wheel, inputs["local"])
-        return overlaid(request, ours, compiled, folder)
+        return overlaid(request_of(context, name, wheel, inputs["local"]), ours, made, folder)
 
-    layered = (item for tree in trees.values() for item in tree.items)
     return Cached(
         *("wheels", f"wheel {name}", inputs, CompiledWheelResult, make),
-        needs=(*layered, *fetched.values(), image),
+        needs=(*(item for tree in trees.values() for item in tree.items), *fetched.values(), image),
         valid=holds_wheel,
         fetches=lambda: to_fetch(context, file),
-        commands=tuple(text.splitlines()),
     )
 
 

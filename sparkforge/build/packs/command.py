@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
@@ -14,10 +14,9 @@ from sparkforge.build.options import OutputOptions, platform_of
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import UPSTREAM, pinned
 from sparkforge.build.packs.pack import packs_item
-from sparkforge.build.results import PackResult
 from sparkforge.build.stages.trees import tree_of
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.log import counted, human_bytes, log
+from sparkforge.core.log import log
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -28,13 +27,6 @@ class Options:
 
     target: str
     """target to compile for: spark or rtx"""
-    set: Literal["default", "all"] = "default"
-    """default: what the profiles' defaults load; all: what --moe-backend flashinfer_cutlass,
-    --kv-cache-dtype fp8 and --block-size load, too"""
-    list: bool = False
-    """list the modules and exit"""
-    dry_run: bool = False
-    """print the plan and exit"""
     jobs: PositiveInt | None = None
     """parallel compilers (default: as many as fit in memory)"""
     project: ProjectOptions = ProjectOptions()
@@ -42,35 +34,19 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Compile the modules that the store lacks, and link the wheel into dist/."""
-    chosen = pinned([options.set], "--set")
+    """Compile the modules of a target's pack, and link the wheel into dist/."""
     project = Project.open(options.project)
     context = Context.of(project, options.target, platform_of(project.pins.target(options.target)))
-    if options.list:
-        log.document({module.name: asdict(module) for module in chosen})
-        for module in chosen:
-            log.info(f"{module.name}{f'  [{module.needs}]' if module.needs else ''}")
-        return 0
+    chosen = pinned(context.pack or ("default",))
     item = packs_item(context, tree_of(context, UPSTREAM), chosen, options.jobs)
-    todo = cached.ordered([item])
-    steps = cached.plan(context, todo)
-    if options.dry_run:
-        log.document({"steps": [asdict(step) for step in steps]})
-        cached.show(context, steps)
-        return 0
-    if cached.makes(todo, steps, PackResult):
-        recipe.host(context.platform)  # before anything is fetched
-    context.store.sweep()
-    cached.run(context, todo, planned=steps)
-    result, folder = item.result, context.dist / "packs"
-    wheel = folder / result.file
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.whl"):
-            old.unlink()
-        publish.link(item.path / result.file, wheel)
+    recipe.host(context.platform)  # before anything is fetched
+    cached.run(context, cached.ordered([item]))
+    wheel = context.dist / "packs" / item.result.file
+    with disk_errors(wheel.parent):
+        shutil.rmtree(wheel.parent, ignore_errors=True)
+        wheel.parent.mkdir(parents=True)
+        publish.link(item.path / wheel.name, wheel)
     path = str(wheel.relative_to(project.root))
-    log.heading(f"{counted(len(result.modules), 'module')}, {human_bytes(wheel.stat().st_size)}")
     log.info(path)
-    log.document({**asdict(result), "file": path})
+    log.document({**asdict(item.result), "file": path})
     return 0

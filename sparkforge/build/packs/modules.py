@@ -17,7 +17,6 @@ from sparkforge.core.errors import PinsError
 UPSTREAM = "flashinfer"
 LOCK = "requirements/packs.txt"
 """The compiler's wheels."""
-SETS = ("default", "all")
 
 
 @dataclass(frozen=True)
@@ -118,17 +117,13 @@ MODULES: tuple[Module, ...] = (
 )
 
 
-def pinned(pack: Sequence[str], key: str) -> tuple[Module, ...]:
-    """Return the modules of a pack: of sets, of options, or by their names.
-
-    ``key`` of pins.yaml, or an option, is for the PinsError where there is none of a name.
-    """
-    chosen: dict[str, Module] = {}
-    for name in pack:
-        wanted = "" if name == "default" else name or None
-        found = [one for one in MODULES if name in ("all", one.name) or one.needs == wanted]
-        if not found:
-            hint = f"give {' or '.join(SETS)}, or options or names of build.py packs --list"
-            raise PinsError(f"{key}: {name!r} is no set, option or module", hint)
-        chosen |= {module.name: module for module in found}
-    return tuple(chosen.values())
+def pinned(pack: Sequence[str]) -> tuple[Module, ...]:
+    """Return the modules of a pack: ``default``, ``all``, names; PinsError if there is no such."""
+    if unknown := set(pack) - {"default", "all", *(module.name for module in MODULES)}:
+        msg = f"{min(unknown)!r} is no module of FlashInfer that is compiled ahead of time"
+        raise PinsError(msg, "give default, all, or names of sparkforge/build/packs/modules.py")
+    return tuple(
+        module
+        for module in MODULES
+        if "all" in pack or module.name in pack or ("default" in pack and not module.needs)
+    )

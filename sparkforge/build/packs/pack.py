@@ -15,13 +15,13 @@ from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
 from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.results import FilesResult, PackResult, all_intact
-from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.thirdparty import compiler, fill, to_fetch, version
 from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core import git
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import UsageError
-from sparkforge.core.log import counted, log
+from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive
@@ -34,8 +34,8 @@ _METADATA = (
     "Summary: FlashInfer's modules for gpt-oss on SM 12.x, compiled by sparkforge",
     "License-Expression: Apache-2.0",
 )
-# GiB that one compiler takes at most, the first of gemm_grouped/ (docs/build.md)
-_LARGEST_GIB, _OTHER_GIB = 8.0, 2.0
+# that one compiler takes at most, and with files of gemm_grouped/ (docs/build.md)
+_GIB, _LARGEST_GIB = 2.0, 8.0
 
 
 def libraries(
@@ -69,33 +69,27 @@ def libraries(
         for module in modules
         for unit in module.units
     }
-    found: dict[Unit, Path] = {}
-    for unit, keys in inputs.items():
-        kept = store.find("packs", keys, FilesResult)
-        if kept is not None and all_intact(kept):
-            found[unit] = kept.path / OBJECT
-    missing = [unit for unit in inputs if unit not in found]
-    of = f"{counted(len(inputs), 'unit')} of {counted(len(modules), 'module')}"
-    log.info(f"{of}, {len(missing)} to compile")
 
     def compiled(unit: Unit, _: Event) -> Path:
         def make(folder: Path) -> FilesResult:
             recipe.compile_unit(tree, host, unit, key_of(inputs[unit])[:16], folder / OBJECT)
             return FilesResult({OBJECT: sha256_file(folder / OBJECT)})
 
-        # again: one that is there is damaged
-        return store.build("packs", inputs[unit], FilesResult, make, again=True).path / OBJECT
+        kept = store.find("packs", inputs[unit], FilesResult)
+        again = kept is not None and not all_intact(kept)
+        return store.build("packs", inputs[unit], FilesResult, make, again=again).path / OBJECT
 
-    for gib in (_LARGEST_GIB, _OTHER_GIB):
-        todo = [u for u in missing if (gib == _LARGEST_GIB) == ("gemm_grouped/" in u.source)]
-        at_once = width(jobs, gib, KEEP_GIB)
-        for unit, path in zip(todo, in_parallel(compiled, todo, at_once), strict=True):
-            found[unit] = path
-            log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+    found: dict[Unit, Path] = {}
+    gib = _LARGEST_GIB if any("gemm_grouped/" in unit.source for unit in inputs) else _GIB
+    made = in_parallel(compiled, list(inputs), width(jobs, gib, KEEP_GIB))
+    for unit, path in zip(inputs, made, strict=True):
+        found[unit] = path
+        log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+    libraries = {module.name: tree / f"{module.name}.so" for module in modules}
     for module in modules:
-        out = tree / f"{module.name}.so"
-        recipe.link(tree, host, module, [found[unit] for unit in module.units], out)
-    return {module.name: tree / f"{module.name}.so" for module in modules}
+        objects = [found[unit] for unit in module.units]
+        recipe.link(tree, host, module, objects, libraries[module.name])
+    return libraries
 
 
 def write(
@@ -142,7 +136,7 @@ def packs_item(
         raise UsageError(msg, "choose spark or rtx")
     host = recipe.found(context.platform)
     upstream = context.pins.upstream(UPSTREAM)
-    nvcc = LockedCompiler(context.root / LOCK, "nvidia-cuda-nvcc")
+    lock = context.root / LOCK
     local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
@@ -150,7 +144,7 @@ def packs_item(
         "modules": [module.name for module in modules],
         "architecture": f"{arch}f",
         "platform": context.platform,
-        "compiler": sha256_file(nvcc.lock),
+        "compiler": sha256_file(lock),
         "host": "none on this machine" if host is None else host.identity,
         "version": f"{upstream.version}+{local}",
         "epoch": context.epoch,
@@ -162,7 +156,7 @@ def packs_item(
         repo, commit = patched.source.repo, patched.commit
         with context.store.temporary("packs") as work:
             where = work / "tree"
-            nvcc.fill(context, work / WHEELS)
+            fill(context, compiler(lock), work / WHEELS)
             recipe.fill(repo, commit, work / WHEELS, host, where)
             ids = git.git(repo, "rev-parse", *(f"{commit}:{name}" for name in recipe.READ)).split()
             read = dict(zip(recipe.READ, ids, strict=True))
@@ -174,7 +168,7 @@ def packs_item(
                 "architecture": f"sm{arch.replace('.', '')}f",
                 "platform": context.platform,
                 "commit": commit,
-                "compiler": f"nvcc {nvcc.version()}",
+                "compiler": f"nvcc {version(lock, 'nvidia-cuda-nvcc')}",
                 "host": host.identity,
             }
             return write(modules, described, found, about, context.epoch, folder)
@@ -183,5 +177,5 @@ def packs_item(
         *("packs", "pack flashinfer", inputs, PackResult, make),
         needs=tree.items,
         valid=holds_wheel,
-        fetches=lambda: nvcc.fetches(context),
+        fetches=lambda: to_fetch(context, compiler(lock)),
     )

@@ -6,19 +6,13 @@ The wheel is one file for all targets and processors.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import PLUGIN, WHEELS, Context
 from sparkforge.build.results import FilesResult, PluginResult, all_intact
-from sparkforge.build.stages.thirdparty import LockedCompiler
+from sparkforge.build.stages.thirdparty import compiler, fill, to_fetch, version
 from sparkforge.build.stages.wheels import holds_wheel
-from sparkforge.core import plain
 from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
 from sparkforge.pins.compiling import Plugin
@@ -42,47 +36,33 @@ def _read(root: Path, folder: Path, pattern: str, first: str) -> dict[str, bytes
 def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
     """Return the machine code of a plugin's kernels; PinsError if there are no sources."""
     sources = _read(context.root, (context.root / pin.source).parent, "*.cu*", pin.source)
-    compiler = LockedCompiler(context.root / pin.requirements, "nvidia-cuda-nvrtc")
+    lock = context.root / pin.requirements
     inputs = {
         "source": pin.source,
         "sources": digests(sources),
         "architectures": list(pin.architectures),
         "spills": list(pin.spills),
         # of all platforms: the machine code does not depend on where it is compiled
-        "compiler": sha256_file(compiler.lock),
+        "compiler": sha256_file(lock),
     }
 
     def make(folder: Path) -> FilesResult:
         from sparkforge.build import cubins
 
         with context.store.temporary("kernels") as work:
-            compiler.fill(context, work / WHEELS)
+            fill(context, compiler(lock), work / WHEELS)
             cubins.unpack(work / WHEELS, work / "toolchain")
             for path, data in sources.items():
                 (work / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
                 (work / "tree" / path).write_bytes(data)
-            made = (work / "tree", compiler.version(), work / "toolchain", folder)
-            return FilesResult(cubins.build(pin, *made))
+            of = version(lock, "nvidia-cuda-nvrtc")
+            return FilesResult(cubins.build(pin, work / "tree", of, work / "toolchain", folder))
 
     return Cached(
         *("kernels", "kernels", inputs, FilesResult, make),
         valid=all_intact,
-        fetches=lambda: compiler.fetches(context),
+        fetches=lambda: to_fetch(context, compiler(lock)),
     )
-
-
-@dataclass(frozen=True)
-class _Described:
-    """The table ``project`` of a plugin's pyproject.toml."""
-
-    name: str
-    version: str
-    description: str
-    license: str
-    licenses: Annotated[tuple[str, ...], Field(alias="license-files")]
-    """Files beside the table."""
-    python: Annotated[str, Field(alias="requires-python")]
-    entry_points: Annotated[Mapping[str, Mapping[str, str]], Field(alias="entry-points")]
 
 
 def plugin_item(
@@ -91,17 +71,24 @@ def plugin_item(
     """Return the wheel of a plugin; PinsError if its files are missing or wrong."""
     pyproject = context.root / pin.folder / "pyproject.toml"
     try:
-        project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project")
-    except ValueError as error:
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+        licenses = {
+            file: (pyproject.parent / file).read_bytes() for file in project["license-files"]
+        }
+        metadata = (
+            f"Summary: {project['description']}",
+            f"License-Expression: {project['license']}",
+            *(f"License-File: {file}" for file in licenses),
+            f"Requires-Python: {project['requires-python']}",
+        )
+        about = (str(project["name"]), project["version"], "py3-none-any", metadata)
+        entry_points = project["entry-points"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise PinsError(f"{pyproject}: {error}") from None
-    described = plain.load(_Described, project)
-    if described is None:
-        fields = "name, version, description, license, license-files, requires-python, entry-points"
-        raise PinsError(f"{pyproject}: [project] must have {fields}, and nothing else")
-    name = described.name.replace("-", "_")
-    first = f"{pin.folder}{name}/__init__.py"
-    package = _read(context.root, pyproject.parent / name, "*.py", first)
-    licenses = {file: (pyproject.parent / file).read_bytes() for file in described.licenses}
+    name = about[0].replace("-", "_")
+    package = _read(
+        context.root, pyproject.parent / name, "*.py", f"{pin.folder}{name}/__init__.py"
+    )
     inside = f"{name}/{CUBINS}"
     inputs = {
         "pyproject": sha256_file(pyproject),
@@ -116,18 +103,9 @@ def plugin_item(
         members = {path.removeprefix(pin.folder): data for path, data in package.items()}
         for file, sha256 in code.items():
             members[f"{inside}/{file}"] = undamaged(kernels.path / file, sha256).read_bytes()
-        metadata = (
-            f"Summary: {described.description}",
-            f"License-Expression: {described.license}",
-            *(f"License-File: {file}" for file in licenses),
-            f"Requires-Python: {described.python}",
-        )
-        wheel = archive.Fresh(
-            *(described.name, described.version, "py3-none-any", metadata),
-            *(members, described.entry_points, licenses),
-        )
+        wheel = archive.Fresh(*about, members, entry_points, licenses)
         path = archive.write_fresh(wheel, context.epoch, folder)
         held = {f"{inside}/{file}": sha256 for file, sha256 in code.items()}
-        return PluginResult(path.name, sha256_file(path), described.version, held)
+        return PluginResult(path.name, sha256_file(path), about[1], held)
 
     return Cached("kernels", PLUGIN, inputs, PluginResult, make, (kernels,), valid=holds_wheel)

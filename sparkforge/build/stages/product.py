@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkforge.build import image
 from sparkforge.build.cached import Cached, result_of, undamaged
@@ -19,21 +18,19 @@ from sparkforge.build.results import (
     ImageArchiveResult,
     ImageResult,
     OwnWheel,
-    PackResult,
-    PluginResult,
-    Product,
     SmokeResult,
     WheelhouseResult,
-    WheelResult,
     all_intact,
 )
-from sparkforge.build.stages.trees import Tree
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.runtime import environment, isa
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.download import Fetches
 from sparkforge.store.store import Artefact, code_of
+
+if TYPE_CHECKING:
+    from sparkforge.build.graph import Graph
 
 NOTE = "inputs.json"
 """A file of the image's share folder: its inputs and those of its parts, by label."""
@@ -42,24 +39,6 @@ _UNCOMPARED = {
     "sources",  # a choice of the build, not of the checkout
     "host",  # of the machine that compiled a pack
 }
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What an image or an environment is made of: our wheels, and those of third parties."""
-
-    wheels: Mapping[str, Cached[WheelResult]]
-    """By the upstream's name."""
-    plugin: Cached[PluginResult] | None
-    pack: Cached[PackResult] | None
-    """FlashInfer's modules, compiled ahead of time."""
-    house: Cached[WheelhouseResult]
-
-    @property
-    def own(self) -> tuple[Cached[OwnWheel], ...]:
-        """The wheels that the build makes."""
-        others = (self.plugin, self.pack)
-        return (*self.wheels.values(), *(item for item in others if item is not None))
 
 
 # -- virtual environments ----------------------------------------------------------------
@@ -116,9 +95,7 @@ def environment_item(
         needs=(*wheels, house),
         fetches=fetches,
         valid=stands,
-        # only the smoke test uses it
         intermediate=release,
-        kept=release,
     )
 
 
@@ -140,20 +117,16 @@ def trial_item() -> Cached[FilesResult]:
     return Cached("image", "preflight checkpoint", {}, FilesResult, make, valid=all_intact)
 
 
-def note_of(context: Context, parts: Parts, base: BaseImage) -> dict[str, Mapping[str, Any]]:
+def note_of(context: Context, parts: Graph, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image and of its parts, by label, as the image holds them."""
     target, trial = context.target, trial_item()
     inputs = {
         "wheels": {item.label: item.key for item in parts.own},
         "wheelhouse": parts.house.key,
         "base": base.digest,
-        "python": target.python,
         "platform": context.platform,
-        "system_packages": list(target.system_packages),
-        "build_packages": list(target.build_packages),
-        "absent": list(target.absent),
+        "target": target.model_dump(mode="json"),
         "needs": image.needs(context),
-        "serve": list(target.serve),
         "profile": context.profile,
         "preflight": trial.key,
         "epoch": context.epoch,
@@ -177,7 +150,7 @@ def comparable(note: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def image_item(
-    context: Context, tools: Tools, engine: Engine, base: BaseImage, parts: Parts
+    context: Context, tools: Tools, engine: Engine, base: BaseImage, parts: Graph
 ) -> Cached[ImageResult | ImageArchiveResult]:
     """Return the image of these parts: in the engine, or in a file if the build is cold."""
     trial, note = trial_item(), note_of(context, parts, base)
@@ -227,10 +200,8 @@ def smoke_item(
     context: Context,
     tools: Tools,
     serving: Serving,
-    product: Cached[Product],
+    graph: Graph,
     unpatched: Cached[EnvironmentResult] | None,
-    wheels: Mapping[str, Cached[WheelResult]],
-    trees: Mapping[str, Tree],
 ) -> Cached[SmokeResult]:
     """Return the smoke test of an image or an environment.
 
@@ -239,7 +210,7 @@ def smoke_item(
             original files are put back, and where nothing is compared.
     """
     inputs = {
-        "product": product.key,
+        "product": graph.product.key,
         "cpu": isa.here(),
         "kind": "image" if tools.engine is not None else "environment",
         "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
@@ -251,11 +222,10 @@ def smoke_item(
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
 
         release = None if unpatched is None else unpatched.artefact
-        return smoke.run(
-            *(context, tools.engine, serving, product.artefact, release, wheels, trees), folder
-        )
+        served = (serving, graph.product.artefact, release, graph.wheels, graph.trees)
+        return smoke.run(context, tools.engine, *served, folder)
 
     further = () if unpatched is None else (unpatched,)
     label = "smoke with arguments" if serving.arguments else "smoke"
-    needs = (product, *further, *wheels.values())
+    needs = (graph.product, *further, *graph.wheels.values())
     return Cached("smoke", label, inputs, SmokeResult, make, needs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,30 +15,13 @@ from sparkforge.runtime import environment
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
-from sparkforge.store.store import Artefact
 
+# the module wheelhouse is not needed by a build in which nothing changed
 if TYPE_CHECKING:
     from sparkforge.sources.wheelhouse import Wanted
 
 PYTHON = "3.11"
 """Python version for choosing a compiler's wheels, which are for any."""
-
-
-def _fill(project: Project, wanted: Wanted, into: Path) -> int:
-    """Put a lock's wheels into a new folder; returns their number."""
-    from sparkforge.sources import wheelhouse  # not needed by a build in which nothing changed
-
-    into.mkdir()
-    access, uv = project.access, environment.uv_program()
-    known = sizes.read(project.root / sizes.FILE)
-    given = (project.store, wanted, access.index, uv)
-    return wheelhouse.fill(*given, offline=access.offline, into=into, known=known)
-
-
-def _fetches(project: Project, wanted: Wanted) -> Fetches:
-    from sparkforge.sources import wheelhouse
-
-    return wheelhouse.to_fetch(project.store, wanted, sizes.read(project.root / sizes.FILE))
 
 
 def wheelhouse_item(
@@ -63,48 +45,50 @@ def wheelhouse_item(
         backend = target.torch_backend
         return wheelhouse.Wanted(lock, tools, target.python, context.platform, backend)
 
-    def sound(artefact: Artefact[WheelhouseResult]) -> bool:
+    def damaged(wheels: Path) -> object:
         from sparkforge.sources import wheelhouse
 
-        return not wheelhouse.damaged(artefact.path / WHEELS, wanted())
+        return wheelhouse.damaged(wheels, wanted())
 
     def make(folder: Path) -> WheelhouseResult:
-        count = _fill(context, wanted(), folder / WHEELS)
+        count = fill(context, wanted(), folder / WHEELS)
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
         return WheelhouseResult(count)
 
     return Cached(
         *(stage, label, inputs, WheelhouseResult, make),
         valid=lambda made: len([*(made.path / WHEELS).glob("*.whl")]) == made.result.files,
-        sound=sound,
-        fetches=lambda: _fetches(context, wanted()),
+        sound=lambda made: not damaged(made.path / WHEELS),
+        fetches=lambda: to_fetch(context, wanted()),
     )
 
 
-@dataclass(frozen=True)
-class LockedCompiler:
-    """A compiler for this machine's processor and all that it needs, each a wheel of a lock."""
+def compiler(lock: Path) -> Wanted:
+    """Return a lock's wheels of a compiler that runs here; UsageError if there are none."""
+    from sparkforge.sources import wheelhouse
 
-    lock: Path
-    name: str
-    """The lock's name of the compiler, e.g. ``nvidia-cuda-nvcc``."""
+    return wheelhouse.Wanted(lock, (), PYTHON, host_platform(), None)
 
-    def _wanted(self) -> Wanted:
-        from sparkforge.sources import wheelhouse
 
-        return wheelhouse.Wanted(self.lock, (), PYTHON, host_platform(), None)
+def version(lock: Path, name: str) -> str:
+    """Return the version of a lock's package, e.g. ``13.0.88``; PinsError if it is malformed."""
+    from sparkforge.sources import wheelhouse
 
-    def version(self) -> str:
-        """Return the compiler's version, e.g. ``13.0.88``; PinsError if the lock is malformed."""
-        from sparkforge.sources import wheelhouse
+    return next(one.version for one in wheelhouse.read_lock(lock) if one.name == name)
 
-        (found,) = (one for one in wheelhouse.read_lock(self.lock) if one.name == self.name)
-        return found.version
 
-    def fill(self, project: Project, into: Path) -> None:
-        """Put the wheels into a new folder; UsageError if there are none for this machine."""
-        _fill(project, self._wanted(), into)
+def fill(project: Project, wanted: Wanted, into: Path) -> int:
+    """Put a lock's wheels into a new folder; returns their number."""
+    from sparkforge.sources import wheelhouse
 
-    def fetches(self, project: Project) -> Fetches:
-        """Return the downloads of ``fill``; raises what that does."""
-        return _fetches(project, self._wanted())
+    into.mkdir()
+    access, known = project.access, sizes.read(project.root / sizes.FILE)
+    given = (project.store, wanted, access.index, environment.uv_program())
+    return wheelhouse.fill(*given, offline=access.offline, into=into, known=known)
+
+
+def to_fetch(project: Project, wanted: Wanted) -> Fetches:
+    """Return the downloads of ``fill``."""
+    from sparkforge.sources import wheelhouse
+
+    return wheelhouse.to_fetch(project.store, wanted, sizes.read(project.root / sizes.FILE))

@@ -10,7 +10,7 @@ from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context
 from sparkforge.build.results import SeriesResult, SourceResult
 from sparkforge.core import git
-from sparkforge.core.log import counted, human_bytes, log
+from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile, SourcePlan
 from sparkforge.series import series
 from sparkforge.series.series import Patched
@@ -59,8 +59,7 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
             return to_fetch(context, file)
         if upstream.commit is not None and git.has_commit(repo, upstream.commit):
             return Fetches()
-        size = f" (release file: {human_bytes(file.size)})" if file else ""
-        return Fetches(unknown=(f"{name} by git{size}",))
+        return Fetches(unknown=(f"{name} by git",))
 
     return Cached(
         *("sources", f"source {name}", inputs, SourceResult, make),

@@ -48,20 +48,17 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = upstream.files[plan.files[context.platform]]
     inputs: dict[str, Any] = {
-        "release_wheel": file.sha256,
-        "file": file.file,
+        "release_wheel": file.model_dump(mode="json"),
         "upstream_commit": upstream.commit_or_unknown,
         "series": {layer: patches.sha256 for layer, patches in layers.items()},
-        "name": plan.name,
+        "wheel": plan.model_dump(mode="json", exclude={"files"}),
         "local": f"{plan.local}.{context.pins.release.counter}",
-        "drop_requires": list(plan.drop_requires),
         "paths": {layer: _paths(context.pins.upstream(layer)) for layer in layers},
         "version_file": upstream.version_file,
         "epoch": context.epoch,
     }
     if file.natives is not None:  # the Python files are those of the source
         sdist = upstream.files[upstream.source_file].sha256 if upstream.source_file else None
-        inputs["natives"] = file.natives.model_dump(mode="json")
         inputs["release"] = [upstream.version, sdist]
     return inputs
 
@@ -150,13 +147,12 @@ def overlay_item(
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
         # only the smoke test needs it, and it is built just before that
         label, stage = f"wheel {name} ({UNPATCHED})", "smoke"
-    why = f"{name} is overlaid, not compiled: {note}" if note else ""
 
     def make(folder: Path) -> WheelResult:
         from sparkforge.wheels import overlay
 
-        if why:
-            log.info(why)
+        if note:
+            log.info(f"{name} is overlaid, not compiled: {note}")
         wheel = release_wheel(context, name, file)
         if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: no changes: the release wheel is used unmodified")
@@ -170,7 +166,5 @@ def overlay_item(
         needs=tuple(item for tree in ours for item in tree.items),
         valid=holds_wheel,
         intermediate=trees is None,
-        kept=trees is None,
         fetches=lambda: to_fetch(context, file),
-        commands=(f"# {why}",) if why else (),
     )

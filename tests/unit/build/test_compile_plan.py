@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,9 @@ from sparkforge.build.compile import natives
 from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Native
+from sparkforge.runtime.engine import BaseImage
 from tests import forked
+from tests.results import build_of
 from tests.support import ROOT
 
 PINS = pins.load(ROOT / "pins.yaml")
@@ -32,21 +33,20 @@ def changed(*paths: str, device: str = "cuda", trailer: str = "") -> tuple[Nativ
 
 
 @pytest.mark.parametrize(
-    ("paths", "device", "targets", "fetches"),
+    ("paths", "device", "targets"),
     [
-        (("vllm/envs.py", "tests/test_envs.py"), "cuda", [], False),
-        (("vllm/envs.py", "csrc/fs_io.cpp"), "cuda", ["fs_io_C"], False),
+        (("vllm/envs.py", "tests/test_envs.py"), "cuda", []),
+        (("vllm/envs.py", "csrc/fs_io.cpp"), "cuda", ["fs_io_C"]),
         # a shared header may be part of both large extensions
-        (("csrc/dispatch_utils.h",), "cuda", BOTH, True),
-        (("csrc/topk.cu",), "cpu", [], False),
+        (("csrc/dispatch_utils.h",), "cuda", BOTH),
+        (("csrc/topk.cu",), "cpu", []),
     ],
 )
 def test_native_files_follow_from_the_patched_sources(
-    paths: tuple[str, ...], device: str, targets: list[str], fetches: bool
+    paths: tuple[str, ...], device: str, targets: list[str]
 ) -> None:
     found = changed(*paths, device=device)
     assert [native.target for native in found] == targets
-    assert natives.reads_externals(found) == fetches
 
 
 @pytest.mark.parametrize(
@@ -75,41 +75,22 @@ def test_no_plain_architecture_where_it_gives_a_trap(arch: str | None, listed: s
     assert natives.arch_list(arch) == listed
 
 
-def test_script_reads_every_external_from_its_folder() -> None:
-    redirects = {external.redirect: name for name, external in VLLM.externals.items()}
-    compiled = changed("csrc/dispatch_utils.h")
-    lines = natives.script(VLLM, compiled, "12.1f", 1, redirects, 3, "mine").splitlines()
-    for variable, name in redirects.items():
-        assert f"export {variable}=/build/externals/{name}" in lines
+def test_wheel_is_made_of_script_and_externals() -> None:
+    built = build_of("spark", base=BaseImage("base", "sha256:1"), wheels="compile")
+    vllm = built.graph.wheels["vllm"]
+    lines = vllm.inputs["script"].splitlines()
+    for name, external in VLLM.externals.items():
+        assert f"export {external.redirect}=/build/externals/{name}" in lines
+        assert f"external vllm/{name}" in {item.label for item in vllm.needs}
     assert "export TORCH_CUDA_ARCH_LIST=12.1f" in lines
     assert "export NVCC_APPEND_FLAGS='-objtemp --frandom-seed=1'" in lines
-    assert "export CMAKE_BUILD_PARALLEL_LEVEL=3" in lines
+    assert f"export SOURCE_DATE_EPOCH={PINS.release.source_date_epoch}" in lines
     assert any(line.startswith("cmake --build /build/cmake/cuda") for line in lines)
-    empty = natives.script(VLLM, changed("csrc/fs_io.cpp"), None, 1, redirects)
+    assert lines[-1].endswith("--component _moe_C_stable_libtorch")
+    for name in ("flashinfer", "triton"):  # overlays
+        assert "script" not in built.graph.wheels[name].inputs
+    empty = natives.script(VLLM, changed("csrc/fs_io.cpp"), None, 1, {})
     assert "cmake --build /build/cmake/empty --target fs_io_C" in empty
-    assert "/build/externals" not in empty
-
-
-def test_dry_run_of_the_spark_shows_the_script(tmp_path: Path) -> None:
-    # the engine of the machine, if any, is out of reach
-    env = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
-    words = ["build", "--wheels", "compile", "--dry-run", "--until", "wheels", "--json"]
-    words += ["--target", "spark", "--store", str(tmp_path), "--jobs"]
-    plans = []
-    for jobs in ("1", "2"):
-        found, out, err = forked.run([*words, jobs], ROOT, env)
-        assert found == 0, err
-        plans.append(json.loads(out)["plan"])
-    first, second = plans
-    assert [step["key"] for step in first] == [step["key"] for step in second]
-    steps = {step["label"]: step["commands"] for step in first}
-    script = steps["wheel vllm"]
-    assert f"export SOURCE_DATE_EPOCH={PINS.release.source_date_epoch}" in script
-    assert script[-1].endswith("--component _moe_C_stable_libtorch")
-    for name in ("flashinfer", "triton"):  # with a reason in place of commands
-        (note,) = steps[f"wheel {name}"]
-        assert note.startswith(f"# {name} is overlaid, not compiled: ")
-    assert {f"external vllm/{name}" for name in VLLM.externals} <= set(steps)
 
 
 def test_compile_without_an_engine_is_refused(tmp_path: Path) -> None:
