@@ -18,8 +18,6 @@ from sparkforge.series.series import Series
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate")
 RISKS = ("build", "dispatch", "numerics")
 TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
-FILL_IN = "FILL IN:"
-"""Marks the parts of a message's template to fill in."""
 LONGEST = 72
 """Characters of a subject: what git log and forges show on one line."""
 _NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
@@ -60,8 +58,6 @@ def _lint(patch: Patch, root: Path) -> list[str]:
     prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
     if len(prose.split()) < 10:
         problems.append("body too short: say why it exists, what it costs and how it was checked")
-    if FILL_IN in patch.body:
-        problems.append(f"contains {FILL_IN!r}: replace it")
     if not patch.entries:
         problems.append("changes no file")
     for key in TRAILERS:
@@ -78,7 +74,7 @@ def _lint(patch: Patch, root: Path) -> list[str]:
     if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
         problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
     drop = patch.trailers.get("Drop-when")
-    if drop and FILL_IN not in drop and drop_when(drop) is None:
+    if drop and drop_when(drop) is None:
         problems.append(f"Drop-when: {drop[:60]!r}: write {_FORM}")
     if test := patch.trailers.get("Test"):
         file, _, function = test.partition("::")

@@ -7,7 +7,6 @@ are the developer's own).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from sparkforge.core import git, gitread, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.gitread import Commit
 from sparkforge.core.run import call
-from sparkforge.series import patchfile
-from sparkforge.series.lint import TRAILERS
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
@@ -63,9 +60,12 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         "core.autocrlf": "false",
         "core.safecrlf": "false",
     }
-    name, address = identity()
-    if address == gitsafe.COMMITTER_EMAIL:  # else the first commit would fail
-        settings |= {"user.name": name, "user.email": address}
+    known = [
+        call("git", "config", "--get", key, check=False).stdout.strip()
+        for key in ("user.name", "user.email")
+    ]
+    if not all(known):  # else the first commit would fail
+        settings |= {"user.name": gitsafe.COMMITTER, "user.email": gitsafe.COMMITTER_EMAIL}
 
     def remember(fresh: Path) -> None:
         for key, value in settings.items():
@@ -129,35 +129,3 @@ def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
     tree.git("update-ref", TIP_REF, patched.commit)
     tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
     return WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
-
-
-def identity(folder: Path = Path()) -> tuple[str, str]:
-    """Return the name and address of the user's git commits in a folder; ours without them."""
-    found = [
-        call("git", "-C", folder, "config", "--get", key, check=False).stdout.decode().strip()
-        for key in ("user.name", "user.email")
-    ]
-    return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
-
-
-def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
-    """Commit staged changes (without any: reword the newest commit); return the commit.
-
-    ``message`` returns the message from subject and body of that commit (empty for a new one).
-    SeriesError: nothing is staged, and the newest commit is already a patch.
-    """
-    staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
-    subject = body = ""
-    if not staged:
-        with gitread.reading(tree.folder, _AUTHOR) as reader:
-            newest = reader.commit("HEAD")
-        subject, _, body = newest.message.partition("\n")
-        if newest.id == tree.base or TRAILERS[0] in patchfile.trailers_of(body):
-            msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
-            raise SeriesError(msg, "stage a change (git add FILE), or commit it")
-    name, address = identity(tree.folder)
-    who = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
-    text = message(subject, body).encode(errors="surrogateescape")
-    how = ("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-")
-    git.git(tree.folder, *how, *([] if staged else ["--amend"]), stdin=text, env=who)
-    return tree.head

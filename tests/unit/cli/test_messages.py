@@ -56,7 +56,6 @@ patches list --jsn
 patches apply vllm
 patches import vllm
 patches import vllm no/such
-patches new /nowhere subject
 pins chek
 pins resolve vlm
 pins check --pins no/such
