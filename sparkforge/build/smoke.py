@@ -165,4 +165,4 @@ def refusal(server: Server, timeout_s: float = READY_TIMEOUT_S) -> str:
 
 def _wrong(server: Server, what: str) -> ServerError:
     msg = f"{what}; end of the server log:\n{tail(server)}"
-    return ServerError(msg, "run it again: build.py smoke --target NAME")
+    return ServerError(msg, "run it again: build.py --target NAME")

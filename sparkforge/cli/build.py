@@ -1,4 +1,4 @@
-"""build, explain, smoke."""
+"""build, explain."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class BuildOptions:
     """run this stage again even if its result is in the store"""
     dry_run: bool = False
     """print the plan and exit"""
+    arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
     variant: VariantOptions = VariantOptions()
@@ -57,33 +58,16 @@ class ExplainOptions:
     variant: VariantOptions = VariantOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class SmokeOptions:
-    target: str
-    """target to test"""
-    arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-    variant: VariantOptions = VariantOptions()
-    server: ServerOptions = ServerOptions()
-
-
 def build_target(options: BuildOptions) -> int:
-    """Build a target as the options say."""
-    return _build(Project.open(options.project), options)
-
-
-def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] = ()) -> int:
     """Make what the store lacks, publish under dist/, print the receipt.
 
-    Args:
-        arguments: of ``vllm serve`` for the smoke test; with any, dist/ stays as it is.
+    With arguments of ``vllm serve`` for the smoke test, dist/ stays as it is.
     """
+    project, arguments = Project.open(options.project), options.arguments
     start, until = time.monotonic(), options.until
     tested = project.pins.target(options.target).smoke is not None and until == STAGES[-1]
     if not tested and (arguments or options.server != ServerOptions()):
-        msg = "--port and --ready-timeout are for the smoke test, which this build does not run"
+        msg = "--port, --ready-timeout and -- are for the smoke test, which this build does not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
         return _dry_run(project, options)
@@ -156,17 +140,3 @@ def explain(options: ExplainOptions) -> int:
         log.info(f"up to the {until}: the later stages run on {build.context.platform}")
     cached.show(build.context, planned)
     return 0
-
-
-def smoke(options: SmokeOptions) -> int:
-    """Run the smoke test again; builds the product first if it is missing."""
-    project = Project.open(options.project)
-    again = BuildOptions(
-        target=options.target,
-        force=("smoke",),
-        project=options.project,
-        output=options.output,
-        variant=last_variant(project, options.target, options.variant),
-        server=options.server,
-    )
-    return _build(project, again, options.arguments)

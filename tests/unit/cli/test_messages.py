@@ -39,7 +39,8 @@ build --target cpu --colour
 --target cpu --until wheels --source release --mirror vllm=/x
 --target cpu --until wheels --port 1
 --target rtx --dry-run --ready-timeout 9
---target cpu -- --mxfp4-layers o
+--target cpu --until wheels -- --mxfp4-layers o
+explain --target cpu -- --mxfp4-layers o
 explain --target cpu --port 5
 serve --chat --model x
 serve --target cpu --chat --model x
