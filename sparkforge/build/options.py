@@ -68,8 +68,6 @@ class VariantOptions:
 class ToolOptions:
     """Options of a build that do not change its result."""
 
-    builder: str | None = None
-    """buildx builder (default: the engine's own)"""
     ca_bundle: Path | None = None
     """CA certificates for the image's build steps, for example of a proxy"""
     jobs: PositiveInt | None = None

@@ -109,18 +109,18 @@ def _tools(
             )
             raise UsageError(f"{not_here}, and would build {why}", remedy)
         log.info(f"builds {why}" if builds else f"compiles with {why}")
-    if chosen is None and not plan_only and (tools.builder or tools.ca_bundle):
-        msg = "--builder and --ca-bundle need a container engine"
-        raise UsageError(msg, "use --engine docker, or omit them")
+    if chosen is None and not plan_only and tools.ca_bundle is not None:
+        msg = "--ca-bundle needs a container engine"
+        raise UsageError(msg, "use --engine docker, or omit it")
     if tools.ca_bundle is not None and not tools.ca_bundle.is_file():
         msg = f"--ca-bundle {tools.ca_bundle}: no such file"
         raise UsageError(msg, "give a PEM file of certificates")
-    resolved, builder = None, "default"
+    resolved = None
     if base is not None and (chosen is not None or compiles):
         resolved = engine.resolve(base, chosen)
     if chosen is not None and resolved is not None:
-        builder = engine.builder_of(chosen, tools.builder, resolved.reference, wanted)
-    return Tools(chosen, resolved, builder, tools.ca_bundle, tools.jobs)
+        engine.check_builder(chosen, resolved.reference, wanted)
+    return Tools(chosen, resolved, tools.ca_bundle, tools.jobs)
 
 
 def last_build(

@@ -31,7 +31,7 @@ build --target cpu --colour
 --target cpu --no-json
 --target cpuu
 --target sprak --until wheels
---target cpu --engine none --builder x
+--target cpu --engine none --ca-bundle pins.yaml
 --target cpu --dry-run --ca-bundle no/such
 --target cpu --until wheels --mirror vllm
 --target cpu --until wheels --mirror vlm=/x
