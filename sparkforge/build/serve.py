@@ -8,11 +8,8 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
-
-from cyclopts import Parameter
 
 from sparkforge.build import composing
 from sparkforge.build.context import Context
@@ -24,7 +21,13 @@ from sparkforge.build.launcher import (
     from_environment,
     runs_python,
 )
-from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
+from sparkforge.build.options import (
+    Behind,
+    OutputOptions,
+    ServerOptions,
+    VariantOptions,
+    command_options,
+)
 from sparkforge.build.publish import for_compose, tiny_model
 from sparkforge.build.results import ImageResult
 from sparkforge.build.setup import last_build
@@ -43,8 +46,7 @@ CHAT_NAME = "tiny-chat-gpt-oss"
 """Of the tiny checkpoint that takes chats, for its users."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     target: str
     """target to serve"""

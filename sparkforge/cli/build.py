@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -17,6 +17,7 @@ from sparkforge.build.options import (
     ServerOptions,
     ToolOptions,
     VariantOptions,
+    command_options,
     platform_of,
 )
 from sparkforge.build.packs import recipe
@@ -29,8 +30,7 @@ from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class BuildOptions:
     target: str
     """target to build, from pins.yaml"""
@@ -48,8 +48,7 @@ class BuildOptions:
     server: ServerOptions = ServerOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ExplainOptions:
     target: str
     """target to explain"""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-
-from cyclopts import Parameter
 
 from sparkforge import __version__
 from sparkforge.build.context import release_name
-from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series
+from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import UsageError
@@ -20,8 +17,7 @@ from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class CleanOptions:
     store: Path | None = None
     """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
@@ -32,8 +28,7 @@ class CleanOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class DocsOptions:
     check: bool = False
     """fail if one is stale; write nothing"""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from cyclopts import Parameter
-
-from sparkforge.build.options import OutputOptions, SourceName, chosen_series, source_plan
+from sparkforge.build.options import (
+    OutputOptions,
+    SourceName,
+    chosen_series,
+    command_options,
+    source_plan,
+)
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -21,8 +25,7 @@ from sparkforge.sources.sources import Source
 _CHERRY_PICK = "make a new work tree (build.py patches apply) and cherry-pick your commits onto it"
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ListOptions:
     upstream: str | None = field(default=None, kw_only=False)
     """only this upstream's series"""
@@ -30,8 +33,7 @@ class ListOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class CheckOptions:
     upstream: str | None = field(default=None, kw_only=False)
     """only this upstream's series"""
@@ -42,8 +44,7 @@ class CheckOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ApplyOptions:
     upstream: str = field(kw_only=False)
     folder: Path = field(kw_only=False)
@@ -52,8 +53,7 @@ class ApplyOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ExportOptions:
     folder: Path = field(default=Path(), kw_only=False)
     """work tree (default: the current folder)"""
@@ -65,8 +65,7 @@ class ExportOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ImportOptions:
     upstream: str = field(kw_only=False)
     file: tuple[Path, ...] = field(kw_only=False)

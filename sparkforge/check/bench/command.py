@@ -30,7 +30,13 @@ from sparkforge.build.launcher import (
     runs_python,
     start_server,
 )
-from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
+from sparkforge.build.options import (
+    Behind,
+    OutputOptions,
+    ServerOptions,
+    VariantOptions,
+    command_options,
+)
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.setup import last_build
@@ -56,8 +62,7 @@ TOLERANCE = 3.0
 """Smallest change that counts, in percent."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class RunOptions:
     """Options of ``bench``."""
 
@@ -90,8 +95,7 @@ class RunOptions:
     server: ServerOptions = ServerOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class CompareOptions:
     """Options of ``bench compare``."""
 
