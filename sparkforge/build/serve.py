@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shlex
@@ -11,16 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from sparkforge.build import composing
+from sparkforge.build import composing, image
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build
-from sparkforge.build.launcher import (
-    CHAT_OPTIONS,
-    SMOKE_VARIABLES,
-    chat_model,
-    from_environment,
-    runs_python,
-)
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -28,22 +22,35 @@ from sparkforge.build.options import (
     VariantOptions,
     command_options,
 )
-from sparkforge.build.publish import for_compose, tiny_model
-from sparkforge.build.results import ImageResult
+from sparkforge.build.publish import for_compose, made, tiny_model
+from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.setup import last_build
+from sparkforge.build.smoke import SMOKE_VARIABLES, from_environment
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
-from sparkforge.runtime import servers
+from sparkforge.runtime import environment, servers
 from sparkforge.runtime.client import CHAT, COMPLETIONS, Place, api_key, served_model
+from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import LOOPBACK, Launch, Server, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.store.store import Artefact
 
 _COMPOSE_GRACE_S = 60.0  # more than the container's own (docker-compose.yml: 30 s)
 CHAT_NAME = "tiny-chat-gpt-oss"
 """Of the tiny checkpoint that takes chats, for its users."""
+# options for chats, as in the profiles of gpt-oss
+CHAT_OPTIONS = tuple(
+    Profile(
+        reasoning_parser="openai_gptoss", tool_call_parser="openai", exclude_tools_when_none=True
+    ).options()
+)
+_READ_VOCABULARY = (
+    "import sys; from sparkforge.serving import checkpoint;"
+    " sys.stdout.buffer.write(checkpoint.vocabulary())"
+)
 
 
 @command_options
@@ -210,3 +217,33 @@ def _compose(
         *command, "up", output=output, env=environment, grace_s=_COMPOSE_GRACE_S
     ) as child:
         yield Server(f"http://{LOOPBACK}:{port}", child, output, _COMPOSE_GRACE_S)
+
+
+# -- the tiny model for chats ------------------------------------------------------------------
+
+
+def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
+    """Return the tiny checkpoint that speaks Harmony; ``run`` gives a target's vocabulary."""
+    from sparkforge.checkpoints.chat import make_chat_gpt_oss
+
+    def make(model: Path) -> None:
+        lines = run(_READ_VOCABULARY).splitlines()
+        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+
+    return made(folder / "tiny-chat-model", make)
+
+
+def runs_python(engine: Engine | None, product: Artefact[Product]) -> Callable[[str], bytes]:
+    """Return a function that runs code with a build's packages and ours; it returns stdout."""
+    built = product.result
+    if not isinstance(built, ImageResult):
+        return in_environment(environment.python_path(product.path))
+    assert engine is not None  # it built the image
+    ours = f"/{image.PROGRAMS}"
+    return lambda code: engine.run(built.image_id, "python", "-P", "-c", code, path=ours)
+
+
+def in_environment(python: Path) -> Callable[[str], bytes]:
+    """Return a function that runs code in an environment, with this checkout's package."""
+    ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return lambda code: call(python, "-P", "-c", code, env=ours).stdout

@@ -20,7 +20,6 @@ from typing import Any
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import publish, serve
-from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -29,6 +28,7 @@ from sparkforge.build.options import (
     command_options,
 )
 from sparkforge.build.setup import last_build
+from sparkforge.build.smoke import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.check import roofline
 from sparkforge.check.bench import command
 from sparkforge.core.disk import sha256_file, write_file

@@ -20,16 +20,6 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import cached, composing, serve
 from sparkforge.build.graph import Build, unpatched_environment
-from sparkforge.build.launcher import (
-    CHAT_OPTIONS,
-    SMOKE_VARIABLES,
-    UNPATCHED_VARIABLES,
-    chat_model,
-    of_release,
-    originals,
-    runs_python,
-    start_server,
-)
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -39,7 +29,15 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
+from sparkforge.build.serve import CHAT_OPTIONS, chat_model, runs_python
 from sparkforge.build.setup import last_build
+from sparkforge.build.smoke import (
+    SMOKE_VARIABLES,
+    UNPATCHED_VARIABLES,
+    of_release,
+    originals,
+    start_server,
+)
 from sparkforge.check import tools
 from sparkforge.check.bench import benchy
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
