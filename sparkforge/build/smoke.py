@@ -192,11 +192,11 @@ def of_release(options: Sequence[str]) -> list[str]:
 
 
 def from_environment(
-    folder: Path, launch: Launch, work: Path, cache: Path, cwd: Path | None = None
+    folder: Path, launch: Launch, work: Path, cache: Path
 ) -> AbstractContextManager[Server]:
     """Start a server of a virtual environment, with its output in ``server.log`` of ``work``.
 
-    ``cache`` is for vLLM and torch, of any environment; ``cwd`` None: the server runs in ``work``.
+    ``cache`` is for vLLM and torch, of any environment.
     """
     port = servers.free_port(launch.port)
     # -P: a module in the current folder must not replace an installed one
@@ -208,7 +208,7 @@ def from_environment(
     except SettingError as error:
         raise UsageError(error.what, error.hint) from None
     variables = {**environment.server_env(cache, folder.name), **launch.variables}
-    return servers.from_command(command, port, variables, work, cwd or work)
+    return servers.from_command(command, port, variables, work)
 
 
 def start_server(
