@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -28,6 +29,8 @@ from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import Project, ProjectOptions
+
+_TOOLS = ToolOptions()
 
 
 @command_options
@@ -69,7 +72,7 @@ def build_target(options: BuildOptions) -> int:
         msg = "--port, --ready-timeout and -- are for the smoke test, which this build does not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
-        return _dry_run(project, options)
+        return _plan(project, options.target, options.variant, until, options.force, options.tools)
     build = build_of(
         *(project, options.target, options.variant, until, options.force),
         tools=options.tools,
@@ -97,45 +100,36 @@ def build_target(options: BuildOptions) -> int:
     return 0
 
 
-def _planned_here(project: Project, name: str, until: str) -> str:
-    """Return the last stage up to ``until`` that this machine can plan."""
-    platform_here = MACHINES.get(platform.machine())
-    here = platform_here == platform_of(project.pins.target(name))
-    return until if here else min(until, PLANNED, key=STAGES.index)
+def explain(options: ExplainOptions) -> int:
+    """Print for each item whether it would be built again, and which input changed."""
+    project = Project.open(options.project)
+    return _plan(project, options.target, last_variant(project, options.target, options.variant))
 
 
-def _dry_run(project: Project, options: BuildOptions) -> int:
-    """Show the plan, for a target of another platform that of the stages that run here."""
-    until = _planned_here(project, options.target, options.until)
-    stages = STAGES[: STAGES.index(until) + 1]
-    force = tuple(stage for stage in options.force if stage in stages)
-    given = (project, options.target, options.variant, until, force)
-    build = build_of(*given, tools=options.tools, plan_only=True)
-    context, planned = build.context, build.plan(until)
+def _plan(
+    project: Project,
+    name: str,
+    variant: VariantOptions,
+    until: str = STAGES[-1],
+    force: Sequence[str] = (),
+    tools: ToolOptions = _TOOLS,
+) -> int:
+    """Show a plan, for a target of another platform that of the stages that run here."""
+    here = MACHINES.get(platform.machine()) == platform_of(project.pins.target(name))
+    last = until if here else min(until, PLANNED, key=STAGES.index)
+    force = [stage for stage in force if stage in STAGES[: STAGES.index(last) + 1]]
+    build = build_of(project, name, variant, last, force, tools=tools, plan_only=True)
+    context, planned = build.context, build.plan(last)
     log.document(
         {
             "plan": [asdict(one) for one in planned],
             "fetches": cached.total(planned),
-            "until": until,
+            "until": last,
             "source": context.source,
         }
     )
-    log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
+    log.heading(f"plan for {context.target_name} on {context.platform}, up to {last}")
     cached.show(context, planned)
-    if until != options.until:
+    if last != until:
         log.info(f"the later stages run on {context.platform}")
-    return 0
-
-
-def explain(options: ExplainOptions) -> int:
-    """Print for each item whether it would be built again, and which input changed."""
-    project = Project.open(options.project)
-    variant = last_variant(project, options.target, options.variant)
-    until = _planned_here(project, options.target, STAGES[-1])
-    build = build_of(project, options.target, variant, until, plan_only=True)
-    planned, source = build.plan(until), build.context.source
-    log.document({"explain": [asdict(one) for one in planned], "source": source})
-    if until != STAGES[-1]:
-        log.info(f"up to the {until}: the later stages run on {build.context.platform}")
-    cached.show(build.context, planned)
     return 0

@@ -12,7 +12,6 @@ from sparkforge.build.context import release_name
 from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
@@ -21,8 +20,6 @@ from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 class CleanOptions:
     store: Path | None = None
     """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
-    all: bool = False
-    """delete downloads and git mirrors, too"""
     superseded: bool = False
     """delete only results that no target's newest build uses"""
     output: OutputOptions = OutputOptions()
@@ -38,12 +35,10 @@ class DocsOptions:
 
 
 def clean(options: CleanOptions = CleanOptions()) -> int:
-    """Empty the store."""
-    if options.all and options.superseded:
-        raise UsageError("--all and --superseded conflict", "give only one")
+    """Delete build results from the store; downloads and git mirrors stay."""
     store = store_of(options.store)
     log.info(f"cleaning {store.root}; a large store takes minutes")
-    freed = store.clean(everything=options.all, superseded=options.superseded)
+    freed = store.clean(superseded=options.superseded)
     log.info(f"freed {human_bytes(freed)}")
     log.document({"freed_bytes": freed})
     return 0

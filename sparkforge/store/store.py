@@ -40,7 +40,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 INTERPRETERS = "interpreters"
 _RESULTS = ("artefacts", "last", "compile", "unpacked")
-_REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
 # of ``smoke`` a borrowed store uses only the unpatched release
 _SHARED = (
     *("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS),
@@ -105,14 +104,10 @@ class Store:
         if self._prepared:
             return
         with disk_errors(self.root):
-            try:
-                if not self._marked():
-                    write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
-                for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
-                    (self.root / name).mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError) as error:
-                msg = f"{error.filename}: {error.strerror}, so the store cannot be created in it"
-                raise StoreError(msg, "choose another folder with --store DIR") from error
+            if not self._marked():
+                write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
+            for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
         self._prepared = True
 
     def _marked(self) -> bool:
@@ -320,18 +315,16 @@ class Store:
 
     # -- cleaning ------------------------------------------------------------------------
 
-    def clean(self, *, everything: bool = False, superseded: bool = False) -> int:
+    def clean(self, *, superseded: bool = False) -> int:
         """Remove all results; returns the bytes freed. No build may be at work.
 
         Args:
-            everything: downloads and repositories, too.
             superseded: only results that are not the newest of their label for any target.
         """
         if not self._marked():
             return 0
         self.sweep()
-        names = (*_RESULTS, *(_REST if everything else ()))
-        doomed = [self.root / name for name in names]
+        doomed = [self.root / name for name in _RESULTS]
         if superseded:
             notes = (read_json(path) or {} for path in (self.root / "last").rglob("*.json"))
             newest = {note.get("key", "")[:32] for note in notes}

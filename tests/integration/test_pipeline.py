@@ -103,7 +103,7 @@ def test_a_dry_run_makes_nothing_and_asks_nobody(project: Project) -> None:
 def test_explain_names_the_input_that_changed(project: Project) -> None:
     def explained() -> dict[str, Any]:
         out, _ = project.run("explain", "--target", "tiny", "--engine", "none", "--json")
-        return {step["label"]: step for step in json.loads(out)["explain"]}
+        return {step["label"]: step for step in json.loads(out)["plan"]}
 
     project.build()
     old = sha256((project.patches / PATCH).read_bytes())
@@ -124,7 +124,7 @@ def test_explain_goes_as_far_as_this_machine_can_for_another_platform(project: P
     other = "linux/amd64" if PLATFORM == "linux/arm64" else "linux/arm64"
     pins.write_text(pins.read_text().replace(PLATFORM, other))
     out, _ = project.run("explain", "--target", "tiny", "--json")
-    labels = [step["label"] for step in json.loads(out)["explain"]]
+    labels = [step["label"] for step in json.loads(out)["plan"]]
     assert labels == ["source demo", "series demo", "wheel demo", "wheelhouse"]
 
 
@@ -177,7 +177,7 @@ def test_offline_works_once_the_store_has_all(project: Project) -> None:
         (lambda p: p.server.pages.pop(SDIST), 4, "404"),
         (lambda p: p.edit_pins("tag: v1.0", "tag: main"), 3, "pins.yaml:6: upstreams.demo.tag"),
         (lambda p: p.patch({"csrc/kernel.cu": b"//\n"}, "Kernel"), 7, "kernel.patch: csrc/kern"),
-        (lambda p: p.store.write_text(""), 11, "the store cannot be created in it"),
+        (lambda p: p.store.write_text(""), 11, "store: File exists"),
     ],
 )
 def test_what_is_wrong_stops_the_build(

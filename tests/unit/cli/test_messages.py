@@ -49,7 +49,6 @@ serve --target cpu --model no/such
 serve --target cpu --model /
 serve --target cpu --prot=80
 serve --target cpu --
-clean --all --superseded
 rollback
 patches lst
 patches list vlm
