@@ -46,9 +46,6 @@ def build_of(
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
     pack = pack_of(variant, target)
-    if variant.wheels != "compile" and not pack and tools.jobs is not None:
-        msg = "--jobs needs --wheels compile or a pack: this build compiles nothing"
-        raise UsageError(msg, "omit it")
     made_with = _tools(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = Context.of(project, name, platform_of(target))
     context = replace(context, source=plan, wheels=variant.wheels or "overlay", pack=pack)

@@ -41,7 +41,6 @@ UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
 _OURS = {"--mxfp4-layers": None, "--decode-kernels": None, "--moe-backend": "bf16_dequant"}
 """Options of ``vllm serve`` that only the plugin has; None: with any value."""
-READY_TIMEOUT_S = 300.0
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
@@ -92,9 +91,7 @@ def run(
         return replace(report, release=refusal(server, serving.ready_timeout_s))
 
 
-def exercise(
-    start: Callable[[], AbstractContextManager[Server]], timeout_s: float = READY_TIMEOUT_S
-) -> SmokeResult:
+def exercise(start: Callable[[], AbstractContextManager[Server]], timeout_s: float) -> SmokeResult:
     """Start the patched server, check that it keeps to the OpenAI API, and stop it."""
     with start() as server:
         ready = wait_ready(server, timeout_s)
@@ -151,7 +148,7 @@ def _check(server: Server) -> tuple[int, float]:
     return len(ids), seconds
 
 
-def refusal(server: Server, timeout_s: float = READY_TIMEOUT_S) -> str:
+def refusal(server: Server, timeout_s: float) -> str:
     """Return the words with which the unpatched release refuses the checkpoint.
 
     ServerError: it serves (then the patch is needless), or fails in another way.
