@@ -6,12 +6,10 @@ import bisect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
-from cyclopts import Parameter
-
-from sparkforge.build.options import OutputOptions, chosen_series
+from sparkforge.build.options import OutputOptions, chosen_series, command_options
 from sparkforge.core import git
 from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageError
 from sparkforge.core.log import log
@@ -27,8 +25,7 @@ _OPTIONS = "VLLM_SPARKFORGE"
 """The variable that the plugin reads its options from."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``ablate``."""
 

@@ -14,12 +14,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cyclopts import Parameter
-
 from sparkforge.build import cached, graph, publish, setup
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build
-from sparkforge.build.options import Behind, OutputOptions, ToolOptions, VariantOptions
+from sparkforge.build.options import (
+    Behind,
+    OutputOptions,
+    ToolOptions,
+    VariantOptions,
+    command_options,
+)
 from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core import git
 from sparkforge.core.errors import SeriesError
@@ -42,8 +46,7 @@ _MOUNTED = "/opt/sparkforge/overlay"
 """Folder that an image made by the recipe searches for packages first."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``dev``."""
 

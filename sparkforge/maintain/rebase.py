@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain import companions, drift, landing, releases
@@ -20,8 +20,7 @@ from sparkforge.maintain.mover import dry_run
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``rebase``."""
 

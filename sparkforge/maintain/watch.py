@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from cyclopts import Parameter
 from packaging.version import InvalidVersion, Version
 
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core import pages
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
@@ -27,8 +26,7 @@ from sparkforge.maintain.rebase import table
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``watch``."""
 

@@ -16,8 +16,6 @@ from sparkforge.series.patchfile import NATIVE, Patch, slug
 from sparkforge.series.series import Series
 
 TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
-FILL_IN = "FILL IN:"
-"""Marks the parts of a message's template to fill in."""
 _LONGEST = 72  # characters of a subject: what git log and forges show on one line
 _FORMS = {
     "Upstream-Status": r"Pending( .+)?|(Submitted|Backport|Inappropriate) .+",
@@ -56,8 +54,6 @@ def _lint(patch: Patch, root: Path) -> Iterator[str]:
         yield f"file name does not follow the subject: rename to {slug(patch.subject)}"
     if len(prose.split()) < 10:
         yield "body too short: say why it exists, what it costs and how it was checked"
-    if FILL_IN in patch.body:
-        yield f"contains {FILL_IN!r}: replace it"
     for key in TRAILERS:
         if not patch.trailers.get(key):
             yield f"trailer {key}: missing: add it to the last paragraph"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.core.run import call
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
@@ -127,23 +126,3 @@ def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
     tree.git("update-ref", TIP_REF, patched.commit)
     tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
     return WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
-
-
-def identity(folder: Path = Path()) -> tuple[str, str]:
-    """Return the name and address of the user's git commits in a folder; ours without them."""
-    found = [
-        call("git", "-C", folder, "config", "--get", key, check=False).stdout.decode().strip()
-        for key in ("user.name", "user.email")
-    ]
-    return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
-
-
-def commit_staged(tree: WorkTree, message: str) -> str:
-    """Commit staged changes; return the commit. SeriesError: nothing is staged."""
-    if git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff"):
-        raise SeriesError(f"{tree.folder}: nothing is staged", "stage a change: git add FILE")
-    name, address = identity(tree.folder)
-    who = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
-    how = ("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-")
-    git.git(tree.folder, *how, stdin=message.encode(errors="surrogateescape"), env=who)
-    return tree.head

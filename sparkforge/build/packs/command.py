@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from sparkforge.build import cached, publish
 from sparkforge.build.context import Context
-from sparkforge.build.options import OutputOptions, platform_of
+from sparkforge.build.options import OutputOptions, command_options, platform_of
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import UPSTREAM, pinned
 from sparkforge.build.packs.pack import packs_item
@@ -20,8 +19,7 @@ from sparkforge.core.log import log
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``packs``."""
 
