@@ -52,7 +52,7 @@ def find(project: Project, name: str, release: Upstream) -> list[Note]:
             if up is not None:
                 to = exactly(one.specifier) or "VERSION"
                 what = f"{one.name}: {name} wants {wanted}, upstreams.{up} is {has}"
-                notes[what, f"build.py rebase {up} --onto release:{to}"] = None
+                notes[what, f"build.py rebase {up} --onto {to}"] = None
             else:
                 shown = name_of(one) + (": none" if has is None else f" {has}")
                 place = (wheel.target, wheel.plan.requirements[wheel.platform])
@@ -166,33 +166,20 @@ def _needs(
 
 
 def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
-    """Return our other upstreams that a release needs in another version, and which.
-
-    Its wheel names them itself, as vLLM does FlashInfer, or a package that it pins anew does, as
-    torch does Triton.
-    """
-    asked: dict[str, dict[str, SpecifierSet]] = {}
-    for wheel, one, up, _, met in _needs(project, name, release):
-        demands = [(up, f"{name} {release.version}", one)]
-        version, own = exactly(one.specifier), {name_of(each) for each in wheel.requires}
-        if up is None and not met and version is not None and wheel.ours.keys() - own:
-            theirs = _of_package(project, name_of(one), version, wheel)
-            more = [each for each in theirs if name_of(each) not in own]
-            by = f"{one.name} {version}"
-            demands += [(wheel.ours.get(name_of(each)), by, each) for each in more]
-        for of, by, each in demands:
-            if of is not None:
-                asked.setdefault(of, {})[f"{by} wants {each.specifier}"] = each.specifier
+    """Return our other upstreams that a release's wheels need in another version, and which."""
+    asked: dict[str, SpecifierSet] = {}
+    for _, one, up, _, _ in _needs(project, name, release):
+        if up is not None:
+            asked[up] = asked.get(up, SpecifierSet()) & one.specifier
     found = {}
-    for upstream, wants in asked.items():
-        wanted = SpecifierSet(",".join(map(str, wants.values())))
+    for upstream, wanted in asked.items():
         pinned = project.pins.upstreams[upstream]
         if not wanted.contains(pinned.version, prereleases=True):
             known = [exactly(wanted), *releases.finals(project.access, pinned)]
             fits = [one for one in known if one and wanted.contains(one, prereleases=True)]
             if not fits:
-                msg = f"{upstream}: no release on the index meets {wanted}: {', '.join(wants)}"
-                raise UsageError(msg, f"pin it by hand: build.py rebase {upstream} --onto TAG")
+                msg = f"{upstream}: no release on the index meets {wanted}"
+                raise UsageError(msg, f"move it first: build.py rebase {upstream} --onto RELEASE")
             found[upstream] = fits[0]
     return found
 
@@ -217,17 +204,6 @@ def declared(project: Project, file: ReleaseFile) -> list[Requirement]:
     if project.access.offline:
         raise FetchError(f"{file.file}: not in the store", "run without --offline")
     return _declared(project.access.index.url_of(file.project, file.file), file.file)
-
-
-def _of_package(project: Project, name: str, version: str, wheel: Wheel) -> list[Requirement]:
-    """Return what a package declares in the wheel that a target installs."""
-    links, python = project.access.index.links(name), wheel.plan.python
-    link = wheelhouse.fitting(name, version, links, python, wheel.platform)
-    if link is None:
-        msg = f"{name} {version} for Python {python} on {wheel.platform}: the index has no wheel"
-        raise FetchError(msg, "check pip's configuration (pip config list)")
-    found = _declared(str(link.normalized).partition("#")[0], link.filename)
-    return applying(found, python, wheel.platform)
 
 
 def _declared(url: str, name: str) -> list[Requirement]:

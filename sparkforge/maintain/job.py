@@ -123,27 +123,27 @@ class Job:
             shutil.rmtree(self.folder, ignore_errors=True)
         return there
 
-    def begin(self, spec: str, commit: str | None, *, companions: bool) -> Plan:
+    def begin(self, spec: str, *, companions: bool) -> Plan:
         """Find the release and record the start and the goal of the rebase."""
         self.check_clean(companions)
-        parts = list(self._parts(self.upstream, spec, commit))
+        parts = list(self._parts(self.upstream, spec))
         if companions:
             needed = drift.moves(self.project, self.upstream, parts[0].target)
             for name, version in needed.items():
                 log.info(f"{name} moves, too: {self.upstream} needs {version}")
-                parts += self._parts(name, f"release:{version}", None)
+                parts += self._parts(name, version)
         plan = Plan(self.upstream, spec, parts, companions)
         self.remove()  # of one that was killed before this
         self.save(plan)
         return plan
 
-    def _parts(self, upstream: str, spec: str, commit: str | None) -> Iterator[Part]:
+    def _parts(self, upstream: str, spec: str) -> Iterator[Part]:
         """Yield the rebase of an upstream's series, and of those whose sources it brings."""
         project, pinned = self.project, self.project.pins.upstream(upstream)
         if pinned.source_in is not None:
             msg = f"{upstream}: its sources are part of {pinned.source_in}'s wheels"
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
-        release = releases.resolve(project, upstream, spec, complete=True, commit=commit)
+        release = releases.resolve(project, upstream, spec, complete=True)
         target = release.upstream
         if target.tag == pinned.tag:
             raise UsageError(f"{upstream}: {pinned.tag} is pinned already", "name another release")

@@ -131,7 +131,7 @@ def _look(project: Project, name: str, known: Sequence[tuple[str, Version]], *, 
     own = job.series_of(name)
     with log.step(f"{name} {pinned} → {newest}"):
         try:
-            new = releases.resolve(project, name, f"release:{newest}")
+            new = releases.resolve(project, name, newest)
         except UsageError as error:  # wheels come before sdists, and not all at once
             return replace(found, state="not complete yet", lacking=error.what)
         moves = dry_run(project.store, own, new, upstream.paths, job.memory(name))
@@ -153,5 +153,5 @@ def _markdown(found: Sequence[Found]) -> str:
         parts.append(f"## {one.upstream} {one.pinned} → {one.newest}")
         rows = [(*move.row(), "; ".join(move.detail) or "-") for move in one.moves]
         parts += [pages.table((*HEAD, "found"), rows)] if rows else []
-        parts.append(f"`python3 build.py rebase {one.upstream} --onto release:{one.newest}`")
+        parts.append(f"`python3 build.py rebase {one.upstream} --onto {one.newest}`")
     return "\n\n".join(parts) + "\n"

@@ -221,7 +221,7 @@ def write_series(up: Upstream) -> None:
     up.project.run("pins", "record")
 
 
-ONTO = ("demo", "--onto", f"release:{NEW}", "--with-companions")
+ONTO = ("demo", "--onto", NEW, "--with-companions")
 
 
 def check_landed(up: Upstream) -> None:

@@ -57,7 +57,7 @@ def test_every_verdict(upstream: Upstream) -> None:
     upstream.series({f"{name} one": {f"demo/{name}.py": data} for name, data in OURS.items()})
     upstream.release({f"demo/{name}.py": data for name, data in THEIRS.items()})
     before = files_of(upstream.root)
-    said = upstream.rebase("demo", "--onto", f"release:{NEW}", "--dry-run", code=STOPPED)
+    said = upstream.rebase("demo", "--onto", NEW, "--dry-run", code=STOPPED)
     found = dict(zip(OURS, said["patches"], strict=True))
     assert {name: (move["verdict"], move["stops"]) for name, move in found.items()} == {
         "clean": ("clean", False),
@@ -98,7 +98,7 @@ def test_patches_after_a_conflict_are_tried_with_a_provisional_resolution(
         }
     )
     upstream.release({"demo/mod.py": with_line(text, 5, b"theirs = 1")})
-    said = upstream.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)
+    said = upstream.rebase("demo", "--onto", NEW, "--dry-run", code=STOPPED)
     assert [move["verdict"] for move in said["patches"]] == ["conflict", "clean", "clean"]
 
 
@@ -134,7 +134,7 @@ def test_python_that_a_merge_breaks_is_reported(
         }
     )
     upstream.release({"demo/t.py": text.replace(b"(layer)", b"(layer_cls)")})
-    said = upstream.rebase("demo", "--onto", "latest", "--dry-run")
+    said = upstream.rebase("demo", "--onto", NEW, "--dry-run")
     first, second = said["patches"]
     assert "demo/t.py: Undefined name `layer`" in first["detail"]
     assert second["detail"] == []  # as broken as on the old release
@@ -172,18 +172,18 @@ not a call'd kept_word?"""
             "demo/gone.py": None,
         }
     )
-    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    (move,) = upstream.rebase("demo", "--onto", NEW, "--dry-run")["patches"]
     gone = "uses compute_answer, which the new release no longer has"
     assert (move["verdict"], move["detail"]) == ("clean", [gone])
     upstream.release({"demo/helper.py": helper + b"more_of_it = 1\n"})
-    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    (move,) = upstream.rebase("demo", "--onto", NEW, "--dry-run")["patches"]
     assert move["detail"] == []
 
 
 def stops(up: Upstream, files: Mapping[str, bytes | None], **more: Any) -> dict[str, Any]:
     """Publish a release on which the only patch stops; returns its move."""
     up.release(files, **more)
-    (move,) = up.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)["patches"]
+    (move,) = up.rebase("demo", "--onto", NEW, "--dry-run", code=STOPPED)["patches"]
     found: dict[str, Any] = move
     return found
 
@@ -207,11 +207,11 @@ def test_requirements_that_cannot_be_read_are_named(
     upstream.series({"One": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"ours = 1")}})
     upstream.release({}, requires=["helper==2.0"])
     served = upstream.project.server.pages["/files/demo-2.0-py3-none-any.whl"]
-    read = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
+    read = upstream.rebase("demo", "--onto", NEW, "--dry-run")["companions"]
     assert any("helper: none (wanted ==2.0)" in one["what"] for one in read)
     monkeypatch.setattr(drift, "_TAIL", 100)
     served.ranges = page.get("ranges", True)
     served.statuses = list(page.get("statuses", []))
-    found = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
+    found = upstream.rebase("demo", "--onto", NEW, "--dry-run")["companions"]
     said = "demo-2.0-py3-none-any.whl: cannot read its "
     assert any(said in one["what"] for one in found)

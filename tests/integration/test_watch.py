@@ -79,7 +79,7 @@ def test_a_release_that_every_patch_carries_over_to(
     text = page.read_text()
     assert text.startswith("# Newer upstream releases\n")
     assert "| demo | 1.0 | 1.1 | carries over | 1 clean |" in text
-    assert "`python3 build.py rebase demo --onto release:1.1`" in text
+    assert "`python3 build.py rebase demo --onto 1.1`" in text
 
 
 def test_a_release_that_needs_a_person_until_it_was_seen(
