@@ -10,9 +10,8 @@ import re
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -50,31 +49,16 @@ _INPUT = re.compile(r"-r (requirements/[\w.-]+\.in)$", re.MULTILINE)
 _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/dev.txt"}
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A move that was tried, and in which nothing failed."""
-
-    files: Files
-    """What ``landing.planned`` returned."""
-    project: Project
-    """The throw-away checkout."""
-    requirements: Mapping[str, str]
-    """Lists, locks and sizes that changed, by path in the checkout."""
-    builds: Sequence[str]
-    tests: Sequence[Result]
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """The tests, as a table."""
-        head = ("patch", "its test", "without all patches")
-        return [head, *((t.patch, t.whole.result, t.without.result) for t in self.tests)]
-
-
-def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
+def tried(
+    project: Project, files: Files, plan: Plan, folder: Path
+) -> tuple[Project, dict[str, str], list[Result]]:
     """Make requirements, locks and sizes for a move, and try all of it; the checkout stays.
 
     Args:
         folder: for the throw-away checkout.
+
+    Returns:
+        The throw-away checkout, the files of requirements/ that changed, and the patches' tests.
     """
     root, before = project.root, texts_of(project.root)
     hidden = {"dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS}
@@ -101,20 +85,19 @@ def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
         if (root / name).is_dir() and lock not in fresh:
             (folder / name).symlink_to((root / name).resolve())
     moved = {part.upstream for part in plan.parts}
-    builds = [
-        _built(here, name)
-        for name, target in here.pins.targets.items()
-        if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}
-    ]
-    done = Tried(files, here, fresh, builds, _tested(here, moved))
-    log.table(done.rows)
-    for one in done.tests:
+    for name, target in here.pins.targets.items():
+        if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}:
+            _build(here, name)
+    tests = _tested(here, moved)
+    head = ("patch", "its test", "without all patches")
+    log.table([head, *((t.patch, t.whole.result, t.without.result) for t in tests)])
+    for one in tests:
         if one.verdict == "not noticed":
             log.warning(
                 f"{one.upstream}: {one.patch}: upstream has it: its test passes without\n"
                 f"    hint: drop it: build.py patches export --drop {one.patch}"
             )
-    return done
+    return here, fresh, tests
 
 
 def texts_of(root: Path) -> dict[str, str]:
@@ -216,9 +199,8 @@ def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
 # -- builds and tests ------------------------------------------------------------------------------
 
 
-def _built(here: Project, target: str) -> str:
+def _build(here: Project, target: str) -> None:
     """Build a target as far as any machine can: with a smoke test where it has one."""
-    start = time.monotonic()
     until = STAGES[-1] if here.pins.targets[target].smoke is not None else "wheels"
     words = ["--target", target, "--engine", "none", "--until", until]
     places = ["--pins", str(here.pins_path), "--store", str(here.store.root)]
@@ -231,7 +213,6 @@ def _built(here: Project, target: str) -> str:
     if done.returncode:
         msg = f"{command} ends with {done.returncode} on the new release: see above"
         raise RebaseStopped(msg, _remedy(here))
-    return f"`{command}`: {time.monotonic() - start:.0f} s"
 
 
 def _tested(here: Project, moved: Collection[str]) -> list[Result]:

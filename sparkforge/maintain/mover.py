@@ -248,7 +248,7 @@ class Mover:
         elif deleted := [path for path in gone if path in files]:
             verdict = Verdict.TARGET_DELETED
             detail.insert(0, f"{', '.join(deleted)} is deleted")
-        detail += findings.hints(self.folder, self.old, self.new, unmerged)
+        detail += findings.hints(self.folder, unmerged)
         return Stop(PatchResult(patch.name, verdict, True, tuple(detail)), files, self.head)
 
     def results(self) -> list[PatchResult]:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from sparkforge.build.options import OutputOptions
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain import companions, drift, landing, releases
+from sparkforge.maintain import drift, landing, releases
 from sparkforge.maintain.drift import Note
 from sparkforge.maintain.findings import HEAD, PatchResult
 from sparkforge.maintain.job import Job, Plan, locked
@@ -89,21 +89,14 @@ def _move(options: Options, job: Job) -> int:
         job.move(plan, None if options.skip is None else " ".join(options.skip.split()))
     finally:
         _print(plan)
-    tried = None
-    if plan.companions:
-        with job.project.locked() as held:  # not longer: a trial takes minutes
-            files, _ = landing.planned(job, held, plan)
-        tried = companions.tried(held, files, plan, job.folder / "checkout")
-    page, changed, notes = landing.land(job, plan, tried)
+    changed, notes, tests = landing.land(job, plan)
     for path in changed:
         log.info(f"changed: {path.relative_to(job.project.root)}")
     _say(notes)
-    log.info(f"report: {page}")
-    if tried is None:
+    if not plan.companions:
         log.info("next: run the patches' tests (--with-companions runs them before it lands)")
-    tests = None if tried is None else [test.as_json() for test in tried.tests]
-    document = {"landed": True, "report": str(page), "changed": list(map(str, changed))}
-    log.document(_document(plan, notes) | document | {"tests": tests})
+    document = {"landed": True, "changed": list(map(str, changed))}
+    log.document(_document(plan, notes) | document | {"tests": [one.as_json() for one in tests]})
     return 0
 
 
