@@ -34,34 +34,21 @@ Note = tuple[str, str]
 
 
 def find(project: Project, name: str, release: Upstream) -> list[Note]:
-    """Return what the locks, the .in files and pins.yaml have and a new release does not want."""
+    """Return what the locks and pins.yaml have and a new release does not want."""
     notes: dict[Note, None] = {}
-    packages = {file.project for file in project.pins.upstreams[name].files.values()}
-    for path in sorted((project.root / "requirements").glob("*.in")):
-        asked = exact(path.read_text(encoding="utf-8"))
-        for package in sorted(packages & asked.keys()):
-            if asked[package] != release.version:
-                what = f"requirements/{path.name} requires {package} {asked[package]}"
-                notes[what, f"write {package}=={release.version}, run scripts/lock.sh"] = None
-    stale: dict[tuple[str, str], set[str]] = {}
     try:
         for wheel, one, up, has, met in _needs(project, name, release):
-            if met:
-                continue
-            wanted = one.specifier or "any"
-            if up is not None:
+            wanted, lock = one.specifier or "any", wheel.plan.requirements[wheel.platform]
+            if not met and up is not None:
                 to = exactly(one.specifier) or "VERSION"
                 what = f"{one.name}: {name} wants {wanted}, upstreams.{up} is {has}"
                 notes[what, f"build.py rebase {up} --onto {to}"] = None
-            else:
-                shown = name_of(one) + (": none" if has is None else f" {has}")
-                place = (wheel.target, wheel.plan.requirements[wheel.platform])
-                stale.setdefault(place, set()).add(f"{shown} (wanted {wanted})")
+            elif not met:
+                what = f"{lock} has {name_of(one)} {has or '(none)'}: {name} wants {wanted}"
+                hint = f"change the .in file and run scripts/lock.sh {Path(lock).name}"
+                notes[what, hint] = None
     except FetchError as error:
         notes[error.what, "compare its METADATA with the locks before a build"] = None
-    for (target, lock), found in stale.items():
-        what = f"target {target}: {lock} has {', '.join(sorted(found))}"
-        notes[what, f"change the .in file and run scripts/lock.sh {Path(lock).name}"] = None
     return list(notes)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -159,16 +158,7 @@ def _changelog(text: str, plan: Plan, release: str) -> str:
     lines = []
     for part in plan.parts:
         if part.upstream in plan.moved:
-            results = [
-                result
-                for one in plan.parts
-                if part.upstream in (one.upstream, one.target.source_in)
-                for result in one.results
-            ]
-            kinds = Counter(result.answer or str(result.verdict) for result in results)
-            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-            change = f"{part.pinned['tag']} → {part.target.tag}"
-            lines.append(f"* {part.upstream} {change}: {len(results)} patches ({counts}).\n")
+            lines.append(f"* {part.upstream} {part.pinned['tag']} → {part.target.tag}.\n")
         for result in part.results:
             if result.commit is None:
                 name, why = result.patch.removesuffix(".patch"), result.detail[-1]

@@ -167,7 +167,7 @@ def test_requirements_that_cannot_be_read_are_named(
     upstream.release({}, requires=["helper==2.0"])
     served = upstream.project.server.pages["/files/demo-2.0-py3-none-any.whl"]
     read = upstream.rebase("demo", "--onto", NEW, "--dry-run")["companions"]
-    assert any("helper: none (wanted ==2.0)" in one["what"] for one in read)
+    assert any("has helper (none): demo wants ==2.0" in one["what"] for one in read)
     monkeypatch.setattr(drift, "_TAIL", 100)
     served.ranges = page.get("ranges", True)
     served.statuses = list(page.get("statuses", []))
