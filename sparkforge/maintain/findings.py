@@ -43,6 +43,8 @@ class PatchResult:
     """A person must resolve it (or skip it)."""
     detail: tuple[str, ...] = ()
     """Findings for people, as lines."""
+    files: tuple[str, ...] = ()
+    """In conflict."""
     commit: str | None = None
     """The moved commit; None where there is none (stopped, dropped, skipped)."""
     answer: str = ""
@@ -76,32 +78,20 @@ def blob(repo: Path, name: str | None) -> bytes:
     return git.git_bytes(repo, "cat-file", "blob", name) if name else b""
 
 
-@dataclass(frozen=True)
-class _Hunk:
-    """One conflict in a file: the lines of the new release, of the base and of the patch."""
-
-    new: bytes
-    base: bytes
-    patch: bytes
-
-    @property
-    def kind(self) -> Literal["imports", "both insert", "overlap"]:
-        lines = [line for text in (self.new, self.base, self.patch) for line in _bare(text)]
-        if all(map(_IMPORT.match, lines)):
-            return "imports"
-        return "overlap" if self.base.strip() else "both insert"
-
-
-def _bare(text: bytes) -> list[bytes]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
+def _kind(hunk: re.Match[bytes]) -> Literal["imports", "both insert", "overlap"]:
+    """Return the kind of a hunk: lines of the new release, of the base and of the patch."""
+    if all(
+        map(_IMPORT.match, filter(None, map(bytes.strip, b"".join(hunk.groups()).splitlines())))
+    ):
+        return "imports"
+    return "overlap" if hunk[2].strip() else "both insert"
 
 
 def resolve_provisionally(tree: Path, files: Iterable[str]) -> None:
     """Write a guess into files in conflict: both sides, or where they overlap the patch's."""
 
     def guess(match: re.Match[bytes]) -> bytes:
-        hunk = _Hunk(*match.groups())
-        return hunk.patch if hunk.kind == "overlap" else hunk.new + hunk.patch
+        return match[3] if _kind(match) == "overlap" else match[1] + match[3]
 
     for path in (tree / file for file in files):
         if path.is_file() and not path.is_symlink():
@@ -113,7 +103,7 @@ def hints(tree: Path, files: Iterable[str]) -> Iterator[str]:
     for name in files:
         path = tree / name
         data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        if kinds := Counter(_Hunk(*match.groups()).kind for match in _HUNK.finditer(data)):
+        if kinds := Counter(map(_kind, _HUNK.finditer(data))):
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             yield f"{name}: {counts}"
 

@@ -219,7 +219,7 @@ class Job:
             part.stopped = None
             self.save(plan)  # killed from here on, the next run rebases again
             stop = mover.advance()
-            part.stopped, part.done = None if stop is None else stop.result.patch, stop is None
+            part.stopped, part.done = None if stop is None else stop.patch, stop is None
             part.results = mover.results() if stop is None else []
             self.save(plan)
             if stop is not None:
@@ -229,8 +229,8 @@ class Job:
         """Return the error of a rebase that waits for a person."""
         assert part.stopped is not None
         stop = part.progress.stops[part.stopped]
-        lines = [f"{part.upstream}: {stop.result.patch}: {stop.result.verdict}"]
-        lines += [f"  {text}" for text in stop.result.detail]
+        lines = [f"{part.upstream}: {stop.patch}: {stop.verdict}"]
+        lines += [f"  {text}" for text in stop.detail]
         lines += [f"  in conflict: {self.tree(part.upstream) / name}" for name in stop.files]
         command = f"build.py rebase {self.upstream}"
         remedy = f"merge both sides there; then {command} --continue, --skip REASON or --abort"
