@@ -74,7 +74,6 @@ def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> lis
 class Wheel:
     """A wheel of a new release that a target installs, and what it requires there."""
 
-    target: str
     plan: Target
     platform: Platform
     key: str
@@ -87,7 +86,7 @@ class Wheel:
 def wheels_of(project: Project, name: str, release: Upstream) -> Iterator[Wheel]:
     """Yield the new wheels of a release."""
     upstreams = project.pins.upstreams
-    for target, plan in project.pins.targets.items():
+    for plan in project.pins.targets.values():
         for platform in plan.platforms if name in plan.wheels else ():
             key = plan.wheels[name].files[platform]
             if release.files[key] == upstreams[name].files[key]:
@@ -98,7 +97,7 @@ def wheels_of(project: Project, name: str, release: Upstream) -> Iterator[Wheel]
                 if up != name
             }
             every = applying(declared(project, release.files[key]), plan.python, platform)
-            yield Wheel(target, plan, platform, key, every, ours)
+            yield Wheel(plan, platform, key, every, ours)
 
 
 def exact(text: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,8 +46,8 @@ class Part:
     upstream: str
     series: str
     """Its digest when the rebase began."""
-    pinned: Mapping[str, Any]
-    """The upstream's pin when the rebase began, as JSON."""
+    pinned: str
+    """The pinned tag when the rebase began."""
     target: Annotated[Upstream, PlainSerializer(_pin)]
     """The upstream as pins.yaml will have it."""
     old: Source
@@ -165,8 +165,7 @@ class Job:
     ) -> Part:
         own, upstream = self.series_of(name), self.project.pins.upstreams[name]
         series.apply_recorded(self.project.store, own, old, upstream)
-        pinned = upstream.model_dump(mode="json")
-        return Part(name, own.sha256, pinned, target, old, new, notes)
+        return Part(name, own.sha256, upstream.tag, target, old, new, notes)
 
     def check_clean(self, companions: bool) -> None:
         """Refuse a checkout with uncommitted changes in files that a rebase writes."""
@@ -181,8 +180,8 @@ class Job:
         """Refuse to continue if a series or its pin has changed since the rebase began."""
         loaded = pins.load(self.project.pins_path)
         for part in plan.parts:
-            pinned = loaded.upstream(part.upstream).model_dump(mode="json")
-            if self.series_of(part.upstream).sha256 != part.series or pinned != part.pinned:
+            tag = loaded.upstream(part.upstream).tag
+            if self.series_of(part.upstream).sha256 != part.series or tag != part.pinned:
                 msg = f"{part.upstream}: the series or its pin changed after the rebase started"
                 remedy = f"undo that change, or run build.py rebase {self.upstream} --abort"
                 raise UsageError(msg, remedy)

@@ -158,7 +158,7 @@ def _changelog(text: str, plan: Plan, release: str) -> str:
     lines = []
     for part in plan.parts:
         if part.upstream in plan.moved:
-            lines.append(f"* {part.upstream} {part.pinned['tag']} → {part.target.tag}.\n")
+            lines.append(f"* {part.upstream} {part.pinned} → {part.target.tag}.\n")
         for result in part.results:
             if result.commit is None:
                 name, why = result.patch.removesuffix(".patch"), result.detail[-1]

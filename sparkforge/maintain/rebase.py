@@ -133,7 +133,7 @@ def _dry_run(job: Job, spec: str) -> int:
 def _print(plan: Plan) -> None:
     for part in plan.parts:
         if part.results:
-            log.heading(f"{part.upstream}: {part.pinned['tag']} → {part.target.tag}")
+            log.heading(f"{part.upstream}: {part.pinned} → {part.target.tag}")
             table(part.results)
 
 
