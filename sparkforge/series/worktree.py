@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
+from sparkforge.core.run import call
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
@@ -58,9 +59,12 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         "core.autocrlf": "false",
         "core.safecrlf": "false",
     }
-    name, address = identity()
-    if address == gitsafe.COMMITTER_EMAIL:  # else the first commit would fail
-        settings |= {"user.name": name, "user.email": address}
+    known = [
+        call("git", "config", "--get", key, check=False).stdout.strip()
+        for key in ("user.name", "user.email")
+    ]
+    if not all(known):  # else the first commit would fail
+        settings |= {"user.name": gitsafe.COMMITTER, "user.email": gitsafe.COMMITTER_EMAIL}
 
     def remember(fresh: Path) -> None:
         for key, value in settings.items():

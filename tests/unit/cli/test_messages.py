@@ -74,7 +74,6 @@ rebase vllm --continue --abort
 rebase vllm --skip=
 rebase vllm --onto release:1 --abort
 rebase --all --onto release:1
-watch --known vllm=x
 verify
 verify --target cpu --key no/such
 release --target cpu --push example.org/x
