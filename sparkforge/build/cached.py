@@ -228,8 +228,6 @@ def show(context: Context, planned: Sequence[Planned]) -> None:
         log.info(f"{one.label:28} {one.key[:12]}  {one.state}{fetches}")
         for line in () if one.why == _NEW else one.why:
             log.info(f"    {line}")
-    if new := sum(one.why == _NEW for one in planned):
-        log.info(f"{new} of {len(planned)} were never built for this target")
     log.info(f"to fetch: {described(planned) or 'nothing'}")
 
 

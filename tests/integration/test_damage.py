@@ -20,7 +20,6 @@ from sparkforge.core.errors import StoreError
 from sparkforge.store.store import Store
 from tests.project import PATCHED, Project
 from tests.results import context_of
-from tests.support import Page
 
 BUILD = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
 
@@ -194,7 +193,7 @@ def test_programs_of_a_work_tree_do_not_run(project: Project, tmp_path: Path) ->
     assert list(canary.iterdir()) == []
 
 
-# -- credentials, sizes ------------------------------------------------------------------------
+# -- credentials ------------------------------------------------------------------------
 
 
 def test_credentials_are_not_printed(project: Project) -> None:
@@ -209,15 +208,3 @@ def test_credentials_are_not_printed(project: Project) -> None:
     out, err = project.run("pins", "check", "--json", code=3)
     assert "upstreams.demo.git" in err
     assert "hunter2" not in out + err
-
-
-def test_download_stops_at_pinned_size(project: Project) -> None:
-    path = "/files/demo-1.0-py3-none-any.whl"
-    page = project.server.pages[path]
-    project.server.pages[path] = Page(b"x" * 5_000_000, length=False)
-    project.run(*BUILD, code=5)
-    assert list((project.store / "partial").iterdir()) == []
-    project.server.pages[path] = page
-    project.edit_pins(f"size: {len(page.body)}", f"size: {len(page.body) + 1}")
-    _, err = project.run(*BUILD, code=5)
-    assert f"{len(page.body) + 1} are recorded" in err

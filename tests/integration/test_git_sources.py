@@ -169,7 +169,7 @@ def test_provider_is_in_plan_receipt_and_explain(project: Project) -> None:
     reach(project.repo)
     plan, _ = project.run(*BUILD, "--source", "git", "--dry-run")
     assert "sources: git\n" in plan
-    assert "(fetches demo by git (release file: " in plan
+    assert "(fetches demo by git" in plan
     receipt = project.build("--source", "git")
     wheel = project.wheel.read_bytes()
     assert outputs(receipt, "source demo")["provider"] == "git"

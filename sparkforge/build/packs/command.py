@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict
 
-from cyclopts.types import PositiveInt
-
 from sparkforge.build import cached, publish
 from sparkforge.build.context import Context
 from sparkforge.build.options import OutputOptions, command_options, platform_of
@@ -25,8 +23,6 @@ class Options:
 
     target: str
     """target to compile for: spark or rtx"""
-    jobs: PositiveInt | None = None
-    """parallel compilers (default: as many as fit in memory)"""
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
 
@@ -35,8 +31,7 @@ def run(options: Options) -> int:
     """Compile the modules of a target's pack, and link the wheel into dist/."""
     project = Project.open(options.project)
     context = Context.of(project, options.target, platform_of(project.pins.target(options.target)))
-    chosen = pinned(context.pack or ("default",))
-    item = packs_item(context, tree_of(context, UPSTREAM), chosen, options.jobs)
+    item = packs_item(context, tree_of(context, UPSTREAM), pinned(context.pack or ("default",)))
     recipe.host(context.platform)  # before anything is fetched
     cached.run(context, cached.ordered([item]))
     wheel = context.dist / "packs" / item.result.file

@@ -10,7 +10,7 @@ from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context
 from sparkforge.build.results import SeriesResult, SourceResult
 from sparkforge.core import git
-from sparkforge.core.log import counted, log
+from sparkforge.core.log import log
 from sparkforge.pins.pins import ReleaseFile, SourcePlan
 from sparkforge.series import series
 from sparkforge.series.series import Patched
@@ -43,19 +43,15 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         "tag": upstream.tag,
         "provider": chosen(context, name),
         "release_file": file.sha256 if file else None,
-        # where a wheel's files belong
-        "paths": [rule.model_dump() for rule in upstream.paths]
-        if file and file.file.endswith(".whl")
-        else None,
+        "paths": [rule.model_dump() for rule in upstream.paths],
     }
-    by_git = inputs["provider"] != "release"
 
     def make(folder: Path) -> SourceResult:
         source = sources.ensure(context.store, name, upstream, context.source, context.access)
         return SourceResult(source.provider, source.commit, source.tree, source.origin)
 
     def fetches() -> Fetches:
-        if file is not None and not by_git:
+        if file is not None and inputs["provider"] == "release":
             return to_fetch(context, file)
         if upstream.commit is not None and git.has_commit(repo, upstream.commit):
             return Fetches()
@@ -83,8 +79,7 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
         patched = series.apply_recorded(context.store, patches, before, upstream)
         known = before.provider in upstream.patched
         note = "as recorded" if known else f"from {before.provider}, not recorded in pins.yaml"
-        count = counted(len(patches.patches), "patch", "patches")
-        log.info(f"{name}: {count}, tree {patched.tree[:12]} ({note})")
+        log.info(f"{name}: {len(patches.patches)} patches, tree {patched.tree[:12]} ({note})")
         return SeriesResult(before.commit, patched.commit, patched.tree, dict(patched.touched))
 
     def stands(artefact: Artefact[SeriesResult]) -> bool:
