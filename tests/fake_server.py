@@ -65,18 +65,10 @@ class Engine:
 def right(known: Any) -> Any:
     """Answer a prompt of a preflight as its reference has it."""
     pairs = zip(known["tokens"][1:], known["prompt"], strict=True)
-    return {
-        "choices": [
-            {
-                "prompt_logprobs": [
-                    None,
-                    *({str(token): {"logprob": one}} for token, one in pairs),
-                ],
-                "token_ids": [one["token"] for one in known["next"]],
-                "logprobs": {"token_logprobs": [one["logprob"] for one in known["next"]]},
-            }
-        ]
-    }
+    logprobs = [None, *({str(token): {"logprob": one}} for token, one in pairs)]
+    following = {"token_logprobs": [one["logprob"] for one in known["next"]]}
+    tokens = [one["token"] for one in known["next"]]
+    return {"choices": [{"prompt_logprobs": logprobs, "token_ids": tokens, "logprobs": following}]}
 
 
 class AtPath(ThreadingHTTPServer):

@@ -250,18 +250,19 @@ def run(
     lookup, store = _Lookup(context, items, force), context.store
     missing = lookup.missing() if planned is None else [one.made for one in planned]
     made: set[Cached[Any]] = set()
-    for at, item in enumerate(items):
-        found = item.find(store)
-        # an input of this item may have just been made anew
-        again = found is not None and (not lookup.stands(item) if made else missing[at])
-        # an input of another item is read in full first: a damaged one must not spread
-        if found is not None and not again and any(missing[at + 1 :]):
-            again = not item.sound(found)
-        if found is None or again:
-            if found is not None and not lookup.forced(item):
-                log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
-            with log.step(item.label):
-                found = store.build(item.stage, item.inputs, item.kind, item.make, again=again)
-            made.add(item)
-        item.found, item.made_now = found, item in made
-        store.remember(context.target_name, item.label, found)
+    with store.in_use():
+        for at, item in enumerate(items):
+            found = item.find(store)
+            # an input of this item may have just been made anew
+            again = found is not None and (not lookup.stands(item) if made else missing[at])
+            # an input of another item is read in full first: a damaged one must not spread
+            if found is not None and not again and any(missing[at + 1 :]):
+                again = not item.sound(found)
+            if found is None or again:
+                if found is not None and not lookup.forced(item):
+                    log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
+                with log.step(item.label):
+                    found = store.build(item.stage, item.inputs, item.kind, item.make, again=again)
+                made.add(item)
+            item.found, item.made_now = found, item in made
+            store.remember(context.target_name, item.label, found)

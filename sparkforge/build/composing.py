@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from cyclopts import Parameter
-
 from sparkforge.build import image
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BuildError, FetchError, UsageError
 from sparkforge.core.log import human_bytes, log
@@ -115,8 +113,7 @@ def on_engine(
     return sorted(newest, key=lambda built: built.target)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ImagesOptions:
     target: str | None = None
     """list only this target's images"""
@@ -141,8 +138,7 @@ def images(options: ImagesOptions = ImagesOptions()) -> int:
     return 0
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class RollbackOptions:
     image: str | None = field(default=None, kw_only=False)
     """image from `build.py images` (default: the previous image)"""
@@ -190,8 +186,7 @@ _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
 _PYTHON = "/usr/bin/tini -- /opt/sparkforge/venv/bin/python -I"
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class FetchOptions:
     target: str
     """target whose model to download"""

@@ -124,8 +124,6 @@ class Tools:
     engine: Engine | None = None
     base: BaseImage | None = None
     """Of the image, and of the one that wheels are compiled in; None where neither is made."""
-    builder: str = "default"
-    """buildx's name of its builder."""
     ca_bundle: Path | None = None
     jobs: int | None = None
     """Compilers at once; None: as many as memory holds."""

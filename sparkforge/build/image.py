@@ -121,7 +121,7 @@ def build(
         # 2 cores), and dating the files about as long again
         how = f"type=oci,dest={archive},name={passing},rewrite-timestamp=true"
         output = ("--output", f"{how},compression=zstd,compression-level=1,force-compression=true")
-    digest = _build(tools, context, base, contents, folder, output)
+    digest = _build(engine, tools, context, base, contents, folder, output)
     if tools.cold:
         return ImageArchiveResult(digest, ARCHIVE)
     from sparkforge.build import sbom  # not needed by a build in which nothing changed
@@ -139,6 +139,7 @@ def build(
 
 
 def _build(
+    engine: Engine,
     tools: Tools,
     context: Context,
     base: BaseImage,
@@ -167,7 +168,7 @@ def _build(
         build_image(
             context.root / "Dockerfile",
             context.root,
-            tools.builder,
+            engine.context,
             output,
             stage="serve" if target.cuda_arch is None else "serve-gpu",
             platform=context.platform,

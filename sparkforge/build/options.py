@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar, dataclass_transform
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveFloat, PositiveInt, UInt16
@@ -17,10 +17,20 @@ from sparkforge.series import series
 from sparkforge.sources.project import PinsFile
 from sparkforge.sources.sources import Access
 
+T = TypeVar("T")
 SourceName = SourcePlan | None
 """Type of --source; see ``source_plan``."""
 Behind = Annotated[tuple[str, ...], Parameter(parse=False)]
 """Type of the field for the arguments after ``--``, which ``cli/main.py`` fills."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def command_options(options: type[T]) -> type[T]:
+    """Make a command's options of a class: each field is one, with the text below it as its help.
+
+    cyclopts looks up a field's type in the module of its class, so these classes inherit none.
+    """
+    return Parameter(name="*")(dataclass(frozen=True, kw_only=True)(options))
 
 
 @Parameter(name="*", group="output")
@@ -34,8 +44,7 @@ class OutputOptions:
     """print every command that is run"""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class CheckoutOptions:
     """Options of a command that reads the checkout alone."""
 
@@ -68,8 +77,6 @@ class VariantOptions:
 class ToolOptions:
     """Options of a build that do not change its result."""
 
-    builder: str | None = None
-    """buildx builder (default: the engine's own)"""
     ca_bundle: Path | None = None
     """CA certificates for the image's build steps, for example of a proxy"""
     jobs: PositiveInt | None = None

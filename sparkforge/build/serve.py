@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from cyclopts import Parameter
-
-from sparkforge.build import composing
+from sparkforge.build import image
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build
-from sparkforge.build.launcher import (
-    CHAT_OPTIONS,
-    SMOKE_VARIABLES,
-    chat_model,
-    from_environment,
-    runs_python,
+from sparkforge.build.options import (
+    Behind,
+    OutputOptions,
+    ServerOptions,
+    VariantOptions,
+    command_options,
 )
-from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
-from sparkforge.build.publish import for_compose, tiny_model
-from sparkforge.build.results import ImageResult
+from sparkforge.build.publish import made, tiny_model
+from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.setup import last_build
+from sparkforge.build.smoke import SMOKE_VARIABLES, start_server
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import background, call
-from sparkforge.runtime import servers
-from sparkforge.runtime.client import CHAT, COMPLETIONS, Place, api_key, served_model
-from sparkforge.runtime.servers import LOOPBACK, Launch, Server, ending
+from sparkforge.core.run import call
+from sparkforge.runtime import environment, servers
+from sparkforge.runtime.client import CHAT, COMPLETIONS
+from sparkforge.runtime.engine import Engine
+from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.store.store import Artefact
 
-_COMPOSE_GRACE_S = 60.0  # more than the container's own (docker-compose.yml: 30 s)
 CHAT_NAME = "tiny-chat-gpt-oss"
 """Of the tiny checkpoint that takes chats, for its users."""
+# options for chats, as in the profiles of gpt-oss
+CHAT_OPTIONS = tuple(
+    Profile(
+        reasoning_parser="openai_gptoss", tool_call_parser="openai", exclude_tools_when_none=True
+    ).options()
+)
+_READ_VOCABULARY = (
+    "import sys; from sparkforge.serving import checkpoint;"
+    " sys.stdout.buffer.write(checkpoint.vocabulary())"
+)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     target: str
     """target to serve"""
@@ -53,8 +60,7 @@ class Options:
     chat: bool = False
     """serve a tiny model with canned chat and tool-call replies"""
     profile: str | None = None
-    """exact, balanced or fast: format of the dense layers (default: SPARKFORGE_PROFILE for an
-    image, else the target's)"""
+    """exact, balanced or fast: format of the dense layers (default: the target's)"""
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
@@ -69,9 +75,9 @@ def run(options: Options) -> int:
     model = None if options.model is None else checkpoint(options.model)
     project = Project.open(options.project)
     build = last_build(project, options.target, options.variant, options.server, options.arguments)
-    if options.chat and build.context.target.smoke is None:
-        msg = f"--chat: target {options.target} serves a real model; it has no tiny one"
-        raise UsageError(msg, "use --target cpu, or omit --chat")
+    if options.model is None and build.context.target.smoke is None:
+        msg = f"target {options.target} serves a real model; it has no tiny one"
+        raise UsageError(msg, "give --model DIR, or: docker compose up -d")
     profile = None if options.profile is None else chosen(build.context, options.profile)
     build.run("image")
     limit = options.server.ready_timeout or float("inf")
@@ -94,13 +100,12 @@ def chosen(context: Context, name: str) -> Profile:
         raise UsageError(error.what, error.hint) from None
 
 
-def curl(url: str, model: str, *, chat: bool, key: bool = False) -> str:
-    """Return a request to paste, for a chat or not; with ``key`` it carries an API key."""
+def curl(url: str, model: str, *, chat: bool) -> str:
+    """Return a request to paste, for a chat or not."""
     messages = [{"role": "user", "content": "Hello"}]
     asked: dict[str, object] = {"prompt": "Hello", "max_tokens": 16}
     asked = {"messages": messages, "max_tokens": 200} if chat else asked
     words = ["curl", url + (CHAT if chat else COMPLETIONS), "-H", "Content-Type: application/json"]
-    words += ["-H", "Authorization: Bearer YOUR-API-KEY"] if key else []
     return shlex.join([*words, "-d", json.dumps({"model": model, **asked})])
 
 
@@ -112,37 +117,34 @@ def serve(
     profile: Profile | None = None,
     limit_s: float = float("inf"),
 ) -> int:
-    """Serve until Ctrl-C: by Compose for an image, by vllm itself for a virtual environment.
+    """Serve until Ctrl-C, on loopback and without a key.
 
-    Without a model it is the tiny one, with ``chat`` that for chats; without a profile Compose's,
-    else the target's. ServerError: the server ended by itself, or was not ready in time.
+    Without a model it is the tiny one, with ``chat`` that for chats; without a profile the
+    target's. ServerError: the server ended by itself, or was not ready in time.
     """
     context, product = build.context, build.graph.product.artefact
+    in_image = isinstance(product.result, ImageResult)
     context.dist.mkdir(parents=True, exist_ok=True)
+    name = CHAT_NAME if chat else MODEL_NAME if model is None else model.name
+    variables = dict(SMOKE_VARIABLES) if model is None else {}
+    if in_image and profile is not None and profile.choice:
+        variables[profiles.VARIABLE] = profile.choice
     if chat:
         model = chat_model(context.dist, runs_python(build.tools.engine, product))
-    options = (*(CHAT_OPTIONS if chat else ()), *build.serving.arguments)
-    started: AbstractContextManager[Server]
-    if isinstance(product.result, ImageResult):
-        name = None
-        for_compose(context, build.tools.engine, product.result)
-        started = _compose(build, model, options, profile, chat=chat)
-    else:
-        name = CHAT_NAME if chat else servers.MODEL_NAME if model is None else model.name
-        launch = Launch(
-            model or tiny_model(context.dist),
-            context.serve_with(profile or context.serving),
-            options,
-            SMOKE_VARIABLES if model is None or chat else {},
-            build.serving.port or 8000,
-            name=name,
-        )
-        cache = context.store.cache_path("serve")
-        started = from_environment(product.path, launch, context.dist, cache, Path.cwd())
+    launch = Launch(
+        model or tiny_model(context.dist),
+        context.serve_with(profile or context.serving),
+        (*(CHAT_OPTIONS if chat else ()), *build.serving.arguments),
+        variables,
+        build.serving.port or 8000,
+        gpus=context.target.cuda_arch is not None,
+        name=name,
+    )
+    cache = context.store.cache_path("serve")
     # a container reports its progress; a virtual environment only has vLLM's own log
-    aloud = name is None or log.verbose
+    aloud = in_image or log.verbose
     with (
-        started as server,
+        start_server(build.tools.engine, product, launch, context.dist, cache) as server,
         servers.kept_log(server, server.output_path),
         server.output_path.open(errors="replace") as output,
     ):
@@ -151,18 +153,16 @@ def serve(
             for line in iter(output.readline, ""):
                 log.raw(line.rstrip("\n"))
 
-        log.info(f"loading {name or 'the model'}; the server's log: {server.output_path}")
+        log.info(f"loading {name}; the server's log: {server.output_path}")
         tell: Callable[[float], None] | None = (lambda _: show()) if aloud else None
         took = servers.wait_ready(server, limit_s, tell)
-        url, key = f"{server.url}/v1", api_key(composing.seen(context.root / ".env"))
-        found = name or served_model(Place(url, key)).name
-        chats = chat or (name is None and context.target.smoke is None)
-        line = curl(url, found, chat=chats, key=bool(key) and name is None)
+        url = f"{server.url}/v1"
+        line = curl(url, name, chat=chat or context.target.smoke is None)
         try:
             log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
-            for what, said in (("URL", url), ("model", found), ("try", line)):
+            for what, said in (("URL", url), ("model", name), ("try", line)):
                 log.info(f"{what:7}{said}")
-            log.document({"url": url, "model": found, "curl": line})
+            log.document({"url": url, "model": name, "curl": line})
             if not aloud:
                 output.seek(0, os.SEEK_END)
             _until_it_ends(server, show)
@@ -181,30 +181,31 @@ def _until_it_ends(server: Server, show: Callable[[], None]) -> NoReturn:
     raise ServerError(f"the server {ending(code)}:\n{servers.tail(server)}")
 
 
-@contextmanager
-def _compose(
-    build: Build, model: Path | None, options: Sequence[str], profile: Profile | None, *, chat: bool
-) -> Iterator[Server]:
-    """Run ``docker compose up`` for the length of the block."""
-    root, output = build.context.root, build.context.server_log
-    seen = composing.seen(root / ".env")
-    # the user is watching: show the first failure
-    chosen = {
-        "SPARKFORGE_RESTART": seen.get("SPARKFORGE_RESTART") or "no",
-        "SPARKFORGE_PORT": str(build.serving.port or ""),
-        "SPARKFORGE_MODEL_NAME": CHAT_NAME if chat else "",
-        "SPARKFORGE_MODEL_DIR": str(model or ""),
-        "SPARKFORGE_EXTRA_ARGS": shlex.join(options),
-        profiles.VARIABLE: "" if profile is None else str(profile.choice),
-    }
-    environment = {name: value for name, value in chosen.items() if value}
-    port = {**seen, **environment}.get("SPARKFORGE_PORT") or "8000"
-    command = ("docker", "compose", "--project-directory", str(root))
-    runs = call(*command, "ps", "--quiet", "--status", "running", env=environment, check=False)
-    if port.isdecimal() and not runs.stdout:  # else it has the port itself, and `up` replaces it
-        servers.free_port(int(port))  # what listens there could answer in the server's place
-    log.info("docker compose up")
-    with background(
-        *command, "up", output=output, env=environment, grace_s=_COMPOSE_GRACE_S
-    ) as child:
-        yield Server(f"http://{LOOPBACK}:{port}", child, output, _COMPOSE_GRACE_S)
+# -- the tiny model for chats ------------------------------------------------------------------
+
+
+def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
+    """Return the tiny checkpoint that speaks Harmony; ``run`` gives a target's vocabulary."""
+    from sparkforge.checkpoints.chat import make_chat_gpt_oss
+
+    def make(model: Path) -> None:
+        lines = run(_READ_VOCABULARY).splitlines()
+        make_chat_gpt_oss(model, [base64.b64decode(line.partition(b" ")[0]) for line in lines])
+
+    return made(folder / "tiny-chat-model", make)
+
+
+def runs_python(engine: Engine | None, product: Artefact[Product]) -> Callable[[str], bytes]:
+    """Return a function that runs code with a build's packages and ours; it returns stdout."""
+    built = product.result
+    if not isinstance(built, ImageResult):
+        return in_environment(environment.python_path(product.path))
+    assert engine is not None  # it built the image
+    ours = f"/{image.PROGRAMS}"
+    return lambda code: engine.run(built.image_id, "python", "-P", "-c", code, path=ours)
+
+
+def in_environment(python: Path) -> Callable[[str], bytes]:
+    """Return a function that runs code in an environment, with this checkout's package."""
+    ours = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return lambda code: call(python, "-P", "-c", code, env=ours).stdout

@@ -46,9 +46,6 @@ def build_of(
     target = project.pins.target(name)
     plan = source_plan(variant.source, project.access, target.source)
     pack = pack_of(variant, target)
-    if variant.wheels != "compile" and not pack and tools.jobs is not None:
-        msg = "--jobs needs --wheels compile or a pack: this build compiles nothing"
-        raise UsageError(msg, "omit it")
     made_with = _tools(project.pins, name, variant, tools, until, plan_only=plan_only)
     context = Context.of(project, name, platform_of(target))
     context = replace(context, source=plan, wheels=variant.wheels or "overlay", pack=pack)
@@ -109,18 +106,18 @@ def _tools(
             )
             raise UsageError(f"{not_here}, and would build {why}", remedy)
         log.info(f"builds {why}" if builds else f"compiles with {why}")
-    if chosen is None and not plan_only and (tools.builder or tools.ca_bundle):
-        msg = "--builder and --ca-bundle need a container engine"
-        raise UsageError(msg, "use --engine docker, or omit them")
+    if chosen is None and not plan_only and tools.ca_bundle is not None:
+        msg = "--ca-bundle needs a container engine"
+        raise UsageError(msg, "use --engine docker, or omit it")
     if tools.ca_bundle is not None and not tools.ca_bundle.is_file():
         msg = f"--ca-bundle {tools.ca_bundle}: no such file"
         raise UsageError(msg, "give a PEM file of certificates")
-    resolved, builder = None, "default"
+    resolved = None
     if base is not None and (chosen is not None or compiles):
         resolved = engine.resolve(base, chosen)
     if chosen is not None and resolved is not None:
-        builder = engine.builder_of(chosen, tools.builder, resolved.reference, wanted)
-    return Tools(chosen, resolved, builder, tools.ca_bundle, tools.jobs)
+        engine.check_builder(chosen, resolved.reference, wanted)
+    return Tools(chosen, resolved, tools.ca_bundle, tools.jobs)
 
 
 def last_build(

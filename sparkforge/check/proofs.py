@@ -7,13 +7,12 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.check.machinecode import Library, Readers, readers
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, UsageError
@@ -106,8 +105,7 @@ def libraries(
                 yield name, library
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``proofs``."""
 

@@ -12,18 +12,23 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import publish, serve
-from sparkforge.build.launcher import SMOKE_ARGUMENTS, SMOKE_VARIABLES
-from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
+from sparkforge.build.options import (
+    Behind,
+    OutputOptions,
+    ServerOptions,
+    VariantOptions,
+    command_options,
+)
 from sparkforge.build.setup import last_build
+from sparkforge.build.smoke import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.check import roofline
 from sparkforge.check.bench import command
 from sparkforge.core.disk import sha256_file, write_file
@@ -42,8 +47,7 @@ Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class QualityOptions:
     """Options of ``bench quality``."""
 

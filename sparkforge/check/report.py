@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from cyclopts import Parameter
 from jinja2 import TemplateError
 from pydantic import Field, TypeAdapter
 
 from sparkforge.build import receipt
 from sparkforge.build.context import release_name
-from sparkforge.build.options import OutputOptions, chosen_series
+from sparkforge.build.options import OutputOptions, chosen_series, command_options
 from sparkforge.core import pages
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import UsageError
@@ -25,8 +23,7 @@ from sparkforge.series.docs import why
 from sparkforge.sources.project import PinsFile, checkout
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``report``."""
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core import pages
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
@@ -193,8 +192,7 @@ def markdown(target: Target) -> str:
     return pages.table(HEAD, [row["cells"] for row in rows(target)], right=range(1, len(HEAD)))
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``roofline``."""
 

@@ -1,10 +1,11 @@
-"""build, explain, smoke."""
+"""build, explain."""
 
 from __future__ import annotations
 
 import platform
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -17,6 +18,7 @@ from sparkforge.build.options import (
     ServerOptions,
     ToolOptions,
     VariantOptions,
+    command_options,
     platform_of,
 )
 from sparkforge.build.packs import recipe
@@ -28,9 +30,10 @@ from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import Project, ProjectOptions
 
+_TOOLS = ToolOptions()
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+
+@command_options
 class BuildOptions:
     target: str
     """target to build, from pins.yaml"""
@@ -40,6 +43,7 @@ class BuildOptions:
     """run this stage again even if its result is in the store"""
     dry_run: bool = False
     """print the plan and exit"""
+    arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
     variant: VariantOptions = VariantOptions()
@@ -47,8 +51,7 @@ class BuildOptions:
     server: ServerOptions = ServerOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ExplainOptions:
     target: str
     """target to explain"""
@@ -57,36 +60,19 @@ class ExplainOptions:
     variant: VariantOptions = VariantOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class SmokeOptions:
-    target: str
-    """target to test"""
-    arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-    variant: VariantOptions = VariantOptions()
-    server: ServerOptions = ServerOptions()
-
-
 def build_target(options: BuildOptions) -> int:
-    """Build a target as the options say."""
-    return _build(Project.open(options.project), options)
-
-
-def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] = ()) -> int:
     """Make what the store lacks, publish under dist/, print the receipt.
 
-    Args:
-        arguments: of ``vllm serve`` for the smoke test; with any, dist/ stays as it is.
+    With arguments of ``vllm serve`` for the smoke test, dist/ stays as it is.
     """
+    project, arguments = Project.open(options.project), options.arguments
     start, until = time.monotonic(), options.until
     tested = project.pins.target(options.target).smoke is not None and until == STAGES[-1]
     if not tested and (arguments or options.server != ServerOptions()):
-        msg = "--port and --ready-timeout are for the smoke test, which this build does not run"
+        msg = "--port, --ready-timeout and -- are for the smoke test, which this build does not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
-        return _dry_run(project, options)
+        return _plan(project, options.target, options.variant, until, options.force, options.tools)
     build = build_of(
         *(project, options.target, options.variant, until, options.force),
         tools=options.tools,
@@ -114,59 +100,36 @@ def _build(project: Project, options: BuildOptions, arguments: tuple[str, ...] =
     return 0
 
 
-def _planned_here(project: Project, name: str, until: str) -> str:
-    """Return the last stage up to ``until`` that this machine can plan."""
-    platform_here = MACHINES.get(platform.machine())
-    here = platform_here == platform_of(project.pins.target(name))
-    return until if here else min(until, PLANNED, key=STAGES.index)
+def explain(options: ExplainOptions) -> int:
+    """Print for each item whether it would be built again, and which input changed."""
+    project = Project.open(options.project)
+    return _plan(project, options.target, last_variant(project, options.target, options.variant))
 
 
-def _dry_run(project: Project, options: BuildOptions) -> int:
-    """Show the plan, for a target of another platform that of the stages that run here."""
-    until = _planned_here(project, options.target, options.until)
-    stages = STAGES[: STAGES.index(until) + 1]
-    force = tuple(stage for stage in options.force if stage in stages)
-    given = (project, options.target, options.variant, until, force)
-    build = build_of(*given, tools=options.tools, plan_only=True)
-    context, planned = build.context, build.plan(until)
+def _plan(
+    project: Project,
+    name: str,
+    variant: VariantOptions,
+    until: str = STAGES[-1],
+    force: Sequence[str] = (),
+    tools: ToolOptions = _TOOLS,
+) -> int:
+    """Show a plan, for a target of another platform that of the stages that run here."""
+    here = MACHINES.get(platform.machine()) == platform_of(project.pins.target(name))
+    last = until if here else min(until, PLANNED, key=STAGES.index)
+    force = [stage for stage in force if stage in STAGES[: STAGES.index(last) + 1]]
+    build = build_of(project, name, variant, last, force, tools=tools, plan_only=True)
+    context, planned = build.context, build.plan(last)
     log.document(
         {
             "plan": [asdict(one) for one in planned],
             "fetches": cached.total(planned),
-            "until": until,
+            "until": last,
             "source": context.source,
         }
     )
-    log.heading(f"plan for {context.target_name} on {context.platform}, up to {until}")
+    log.heading(f"plan for {context.target_name} on {context.platform}, up to {last}")
     cached.show(context, planned)
-    if until != options.until:
+    if last != until:
         log.info(f"the later stages run on {context.platform}")
     return 0
-
-
-def explain(options: ExplainOptions) -> int:
-    """Print for each item whether it would be built again, and which input changed."""
-    project = Project.open(options.project)
-    variant = last_variant(project, options.target, options.variant)
-    until = _planned_here(project, options.target, STAGES[-1])
-    build = build_of(project, options.target, variant, until, plan_only=True)
-    planned, source = build.plan(until), build.context.source
-    log.document({"explain": [asdict(one) for one in planned], "source": source})
-    if until != STAGES[-1]:
-        log.info(f"up to the {until}: the later stages run on {build.context.platform}")
-    cached.show(build.context, planned)
-    return 0
-
-
-def smoke(options: SmokeOptions) -> int:
-    """Run the smoke test again; builds the product first if it is missing."""
-    project = Project.open(options.project)
-    again = BuildOptions(
-        target=options.target,
-        force=("smoke",),
-        project=options.project,
-        output=options.output,
-        variant=last_variant(project, options.target, options.variant),
-        server=options.server,
-    )
-    return _build(project, again, options.arguments)

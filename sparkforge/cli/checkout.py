@@ -5,35 +5,27 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-
-from cyclopts import Parameter
 
 from sparkforge import __version__
 from sparkforge.build.context import release_name
-from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series
+from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class CleanOptions:
     store: Path | None = None
     """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
-    all: bool = False
-    """delete downloads and git mirrors, too"""
     superseded: bool = False
     """delete only results that no target's newest build uses"""
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class DocsOptions:
     check: bool = False
     """fail if one is stale; write nothing"""
@@ -43,12 +35,10 @@ class DocsOptions:
 
 
 def clean(options: CleanOptions = CleanOptions()) -> int:
-    """Empty the store."""
-    if options.all and options.superseded:
-        raise UsageError("--all and --superseded conflict", "give only one")
+    """Delete build results from the store; downloads and git mirrors stay."""
     store = store_of(options.store)
     log.info(f"cleaning {store.root}; a large store takes minutes")
-    freed = store.clean(everything=options.all, superseded=options.superseded)
+    freed = store.clean(superseded=options.superseded)
     log.info(f"freed {human_bytes(freed)}")
     log.document({"freed_bytes": freed})
     return 0

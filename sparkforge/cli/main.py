@@ -30,7 +30,6 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "model fetch": ("build.composing:fetch", "download the model to where Compose looks"),
         "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
         "accept": ("check.accept.command:run", "check a running server"),
-        "smoke": ("cli.build:smoke", "repeat the smoke test on the last build"),
         "images": ("build.composing:images", "list built images, and the one that Compose uses"),
         "rollback": ("build.composing:rollback", "switch Compose to the previous image"),
         "packs": ("build.packs.command:run", "compile FlashInfer's modules into a wheel"),
@@ -43,8 +42,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "patches check": ("cli.patches:check_series", "check patches, and the trees they give"),
         "patches apply": ("cli.patches:apply_series", "create a git work tree with the patches"),
         "patches export": ("cli.patches:export_series", "write a work tree's commits as patches"),
-        "patches import": ("cli.patches:import_patches", "import patches (mbox, .patch, diff)"),
-        "patches new": ("cli.patches:new_patch", "commit staged changes with a template"),
+        "patches import": ("cli.patches:import_patches", "import patches (mbox, .patch)"),
         "pins": ("", "check pins.yaml and record the patched trees"),
         "pins check": ("cli.pins:check_pins", "check pins.yaml"),
         "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
@@ -85,7 +83,7 @@ examples:
   python3 build.py serve --target cpu     # start an OpenAI server from that build
 
 build.py --help lists all commands, build.py COMMAND --help the options of one.
-smoke, serve and bench pass arguments after -- to `vllm serve`:
+build, serve and bench pass arguments after -- to `vllm serve`:
   build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head
 """
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -150,7 +148,7 @@ def parsed(words: Sequence[str]) -> tuple[Any, Any]:
         return lambda _: function(*bound.args, **bound.kwargs), None
     if after and not hasattr(options, "arguments"):
         msg = f"{before[0]} takes no arguments after --: {after[0]}"
-        raise UsageError(msg, "smoke, serve and bench pass them to vllm serve; dev runs them")
+        raise UsageError(msg, "build, serve and bench pass them to vllm serve; dev runs them")
     return function, replace(options, arguments=tuple(after)) if after else options
 
 

@@ -1,30 +1,31 @@
-"""patches: list, check, apply, export, import, new."""
+"""patches: list, check, apply, export, import."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from cyclopts import Parameter
-
-from sparkforge.build.options import OutputOptions, SourceName, chosen_series, source_plan
+from sparkforge.build.options import (
+    OutputOptions,
+    SourceName,
+    chosen_series,
+    command_options,
+    source_plan,
+)
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import exporting, importing, lint, series, worktree
-from sparkforge.series.patchfile import NATIVE
 from sparkforge.series.series import Series
 from sparkforge.sources import sources
 from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
 from sparkforge.sources.sources import Source
 
-_TRAILERS = (*lint.TRAILERS, NATIVE)
 _CHERRY_PICK = "make a new work tree (build.py patches apply) and cherry-pick your commits onto it"
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ListOptions:
     upstream: str | None = field(default=None, kw_only=False)
     """only this upstream's series"""
@@ -32,8 +33,7 @@ class ListOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class CheckOptions:
     upstream: str | None = field(default=None, kw_only=False)
     """only this upstream's series"""
@@ -44,8 +44,7 @@ class CheckOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ApplyOptions:
     upstream: str = field(kw_only=False)
     folder: Path = field(kw_only=False)
@@ -54,25 +53,7 @@ class ApplyOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*", group="trailers")
-@dataclass(frozen=True, kw_only=True)
-class TrailerOptions:
-    """Values of trailers of a patch's message."""
-
-    upstream_status: str | None = None
-    drop_when: str | None = None
-    risk: str | None = None
-    test: str | None = None
-    native: str | None = None
-
-    def given(self) -> dict[str, str]:
-        """Return the values that are given, by the name of the trailer."""
-        values = {key: getattr(self, key.lower().replace("-", "_")) for key in _TRAILERS}
-        return {key: value for key, value in values.items() if value is not None}
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ExportOptions:
     folder: Path = field(default=Path(), kw_only=False)
     """work tree (default: the current folder)"""
@@ -84,28 +65,11 @@ class ExportOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ImportOptions:
     upstream: str = field(kw_only=False)
     file: tuple[Path, ...] = field(kw_only=False)
-    subject: str | None = None
-    """subject to use instead of the patch's own"""
-    why: str | None = None
-    """text to put before the patch's message"""
-    trailers: TrailerOptions = TrailerOptions()
     project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class NewOptions:
-    folder: Path = field(kw_only=False)
-    """work tree from `patches apply`"""
-    subject: str = field(kw_only=False)
-    """one line that says what the patch does"""
-    trailers: TrailerOptions = TrailerOptions()
     output: OutputOptions = OutputOptions()
 
 
@@ -177,7 +141,7 @@ def _source(project: Project, upstream: str) -> tuple[Source, Series]:
 def export_series(options: ExportOptions = ExportOptions()) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
-    commits, left = worktree.settled(tree)
+    left = worktree.settled(tree)
     if left:
         log.warning(f"{tree.folder}: {len(left)} files are not committed: {', '.join(left[:5])}")
     with Project.open(options.project).locked() as project:
@@ -185,7 +149,7 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
         if source.commit != tree.base:
             msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
             raise SeriesError(msg, _CHERRY_PICK)
-        chain = exporting.Chain(source, commits, tree.objects)
+        chain = exporting.Chain(source, tree.head, tree.objects)
         # changes to the series since then must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
         drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
@@ -208,28 +172,11 @@ def import_patches(options: ImportOptions) -> int:
     for file in options.file:
         if not file.is_file():
             raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
-    words = importing.Words(options.trailers.given(), options.subject, options.why)
     with Project.open(options.project).locked() as project:
         source, now = _source(project, options.upstream)
         patched = series.apply(project.store, now, source)
-        chain = importing.chain(project.store, now, patched, options.file, words)
-        fix = "add what the files lack: --why TEXT, --subject TEXT, or the option of a trailer"
+        chain = importing.chain(project.store, now, patched, options.file)
+        fix = "add it to the message in the file: docs/patches-howto.md has a template"
         result = exporting.export(project, now, chain, drop=(), check=False, fix=fix)
     log.document(exporting.document(*result))
-    return 0
-
-
-def new_patch(options: NewOptions) -> int:
-    """Commit the staged changes of a work tree, under a message to be filled in."""
-    if len(options.subject.split("\n")) != 1 or not any(map(str.isalnum, options.subject)):
-        msg = f"{options.subject!r}: empty subject"
-        raise UsageError(msg, "say in one line what the patch does; the file is named after it")
-    tree = worktree.read(options.folder)
-    trailers = options.trailers.given()
-    commit = worktree.commit_template(
-        tree, lambda subject, body: importing.template(options.subject, trailers, body)
-    )
-    then = "now write its message: git commit --amend, then build.py patches export"
-    log.info(f"{tree.folder}: commit {commit[:12]}; {then}")
-    log.document({"folder": str(tree.folder), "commit": commit})
     return 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from cyclopts import Parameter
-
-from sparkforge.build.options import CheckoutOptions, OutputOptions, SourceName, source_plan
+from sparkforge.build.options import (
+    CheckoutOptions,
+    OutputOptions,
+    SourceName,
+    command_options,
+    source_plan,
+)
 from sparkforge.core.disk import write_files
 from sparkforge.core.log import log
 from sparkforge.pins import edit, pins
@@ -17,8 +21,7 @@ from sparkforge.sources import sources
 from sparkforge.sources.project import Project, ProjectOptions, checkout
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class RecordOptions:
     source: SourceName = None
     """release files; git: commits of the pinned tags; auto: git, or release files if git is
@@ -27,8 +30,7 @@ class RecordOptions:
     output: OutputOptions = OutputOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class ResolveOptions:
     upstream: tuple[str, ...] = field(default=(), kw_only=False)
     """upstreams to look up, even if recorded (default: those without a commit)"""

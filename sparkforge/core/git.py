@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import CommandError, UsageError
+from sparkforge.core.errors import CommandError
 from sparkforge.core.gitsafe import clean_env, explained, isolated
 from sparkforge.core.run import call
 
@@ -190,19 +190,6 @@ def changes(repo: Path, old: str, new: str, *paths: str) -> list[Change]:
     return result
 
 
-_QUOTED = re.compile(r'"([^"\\]|\\([0-3][0-7]{2}|[abtnvfr"\\]))*"')
-
-
-def unquoted(name: str) -> str:
-    """Return the path of a name in git's diff; ValueError: quoted, but not as in C."""
-    if not name.startswith('"'):
-        return name
-    if not _QUOTED.fullmatch(name):
-        raise ValueError(name)
-    raw = name[1:-1].encode(errors="surrogateescape").decode("unicode_escape")
-    return raw.encode("latin-1").decode(errors="surrogateescape")
-
-
 def unpack(repo: Path, tree: str, paths: Iterable[str], where: Path) -> None:
     """Write files of a tree (or commit, or COMMIT:FOLDER) below some paths into a folder."""
     where.mkdir(parents=True, exist_ok=True)
@@ -224,13 +211,8 @@ def clone_at(
     repo: Path, where: Path, commit: str, finish: Callable[[Path], None] | None = None
 ) -> None:
     """Create a clone with a commit on its own branch, and call ``finish`` with it."""
-    try:
-        if where.is_dir():
-            where.rmdir()  # an empty one may be there
+    with disk_errors(where):
         where.mkdir(parents=True)
-    except OSError as error:
-        msg = f"{where}: cannot create a folder there: {error.strerror}"
-        raise UsageError(msg, "choose another folder") from None
     try:
         # --no-hardlinks: changes of the user in the clone must not reach the store
         clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")
@@ -243,9 +225,3 @@ def clone_at(
     except BaseException:
         shutil.rmtree(where, ignore_errors=True)
         raise
-
-
-def patch_id(diff: bytes) -> str:
-    """Return a diff's patch-id, which ignores line numbers and white space; "" without a change."""
-    # a folder outside of any repository: patch-id reads none
-    return git(Path("/"), "patch-id", "--stable", stdin=diff).partition(" ")[0]

@@ -161,10 +161,10 @@ def sha256_of(link: Link) -> str | None:
     return link.hash if link.hash_name == "sha256" else None
 
 
-def torch_link(
+def torch_files(
     requirement: str, python: str, machine: str, backend: str, uv: Path
-) -> tuple[str, str]:
-    """Return (url, sha256) of a torch wheel from uv, which has PyTorch's indexes by backend name.
+) -> list[tuple[str, str, str]]:
+    """Return (name, url, sha256) of torch's files by uv, which has PyTorch's indexes by backend.
 
     For example of ``torch==2.13.0+cpu``, ``3.11``, ``x86_64``, ``cpu``. FetchError: there is none.
     """
@@ -179,18 +179,6 @@ def torch_link(
         msg = f"{requirement}: neither pip's index nor PyTorch's has it:\n{error}"
         remedy = "check the network, or give pip a folder with the wheel (PIP_FIND_LINKS)"
         raise FetchError(msg, remedy) from error
-    return first_wheel(lock, requirement, python, machine)
-
-
-def first_wheel(pylock: str, requirement: str, python: str, machine: str) -> tuple[str, str]:
-    """Return (url, sha256) of the wheel for a Python version and machine in a pylock.toml text."""
-    tag = "cp" + python.replace(".", "")
-    for package in tomllib.loads(pylock).get("packages", []):
-        for wheel in package.get("wheels", []):
-            url, sha256 = str(wheel.get("url", "")), wheel.get("hashes", {}).get("sha256")
-            file = unquote(urlsplit(url).path.rpartition("/")[2])
-            # twice: cp313-cp313t is another interpreter's
-            if sha256 and f"-{tag}-{tag}-" in file and file.endswith(f"{machine}.whl"):
-                return url, str(sha256)
-    msg = f"{requirement}: no wheel for Python {python} on {machine}"
-    raise FetchError(msg, "build for a platform that has one")
+    wheels = (one for found in tomllib.loads(lock)["packages"] for one in found.get("wheels", []))
+    files = ((str(one["url"]), str(one.get("hashes", {}).get("sha256"))) for one in wheels)
+    return [(unquote(urlsplit(url).path.rpartition("/")[2]), url, sha256) for url, sha256 in files]

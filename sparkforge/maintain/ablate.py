@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import bisect
-import json
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 
-from cyclopts import Parameter
-
-from sparkforge.build.options import OutputOptions, chosen_series
+from sparkforge.build.options import OutputOptions, chosen_series, command_options
 from sparkforge.core import git
-from sparkforge.core.errors import CheckError, CommandError, SeriesError, UsageError
+from sparkforge.core.errors import CheckError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.maintain import patchtests
-from sparkforge.maintain.patchtests import Outcome, Reduced, Result
-from sparkforge.pins.compiling import Plugin
+from sparkforge.maintain.patchtests import Outcome, Result
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project, ProjectOptions
 
 _HEAD = ("patch", "its test", "left out, too", "verdict")
-_OPTIONS = "VLLM_SPARKFORGE"
-"""The variable that the plugin reads its options from."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``ablate``."""
 
     patch: tuple[str, ...] = field(default=(), kw_only=False)
-    """patches to leave out, or parts of the plugin to switch off, one at a time (default: each)"""
+    """patches to leave out, one at a time (default: each)"""
     bisect: str | None = None
     """find the patch at which this shell command starts to fail or to pass"""
     upstream: str | None = None
@@ -53,16 +45,12 @@ def run(options: Options = Options()) -> int:
         if options.patch:
             raise UsageError("--bisect and PATCH … conflict", "give only one")
         return _bisect(project, every, options.bisect)
-    parts = parts_of(project.root, project.pins.plugin) if options.upstream is None else {}
     known = {patch.name for own in every for patch in own.patches}
-    names = {f"{name.removesuffix('.patch')}.patch" for name in options.patch if name not in parts}
+    names = {f"{name.removesuffix('.patch')}.patch" for name in options.patch}
     if unknown := sorted(names - known):
-        msg = f"{', '.join(unknown)}: no such patch"
-        raise UsageError(msg, "see build.py patches list, and docs/plugin.md for the parts")
+        raise UsageError(f"{', '.join(unknown)}: no such patch", "see build.py patches list")
     python = options.python or patchtests.dev_python(project.root)
-    results = _of_patches(project, every, python, names if options.patch else known)
-    chosen = {n: test for n, test in parts.items() if not options.patch or n in options.patch}
-    results += of_parts(project, python, chosen)
+    results = _of_patches(project, every, python, names or known)
     log.document({"ablate": [result.as_json() for result in results]})
     rows = [
         (f"{one.upstream}: {one.patch}", one.test, ", ".join(one.dependents) or "-", one.verdict)
@@ -81,9 +69,9 @@ def _of_patches(
 ) -> list[Result]:
     """Run the tests of patches with the whole series, and each without its patch."""
     chosen = [(own, patch) for own in every for patch in own.patches if patch.name in names]
-    if nameless := [str(patch.path) for _, patch in chosen if not patch.trailers.get("Test")]:
-        msg = f"{', '.join(nameless)}: has no test"
-        raise SeriesError(msg, "add the trailer Test to the last paragraph")
+    for _, patch in chosen:
+        if not patch.trailers.get("Test"):
+            raise SeriesError(f"{patch.path}: has no test", "see build.py patches check")
     tests = [patch.trailers["Test"] for _, patch in chosen]
     with log.step("the whole series"):
         whole = patchtests.run(python, project, tests) if tests else {}
@@ -102,46 +90,21 @@ def _of_patches(
     return results
 
 
-def parts_of(root: Path, plugin: Plugin | None) -> dict[str, str]:
-    """Return the test's node id of each part, as the plugin's pyproject.toml names it."""
-    if plugin is None:
-        return {}
-    path = root / plugin.folder / "pyproject.toml"
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {str(name): str(test) for name, test in document["tool"]["sparkforge"].items()}
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        msg = f"{path}: cannot be read: {error}"
-        raise SeriesError(msg, "name each part's test in the table tool.sparkforge") from error
-
-
-def of_parts(project: Project, python: Path, tests: Mapping[str, str]) -> list[Result]:
-    """Run the tests of the plugin's parts with all parts, and each with its part switched off."""
-    whole = patchtests.run(python, project, list(tests.values())) if tests else {}
-    results = []
-    for part, test in tests.items():
-        off = {_OPTIONS: json.dumps({"off": [part]})}
-        with log.step(f"without {part}"):
-            cut = patchtests.run(python, project, [test], env=off)[test]
-        results.append(Result("plugin", part, test, whole[test], cut))
-    return results
-
-
 def _bisect(project: Project, every: Sequence[Series], command: str) -> int:
     """Find the patch with which a command begins to fail, or to pass.
 
-    The search goes over prefixes of the series, which apply as they are even where patches need
-    each other. Several upstreams count as one series.
+    The search goes over the first N patches of the whole series, which apply as they are. Several
+    upstreams count as one series.
     """
     patches = [(own.upstream, patch.name) for own in every for patch in own.patches]
     prefixes = [patchtests.prefixes(project, own) for own in every]
 
     def fails(at: int) -> bool:
-        left, place = at, list[Reduced]()
+        place = []
+        left = at
         for own in prefixes:
-            count = min(left, len(own) - 1)
-            left -= count
-            place.append(own[count])
+            place.append(own[min(left, len(own) - 1)])
+            left -= min(left, len(own) - 1)
         with (
             log.step(f"with {at} of {len(patches)} patches"),
             patchtests.checkout(project, place) as here,
@@ -152,18 +115,13 @@ def _bisect(project: Project, every: Sequence[Series], command: str) -> int:
             env = {**patchtests.variables(here), "SPARKFORGE_TREES": str(work)}
             code = call("sh", "-c", command, env=env, stream=True, check=False).returncode
             log.info("fails" if code else "passes")
-        if not 0 <= code < 125:
-            msg = f"{command}: ended with {code}, which says nothing about a patch"
-            raise CommandError(msg, "0 means good, 1 to 124 bad: wrap it in a script")
         return code != 0
 
-    first, last = fails(0), fails(len(patches))
-    if first == last:
-        msg = f"{command}: {'fails' if first else 'passes'} without patches, and with all of them"
-        raise CheckError(msg, "no patch makes a difference")
-    inner = range(1, len(patches))
-    at = bisect.bisect_left(inner, True, key=lambda at: fails(at) != first) + 1
-    upstream, name = patches[at - 1]
+    first = fails(0)
+    at = bisect.bisect_left(range(len(patches)), True, key=lambda at: fails(at + 1) != first)
+    if at == len(patches):
+        raise CheckError(f"{command}: no patch makes a difference", "try it in a work tree")
+    upstream, name = patches[at]
     verb = "fixes" if first else "breaks"
     log.document({"bisect": {"what": verb, "upstream": upstream, "patch": name}})
     log.heading(f"{upstream}: {name} {verb} {command}")

@@ -1,8 +1,7 @@
 """A move with all that belongs to it, made and tried in a throw-away checkout before it lands.
 
-Lists in requirements/ copy what wheels declare, so they follow a new wheel. Lines that are ours
-stay: what the wheel declares and we left out is left out again, and a line that the wheel never
-had is kept.
+Lists in requirements/ copy what wheels declare, so they follow a new wheel. Lines of our own stay,
+and what we left out is left out again.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import re
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -30,7 +28,7 @@ from sparkforge.core.index import Index
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.maintain import drift, patchtests
-from sparkforge.maintain.drift import exact, listed, name_of, read
+from sparkforge.maintain.drift import exactly, name_of, read
 from sparkforge.maintain.patchtests import Result
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Pins, Upstream
@@ -45,40 +43,26 @@ if TYPE_CHECKING:
     from sparkforge.maintain.job import Plan
     from sparkforge.maintain.landing import Files
 
+Wheels = dict[str, list[Requirement]]
+
 _INPUT = re.compile(r"-r (requirements/[\w.-]+\.in)$", re.MULTILINE)
 _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/dev.txt"}
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A move that was tried, and in which nothing failed."""
-
-    files: Files
-    """What ``landing.planned`` returned."""
-    project: Project
-    """The throw-away checkout."""
-    requirements: Mapping[str, str]
-    """Lists, locks and sizes that changed, by path in the checkout."""
-    builds: Sequence[str]
-    tests: Sequence[Result]
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """The tests, as a table."""
-        head = ("patch", "its test", "without all patches")
-        return [head, *((t.patch, t.whole.result, t.without.result) for t in self.tests)]
-
-
-def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
+def tried(
+    project: Project, files: Files, plan: Plan, folder: Path
+) -> tuple[Project, dict[str, str], list[Result]]:
     """Make requirements, locks and sizes for a move, and try all of it; the checkout stays.
 
     Args:
         folder: for the throw-away checkout.
+
+    Returns:
+        The throw-away checkout, the files of requirements/ that changed, and the patches' tests.
     """
     root, before = project.root, texts_of(project.root)
     hidden = {"dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS}
     with log.step("requirements"):
-        lists = _followed(project, plan.moved, before)
         with disk_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(
@@ -88,8 +72,8 @@ def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
                 ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
             )
         new = {folder / path.relative_to(root): data for path, data in files.items()}
-        write_files(new | {folder / name: text.encode() for name, text in lists.items()})
-        _lock(project, folder, lists, before)
+        write_files(new)
+        _lock(project, folder, plan.moved)
         path = folder / project.pins_path.name
         here = replace(project, pins_path=path, pins=pins.load(path))
         if (folder / sizes.FILE).is_file():
@@ -101,20 +85,19 @@ def tried(project: Project, files: Files, plan: Plan, folder: Path) -> Tried:
         if (root / name).is_dir() and lock not in fresh:
             (folder / name).symlink_to((root / name).resolve())
     moved = {part.upstream for part in plan.parts}
-    builds = [
-        _built(here, name)
-        for name, target in here.pins.targets.items()
-        if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}
-    ]
-    done = Tried(files, here, fresh, builds, _tested(here, moved))
-    log.table(done.rows)
-    for one in done.tests:
+    for name, target in here.pins.targets.items():
+        if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}:
+            _build(here, name)
+    tests = _tested(here, moved)
+    head = ("patch", "its test", "without all patches")
+    log.table([head, *((t.patch, t.whole.result, t.without.result) for t in tests)])
+    for one in tests:
         if one.verdict == "not noticed":
             log.warning(
                 f"{one.upstream}: {one.patch}: upstream has it: its test passes without\n"
                 f"    hint: drop it: build.py patches export --drop {one.patch}"
             )
-    return done
+    return here, fresh, tests
 
 
 def texts_of(root: Path) -> dict[str, str]:
@@ -126,56 +109,46 @@ def texts_of(root: Path) -> dict[str, str]:
 # -- requirements ----------------------------------------------------------------------------------
 
 
-def _followed(
-    project: Project, moved: Mapping[str, Upstream], texts: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the lists that change with the new wheels."""
-    found = {name: text for name, text in texts.items() if name.endswith(".in")}
+def _declarations(project: Project, moved: Mapping[str, Upstream]) -> tuple[Wheels, Wheels]:
+    """Return what the old and the new wheels declare, by the list of the target that has them."""
+    old: Wheels = {}
+    new: Wheels = {}
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
         for wheel in drift.wheels_of(project, up, release):
-            old, new = (
-                # those that no extra asks for
-                [one for one in drift.declared(project, file) if "extra ==" not in str(one.marker)]
-                for file in (pinned.files[wheel.key], release.files[wheel.key])
-            )
-            without = {*map(canonicalize_name, wheel.plan.wheels[up].drop_requires)}
-            for name in _INPUT.findall(texts[wheel.plan.requirements[wheel.platform]]):
-                # a list is the copy of what a wheel declares if it has most of it
-                lines = listed(texts[name])
-                if 2 * sum(one in lines for one in old) > len(old):
-                    found[name] = follow(found[name], old, new, without)
-        packages = {str(canonicalize_name(file.project)) for file in release.files.values()}
-        own = dict.fromkeys(packages, (pinned.version, release.version))
-        found = {name: pinned_anew(text, own) for name, text in found.items()}
-    return {name: text for name, text in found.items() if text != texts[name]}
+            lock = project.root / wheel.plan.requirements[wheel.platform]
+            dropped = {*map(canonicalize_name, wheel.plan.wheels[up].drop_requires)}
+            for name in _INPUT.findall(lock.read_text(encoding="utf-8")):
+                for found, file in (
+                    (old, pinned.files[wheel.key]),
+                    (new, release.files[wheel.key]),
+                ):
+                    found.setdefault(name, []).extend(
+                        one
+                        for one in drift.declared(project, file)
+                        if name_of(one) not in dropped and "extra ==" not in str(one.marker)
+                    )
+    return old, new
 
 
-def follow(
-    text: str, old: Sequence[Requirement], new: Sequence[Requirement], without: Collection[str]
-) -> str:
-    """Return a list with what changed from one wheel's declarations to another's.
+def follow(text: str, old: Sequence[Requirement], new: Sequence[Requirement]) -> str:
+    """Return a list of requirements with what changed from old declarations to new ones.
 
-    ``without``: canonical names that a target leaves out.
+    A line that nothing declared stays, and so does its place.
     """
-    fresh = [one for one in new if one not in old]
-    known = {name_of(one) for one in old}
-    lines: list[str] = []
-    last = 0  # behind the last line that the wheel declares
+    gone = [one for one in old if one not in new]
+    fresh = [one for one in dict.fromkeys(new) if one not in old]
+    lines = []
     for line in text.splitlines():
         found = read(line)
-        if found is not None and found in old and found not in new:
-            to = next((one for one in fresh if name_of(one) == name_of(found)), None)
-            if to is not None:
-                fresh.remove(to)
-                lines.append(str(to))
-            last = len(lines)
-        else:
+        if found is None or found not in gone:
             lines.append(line)
-            last = len(lines) if found in old or found in new else last
-    more = [one for one in fresh if name_of(one) not in {*known, *without}]
-    lines[last:last] = [str(one) for one in more if one not in map(read, lines)]
-    return "\n".join(lines) + "\n"
+            continue
+        same = [one for one in fresh if name_of(one) == name_of(found)]
+        lines += [str(one) for one in same]
+        fresh = [one for one in fresh if one not in same]
+    known = {name_of(one) for one in old}  # what we have left out of the old ones
+    return "\n".join([*lines, *(str(one) for one in fresh if name_of(one) not in known)]) + "\n"
 
 
 def pinned_anew(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
@@ -189,37 +162,30 @@ def pinned_anew(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lock(
-    project: Project, here: Path, lists: Mapping[str, str], before: Mapping[str, str]
-) -> None:
-    """Lock lists again in a checkout that has them, then those that pin what moved there."""
-    locks = {name: text for name, text in before.items() if name.endswith(".txt")}
-    _run(here, locks, lists)
-    mains = {name for plan in project.pins.targets.values() for name in plan.requirements.values()}
-    # the packages that wheels declare whose locked version moved
-    named = {name_of(one) for text in lists.values() for one in listed(text)}
-    moved: dict[str, tuple[str, str]] = {}
-    for name in mains:
-        old, new = exact(locks[name]), exact((here / name).read_text(encoding="utf-8"))
-        both = named & old.keys() & new.keys()
-        moved |= {one: (old[one], new[one]) for one in both if old[one] != new[one]}
-    # what copies a wheel follows that wheel alone
-    copies = {name for main in mains for name in _INPUT.findall(locks[main])}
-    others = {
-        name: fresh
-        for name, text in texts_of(here).items()
-        if name.endswith(".in") and name not in copies
-        if (fresh := pinned_anew(text, moved)) != text
+def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
+    """Change the lists of a checkout, and lock them again; what still fits keeps its version."""
+    old, new = _declarations(project, moved)
+    before = texts_of(here)
+    # exact pins of other lists follow: of our packages, and of what the wheels pin
+    pins = {
+        str(canonicalize_name(file.project)): (project.pins.upstreams[up].version, release.version)
+        for up, release in moved.items()
+        for file in release.files.values()
     }
-    write_files({here / name: text.encode() for name, text in others.items()})
-    _run(here, locks, others)
-
-
-def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None:
-    """Lock what is made from some lists; what still fits keeps its version."""
-    made = [name for name, text in locks.items() if lists.keys() & {*_INPUT.findall(text)}]
-    names = [Path(name).name for name in made]
-    if not names:
+    for name in new:
+        was, now = ({name_of(r): exactly(r.specifier) for r in of[name]} for of in (old, new))
+        for package in was.keys() & now.keys():
+            if (one := was[package]) and (other := now[package]) and one != other:
+                pins[package] = (one.partition("+")[0], other.partition("+")[0])
+    lists = {}
+    for name, text in before.items():
+        if name.endswith(".in"):
+            fresh = pinned_anew(follow(text, old.get(name, ()), new.get(name, ())), pins)
+            if fresh != text:
+                lists[name] = fresh
+    write_files({here / name: text.encode() for name, text in lists.items()})
+    locks = (name for name, text in before.items() if lists.keys() & {*_INPUT.findall(text)})
+    if not (names := [Path(name).name for name in locks if name.endswith(".txt")]):
         return
     env = {"UV": str(environment.uv_program()), "PYTHONPATH": str(ROOT)}
     try:
@@ -233,9 +199,8 @@ def _run(here: Path, locks: Mapping[str, str], lists: Mapping[str, str]) -> None
 # -- builds and tests ------------------------------------------------------------------------------
 
 
-def _built(here: Project, target: str) -> str:
+def _build(here: Project, target: str) -> None:
     """Build a target as far as any machine can: with a smoke test where it has one."""
-    start = time.monotonic()
     until = STAGES[-1] if here.pins.targets[target].smoke is not None else "wheels"
     words = ["--target", target, "--engine", "none", "--until", until]
     places = ["--pins", str(here.pins_path), "--store", str(here.store.root)]
@@ -248,7 +213,6 @@ def _built(here: Project, target: str) -> str:
     if done.returncode:
         msg = f"{command} ends with {done.returncode} on the new release: see above"
         raise RebaseStopped(msg, _remedy(here))
-    return f"`{command}`: {time.monotonic() - start:.0f} s"
 
 
 def _tested(here: Project, moved: Collection[str]) -> list[Result]:

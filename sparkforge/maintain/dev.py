@@ -14,15 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cyclopts import Parameter
-
 from sparkforge.build import cached, graph, publish, setup
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build
-from sparkforge.build.options import Behind, OutputOptions, ToolOptions, VariantOptions
+from sparkforge.build.options import (
+    Behind,
+    OutputOptions,
+    ToolOptions,
+    VariantOptions,
+    command_options,
+)
 from sparkforge.build.stages.wheels import release_wheel
-from sparkforge.core import git
-from sparkforge.core.errors import SeriesError
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -42,8 +44,7 @@ _MOUNTED = "/opt/sparkforge/overlay"
 """Folder that an image made by the recipe searches for packages first."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``dev``."""
 
@@ -129,29 +130,16 @@ def _of_wheels(
 
 
 def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
-    """Return the work tree of a series: made, or moved to it with the developer's commits on top.
-
-    Where these do not apply, or changes are not committed, it stays as it is, with a warning.
-    """
+    """Return the work tree of a series, made where it is missing."""
     if not folder.exists():
         return worktree.make(patched, own, folder)
     tree = worktree.read(folder)
-    if own.sha256 in tree.series and patched.source.commit == tree.base:
-        return tree
-    stays = f"{folder}: the series changed; the work tree was not updated: "
-    try:
-        worktree.settled(tree)
-    except SeriesError as error:
-        log.warning(stays + error.what)
-        return tree
-    tree.git("fetch", "--quiet", str(patched.source.repo), patched.commit)
-    words = ("--quiet", "--no-gpg-sign", "--onto", patched.commit, worktree.TIP_REF)
-    code, output = git.attempt(folder, "rebase", *words)
-    if code:
-        git.attempt(folder, "rebase", "--abort")
-        log.warning(f"{stays}your commits do not apply to the new series:\n{output}")
-        return tree
-    return worktree.rebased(tree, patched, own)
+    if own.sha256 not in tree.series or patched.source.commit != tree.base:
+        log.warning(
+            f"{folder}: the series changed; the work tree was not updated\n"
+            "    hint: move the folder away; the next dev makes it anew: cherry-pick your commits"
+        )
+    return tree
 
 
 def _plugin(context: Context, folder: Path) -> dict[str, str]:
@@ -198,15 +186,12 @@ def _variables(context: Context, folder: Path, links: Callable[[str, str], Path]
 
 def _container(context: Context, folder: Path, links: Path) -> list[str | Path]:
     """Return ``docker run`` with the work trees where they are, up to the image's name."""
-    cache = folder / ".cache"
-    for name in ("image", "ccache"):
-        (cache / name).mkdir(parents=True, exist_ok=True)
+    cache = folder / ".cache" / "image"
+    cache.mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [
         *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
-        *("--volume", f"{folder}:{folder}"),
-        *("--volume", f"{links}:{_MOUNTED}:ro"),
-        *("--volume", f"{cache / 'image'}:/var/cache/sparkforge"),
-        *("--env", f"CCACHE_DIR={cache / 'ccache'}"),
+        *("--volume", f"{folder}:{folder}", "--volume", f"{links}:{_MOUNTED}:ro"),
+        *("--volume", f"{cache}:/var/cache/sparkforge", "--env", f"CCACHE_DIR={cache / 'ccache'}"),
         *("--workdir", folder, "--shm-size", "1g"),
     ]
     if context.pins.plugin is not None:
@@ -271,15 +256,9 @@ def links_of(
 
 
 def write(folder: Path, wanted: Mapping[str, str]) -> None:
-    """Make a folder hold exactly these links; those that are right stay: a program may use them."""
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_symlink() and (name not in wanted or str(path.readlink()) != wanted[name]):
-            path.unlink()
+    """Make a folder hold exactly these links."""
+    shutil.rmtree(folder, ignore_errors=True)
     for name, target in wanted.items():
         path = folder / name
-        if path.is_dir() and not path.is_symlink():  # it was a folder once
-            shutil.rmtree(path)
-        if not path.is_symlink():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)

@@ -34,34 +34,21 @@ Note = tuple[str, str]
 
 
 def find(project: Project, name: str, release: Upstream) -> list[Note]:
-    """Return what the locks, the .in files and pins.yaml have and a new release does not want."""
+    """Return what the locks and pins.yaml have and a new release does not want."""
     notes: dict[Note, None] = {}
-    packages = {file.project for file in project.pins.upstreams[name].files.values()}
-    for path in sorted((project.root / "requirements").glob("*.in")):
-        asked = exact(path.read_text(encoding="utf-8"))
-        for package in sorted(packages & asked.keys()):
-            if asked[package] != release.version:
-                what = f"requirements/{path.name} requires {package} {asked[package]}"
-                notes[what, f"write {package}=={release.version}, run scripts/lock.sh"] = None
-    stale: dict[tuple[str, str], set[str]] = {}
     try:
         for wheel, one, up, has, met in _needs(project, name, release):
-            if met:
-                continue
-            wanted = one.specifier or "any"
-            if up is not None:
+            wanted, lock = one.specifier or "any", wheel.plan.requirements[wheel.platform]
+            if not met and up is not None:
                 to = exactly(one.specifier) or "VERSION"
                 what = f"{one.name}: {name} wants {wanted}, upstreams.{up} is {has}"
-                notes[what, f"build.py rebase {up} --onto release:{to}"] = None
-            else:
-                shown = name_of(one) + (": none" if has is None else f" {has}")
-                place = (wheel.target, wheel.plan.requirements[wheel.platform])
-                stale.setdefault(place, set()).add(f"{shown} (wanted {wanted})")
+                notes[what, f"build.py rebase {up} --onto {to}"] = None
+            elif not met:
+                what = f"{lock} has {name_of(one)} {has or '(none)'}: {name} wants {wanted}"
+                hint = f"change the .in file and run scripts/lock.sh {Path(lock).name}"
+                notes[what, hint] = None
     except FetchError as error:
         notes[error.what, "compare its METADATA with the locks before a build"] = None
-    for (target, lock), found in stale.items():
-        what = f"target {target}: {lock} has {', '.join(sorted(found))}"
-        notes[what, f"change the .in file and run scripts/lock.sh {Path(lock).name}"] = None
     return list(notes)
 
 
@@ -87,7 +74,6 @@ def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> lis
 class Wheel:
     """A wheel of a new release that a target installs, and what it requires there."""
 
-    target: str
     plan: Target
     platform: Platform
     key: str
@@ -100,7 +86,7 @@ class Wheel:
 def wheels_of(project: Project, name: str, release: Upstream) -> Iterator[Wheel]:
     """Yield the new wheels of a release."""
     upstreams = project.pins.upstreams
-    for target, plan in project.pins.targets.items():
+    for plan in project.pins.targets.values():
         for platform in plan.platforms if name in plan.wheels else ():
             key = plan.wheels[name].files[platform]
             if release.files[key] == upstreams[name].files[key]:
@@ -111,7 +97,7 @@ def wheels_of(project: Project, name: str, release: Upstream) -> Iterator[Wheel]
                 if up != name
             }
             every = applying(declared(project, release.files[key]), plan.python, platform)
-            yield Wheel(target, plan, platform, key, every, ours)
+            yield Wheel(plan, platform, key, every, ours)
 
 
 def exact(text: str) -> dict[str, str]:
@@ -166,33 +152,20 @@ def _needs(
 
 
 def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
-    """Return our other upstreams that a release needs in another version, and which.
-
-    Its wheel names them itself, as vLLM does FlashInfer, or a package that it pins anew does, as
-    torch does Triton.
-    """
-    asked: dict[str, dict[str, SpecifierSet]] = {}
-    for wheel, one, up, _, met in _needs(project, name, release):
-        demands = [(up, f"{name} {release.version}", one)]
-        version, own = exactly(one.specifier), {name_of(each) for each in wheel.requires}
-        if up is None and not met and version is not None and wheel.ours.keys() - own:
-            theirs = _of_package(project, name_of(one), version, wheel)
-            more = [each for each in theirs if name_of(each) not in own]
-            by = f"{one.name} {version}"
-            demands += [(wheel.ours.get(name_of(each)), by, each) for each in more]
-        for of, by, each in demands:
-            if of is not None:
-                asked.setdefault(of, {})[f"{by} wants {each.specifier}"] = each.specifier
+    """Return our other upstreams that a release's wheels need in another version, and which."""
+    asked: dict[str, SpecifierSet] = {}
+    for _, one, up, _, _ in _needs(project, name, release):
+        if up is not None:
+            asked[up] = asked.get(up, SpecifierSet()) & one.specifier
     found = {}
-    for upstream, wants in asked.items():
-        wanted = SpecifierSet(",".join(map(str, wants.values())))
+    for upstream, wanted in asked.items():
         pinned = project.pins.upstreams[upstream]
         if not wanted.contains(pinned.version, prereleases=True):
             known = [exactly(wanted), *releases.finals(project.access, pinned)]
             fits = [one for one in known if one and wanted.contains(one, prereleases=True)]
             if not fits:
-                msg = f"{upstream}: no release on the index meets {wanted}: {', '.join(wants)}"
-                raise UsageError(msg, f"pin it by hand: build.py rebase {upstream} --onto TAG")
+                msg = f"{upstream}: no release on the index meets {wanted}"
+                raise UsageError(msg, f"move it first: build.py rebase {upstream} --onto RELEASE")
             found[upstream] = fits[0]
     return found
 
@@ -217,17 +190,6 @@ def declared(project: Project, file: ReleaseFile) -> list[Requirement]:
     if project.access.offline:
         raise FetchError(f"{file.file}: not in the store", "run without --offline")
     return _declared(project.access.index.url_of(file.project, file.file), file.file)
-
-
-def _of_package(project: Project, name: str, version: str, wheel: Wheel) -> list[Requirement]:
-    """Return what a package declares in the wheel that a target installs."""
-    links, python = project.access.index.links(name), wheel.plan.python
-    link = wheelhouse.fitting(name, version, links, python, wheel.platform)
-    if link is None:
-        msg = f"{name} {version} for Python {python} on {wheel.platform}: the index has no wheel"
-        raise FetchError(msg, "check pip's configuration (pip config list)")
-    found = _declared(str(link.normalized).partition("#")[0], link.filename)
-    return applying(found, python, wheel.platform)
 
 
 def _declared(url: str, name: str) -> list[Requirement]:

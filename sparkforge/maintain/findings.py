@@ -43,6 +43,8 @@ class PatchResult:
     """A person must resolve it (or skip it)."""
     detail: tuple[str, ...] = ()
     """Findings for people, as lines."""
+    files: tuple[str, ...] = ()
+    """In conflict."""
     commit: str | None = None
     """The moved commit; None where there is none (stopped, dropped, skipped)."""
     answer: str = ""
@@ -65,8 +67,6 @@ _HUNK = re.compile(
     rb"^<{7}[^\n]*\n(.*?)^\|{7}[^\n]*\n(.*?)^={7}\r?\n(.*?)^>{7}[^\n]*\n?", re.MULTILINE | re.DOTALL
 )
 _IMPORT = re.compile(rb"(from \S+ import\b|import\s|#\s*include\b|[\w.]+( as \w+)?,$|[()]+$)")
-_TELLING = 20  # characters of a line that is looked for elsewhere …
-_PLACES = 3  # … and that tells nothing in more places
 
 
 Unmerged = Mapping[str, dict[int, str]]
@@ -78,105 +78,40 @@ def blob(repo: Path, name: str | None) -> bytes:
     return git.git_bytes(repo, "cat-file", "blob", name) if name else b""
 
 
-@dataclass(frozen=True)
-class _Hunk:
-    """One conflict in a file: the lines of the new release, of the base and of the patch."""
-
-    new: bytes
-    base: bytes
-    patch: bytes
-
-    @property
-    def kind(self) -> Literal["imports", "both insert", "overlap"]:
-        lines = [line for text in (self.new, self.base, self.patch) for line in _bare(text)]
-        if all(map(_IMPORT.match, lines)):
-            return "imports"
-        return "overlap" if self.base.strip() else "both insert"
-
-
-def _bare(text: bytes) -> list[bytes]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
+def _kind(hunk: re.Match[bytes]) -> Literal["imports", "both insert", "overlap"]:
+    """Return the kind of a hunk: lines of the new release, of the base and of the patch."""
+    if all(
+        map(_IMPORT.match, filter(None, map(bytes.strip, b"".join(hunk.groups()).splitlines())))
+    ):
+        return "imports"
+    return "overlap" if hunk[2].strip() else "both insert"
 
 
 def resolve_provisionally(tree: Path, files: Iterable[str]) -> None:
     """Write a guess into files in conflict: both sides, or where they overlap the patch's."""
 
     def guess(match: re.Match[bytes]) -> bytes:
-        hunk = _Hunk(*match.groups())
-        return hunk.patch if hunk.kind == "overlap" else hunk.new + hunk.patch
+        return match[3] if _kind(match) == "overlap" else match[1] + match[3]
 
     for path in (tree / file for file in files):
         if path.is_file() and not path.is_symlink():
             path.write_bytes(_HUNK.sub(guess, path.read_bytes()))
 
 
-def hints(tree: Path, old: str, new: str, files: Unmerged) -> Iterator[str]:
-    """Yield a line for each text file in conflict: its hunks, and upstream's probable change.
-
-    Args:
-        old, new: commits of the two releases.
-    """
-    for name, blobs in files.items():
+def hints(tree: Path, files: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each text file in conflict: its hunks by kind."""
+    for name in files:
         path = tree / name
         data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        if found := [_Hunk(*match.groups()) for match in _HUNK.finditer(data)]:
-            kinds = Counter(hunk.kind for hunk in found)
+        if kinds := Counter(map(_kind, _HUNK.finditer(data))):
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            # the file as earlier patches of the series left it, on either release
-            before, now = (blob(tree, blobs.get(stage)) for stage in (1, 2))
-            hint = _hint(found, before, now) or _elsewhere(tree, old, new, name, found, now)
-            yield f"{name}: {counts}: {hint or 'upstream changed the same lines'}"
-
-
-def _hint(found: Sequence[_Hunk], before: bytes, now: bytes) -> str | None:
-    if b"\r\n" in now and b"\r\n" not in before:
-        return "its lines now end in CR LF"
-    fresh = {*_bare(now)} - {*_bare(before)}
-    added = [line for hunk in found for line in _bare(hunk.patch) if line not in _bare(hunk.base)]
-    there = sum(line in fresh for line in added)
-    if added and 2 * there >= len(added):
-        return (
-            f"{there} of the {len(added)} lines it adds already exist: upstream may have the same"
-            " fix in another form"
-        )
-    texts = [(b"\n".join(_bare(hunk.base)), b"\n".join(_bare(hunk.new))) for hunk in found]
-    if all(base and base in new for base, new in texts):
-        return "only white space of its context differs"
-    return None
-
-
-def _elsewhere(
-    tree: Path, old: str, new: str, path: str, found: Sequence[_Hunk], now: bytes
-) -> str | None:
-    """Return the other files in which the longest line that the patch stood on is now."""
-    gone = {line for hunk in found for line in _bare(hunk.base)} - {*_bare(now)}
-    line = max(sorted(gone), key=len, default=b"").decode(errors="replace")
-    if len(line) < _TELLING:
-        return None
-    # only in files of its kind in its part of the tree: each file is unpacked
-    top, suffix = path.partition("/")[0] if "/" in path else "", Path(path).suffix
-    where = f":(glob){top}/**/*{suffix}" if top else f":(glob)*{suffix}"
-    places = []
-    for commit in (old, new):
-        code, listing = git.attempt(tree, "grep", "-F", "-n", "-I", "-e", line, commit, "--", where)
-        hits = (hit.split(":", 3) for hit in listing.splitlines() if code == 0)
-        places.append({hit[1]: hit[2] for hit in hits})
-    moved = [f"{name}:{at}" for name, at in places[1].items() if name not in places[0]]
-    if 0 < len(moved) <= _PLACES:
-        return f"its context may have moved: `{line[:60]}` is now at {', '.join(moved)}"
-    return None
+            yield f"{name}: {counts}"
 
 
 # -- what merged ---------------------------------------------------------------------------------
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
 _LINE = re.compile(rb"^([-+])(?!-- |\+\+ )(.*)$", re.MULTILINE)
-_STRING = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
-_COMMENT = re.compile(rb"(?:#(?!\s*(?:if|define|include|elif|ifdef|ifndef)\b)|//).*$")
-# a name that the line itself defines is not used from elsewhere
-_MADE = re.compile(
-    rb"\b(?:def|class|struct|for|as)\s+(\w+)|^\s*(?:auto\s+|const\s+)?(\w+)\s*(?::[^=]+)?=(?!=)"
-)
 
 
 def of_merged(
@@ -217,21 +152,10 @@ def of_merged(
 
 
 def _names(diff: bytes) -> set[bytes]:
-    """Return the names that the added code of a diff uses: no comments, strings or prose."""
-    used: set[bytes] = set()
-    made: set[bytes] = set()
-    for line in _LINE.finditer(diff):
-        if line[1] == b"-":
-            continue
-        code = _COMMENT.sub(b"", _STRING.sub(b"''", line[2]))
-        made |= {name for names in _MADE.findall(code) for name in names if name}
-        for match in _WORD.finditer(code):
-            word = match[0]
-            around = code[match.start() - 1 : match.start()] + code[match.end() : match.end() + 1]
-            like_code = b"_" in word or word[1:] != word[1:].lower()
-            if like_code or b"." in around or b"(" in around:
-                used.add(word)
-    return used - made
+    """Return the words of a diff's added lines that look like names of code, not like prose."""
+    added = (line[2] for line in _LINE.finditer(diff) if line[1] == b"+")
+    words = {word for text in added for word in _WORD.findall(text)}
+    return {word for word in words if b"_" in word or word[1:] != word[1:].lower()}
 
 
 def _vanished(tree: Path, wanted: set[bytes], but: list[str], old: str, new: str) -> set[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,8 +46,8 @@ class Part:
     upstream: str
     series: str
     """Its digest when the rebase began."""
-    pinned: Mapping[str, Any]
-    """The upstream's pin when the rebase began, as JSON."""
+    pinned: str
+    """The pinned tag when the rebase began."""
     target: Annotated[Upstream, PlainSerializer(_pin)]
     """The upstream as pins.yaml will have it."""
     old: Source
@@ -123,27 +123,27 @@ class Job:
             shutil.rmtree(self.folder, ignore_errors=True)
         return there
 
-    def begin(self, spec: str, commit: str | None, *, companions: bool) -> Plan:
+    def begin(self, spec: str, *, companions: bool) -> Plan:
         """Find the release and record the start and the goal of the rebase."""
         self.check_clean(companions)
-        parts = list(self._parts(self.upstream, spec, commit))
+        parts = list(self._parts(self.upstream, spec))
         if companions:
             needed = drift.moves(self.project, self.upstream, parts[0].target)
             for name, version in needed.items():
                 log.info(f"{name} moves, too: {self.upstream} needs {version}")
-                parts += self._parts(name, f"release:{version}", None)
+                parts += self._parts(name, version)
         plan = Plan(self.upstream, spec, parts, companions)
         self.remove()  # of one that was killed before this
         self.save(plan)
         return plan
 
-    def _parts(self, upstream: str, spec: str, commit: str | None) -> Iterator[Part]:
+    def _parts(self, upstream: str, spec: str) -> Iterator[Part]:
         """Yield the rebase of an upstream's series, and of those whose sources it brings."""
         project, pinned = self.project, self.project.pins.upstream(upstream)
         if pinned.source_in is not None:
             msg = f"{upstream}: its sources are part of {pinned.source_in}'s wheels"
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
-        release = releases.resolve(project, upstream, spec, complete=True, commit=commit)
+        release = releases.resolve(project, upstream, spec, complete=True)
         target = release.upstream
         if target.tag == pinned.tag:
             raise UsageError(f"{upstream}: {pinned.tag} is pinned already", "name another release")
@@ -165,8 +165,7 @@ class Job:
     ) -> Part:
         own, upstream = self.series_of(name), self.project.pins.upstreams[name]
         series.apply_recorded(self.project.store, own, old, upstream)
-        pinned = upstream.model_dump(mode="json")
-        return Part(name, own.sha256, pinned, target, old, new, notes)
+        return Part(name, own.sha256, upstream.tag, target, old, new, notes)
 
     def check_clean(self, companions: bool) -> None:
         """Refuse a checkout with uncommitted changes in files that a rebase writes."""
@@ -181,8 +180,8 @@ class Job:
         """Refuse to continue if a series or its pin has changed since the rebase began."""
         loaded = pins.load(self.project.pins_path)
         for part in plan.parts:
-            pinned = loaded.upstream(part.upstream).model_dump(mode="json")
-            if self.series_of(part.upstream).sha256 != part.series or pinned != part.pinned:
+            tag = loaded.upstream(part.upstream).tag
+            if self.series_of(part.upstream).sha256 != part.series or tag != part.pinned:
                 msg = f"{part.upstream}: the series or its pin changed after the rebase started"
                 remedy = f"undo that change, or run build.py rebase {self.upstream} --abort"
                 raise UsageError(msg, remedy)
@@ -219,7 +218,7 @@ class Job:
             part.stopped = None
             self.save(plan)  # killed from here on, the next run rebases again
             stop = mover.advance()
-            part.stopped, part.done = None if stop is None else stop.result.patch, stop is None
+            part.stopped, part.done = None if stop is None else stop.patch, stop is None
             part.results = mover.results() if stop is None else []
             self.save(plan)
             if stop is not None:
@@ -229,8 +228,8 @@ class Job:
         """Return the error of a rebase that waits for a person."""
         assert part.stopped is not None
         stop = part.progress.stops[part.stopped]
-        lines = [f"{part.upstream}: {stop.result.patch}: {stop.result.verdict}"]
-        lines += [f"  {text}" for text in stop.result.detail]
+        lines = [f"{part.upstream}: {stop.patch}: {stop.verdict}"]
+        lines += [f"  {text}" for text in stop.detail]
         lines += [f"  in conflict: {self.tree(part.upstream) / name}" for name in stop.files]
         command = f"build.py rebase {self.upstream}"
         remedy = f"merge both sides there; then {command} --continue, --skip REASON or --abort"

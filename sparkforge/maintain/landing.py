@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.build.context import release_name
-from sparkforge.core import git, pages
+from sparkforge.core import git
 from sparkforge.core.disk import write_files
-from sparkforge.core.errors import PinsError, UsageError
+from sparkforge.core.errors import PinsError
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, drift
 from sparkforge.maintain.drift import Note
@@ -24,35 +23,33 @@ from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
-    from sparkforge.maintain.companions import Tried
-    from sparkforge.maintain.job import Job, Part, Plan
+    from sparkforge.maintain.job import Job, Plan
+    from sparkforge.maintain.patchtests import Result
 
 
 Files = dict[Path, bytes | None]
-"""What a rebase writes into the checkout, without its report; None: removed."""
+"""What a rebase writes into the checkout; None: removed."""
 
 
-def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], list[Note]]:
-    """Write pins, series, changelog and report, and commit them.
+def land(job: Job, plan: Plan) -> tuple[list[Path], list[Note], list[Result]]:
+    """Write pins, series and changelog, and commit them; with companions, try all of it before.
 
     A checkout that is not under git gets the files alone.
 
     Returns:
-        The report, the files that changed, and what no longer agrees.
+        The files that changed, what no longer agrees, and the patches' tests.
     """
     # before the checkout is read: changes of an export in the meantime would be lost
     with job.project.locked() as project:
-        root, own = project.root, plan.parts[0]
-        files, moved = planned(job, project, plan)
-        if tried is not None:
-            if files != tried.files:
-                msg = f"{root}: changed while the move was tried"
-                raise UsageError(msg, f"build.py rebase {own.upstream} --continue tries it again")
-            files |= {root / name: text.encode() for name, text in tried.requirements.items()}
-        here = project if tried is None else tried.project
-        notes = disagreeing(replace(here, pins=project.pins), plan, moved)
-        page = root / f"dist/rebase/{own.upstream}-{own.pinned['version']}-{own.target.version}.md"
-        page.write_text(_report(job, plan, notes, tried), encoding="utf-8")
+        root, own, here = project.root, plan.parts[0], project
+        files, moved = _planned(job, project, plan)
+        tests: list[Result] = []
+        if plan.companions:
+            here, requirements, tests = companions.tried(
+                project, files, plan, job.folder / "checkout"
+            )
+            files |= {root / name: text.encode() for name, text in requirements.items()}
+        notes = _disagreeing(replace(here, pins=project.pins), plan, moved)
         changed = [
             path
             for path, data in files.items()
@@ -62,20 +59,21 @@ def land(job: Job, plan: Plan, tried: Tried | None) -> tuple[Path, list[Path], l
         if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):  # the user's own git
             paths = [str(path.relative_to(root)) for path in changed]
             call("git", "-C", root, "add", "--all", "--", *paths)
-            message = f"Move {own.upstream} to {own.target.tag}"
+            lines = [f"Move {own.upstream} to {own.target.tag}", ""]
+            lines += [": ".join(one.row()) for part in plan.parts for one in part.results]
+            lines += [f"{one.test}: {one.whole.result}; {one.verdict}" for one in tests]
+            message = "\n".join(lines)
             call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
         job.remove()
-        return page, changed, notes
+        return changed, notes, tests
 
 
-def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Series]]:
+def _planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Series]]:
     """Return what a rebase writes, and the moved series by upstream; changes nothing."""
     job.check_clean(plan.companions)
     job.check_same(plan)
     root, path = project.root, project.pins_path
     files: Files = {}
-    if plan.companions:  # they may change, too
-        files |= {root / name: text.encode() for name, text in companions.texts_of(root).items()}
     fresh: dict[str, Series] = {}
     records: dict[str, Recorded | None] = {}
     for part in plan.parts:
@@ -92,8 +90,7 @@ def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Se
     newest = _SECTION.search(log)
     # once the last release was made, the counter is raised
     raised = newest is None or newest[1] != "unreleased"
-    counter = project.pins.release.counter + raised
-    text = _pins_text(project, plan, counter, records)
+    text = _pins_text(project, plan, project.pins.release.counter + raised, records)
     files[path] = text.encode()
     after = pins.parse(path, text)
     targets = sorted(after.targets.values(), key=lambda one: plan.upstream not in one.wheels)
@@ -101,7 +98,7 @@ def planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Se
     return files | exporting.page(root, after, fresh), fresh
 
 
-def disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:
+def _disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:
     """Return what a checkout does not have as the new releases want it; its pins are the old."""
     notes: list[Note] = []
     upstreams = {**project.pins.upstreams, **plan.moved}
@@ -161,16 +158,7 @@ def _changelog(text: str, plan: Plan, release: str) -> str:
     lines = []
     for part in plan.parts:
         if part.upstream in plan.moved:
-            results = [
-                result
-                for one in plan.parts
-                if part.upstream in (one.upstream, one.target.source_in)
-                for result in one.results
-            ]
-            kinds = Counter(result.answer or str(result.verdict) for result in results)
-            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-            change = f"{part.pinned['tag']} → {part.target.tag}"
-            lines.append(f"* {part.upstream} {change}: {len(results)} patches ({counts}).\n")
+            lines.append(f"* {part.upstream} {part.pinned} → {part.target.tag}.\n")
         for result in part.results:
             if result.commit is None:
                 name, why = result.patch.removesuffix(".patch"), result.detail[-1]
@@ -184,27 +172,3 @@ def _changelog(text: str, plan: Plan, release: str) -> str:
     end = len(text) if following < 0 else following
     section = text[newest.end() : end].rstrip()
     return f"{text[: newest.start()]}{heading}{section}\n{''.join(lines)}{text[end:]}"
-
-
-def _report(job: Job, plan: Plan, notes: Iterable[Note], tried: Tried | None) -> str:
-    """Return the page about the rebase."""
-
-    def difference(part: Part) -> pages.Markdown:
-        patched = series.apply(job.project.store, job.series_of(part.upstream), part.old)
-        ranges = (f"{part.old.commit}..{patched.commit}", f"{part.new.commit}..HEAD")
-        # a patch that shrank much still has its pair
-        words = ("range-diff", "--no-color", "--no-dual-color", "--creation-factor=100", *ranges)
-        if not any(result.commit for result in part.results):
-            return pages.Markdown("nothing left")  # git refuses an empty range
-        return pages.Markdown(git.git(job.tree(part.upstream), *words))
-
-    return pages.render(
-        Path(__file__).with_name("report.md.j2"),
-        own=plan.parts[0],
-        parts=plan.parts,
-        moved=[part for part in plan.parts[1:] if part.upstream in plan.moved],
-        notes=notes,
-        tried=tried,
-        difference=difference,
-        found=lambda one: pages.Markdown("<br>".join(map(pages.escape, one.detail))),
-    )

@@ -25,7 +25,8 @@ from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 
 _CONFIG = {
-    "rerere.enabled": "false",  # a person's own commits teach it nothing: see Mover.answer
+    "rerere.enabled": "true",
+    "rerere.autoUpdate": "true",
     "merge.conflictStyle": "diff3",  # a conflict shows the common base
     "merge.directoryRenames": "true",  # a new file goes where its folder went
     "core.autocrlf": "false",
@@ -34,28 +35,16 @@ _CONFIG = {
     "user.name": gitsafe.COMMITTER,
     "user.email": gitsafe.COMMITTER_EMAIL,
 }
-_RERERE = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=true")
 _PICK = ("--quiet", "--empty=drop", "--reapply-cherry-picks", "--no-autosquash", "--no-verify")
 _SAME = re.compile(r"1: +[0-9a-f]+ = 1: ")
 _OWN = re.compile(r"^    [+-][+-]", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A patch that stopped a rebase."""
-
-    result: PatchResult
-    files: tuple[str, ...]
-    """In conflict."""
-    head: str
-    """The commit that it was to be merged into."""
 
 
 @dataclass
 class Progress:
     """What happened to patches on their way, by name."""
 
-    stops: dict[str, Stop] = field(default_factory=dict)
+    stops: dict[str, PatchResult] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a person left patches out."""
     remembered: list[str] = field(default_factory=list)
@@ -89,7 +78,6 @@ class Mover:
         self.old, self.new, self.tip = old.commit, new.commit, tip
         self.folder, self.rules, self.progress = folder, rules, progress
         self.output = ""  # of the last `git rebase`
-        self.answered = False  # a person's commit of the patch that stopped is HEAD
         # the checkout's own environment of tests has ruff
         path = f"{own.folder.parents[1] / '.venv-dev' / 'bin'}:{os.environ.get('PATH', '')}"
         self.ruff = shutil.which("ruff", path=path)
@@ -123,8 +111,9 @@ class Mover:
         return self.git("rev-parse", "--verify", "REBASE_HEAD")
 
     @property
-    def head(self) -> str:
-        return self.git("rev-parse", "--verify", "HEAD")
+    def _committed(self) -> bool:
+        """Whether the patch at which git stopped is committed."""
+        return self.git("log", "-1", "--walk-reflogs", "--format=%gs").startswith("commit")
 
     # -- moving --------------------------------------------------------------------------------
 
@@ -141,12 +130,12 @@ class Mover:
     def _rebase(self, *words: str) -> None:
         """Run ``git rebase`` up to its end or the next conflict."""
         before = self.stopped
-        how = (*_RERERE, "-c", "core.editor=true", "rebase")
-        code, self.output = git.attempt(self.folder, *how, *words)
+        how = ("-c", "core.editor=true", "rebase", *words)
+        code, self.output = git.attempt(self.folder, *how)
         if code and self.stopped in (None, before):
             raise CommandError(f"git rebase {' '.join(words)} in {self.folder}:\n{self.output}")
 
-    def advance(self, *, guess: bool = False) -> Stop | None:
+    def advance(self, *, guess: bool = False) -> PatchResult | None:
         """Go on to the next patch that needs a person; None: all have moved.
 
         Args:
@@ -155,11 +144,10 @@ class Mover:
         progress = self.progress
         while (commit := self.stopped) is not None:
             name, unmerged = self.patches[commit].name, self._unmerged()
-            if self.answered:
-                self.answered = False
-                self._rebase("--continue")
-            elif name in progress.reasons:
+            if name in progress.reasons:
                 self._rebase("--skip")
+            elif self._committed:
+                self._rebase("--continue")
             elif not unmerged:  # by rerere
                 progress.remembered.append(name)
                 self._proceed(commit)
@@ -186,11 +174,10 @@ class Mover:
 
     def answer(self, name: str) -> None:
         """Take what a person made of the patch that stopped: its files, or a commit of them."""
-        stop, commit = self.progress.stops[name], self.stopped
+        commit, by_hand = self.stopped, self._committed
         if commit is None or self.patches[commit].name != name:
             return  # git itself went on
-        problems = self._problems(stop)
-        by_hand = self.head != stop.head
+        problems = self._problems(self.progress.stops[name])
         if by_hand and (changed := self.git("status", "--porcelain", "--untracked-files=no")):
             problems.append(f"uncommitted changes: {changed}")
         if problems:
@@ -201,13 +188,8 @@ class Mover:
             if not self._commit(commit):
                 msg = f"{name}: the work tree has no change of it"
                 raise UsageError(msg, "drop it: --skip REASON")
-        own = {*stop.files, *(entry.path for entry in self.patches[commit].entries)}
-        changed_files = {one.path for one in git.changes(self.folder, stop.head, "HEAD")}
-        # where a person changed other files, too, the conflict's lines alone are not the answer
-        self.git(*_RERERE, "rerere", *([] if changed_files <= own else ["clear"]))
-        self.answered = True
 
-    def _problems(self, stop: Stop) -> list[str]:
+    def _problems(self, stop: PatchResult) -> list[str]:
         problems = [
             f"{path}: exists on one side only: git add or git rm it"
             for path, blobs in self._unmerged().items()
@@ -231,7 +213,7 @@ class Mover:
 
     # -- verdicts ------------------------------------------------------------------------------
 
-    def _stop(self, patch: Patch, unmerged: Unmerged) -> Stop:
+    def _stop(self, patch: Patch, unmerged: Unmerged) -> PatchResult:
         files = tuple(unmerged)
         paths = {entry.path for entry in patch.entries}
         fresh = {entry.path for entry in patch.entries if entry.added}
@@ -248,8 +230,8 @@ class Mover:
         elif deleted := [path for path in gone if path in files]:
             verdict = Verdict.TARGET_DELETED
             detail.insert(0, f"{', '.join(deleted)} is deleted")
-        detail += findings.hints(self.folder, self.old, self.new, unmerged)
-        return Stop(PatchResult(patch.name, verdict, True, tuple(detail)), files, self.head)
+        detail += findings.hints(self.folder, unmerged)
+        return PatchResult(patch.name, verdict, True, tuple(detail), files)
 
     def results(self) -> list[PatchResult]:
         """Return the result of each patch; all have moved."""
@@ -267,15 +249,15 @@ class Mover:
             name = patch.name
             stop, reason = progress.stops.get(name), progress.reasons.get(name)
             if old not in moved and stop is not None:
-                told = (*stop.result.detail, f"left out: {reason or 'by git rebase --skip'}")
-                result = replace(stop.result, stops=False, detail=told, answer="dropped by hand")
+                told = (*stop.detail, f"left out: {reason or 'by git rebase --skip'}")
+                result = replace(stop, stops=False, detail=told, answer="dropped by hand")
             elif old not in moved:
                 why = "the new release has it: merging leaves no change"
                 result = PatchResult(name, Verdict.UPSTREAMED, detail=(why,))
             else:
                 result = self._moved(old, moved[old], patch)
                 if stop is not None:
-                    result = replace(stop.result, stops=False, answer="resolved by hand")
+                    result = replace(stop, stops=False, answer="resolved by hand")
                 detail = (*result.detail, *found[moved[old]])
                 result = replace(result, commit=moved[old], detail=detail)
             results.append(result)
@@ -308,5 +290,4 @@ def dry_run(
         mover = Mover(store, own, ends, places, rules, Progress())
         mover.start()
         mover.advance(guess=True)
-        guessed = {name: stop.result for name, stop in mover.progress.stops.items()}
-        return [guessed.get(result.patch, result) for result in mover.results()]
+        return [mover.progress.stops.get(one.patch, one) for one in mover.results()]

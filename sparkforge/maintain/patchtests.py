@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -69,13 +69,10 @@ def run(
     project: Project,
     tests: Sequence[str],
     reduced: Project | None = None,
-    env: Mapping[str, str] = {},
 ) -> dict[str, Outcome]:
     """Run a checkout's tests by their node ids; returns the outcome of each.
 
-    Args:
-        reduced: a checkout without some patches, which the tests look at instead.
-        env: variables that switch parts of the plugin off.
+    ``reduced``: a checkout without some patches, which the tests look at instead.
     """
     found: dict[str, Outcome] = {}
     with project.store.temporary("report") as work:
@@ -84,7 +81,7 @@ def run(
             *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", project.root),
             *("--continue-on-collection-errors", f"--junitxml={report}", *dict.fromkeys(tests)),
             cwd=project.root,
-            env={**variables(reduced or project), **env},
+            env=variables(reduced or project),
             check=False,
         )
         cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
@@ -92,7 +89,7 @@ def run(
     rest = [test for test in tests if test.partition(".py::")[0].replace("/", ".") not in lost]
     if len(rest) < len(tests):  # then pytest ran none of them
         found = dict.fromkeys(tests, Outcome("fails", "its file cannot be imported"))
-        return found | (run(python, project, rest, reduced, env) if rest else {})
+        return found | (run(python, project, rest, reduced) if rest else {})
     for test in tests:
         outcome = _outcome(test, cases)
         if outcome is None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core.errors import RebaseStopped, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain import companions, drift, landing, releases
+from sparkforge.maintain import drift, landing, releases
 from sparkforge.maintain.drift import Note
 from sparkforge.maintain.findings import HEAD, PatchResult
 from sparkforge.maintain.job import Job, Plan, locked
@@ -20,19 +19,16 @@ from sparkforge.maintain.mover import dry_run
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``rebase``."""
 
     upstream: str = field(kw_only=False)
     """upstream whose series to move"""
     onto: str | None = None
-    """new base: TAG, full commit SHA, release:VERSION, release:FILE or latest"""
+    """new base: a version or its tag, from the index or from --mirror's repository"""
     dry_run: bool = False
     """show the result without changing files"""
-    commit: str | None = None
-    """commit that the release was built from"""
     companions: Annotated[bool, Parameter(name="--with-companions")] = False
     """move requirements, locks and other upstreams, too, and try all of it before it lands"""
     go_on: Annotated[bool, Parameter(name="--continue")] = False
@@ -50,14 +46,10 @@ def run(options: Options) -> int:
     answers = [options.onto is not None, options.go_on, options.skip is not None, options.abort]
     wrong = {
         "--onto, --continue, --skip and --abort exclude each other": sum(answers) > 1,
-        "--dry-run, --commit and --with-companions need --onto": options.onto is None
-        and (options.dry_run or options.commit or options.companions),
+        "--dry-run and --with-companions need --onto": options.onto is None
+        and (options.dry_run or options.companions),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
-        "--commit needs all 40 digits": not re.fullmatch(
-            "[0-9a-f]{40}", options.commit or "1" * 40
-        ),
-        "a dry run conflicts with --commit and --with-companions": options.dry_run
-        and (options.commit or options.companions),
+        "--dry-run and --with-companions conflict": options.dry_run and options.companions,
     }
     for what, found in wrong.items():
         if found:
@@ -85,38 +77,31 @@ def _move(options: Options, job: Job) -> int:
             raise UsageError(msg, f"build.py rebase {upstream} --continue, or --abort")
         if plan is not None and any(part.stopped for part in plan.parts):
             return _status(job, plan)
-        plan = plan or job.begin(options.onto, options.commit, companions=options.companions)
+        plan = plan or job.begin(options.onto, companions=options.companions)
     elif not options.go_on and options.skip is None:
         return _status(job, plan)
     elif plan is None:
         msg = f"{upstream}: no rebase is in progress"
-        raise UsageError(msg, "start one: --onto release:VERSION")
+        raise UsageError(msg, "start one: --onto VERSION")
     job.check_same(plan)
     try:
         job.move(plan, None if options.skip is None else " ".join(options.skip.split()))
     finally:
         _print(plan)
-    tried = None
-    if plan.companions:
-        with job.project.locked() as held:  # not longer: a trial takes minutes
-            files, _ = landing.planned(job, held, plan)
-        tried = companions.tried(held, files, plan, job.folder / "checkout")
-    page, changed, notes = landing.land(job, plan, tried)
+    changed, notes, tests = landing.land(job, plan)
     for path in changed:
         log.info(f"changed: {path.relative_to(job.project.root)}")
     _say(notes)
-    log.info(f"report: {page}")
-    if tried is None:
+    if not plan.companions:
         log.info("next: run the patches' tests (--with-companions runs them before it lands)")
-    tests = None if tried is None else [test.as_json() for test in tried.tests]
-    document = {"landed": True, "report": str(page), "changed": list(map(str, changed))}
-    log.document(_document(plan, notes) | document | {"tests": tests})
+    document = {"landed": True, "changed": list(map(str, changed))}
+    log.document(_document(plan, notes) | document | {"tests": [one.as_json() for one in tests]})
     return 0
 
 
 def _status(job: Job, plan: Plan | None) -> int:
     if plan is None:
-        log.info(f"{job.upstream}: no rebase is in progress; start one: --onto release:VERSION")
+        log.info(f"{job.upstream}: no rebase is in progress; start one: --onto VERSION")
         log.document({"upstream": job.upstream, "under_way": False})
         return 0
     log.document(_document(plan, ()) | {"under_way": True})
@@ -147,7 +132,7 @@ def _dry_run(job: Job, spec: str) -> int:
 def _print(plan: Plan) -> None:
     for part in plan.parts:
         if part.results:
-            log.heading(f"{part.upstream}: {part.pinned['tag']} → {part.target.tag}")
+            log.heading(f"{part.upstream}: {part.pinned} → {part.target.tag}")
             table(part.results)
 
 

@@ -1,4 +1,4 @@
-"""The releases of an upstream: ``release:0.32.0`` → the pin as pins.yaml would have it.
+"""The releases of an upstream: ``0.32.0`` → the pin as pins.yaml would have it.
 
 The package index lists a release's files with sha256 and size. The file that replaces the commit
 is fetched and checked; a build checks the others when it fetches them.
@@ -7,7 +7,7 @@ is fetched and checked; a build checks the others when it fetches them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,7 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from sparkforge.core import git
-from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import CommandError, FetchError, IntegrityError, UsageError
+from sparkforge.core.errors import CommandError, FetchError, UsageError
 from sparkforge.core.index import sha256_of
 from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream
 from sparkforge.sources import download, sources
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 _STATED = re.compile(
     r"""(?:commit_id|git_version|__git_commit__)\w*\s*=[^'"\n]*['"]g?([0-9a-f]{7,40})['"]"""
 )
-_TAG = re.compile(r"v?\d+(\.\d+)*(\.?[a-z]+\d+)?")
 _SHAS = re.compile(r"^-.*\b([0-9a-f]{40})\b.*\n\+.*\b([0-9a-f]{40})\b", re.MULTILINE)
 _FETCHES = re.compile(r"^\+\s*(.*(?:GIT_TAG|GIT_REPOSITORY|set\s*\(\w*TAG\b).*)$", re.MULTILINE)
 
@@ -56,7 +54,7 @@ def listed(access: Access, package: str) -> dict[Version, list[Link]]:
     """Return the files of every version of a package on the index, withdrawn ones, too."""
     if access.offline:
         msg = f"{package}: --offline is set, so the package index cannot be read"
-        raise FetchError(msg, "run without --offline, or give a file: release:FILE")
+        raise FetchError(msg, "run without --offline")
     found: dict[Version, list[Link]] = {}
     for link in access.index.links(package, all_answer=True):
         if (version := version_of(link.filename)) is not None:
@@ -65,106 +63,74 @@ def listed(access: Access, package: str) -> dict[Version, list[Link]]:
 
 
 def finals(access: Access, upstream: Upstream) -> list[str]:
-    """Return the final releases on the index, newest first; of post releases the last."""
+    """Return the final releases on the index, newest first."""
     file = _source_file(upstream)
-    found: dict[tuple[int, ...], Version] = {}
-    for version, links in sorted(listed(access, file.project).items()):
-        if not version.is_prerelease and _pick(file, version, links):
-            found[version.release] = version
-    if not found:
-        msg = f"{file.project}: the package index has no release of it"
-        raise FetchError(msg, "check pip's configuration (pip config list)")
-    return [str(version) for version in sorted(found.values(), reverse=True)]
+    every = listed(access, file.project).items()
+    found = [v for v, links in every if not v.is_prerelease and _pick(file, v, links)]
+    return [str(version) for version in sorted(found, reverse=True)]
 
 
 def version_of(file: str) -> Version | None:
     """Return the version in a release file's name; None if it has none."""
+    parse = parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename
     try:
-        if file.endswith(".whl"):
-            return parse_wheel_filename(file)[1]
-        return parse_sdist_filename(file)[1]
+        return parse(file)[1]
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
         return None
 
 
-def resolve(
-    project: Project, name: str, spec: str, *, complete: bool = False, commit: str | None = None
-) -> Release:
+def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -> Release:
     """Find a release and bring its source into the store.
 
+    With a mirror of the upstream it is a tag of that repository, else a version on the index.
+
     Args:
-        spec: ``release:VERSION``, ``release:FILE``, ``latest``, a tag, or a full commit SHA.
+        onto: a version or its tag.
         complete: also find the commit and all of the upstream's files, for pins.yaml.
-        commit: that the release was built from, where a person knows it.
     """
     access, pinned = project.access, project.pins.upstream(name)
-    if spec == "latest":
-        spec = f"release:{finals(access, pinned)[0]}"
-    plan: SourcePlan
-    old_plan: SourcePlan
-    if spec.startswith("release:"):
-        fresh, version = _released(project, pinned, spec.removeprefix("release:"))
-        plan = old_plan = RELEASE_PLAN
-        local, but = replace(access, mirrors={}), pinned.source_file  # a mirror is a repository
+    v = "v" if pinned.tag.startswith("v") else ""
+    version = version_of(f"{name}-{onto.removeprefix('v')}.tar.gz")
+    if version is None:
+        raise UsageError(f"--onto {onto}: not a version", "for example --onto 0.34.0")
+    values: dict[str, object] = {"patched": {}}
+    if not pinned.source_in:  # what a release contains need not have a version of its own
+        values |= {"version": str(version), "tag": f"{v}{version}", "commit": None}
+    plan: SourcePlan = "git" if name in access.mirrors else RELEASE_PLAN
+    if plan == "git":
+        values["commit"] = _tagged(access, name, f"{v}{version}")
     else:
-        fresh = _tagged(access, name, pinned, spec)
-        version, local, but = Version(fresh.version), access, None
-        plan, old_plan = "git", "auto"
-    source = sources.ensure(project.store, name, fresh, plan, local)
-    old = sources.ensure(project.store, name, pinned, old_plan, local)
+        key, like = str(pinned.source_file), _source_file(pinned)
+        values["files"] = {**pinned.files, key: _entry(access, like, version)}
+    fresh = pinned.model_copy(update=values)
+    source, old = (
+        sources.ensure(project.store, name, pin, plan, access) for pin in (fresh, pinned)
+    )
     if not complete:
         return Release(fresh, source, old)
     fresh, notes = _externals(fresh, source, old)
     files = dict(fresh.files)
     for key, like in pinned.files.items():
         try:
-            if key != but:
+            if files[key] == like:
                 files[key] = _entry(access, like, version)
         except (FetchError, UsageError) as error:
             what = f"files.{key}: {error.what}; {like.file} stays"
             notes.append((what, f"add it to upstreams.{name}.files.{key} when it is published"))
-    stated = None if but is None else _stated_commit(source)
-    found = commit or fresh.commit or (stated if stated and len(stated) == 40 else None)
-    if found is None:
-        what = f"upstreams.{name}: the commit of {fresh.tag} is unknown; it states {stated}"
-        notes.append((what, f"with git access: build.py pins resolve {name}; or --commit SHA"))
-    elif stated is not None and not found.startswith(stated):
-        msg = f"{fresh.tag}: commit {found}, but the release states {stated}"
-        raise IntegrityError(msg, "give the commit that the release was built from: --commit SHA")
-    return Release(
-        fresh.model_copy(update={"files": files, "commit": found}), source, old, tuple(notes)
-    )
+    found = fresh.commit or _stated_commit(source)
+    if found is None or len(found) < 40:
+        what = f"upstreams.{name}: the commit of {fresh.tag} is unknown; it states {found}"
+        notes.append((what, f"with git access: build.py pins resolve {name}"))
+        found = None
+    fresh = fresh.model_copy(update={"files": files, "commit": found})
+    return Release(fresh, source, old, tuple(notes))
 
 
 def _source_file(upstream: Upstream) -> ReleaseFile:
     if upstream.source_file is None:
         msg = "it has no release file to use instead of its git commit"
-        raise UsageError(msg, "give a tag or a commit, or add a source_file in pins.yaml")
+        raise UsageError(msg, "add a source_file in pins.yaml")
     return upstream.files[upstream.source_file]
-
-
-def _released(project: Project, pinned: Upstream, where: str) -> tuple[Upstream, Version]:
-    """Return the pin of a version on the index, or of a file on disk, with its source file."""
-    like, path = _source_file(pinned), Path(where).expanduser()
-    try:
-        version = version_of(path.name) if path.is_file() else Version(where)
-    except InvalidVersion:
-        version = None
-    if version is None:
-        msg = f"release:{where}: neither a version, nor an sdist or wheel on this disk"
-        raise UsageError(msg, "for example release:0.32.0")
-    if path.is_file():
-        digest, size = sha256_file(path), path.stat().st_size
-        download.fetch(project.store, name=path.name, sha256=digest, locate=path.resolve().as_uri)
-        file = like.model_copy(update={"file": path.name, "sha256": digest, "size": size})
-    else:
-        file = _entry(project.access, like, version)
-    files = {**pinned.files, str(pinned.source_file): file}
-    fresh: dict[str, object] = {"files": files, "patched": {}}
-    if not pinned.source_in:  # what a release contains need not have a version of its own
-        v = "v" if pinned.tag.startswith("v") else ""
-        fresh |= {"version": str(version), "tag": f"{v}{version}", "commit": None}
-    return pinned.model_copy(update=fresh), version
 
 
 def _pick(like: ReleaseFile, version: Version, links: list[Link]) -> Link | None:
@@ -198,7 +164,7 @@ def _entry(access: Access, like: ReleaseFile, version: Version) -> ReleaseFile:
     digest = sha256_of(link)
     if digest is None:
         msg = f"{link.filename}: the package index gives no sha256 for it"
-        raise FetchError(msg, "download it and give the file: release:FILE")
+        raise FetchError(msg, "use an index with hashes (pip config list)")
     size = download.size_of(str(link.normalized), link.filename)
     fresh = {"file": link.filename, "sha256": digest, "size": size, "natives": None}
     return like.model_copy(update=fresh)
@@ -215,25 +181,15 @@ def _stated_commit(source: Source) -> str | None:
     return None
 
 
-def _tagged(access: Access, name: str, pinned: Upstream, spec: str) -> Upstream:
-    """Return the pin of a release tag in the repository, named by itself or by its commit."""
-    url = access.mirrors.get(name, pinned.git)
-    local = "://" not in url and Path(url).exists()
+def _tagged(access: Access, name: str, tag: str) -> str:
+    """Return the commit of a tag in the upstream's mirror."""
+    url = access.mirrors[name]
     try:
-        if access.offline and not local:
-            raise CommandError("--offline is set")
-        tags = git.remote_tags(str(Path(url).resolve()) if local else url)
+        return git.remote_tags(str(Path(url).resolve()) if Path(url).exists() else url)[tag]
     except CommandError as error:
-        msg = f"{name}: git could not read {url}:\n{error}"
-        raise FetchError(msg, f"check the network, or give --mirror {name}=URL-or-path") from error
-    named = [tag for tag, commit in tags.items() if spec in (tag, commit)]
-    tag = next((tag for tag in named if _TAG.fullmatch(tag)), None)
-    if tag is None:
-        msg = f"{name}: {url} has no release tag {spec}, and none that points to it"
-        raise UsageError(msg, f"some of its tags: {', '.join(list(tags)[:-7:-1])}")
-    version = tag.removeprefix("v")
-    fresh = {"tag": tag, "commit": tags[tag], "version": version, "patched": {}}
-    return pinned.model_copy(update=fresh)
+        raise FetchError(f"{name}: git could not read {url}:\n{error}", "see --mirror") from error
+    except KeyError:
+        raise UsageError(f"{name}: {url} has no tag {tag}", "see its tags") from None
 
 
 def _externals(

@@ -13,8 +13,8 @@ from sparkforge.pins.yamlfile import Where
 if TYPE_CHECKING:
     from sparkforge.pins.pins import Pins, ReleaseFile, Target, Upstream
 
-Problem = tuple[Where, str, str]
-"""Place, problem and hint."""
+Problem = tuple[Where, str]
+"""Place and problem."""
 
 
 def cross_check(pins: Pins, root: Path) -> Iterator[Problem]:
@@ -34,22 +34,20 @@ def cross_check(pins: Pins, root: Path) -> Iterator[Problem]:
 
 def _known(where: Where, name: str | None, table: Iterable[str]) -> Iterator[Problem]:
     if name is not None and name not in (names := sorted(table)):
-        yield where, f"{name!r}: no such entry", f"use one of {', '.join(names) or 'none'}"
+        yield where, f"{name!r}: no such entry: use one of {', '.join(names) or 'none'}"
 
 
 def _locks(locks: dict[Where, str], root: Path) -> Iterator[Problem]:
     for where, lock in locks.items():
         if not (root / lock).is_file():
-            yield where, f"{lock} does not exist", "create the lock with scripts/lock.sh"
+            yield where, f"{lock} does not exist: create the lock with scripts/lock.sh"
 
 
 def _upstream(here: Where, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
     if upstream.tag.removeprefix("v") != upstream.version:
-        what = f"{upstream.version!r} does not match tag {upstream.tag}"
-        yield (*here, "version"), what, "give the version of the pinned release"
+        yield (*here, "version"), f"{upstream.version!r} does not match tag {upstream.tag}"
     if upstream.commit is None and upstream.source_file is None:
-        what = "missing, and there is no release file to use instead"
-        yield (*here, "commit"), what, "add it, or add a source_file"
+        yield (*here, "commit"), "missing, and there is no source_file to use instead"
     yield from _known((*here, "source_in"), upstream.source_in, pins.upstreams)
     lender = pins.upstreams.get(upstream.source_in) if upstream.source_in else upstream
     if lender is not None:
@@ -61,12 +59,12 @@ def _upstream(here: Where, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
         where = (*here, "paths", i)
         for side in (("repo", rule.repo), ("wheel", rule.wheel)):
             if side in before:
-                yield (*where, side[0]), f"{side[1]!r} already has a rule", "keep one per folder"
+                yield (*where, side[0]), f"{side[1]!r} already has a rule"
             before |= {side} if side[1] else set()
         if not (rule.build or rule.repo.endswith("/")):  # vllm would match vllm-tests/ too
-            yield (*where, "repo"), f"{rule.repo!r} does not end with a slash", "give NAME/"
+            yield (*where, "repo"), f"{rule.repo!r} does not end with a slash"
         if rule.build and rule.wheel is not None:
-            yield (*where, "build"), "build rules cannot be in the wheel", "write wheel: null"
+            yield (*where, "build"), "build rules cannot be in the wheel: write wheel: null"
 
 
 def _file(here: Where, file: ReleaseFile, upstream: Upstream) -> Iterator[Problem]:
@@ -75,8 +73,7 @@ def _file(here: Where, file: ReleaseFile, upstream: Upstream) -> Iterator[Proble
     project, _, rest = stem.partition("-") if file.is_wheel else stem.rpartition("-")
     same = re.sub(r"[-_.]+", "-", project).lower() == file.project
     if not same or rest.partition("-")[0].partition("+")[0] != release:
-        what = f"{file.file!r} is not a file of {file.project} {release}"
-        yield (*here, "file"), what, "give the file of the pinned release"
+        yield (*here, "file"), f"{file.file!r} is not a file of {file.project} {release}"
 
 
 def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Problem]:
@@ -89,19 +86,18 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
         for i, arch in enumerate(code.architectures):
             if target.cuda_arch is None or not loads(arch, target.cuda_arch):
                 what = f"code for {arch} does not load on {target.cuda_arch or 'a CPU'}"
-                yield (*where, "architectures", i), what, "remove it (docs/kernels.md)"
+                yield (*where, "architectures", i), what
     if target.pack and (target.cuda_arch is None or "flashinfer" not in target.wheels):
-        what = "the target has no cuda_arch, or no wheel of flashinfer"
-        yield (*here, "pack"), what, "add both, or remove pack"
+        yield (*here, "pack"), "the target has no cuda_arch, or no wheel of flashinfer"
     for platform in set(target.platforms) - target.requirements.keys():
-        yield (*here, "requirements"), f"none for {platform}", "add a lock"
+        yield (*here, "requirements"), f"none for {platform}"
     locks = {(*here, "requirements", key): lock for key, lock in target.requirements.items()}
     builders = {(*here, "builder", key): lock for key, lock in target.builder.items()}
     yield from _locks({**locks, **builders}, root)
     for i, word in enumerate(target.serve):
         if word.partition("=")[0] in ("--api-key", "--hf-token", "--host"):
-            what = f"{word.partition('=')[0]} does not belong in a committed file"
-            yield (*here, "serve", i), what, "remove it (docs/serving.md)"
+            what = f"{word.partition('=')[0]} does not belong in a committed file: docs/serving.md"
+            yield (*here, "serve", i), what
     for name in target.wheels:
         yield from _wheel((*here, "wheels", name), name, target, pins)
 
@@ -112,14 +108,12 @@ def _wheel(here: Where, name: str, target: Target, pins: Pins) -> Iterator[Probl
         return
     plan, known = target.wheels[name], pins.upstreams[name].files
     if len({name, *plan.carries}) <= len(plan.carries):
-        what = "repeats an upstream or contains the wheel's own"
-        yield (*here, "carries"), what, "list each other upstream once"
+        yield (*here, "carries"), "repeats an upstream or contains the wheel's own"
     for carried in plan.carries:
         yield from _known((*here, "carries"), carried, pins.upstreams)
     for platform in set(target.platforms) - plan.files.keys():
-        yield (*here, "files"), f"none for {platform}", "add the release wheel"
+        yield (*here, "files"), f"none for {platform}"
     for platform, file in plan.files.items():
         yield from _known((*here, "files", platform), file, known)
         if file in known and not known[file].fits(platform):
-            what = f"{known[file].file!r} is no wheel for {platform}"
-            yield (*here, "files", platform), what, "give a wheel of that platform"
+            yield (*here, "files", platform), f"{known[file].file!r} is no wheel for {platform}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import reprlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
 from sparkforge.pins import types as t
 from sparkforge.pins.compiling import Compile, Contract, MachineCode, Plugin
-from sparkforge.pins.types import MACHINES, REMEDIES, UNKNOWN, Model, PathRule, number
+from sparkforge.pins.types import MACHINES, UNKNOWN, Model, PathRule, number
 from sparkforge.pins.yamlfile import Document, NotYamlError, dotted
 from sparkforge.serving.profile import Choice, Profile
 
@@ -270,15 +270,12 @@ def _pick(table: Mapping[str, _T], name: str, kind: str) -> _T:
     try:
         return table[name]
     except KeyError:
-        near = difflib.get_close_matches(name, table, n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
-        msg = f"{name!r}: no such {kind}"
-        raise UsageError(msg, f"{guess}pins.yaml has: {', '.join(sorted(table))}") from None
+        hint = f"pins.yaml has: {', '.join(sorted(table))}"
+        raise UsageError(f"{name!r}: no such {kind}", hint) from None
 
 
 def load(path: Path) -> Pins:
-    """Read and check pins.yaml; PinsError has a line ``pins.yaml:LINE: key: what: hint`` for every
-    problem."""
+    """Read and check pins.yaml; PinsError: every problem, as ``pins.yaml:LINE: key: what``."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -294,12 +291,11 @@ def parse(path: Path, text: str) -> Pins:
     except NotYamlError as error:
         msg = f"{path.name}:{error.line}: not valid YAML: {error}"
         raise PinsError(msg, "fix the syntax of that line") from None
-    problems = set(document.problems)
     if isinstance(pins, ValidationError):
-        problems |= {_problem(document, detail) for detail in pins.errors()}
+        problems = {_problem(document, detail) for detail in pins.errors()}
     else:
-        for where, what, hint in checks.cross_check(pins, path.parent):
-            problems.add((document.line(where), f"{dotted(where)}: {what}: {hint}"))
+        crossed = checks.cross_check(pins, path.parent)
+        problems = {(document.line(where), f"{dotted(where)}: {what}") for where, what in crossed}
     if problems or isinstance(pins, ValidationError):
         lines = (f"{path.name}:{line}: {text}" for line, text in sorted(problems))
         raise PinsError("\n".join(lines))
@@ -329,18 +325,5 @@ def _lend(pins: Pins) -> Pins:
 def _problem(document: Document, detail: Any) -> tuple[int, str]:
     """Return the line and the text of one of pydantic's errors."""
     where = tuple(part for part in detail["loc"] if part != "[key]")
-    kind, context = detail["type"], detail.get("ctx", {})
-    given = repr(detail["input"])
-    given = given if len(given) <= 60 else f"{given[:57]}..."
-    what, remedy = f"{given}: {detail['msg']}", "fix the value"
-    if kind == "extra_forbidden":
-        what, remedy = "unknown key", "remove it, or fix its spelling"
-    elif kind == "missing":
-        what, remedy = "missing", "add it"
-    elif kind == "string_pattern_mismatch":
-        pattern = context["pattern"]
-        what = f"{given} has the wrong form"
-        remedy = REMEDIES.get(pattern, f"it must match {pattern}")
-    elif kind == "value_error":
-        what = f"{given} {context['error']}"
-    return document.line(where), f"{dotted(where)}: {what}: {remedy}"
+    given = "" if detail["type"] == "missing" else f"{reprlib.repr(detail['input'])}: "
+    return document.line(where), f"{dotted(where)}: {given}{detail['msg']}"

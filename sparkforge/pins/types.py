@@ -23,8 +23,6 @@ from sparkforge.core import plain
 
 UNKNOWN = "unknown"
 """An unknown commit in receipt, SBOM, provenance and labels."""
-REMEDIES: dict[str, str] = {}
-"""Hints for a wrong value, by the pattern that it does not match."""
 
 
 class Model(BaseModel):
@@ -33,9 +31,8 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def shaped(pattern: str, remedy: str, longest: int = 200) -> StringConstraints:
-    """Return the constraint of a text by a regular expression, and remember what to give."""
-    REMEDIES[pattern] = f"give {remedy}"
+def shaped(pattern: str, longest: int = 200) -> StringConstraints:
+    """Return the constraint of a text by a regular expression."""
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
@@ -67,11 +64,11 @@ def _file(path: str) -> str:
 
 Count = Annotated[int, BeforeValidator(number), Field(gt=0, strict=True)]
 Bytes = Annotated[int, BeforeValidator(number), Field(ge=0, strict=True)]
-Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$", "the full 40-digit SHA"), AfterValidator(_whole)]
-Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "the full 64-digit sha256 (sha256sum FILE)")]
-Digest = Annotated[str, shaped(r"^sha256:[0-9a-f]{64}$", "sha256: and 64 digits, not a tag")]
-Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", "a-z, 0-9, dots and - or _", 100)]
-Tag = Annotated[str, shaped(r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$", "a release tag: v0.33.0")]
+Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$"), AfterValidator(_whole)]
+Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, shaped(r"^sha256:[0-9a-f]{64}$")]
+Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", 100)]
+Tag = Annotated[str, shaped(r"^v?[0-9]+(\.[0-9]+)+[0-9A-Za-z.]*$")]
 Platform = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, Platform] = {
     "x86_64": "linux/amd64",
@@ -81,39 +78,31 @@ MACHINES: dict[str, Platform] = {
 """By the kernel's name of the machine."""
 Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""
-Folder = Annotated[str, shaped(r"/$", "a folder: NAME/"), AfterValidator(_place)]
+Folder = Annotated[str, shaped(r"/$"), AfterValidator(_place)]
 FilePath = Annotated[str, AfterValidator(_file)]
 """A file below that folder."""
-_ABSOLUTE = r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$"
-AbsolutePath = Annotated[str, shaped(_ABSOLUTE, "an absolute path without dot parts")]
-_MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
-Module = Annotated[str, shaped(_MODULE, "a Python module's name")]
-FileName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", "a file name without folders")]
-_RELEASE_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$"
-ReleaseFileName = Annotated[str, shaped(_RELEASE_FILE, "a .whl or .tar.gz file")]
+AbsolutePath = Annotated[str, shaped(r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$")]
+Module = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
+FileName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
+ReleaseFileName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9_.+-]*\.(whl|tar\.gz)$")]
 _HOST = r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?"
-_GIT = rf"{_HOST}(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+\.git$"
-GitUrl = Annotated[str, shaped(_GIT, "https://HOST/PATH.git, without user, query and fragment")]
-Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$", "a variable name in capitals")]
-CMakeTarget = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a CMake target's name")]
-_CMAKE = r"^-D[A-Za-z0-9_]+(:[A-Z]+)?=([^{}]|\{device\})*$"
-CMakeWord = Annotated[str, shaped(_CMAKE, "-DNAME=VALUE; {device} is the only placeholder")]
+GitUrl = Annotated[str, shaped(rf"{_HOST}(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+\.git$")]
+Variable = Annotated[str, shaped(r"^[A-Z][A-Z0-9_]*$")]
+CMakeTarget = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$")]
+CMakeWord = Annotated[str, shaped(r"^-D[A-Za-z0-9_]+(:[A-Z]+)?=([^{}]|\{device\})*$")]
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-_REGISTRY = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?/)?"
-_IMAGE = rf"^{_REGISTRY}{_PART}(/{_PART})*$"
-ImageRepository = Annotated[str, shaped(_IMAGE, "[REGISTRY/]NAME in lower case, without tag")]
-ImageTag = Annotated[str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "a plain tag", 128)]
+_IMAGE = rf"^{r'([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?/)?'}{_PART}(/{_PART})*$"
+ImageRepository = Annotated[str, shaped(_IMAGE)]
+ImageTag = Annotated[str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", 128)]
 _MODEL = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"
-ModelRepository = Annotated[str, shaped(_MODEL, "ORGANISATION/MODEL")]
+ModelRepository = Annotated[str, shaped(_MODEL)]
 # with a hyphen at the end apt would remove the package
-_DEB = r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$"
-DebPackage = Annotated[str, shaped(_DEB, "a Debian package, NAME or NAME=VERSION")]
-_TORCH = r"^(cpu|xpu|cu[0-9]{2,3}|rocm[0-9]+(\.[0-9]+)*)$"
-TorchBackend = Annotated[str, shaped(_TORCH, "uv's name of one PyTorch build: cpu, cu130, xpu")]
-CudaArch = Annotated[str, shaped(r"^[1-9][0-9]?\.[0-9]$", 'a compute capability in quotes: "12.1"')]
-GpuCode = Annotated[str, shaped(r"^[1-9][0-9]{1,2}[af]?$", "an architecture as in sm_: 121a")]
-Python = Annotated[str, shaped(r"^3\.[0-9]+$", "3.MINOR, for example 3.12")]
-LocalVersion = Annotated[str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$", "a-z, 0-9, dots: cpu.spark")]
+DebPackage = Annotated[str, shaped(r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$")]
+TorchBackend = Annotated[str, shaped(r"^(cpu|xpu|cu[0-9]{2,3}|rocm[0-9]+(\.[0-9]+)*)$")]
+CudaArch = Annotated[str, shaped(r"^[1-9][0-9]?\.[0-9]$")]
+GpuCode = Annotated[str, shaped(r"^[1-9][0-9]{1,2}[af]?$")]
+Python = Annotated[str, shaped(r"^3\.[0-9]+$")]
+LocalVersion = Annotated[str, shaped(r"^[a-z0-9]+(\.[a-z0-9]+)*$")]
 
 
 class PathRule(Model):

@@ -16,7 +16,6 @@ from sparkforge.core import plain
 
 _DEEPEST = 32  # pins.yaml needs 8
 _WIDEST = 60  # characters of a key that are shown
-_CONTROL = "contains a control character: write plain text on one line"
 Where = tuple[str | int, ...]
 
 
@@ -30,13 +29,12 @@ class NotYamlError(Exception):
 
 @dataclass
 class Document:
-    """The values, the place of each by its path, and problems of the form: line and text."""
+    """The values, and the place of each by its path."""
 
     data: Any = None
     keys: dict[Where, int] = field(default_factory=lambda: {(): 1})
     """Lines for messages, from 1: of a mapping's value its key's."""
     nodes: dict[Where, Any] = field(default_factory=dict)
-    problems: list[tuple[int, str]] = field(default_factory=list)
 
     def line(self, where: Where) -> int:
         """Return the line of a value, or of the nearest one around it if it is missing."""
@@ -71,14 +69,10 @@ def read(text: str) -> Document:
         if (top := yaml.compose(text, Loader=loader)) is not None:
             document.keys[()] = _line(top)
             document.data = _value(top, (), document)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise NotYamlError(line, str(error.problem)) from None
-    except yaml.reader.ReaderError as error:
-        line = text.encode()[: error.position].count(b"\n") + 1
-        raise NotYamlError(line, str(error.reason)) from None
     except yaml.YAMLError as error:
-        raise NotYamlError(1, str(error).splitlines()[0]) from None
+        mark = getattr(error, "problem_mark", None)
+        text = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise NotYamlError(mark.line + 1 if mark else 1, text) from None
     return document
 
 
@@ -87,30 +81,30 @@ def _line(part: Any) -> int:
 
 
 def _value(node: yaml.Node, where: Where, document: Document) -> Any:
-    """Return one value, and note its place and its problems."""
+    """Return one value, and note its place."""
     document.nodes[where] = node
-
-    def check(where: Where, line: int, *, wrong: bool, what: str = _CONTROL) -> None:
-        if wrong:
-            document.problems.append((line, f"{dotted(where)}: {what}"))
-
     if isinstance(node, yaml.ScalarNode):
-        check(where, _line(node), wrong=not plain.printable(node.value))
-        return None if node.tag.endswith(":null") else node.value
+        return None if node.tag.endswith(":null") else _printable(node)
     if isinstance(node, yaml.SequenceNode):
         for at, item in enumerate(node.value):
             document.keys[(*where, at)] = _line(item)
         return [_value(item, (*where, at), document) for at, item in enumerate(node.value)]
     values: dict[str, Any] = {}
     for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise NotYamlError(_line(key), "a key that is no text")
+        if not isinstance(key, yaml.ScalarNode) or _printable(key) in values:
+            raise NotYamlError(_line(key), "a key that is no text, or occurs twice")
         inside = (*where, key.value)
-        document.keys[inside] = line = _line(key)
-        check(inside, line, wrong=not plain.printable(key.value))
-        check(inside, line, wrong=key.value in values, what="occurs twice: keep one")
+        document.keys[inside] = _line(key)
         values[key.value] = _value(value, inside, document)
     return values
+
+
+def _printable(node: yaml.ScalarNode) -> str:
+    text = str(node.value)
+    if not plain.printable(text):
+        short = plain.escaped(text[:_WIDEST])
+        raise NotYamlError(_line(node), f"{short}: more than a line, or control characters")
+    return text
 
 
 def replace_scalars(text: str, values: Mapping[Where, str]) -> str:

@@ -10,16 +10,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cyclopts import Parameter
-
 from sparkforge.build import publish, receipt
 from sparkforge.build.context import release_name
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.core import git
 from sparkforge.core.disk import disk_errors, read_json
@@ -45,8 +42,7 @@ def inputs(of: Pins) -> tuple[str, ...]:
     return (*files, "patches", "requirements", "scripts", "sparkforge", *plugin)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     target: str
     """target whose last build to release"""

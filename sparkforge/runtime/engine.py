@@ -205,25 +205,12 @@ def build_image(
     docker(*command, context, remedy="see the docker output above", error=BuildError)
 
 
-def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> str:
-    """Return the named builder of buildx, else the engine's own.
+def check_builder(engine: Engine, base: str, platform: str) -> None:
+    """Check that the engine's own builder can make an image on a base.
 
-    Without a name, buildx uses the user's last builder of any project: one in a container sees no
-    local base image, and one of another engine stores the image there.
-
-    MachineError: the builder cannot be used, sees no local base, or does not run programs of the
-    platform.
+    MachineError: a local base is for another platform, or the builder runs no programs of that.
     """
-    name = wish or engine.context
-    try:
-        text = call("docker", "buildx", "inspect", "--bootstrap", name).stdout.decode()
-    except CommandError as error:
-        msg = f"--builder {name}: buildx cannot use it:\n{error}"
-        raise MachineError(msg, "see docker buildx ls") from None
-    own = re.search(r"(?m)^Driver:\s*docker$", text) is not None  # the BuildKit in an engine
-    if (own and name != engine.context) or (not own and "@" not in base):
-        msg = f"--builder {name}: is another engine's, or reads --base {base} from registries only"
-        raise MachineError(msg, "omit --builder, or give a base in a registry: NAME@sha256:…")
+    text = call("docker", "buildx", "inspect", "--bootstrap", engine.context).stdout.decode()
     kind = platform.split("/")[1]
     if "@" not in base and engine.client.images.get(base).attrs["Architecture"] != kind:
         msg = f"--base {base}: is not for {platform}, as the target is"
@@ -234,8 +221,7 @@ def builder_of(engine: Engine, wish: str | None, base: str, platform: str) -> st
             "apt-get install qemu-user-static binfmt-support on the engine's machine, or build on a"
             " machine of that kind; --until wheelhouse needs neither"
         )
-        raise MachineError(f"builder {name} cannot run programs for {platform}", remedy)
-    return name
+        raise MachineError(f"the engine cannot run programs for {platform}", remedy)
 
 
 # -- registries --------------------------------------------------------------------------------

@@ -94,11 +94,11 @@ class Server:
 
 @contextmanager
 def from_command(
-    command: Sequence[str], port: int, variables: Mapping[str, str], work: Path, cwd: Path
+    command: Sequence[str], port: int, variables: Mapping[str, str], work: Path
 ) -> Iterator[Server]:
-    """Run a server's command for the length of the block; its output goes to ``server.log``."""
+    """Run a server in ``work`` for the length of the block; its output goes to ``server.log``."""
     output = work / "server.log"
-    with background(*command, output=output, env=variables, cwd=cwd) as child:
+    with background(*command, output=output, env=variables, cwd=work) as child:
         yield Server(f"http://{LOOPBACK}:{port}", child, output)
 
 
@@ -123,7 +123,7 @@ def from_image(
         "SPARKFORGE_CHECKS": "warm-up=off",
         "SPARKFORGE_BIND": LOOPBACK,
         **launch.variables,
-        "SPARKFORGE_MODEL_NAME": MODEL_NAME,
+        "SPARKFORGE_MODEL_NAME": launch.name,
         **(instead(launch.options) if restored else {}),  # the image's own need the patches
     }
     name = f"sparkforge-server-{os.getpid()}-{port}"
@@ -137,7 +137,7 @@ def from_image(
         *(image, "/model", *launch.arguments),
     ]
     try:
-        with from_command(command, port, {}, work, work) as server:
+        with from_command(command, port, {}, work) as server:
             yield server
     finally:
         call("docker", "rm", "--force", "--volumes", name, check=False)

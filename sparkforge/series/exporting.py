@@ -11,7 +11,6 @@ from typing import Any
 from sparkforge.core import git
 from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
-from sparkforge.core.gitread import Commit
 from sparkforge.core.log import counted, log
 from sparkforge.pins import edit
 from sparkforge.pins.pins import Pins, Provider, Recorded
@@ -44,11 +43,11 @@ class Staged:
 
     def files(self, folder: Path, old: Series) -> dict[Path, bytes | None]:
         """Return the files of a folder if this replaces its series; None: removed."""
-        names = [patch.name for patch in self.series.patches]
+        listing = "".join(f"{patch.name}\n" for patch in self.series.patches)
         return {
             **dict.fromkeys(folder / patch.name for patch in old.patches),
             **{folder / patch.name: patch.path.read_bytes() for patch in self.series.patches},
-            folder / "series": series.listing(folder, names) or None,
+            folder / "series": listing.encode() or None,
         }
 
 
@@ -102,24 +101,20 @@ def page(root: Path, pins: Pins, fresh: Mapping[str, Series]) -> dict[Path, byte
 
 @dataclass(frozen=True)
 class Chain:
-    """Commits that become a series, oldest first, and git's variables for the store's repository to
-    find them."""
+    """Commits that become a series: those after the source's up to ``tip``, without merges, and
+    git's variables for the store's repository to find them."""
 
     source: Source
-    commits: Sequence[Commit]
+    tip: str
     env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Report:
-    """Changes of a series by an export, as names of patches.
-
-    ``refreshed``: same change; the message, blob ids or line numbers differ.
-    """
+    """Changes of a series by an export, as names of patches."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
-    refreshed: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -146,14 +141,13 @@ def export(
     if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
         msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
         raise UsageError(msg, "see build.py patches list")
-    tip = chain.commits[-1].id if chain.commits else source.commit
-    files = series.export(source.repo, source.commit, tip, chain.env)
+    files = series.export(source.repo, source.commit, chain.tip, chain.env)
     every = [name for name, _ in files]
     if twice := {name for name in every if every.count(name) > 1}:
         raise SeriesError(f"two commits would write {min(twice)}", "change one of their subjects")
     paths = project.pins.upstream(source.upstream).paths
     rules = Rules(project.root, paths, f"nothing was written; {fix}")
-    tree = chain.commits[-1].tree if chain.commits else source.tree
+    tree = git.git(source.repo, "rev-parse", f"{chain.tip}^{{tree}}", env=chain.env)
     with project.store.temporary("export") as work:
         aside = work / source.upstream
         staged = stage(project.store, aside, files, source, tree, shown=folder, rules=rules)
@@ -221,7 +215,6 @@ def _report(old: Series, files: Sequence[tuple[str, bytes]]) -> Report:
         if was is None:
             report.added.append(name)
         elif was != data:
-            same = git.patch_id(was) == git.patch_id(data)
-            (report.refreshed if same else report.changed).append(name)
+            report.changed.append(name)
     report.dropped.extend(before)
     return report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,15 @@ from sparkforge.pins.types import PathRule, rule_of
 from sparkforge.series.patchfile import NATIVE, Patch, slug
 from sparkforge.series.series import Series
 
-STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate")
-RISKS = ("build", "dispatch", "numerics")
 TRAILERS = ("Upstream-Status", "Drop-when", "Risk", "Test")
-FILL_IN = "FILL IN:"
-"""Marks the parts of a message's template to fill in."""
-LONGEST = 72
-"""Characters of a subject: what git log and forges show on one line."""
-_NEEDS_REF = ("Submitted", "Backport", "Inappropriate")
+_LONGEST = 72  # characters of a subject: what git log and forges show on one line
+_FORMS = {
+    "Upstream-Status": r"Pending( .+)?|(Submitted|Backport|Inappropriate) .+",
+    "Risk": "build|dispatch|numerics",
+    "Test": r"[^:]+::\w.*",
+    NATIVE: r"\w+(, \w+)*",
+}
+"""Of trailers' values, which must match completely."""
 
 
 def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str]:
@@ -34,65 +35,43 @@ def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str
     ]
 
 
-def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> list[str]:
+def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> Iterator[str]:
     """Compare the trailer ``Native`` with the changed files of the patch."""
     fitting = [(entry.path, rule_of(rules, entry.path)) for entry in patch.entries]
     build = [path for path, rule in fitting if rule is not None and rule.build]
-    named = patch.trailers.get(NATIVE)
-    if named is None:
+    if build and NATIVE not in patch.trailers:
         which = "list the CMake targets that it affects, or none"
-        return [f"trailer {NATIVE}: missing: it changes {path}: {which}" for path in build[:1]]
-    if not build:
-        return [f"trailer {NATIVE}: it changes no build rules: remove the trailer"]
-    if not re.fullmatch(r"\w+(, \w+)*", named):
-        return [f"trailer {NATIVE}: {named!r}: list CMake targets (A, B) or none"]
-    return []
+        yield f"trailer {NATIVE}: missing: it changes {build[0]}: {which}"
+    if NATIVE in patch.trailers and not build:
+        yield f"trailer {NATIVE}: it changes no build rules: remove the trailer"
 
 
-def _lint(patch: Patch, root: Path) -> list[str]:
-    problems = []
-    if (length := len(patch.subject)) > LONGEST:
-        problems.append(f"subject has {length} characters: use at most {LONGEST}")
-    if patch.name == ".patch":
-        problems.append("subject has no letter or digit for a file name")
-    if patch.name != slug(patch.subject):
-        problems.append(f"file name does not follow the subject: rename to {slug(patch.subject)}")
+def _lint(patch: Patch, root: Path) -> Iterator[str]:
     prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
+    if (length := len(patch.subject)) > _LONGEST:
+        yield f"subject has {length} characters: use at most {_LONGEST}"
+    if patch.name != slug(patch.subject) or patch.name == ".patch":
+        yield f"file name does not follow the subject: rename to {slug(patch.subject)}"
     if len(prose.split()) < 10:
-        problems.append("body too short: say why it exists, what it costs and how it was checked")
-    if FILL_IN in patch.body:
-        problems.append(f"contains {FILL_IN!r}: replace it")
-    if not patch.entries:
-        problems.append("changes no file")
+        yield "body too short: say why it exists, what it costs and how it was checked"
     for key in TRAILERS:
         if not patch.trailers.get(key):
-            problems.append(f"trailer {key}: missing: add it to the last paragraph")
-    for key in patch.trailers:
+            yield f"trailer {key}: missing: add it to the last paragraph"
+    for key, value in patch.trailers.items():
         if key not in (*TRAILERS, NATIVE):
-            problems.append(f"trailer {key}: unknown: use {', '.join((*TRAILERS, NATIVE))}")
-    status, _, ref = patch.trailers.get("Upstream-Status", "Pending").partition(" ")
-    if status not in STATUSES:
-        problems.append(f"Upstream-Status: {status!r}: use {', '.join(STATUSES)}")
-    elif status in _NEEDS_REF and not ref:
-        problems.append(f"Upstream-Status: {status} needs a reference or a reason")
-    if (risk := patch.trailers.get("Risk", RISKS[0])) not in RISKS:
-        problems.append(f"Risk: {risk!r}: use {', '.join(RISKS)}")
+            yield f"trailer {key}: unknown: use {', '.join((*TRAILERS, NATIVE))}"
+        elif value and not re.fullmatch(_FORMS.get(key, ".*"), value):
+            yield f"{key}: {value[:60]!r}: write it as {_FORMS[key]}"
     drop = patch.trailers.get("Drop-when")
-    if drop and FILL_IN not in drop and drop_when(drop) is None:
-        problems.append(f"Drop-when: {drop[:60]!r}: write {_FORM}")
-    if test := patch.trailers.get("Test"):
-        file, _, function = test.partition("::")
-        if wrong := plain.path_problem(file):
-            problems.append(f"Test: {file[:60]!r} {wrong}: give a file of the checkout")
-        elif not (root / file).is_file():
-            problems.append(f"Test: {file} does not exist")
-        elif not function:
-            problems.append("Test: add the test function: FILE::FUNCTION")
-        elif f"def {function.split('::')[-1].split('[')[0]}(" not in (
-            (root / file).read_text(encoding="utf-8", errors="replace")
-        ):
-            problems.append(f"Test: {file} has no {function}")
-    return problems
+    if drop and drop_when(drop) is None:
+        yield f"Drop-when: {drop[:60]!r}: write {_FORM}"
+    file, _, function = patch.trailers.get("Test", "").partition("::")
+    if function:
+        defined = f"def {function.split('::')[-1].split('[')[0]}("
+        if plain.path_problem(file) or not (root / file).is_file():
+            yield f"Test: {file[:60]} does not exist"
+        elif defined not in (root / file).read_text(encoding="utf-8", errors="replace"):
+            yield f"Test: {file[:60]} has no {function[:60]}"
 
 
 # -- Drop-when ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from email.header import decode_header, make_header
 from pathlib import Path
 
-from sparkforge.core import git, plain
+from sparkforge.core import plain
 from sparkforge.core.errors import SeriesError
 
 
@@ -123,11 +123,9 @@ def _file_name(path: Path, part: str) -> str | None:
     """
     names = part.partition("\n")[0].removeprefix("diff --git ")
     middle = len(names) // 2
-    try:
-        old, new = git.unquoted(names[:middle]), git.unquoted(names[middle + 1 :])
-    except ValueError:
-        msg = f"{path}: {plain.escaped(names)}: not quoted as git does"
-        raise SeriesError(msg, "export it again") from None
+    old, new = names[:middle], names[middle + 1 :]
+    if names.startswith('"'):  # as git quotes a name beyond ASCII
+        raise SeriesError(f"{path}: {plain.escaped(names)}: not a plain path", "rename that file")
     if not (old.startswith("a/") and new.startswith("b/") and old[2:] == new[2:]):
         return None
     name = new[2:]

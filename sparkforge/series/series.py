@@ -86,35 +86,18 @@ def read(folder: Path) -> Series:
         raise SeriesError(f"{listing}: cannot read it: {error}", "restore it from git") from None
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}
-    twice = sorted({name for name in names if names.count(name) > 1})
-    problems = [f"{listing}: {name} is listed twice: keep one line" for name in twice]
-    problems += [
-        f"{listing}: {n}: no such file: add it or remove the line" for n in names if n not in files
-    ]
-    problems += [
-        f"{folder / n}: not listed in series: add a line or remove the file"
-        for n in sorted(files - set(names))
+    problems = [
+        *(
+            f"{listing}: {name} is listed twice"
+            for name in sorted({*names})
+            if names.count(name) > 1
+        ),
+        *(f"{listing}: {name}: no such file" for name in names if name not in files),
+        *(f"{folder / name}: not listed in series" for name in sorted(files - set(names))),
     ]
     if problems:
         raise SeriesError("\n".join(map(plain.escaped, problems)))
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
-
-
-def listing(folder: Path, names: Sequence[str]) -> bytes:
-    """Return the new ``folder/series`` with these patches, each with the comments before it.
-
-    Comments before a removed patch stay, before the next one. So the head of the file stays, too.
-    """
-    path = folder / "series"
-    comments: dict[str, list[str]] = {}
-    waiting: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        if not line.strip() or line.startswith("#"):
-            waiting.append(line)
-        elif line.strip() in names:
-            comments[line.strip()], waiting = waiting, []
-    lines = [line for name in names for line in (*comments.get(name, ()), name)]
-    return "".join(f"{line}\n" for line in [*lines, *waiting]).encode()
 
 
 # -- check and apply ---------------------------------------------------------------

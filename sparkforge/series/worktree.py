@@ -7,16 +7,12 @@ are the developer's own).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitread, gitsafe
+from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.core.gitread import Commit
 from sparkforge.core.run import call
-from sparkforge.series import patchfile
-from sparkforge.series.lint import TRAILERS
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
@@ -55,7 +51,7 @@ class WorkTree:
 
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
-    """Create a work tree of a series; UsageError: the folder exists or cannot be created."""
+    """Create a work tree of a series; StoreError: the folder exists or cannot be created."""
     # git reads the user's settings there: override those that would change files
     settings = {
         "sparkforge.upstream": series.upstream,
@@ -63,9 +59,12 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         "core.autocrlf": "false",
         "core.safecrlf": "false",
     }
-    name, address = identity()
-    if address == gitsafe.COMMITTER_EMAIL:  # else the first commit would fail
-        settings |= {"user.name": name, "user.email": address}
+    known = [
+        call("git", "config", "--get", key, check=False).stdout.strip()
+        for key in ("user.name", "user.email")
+    ]
+    if not all(known):  # else the first commit would fail
+        settings |= {"user.name": gitsafe.COMMITTER, "user.email": gitsafe.COMMITTER_EMAIL}
 
     def remember(fresh: Path) -> None:
         for key, value in settings.items():
@@ -92,10 +91,10 @@ def read(folder: Path) -> WorkTree:
     return WorkTree(Path(path), upstream, base, series)
 
 
-def settled(tree: WorkTree) -> tuple[list[Commit], list[str]]:
-    """Return its commits, oldest first, and the untracked files (quoted) that git does not ignore.
+def settled(tree: WorkTree) -> list[str]:
+    """Return the untracked files (quoted) that git does not ignore.
 
-    SeriesError: uncommitted changes, a running rebase, or a merge.
+    SeriesError: uncommitted changes, a running rebase, or commits that are no line from the base.
     """
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     if any((folder / name).exists() for name in ("rebase-merge", "rebase-apply", "MERGE_HEAD")):
@@ -106,14 +105,16 @@ def settled(tree: WorkTree) -> tuple[list[Commit], list[str]]:
     if changed := [line[3:] for line in lines if not line.startswith("??")]:
         msg = f"{tree.folder}: uncommitted changes: {', '.join(changed[:5])}"
         raise SeriesError(msg, "commit them (git commit --amend), or stash them (git stash)")
-    with gitread.reading(tree.folder, _AUTHOR) as reader:
-        try:
-            commits = reader.chain(tree.base, "HEAD")
-        except CommandError as error:
-            msg = f"{tree.folder}: no line of commits without merges from the pinned {tree.base}"
-            hint = f"git rebase {tree.base[:12]}; or git checkout sparkforge, the series' branch"
-            raise SeriesError(f"{msg}: {error}", hint) from None
-    return commits, [line[3:] for line in lines if line.startswith("??")]
+    try:
+        apart = tree.git("rev-list", "--merges", f"{tree.base}..HEAD")
+        tree.git("merge-base", "--is-ancestor", tree.base, "HEAD")
+    except CommandError as error:
+        apart = str(error)
+    if apart:
+        msg = f"{tree.folder}: no line of commits without merges from the pinned {tree.base}"
+        hint = f"git rebase {tree.base[:12]}; or git checkout sparkforge, the series' branch"
+        raise SeriesError(f"{msg}: {apart}", hint)
+    return [line[3:] for line in lines if line.startswith("??")]
 
 
 def exported(tree: WorkTree, series: str) -> None:
@@ -129,35 +130,3 @@ def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
     tree.git("update-ref", TIP_REF, patched.commit)
     tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
     return WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
-
-
-def identity(folder: Path = Path()) -> tuple[str, str]:
-    """Return the name and address of the user's git commits in a folder; ours without them."""
-    found = [
-        call("git", "-C", folder, "config", "--get", key, check=False).stdout.decode().strip()
-        for key in ("user.name", "user.email")
-    ]
-    return (found[0], found[1]) if all(found) else (gitsafe.COMMITTER, gitsafe.COMMITTER_EMAIL)
-
-
-def commit_template(tree: WorkTree, message: Callable[[str, str], str]) -> str:
-    """Commit staged changes (without any: reword the newest commit); return the commit.
-
-    ``message`` returns the message from subject and body of that commit (empty for a new one).
-    SeriesError: nothing is staged, and the newest commit is already a patch.
-    """
-    staged = not git.git_ok(tree.folder, "diff", "--cached", "--quiet", "--no-ext-diff")
-    subject = body = ""
-    if not staged:
-        with gitread.reading(tree.folder, _AUTHOR) as reader:
-            newest = reader.commit("HEAD")
-        subject, _, body = newest.message.partition("\n")
-        if newest.id == tree.base or TRAILERS[0] in patchfile.trailers_of(body):
-            msg = f"{tree.folder}: nothing is staged, and the newest commit is already a patch"
-            raise SeriesError(msg, "stage a change (git add FILE), or commit it")
-    name, address = identity(tree.folder)
-    who = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address}
-    text = message(subject, body).encode(errors="surrogateescape")
-    how = ("commit", "--quiet", "--no-gpg-sign", "--cleanup=verbatim", "-F", "-")
-    git.git(tree.folder, *how, *([] if staged else ["--amend"]), stdin=text, env=who)
-    return tree.head

@@ -94,6 +94,8 @@ def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
     if not profile.exists() or json.loads(profile.read_bytes()).get("cuda_arch") is None:
         return
     found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
+    if not found:
+        return
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(found[0]) as archive:
         wanted = (f"{_BACKEND}/{_SOURCE}", f"{_BACKEND}/include/")
         archive.extractall(folder, [one for one in archive.namelist() if one.startswith(wanted)])

@@ -19,7 +19,6 @@ _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
 _NETWORK = "check the network, proxy and certificates, then run again: it continues"
-_Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -39,33 +38,25 @@ def fetch(
     locate: Callable[[], str],
     size: int | None = None,
     offline: bool = False,
-    progress: _Progress | None = None,
 ) -> Path:
     """Return the verified file, downloaded if the store lacks it.
 
-    ``locate`` returns the URL (http, https or file), only if needed. ``progress`` gets the bytes so
-    far and the total or None. FetchError: offline and not in the store, or the network failed
-    repeatedly; the next run continues. IntegrityError: another hash or size than recorded.
+    ``locate`` returns the URL (http, https or file), only if needed. FetchError: offline and not in
+    the store, or the network failed repeatedly; the next run continues. IntegrityError: another
+    hash or size than recorded.
     """
-    show = progress or (lambda done, total: log.progress(name, done, total))
     with store.lock(f"download-{sha256[:32]}"):
         if not store.verified(sha256, name):
             if offline:
                 msg = f"{name}: not in the store, and --offline is set"
                 raise FetchError(msg, "run once without --offline on a machine with network")
             partial = store.partial_path(sha256)
-            url = locate()
-            # a partial file may have been the wrong one: then once more, from the start
-            for last in (False, True) if partial.exists() else (True,):
-                try:
-                    _download(url, partial, name, size, show)
-                    store.accept_download(partial, sha256, name)
-                    break
-                except IntegrityError:
-                    partial.unlink(missing_ok=True)
-                    if last:
-                        raise
-                    log.warning(f"{name}: the partial download does not match: starting over")
+            try:
+                _download(locate(), partial, name, size)
+                store.accept_download(partial, sha256, name)
+            except IntegrityError:
+                partial.unlink(missing_ok=True)  # the next run starts over
+                raise
     final = store.download_path(sha256, name)
     if size is not None and (length := final.stat().st_size) != size:
         msg = f"{name}: has {length} bytes, but {size} are recorded"
@@ -97,7 +88,7 @@ def _local(url: str, name: str) -> Path:
     return path
 
 
-def _download(url: str, partial: Path, name: str, size: int | None, progress: _Progress) -> None:
+def _download(url: str, partial: Path, name: str, size: int | None) -> None:
     """Complete a partial file; raises as ``fetch``."""
     import requests
 
@@ -109,7 +100,7 @@ def _download(url: str, partial: Path, name: str, size: int | None, progress: _P
     # download of gigabytes fails
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            _stream(url, partial, name, size, progress)
+            _stream(url, partial, name, size)
             return
         except requests.RequestException as error:
             status = 500 if error.response is None else error.response.status_code
@@ -123,7 +114,7 @@ def _download(url: str, partial: Path, name: str, size: int | None, progress: _P
             time.sleep(wait)
 
 
-def _stream(url: str, partial: Path, name: str, size: int | None, progress: _Progress) -> None:
+def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
     """Request the missing bytes once, and append them."""
     import requests
     from urllib3.exceptions import HTTPError
@@ -150,7 +141,7 @@ def _stream(url: str, partial: Path, name: str, size: int | None, progress: _Pro
                         msg = f"{name}: at least {done} bytes, but {size} are recorded"
                         raise IntegrityError(msg, "fix a wrong recorded size")
                     file.write(chunk)
-                    progress(done, total)
+                    log.progress(name, done, total)
             except HTTPError as error:
                 raise requests.ConnectionError(error) from error
         if total is not None and done < total:

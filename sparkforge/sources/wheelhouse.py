@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Marker, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
@@ -25,8 +24,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import FetchError, PinsError
-from sparkforge.core.index import Index, address_of, sha256_of, torch_link
-from sparkforge.core.log import log
+from sparkforge.core.index import Index, address_of, sha256_of, torch_files
 from sparkforge.core.run import in_parallel
 from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches, fetch
@@ -191,37 +189,21 @@ def fill(
     ``known`` has sizes of files, as limits. FetchError: also where no file is locked and fits.
     """
     locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
-    arrived: dict[str, int] = {}
-    counting = Lock()
 
     def fetched(item: Locked, stopping: Event) -> Path:
-        def progress(done: int, _: int | None) -> None:
-            if stopping.is_set():  # another failed, or Ctrl-C
-                raise _Stopped
-            with counting:
-                arrived[item.name] = done
-                what = f"third-party wheels ({len(arrived)} of {len(locked)})"
-                log.progress(what, sum(arrived.values()), None)
-
         found = in_store(store, item, wanted.python, wanted.platform)
         if found is not None and store.verified(found[0], found[1].name):
             return found[1]
         if offline:
             msg = f"{item.requirement}: no locked file is in the store, and --offline is set"
             raise FetchError(msg, "run once without --offline on a machine with network")
-        url, name, sha256 = _located(item, wanted, index, uv)
+        name, url, sha256 = _located(item, wanted, index, uv)
         size = known[sha256].size if known and sha256 in known else None
-        return fetch(
-            store, name=name, sha256=sha256, locate=lambda: url, size=size, progress=progress
-        )
+        return fetch(store, name=name, sha256=sha256, locate=lambda: url, size=size)
 
     for path in in_parallel(fetched, locked, _PARALLEL):
         os.link(path, into / path.name)
     return len(locked)
-
-
-class _Stopped(Exception):
-    """Ends a download that is no longer needed."""
 
 
 def damaged(folder: Path, wanted: Wanted) -> list[str]:
@@ -238,23 +220,28 @@ def damaged(folder: Path, wanted: Wanted) -> list[str]:
 
 
 def _located(item: Locked, wanted: Wanted, index: Index, uv: Path) -> tuple[str, str, str]:
-    """Return (url, file name, sha256) of the most suitable locked file."""
-    listed = []
-    for link in index.links(item.name):
-        # an index without hashes does not identify the locked file; one in a folder is hashed
-        sha256 = sha256_of(link) or (sha256_file(link.file_path) if link.is_file else None)
-        if sha256 in item.sha256s:
-            url = address_of(link).partition("#")[0]
-            listed.append((link.filename, (url, link.filename, sha256)))
-    if (found := _best(item, listed, wanted.python, wanted.platform)) is not None:
-        return found
-    if item.name == "torch" and wanted.torch_backend is not None:
+    """Return (file name, url, sha256) of the most suitable locked file."""
+
+    def best(files: Iterable[tuple[str, str, str | None]]) -> tuple[str, str, str] | None:
+        ours = ((name, (name, url, sha)) for name, url, sha in files if sha in item.sha256s)
+        return _best(item, ours, wanted.python, wanted.platform)
+
+    # an index without hashes does not identify the locked file; one in a folder is hashed
+    found = best(
+        (
+            link.filename,
+            address_of(link).partition("#")[0],
+            sha256_of(link) or (sha256_file(link.file_path) if link.is_file else None),
+        )
+        for link in index.links(item.name)
+    )
+    if found is None and item.name == "torch" and wanted.torch_backend is not None:
         machine = _MACHINE[wanted.platform]
-        url, sha256 = torch_link(item.requirement, wanted.python, machine, wanted.torch_backend, uv)
-        if sha256 not in item.sha256s:
-            msg = f"{item.requirement}: PyTorch's index has sha256 {sha256}, which is not locked"
-            raise FetchError(msg, f"compare them, then update the lock: {wanted.lock.name}")
-        return url, unquote(urlsplit(url).path.rpartition("/")[2]), sha256
+        found = best(
+            torch_files(item.requirement, wanted.python, machine, wanted.torch_backend, uv)
+        )
+    if found is not None:
+        return found
     msg = f"{item.requirement}: the package index of pip's configuration has no file that is locked"
     msg += f" in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
     raise FetchError(msg, "give pip an index or folder that has it (PIP_EXTRA_INDEX_URL)")

@@ -18,6 +18,7 @@ leaves only files under ``partial`` and ``tmp``.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import secrets
@@ -40,7 +41,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 INTERPRETERS = "interpreters"
 _RESULTS = ("artefacts", "last", "compile", "unpacked")
-_REST = ("downloads", "partial", "git", "serve", "ccache", INTERPRETERS)
 # of ``smoke`` a borrowed store uses only the unpatched release
 _SHARED = (
     *("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS),
@@ -105,14 +105,10 @@ class Store:
         if self._prepared:
             return
         with disk_errors(self.root):
-            try:
-                if not self._marked():
-                    write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
-                for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
-                    (self.root / name).mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError) as error:
-                msg = f"{error.filename}: {error.strerror}, so the store cannot be created in it"
-                raise StoreError(msg, "choose another folder with --store DIR") from error
+            if not self._marked():
+                write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
+            for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
         self._prepared = True
 
     def _marked(self) -> bool:
@@ -132,6 +128,19 @@ class Store:
             msg = f"{self.root}: is not a sparkforge store, and contains {others[0]}"
             raise StoreError(msg, "give an empty or new folder with --store DIR")
         return False
+
+    @contextmanager
+    def in_use(self, kind: int = fcntl.LOCK_SH) -> Iterator[None]:
+        """Keep ``clean``, which holds it alone, out of the store; builds share it."""
+        self._prepare()
+        with (self.root / _TAG).open() as tag:
+            try:
+                fcntl.flock(tag, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("  waiting for builds, or a clean, of this store")
+                fcntl.flock(tag, kind)
+                self._prepared = False
+            yield
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -208,13 +217,6 @@ class Store:
     def git_path(self, upstream: str) -> Path:
         """Return the bare repository of an upstream, present or not."""
         return self.root / "git" / f"{upstream}.git"
-
-    def drop_repository(self, repository: Path) -> None:
-        """Remove a damaged repository; its contents are fetched or made again."""
-        if repository.resolve().parent != (self.root / "git").resolve():
-            raise StoreError(f"{repository}: damaged, and outside this store", "delete it by hand")
-        with self.lock(f"git-{repository.name.removesuffix('.git')}"):
-            self._discard(repository)
 
     def cache_path(self, name: str) -> Path:
         """Return the folder of a tool's own cache."""
@@ -320,18 +322,20 @@ class Store:
 
     # -- cleaning ------------------------------------------------------------------------
 
-    def clean(self, *, everything: bool = False, superseded: bool = False) -> int:
-        """Remove all results; returns the bytes freed. No build may be at work.
+    def clean(self, *, superseded: bool = False) -> int:
+        """Remove all results once no build is at work; returns the bytes freed.
 
         Args:
-            everything: downloads and repositories, too.
             superseded: only results that are not the newest of their label for any target.
         """
         if not self._marked():
             return 0
+        with self.in_use(fcntl.LOCK_EX):
+            return self._clean(superseded=superseded)
+
+    def _clean(self, *, superseded: bool) -> int:
         self.sweep()
-        names = (*_RESULTS, *(_REST if everything else ()))
-        doomed = [self.root / name for name in names]
+        doomed = [self.root / name for name in _RESULTS]
         if superseded:
             notes = (read_json(path) or {} for path in (self.root / "last").rglob("*.json"))
             newest = {note.get("key", "")[:32] for note in notes}

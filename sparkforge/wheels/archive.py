@@ -8,6 +8,7 @@ inputs give equal archives.
 from __future__ import annotations
 
 import base64
+import hashlib
 import stat
 import struct
 import time
@@ -16,8 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from hashlib import sha256
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
 from sparkforge.core import plain
@@ -39,8 +39,8 @@ class Source:
     """A wheel whose members are copied; keeps the file open.
 
     It accepts only archives that all readers of wheels interpret alike: each name is a plain path,
-    unique and equal in both of its headers; no member is a folder of another, encrypted, or packed
-    other than by deflate. BuildError: it is not such an archive.
+    unique and equal in both of its headers; no member is encrypted, or packed other than by
+    deflate. BuildError: it is not such an archive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,18 +64,16 @@ class Source:
         return BuildError(f"{self.path.name}: {plain.escaped(what)}", remedy)
 
     def _check(self) -> None:
-        files: set[str] = set()
-        folders: set[str] = set()
+        names: set[str] = set()
         end = 0
         for info in sorted(self._zip.infolist(), key=lambda info: info.header_offset):
             # as written: zipfile cuts names at a NUL
             name = info.orig_filename.removesuffix("/")
             if problem := plain.path_problem(name):
                 raise self.wrong(f"the name of a member {problem}: {name[:99]!r}")
-            if name in files:
+            if name in names:
                 raise self.wrong(f"{name} occurs twice")
-            (folders if info.filename.endswith("/") else files).add(name)
-            folders.update(str(parent) for parent in PurePosixPath(name).parents)
+            names.add(name)
             packing = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             if info.flag_bits & _ENCRYPTED or info.compress_type not in packing:
                 raise self.wrong(f"{name} is encrypted, or packed other than by deflate")
@@ -83,8 +81,6 @@ class Source:
             if info.header_offset < end:
                 raise self.wrong(f"{name} overlaps another member")
             end = start + info.compress_size
-        for name in sorted(files & folders):
-            raise self.wrong(f"{name} is both a file and a folder")
 
     def _start(self, info: zipfile.ZipInfo) -> int:
         """Return the position of a member's bytes; its two headers must agree."""
@@ -184,9 +180,14 @@ class Writer:
             raise BuildError(f"the wheel is too large for its format: {error}") from None
 
 
+def recorded(digest: hashlib._Hash) -> str:
+    """Return a sha256 as RECORD has it."""
+    return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+
+
 def record_hash(data: bytes) -> str:
-    """Return a digest as RECORD has it."""
-    return "sha256=" + base64.urlsafe_b64encode(sha256(data).digest()).rstrip(b"=").decode()
+    """Return the sha256 of a member as RECORD has it."""
+    return recorded(hashlib.sha256(data))
 
 
 @dataclass(frozen=True)

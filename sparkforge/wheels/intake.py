@@ -6,18 +6,17 @@ not later by the users of our wheel.
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidName, canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from sparkforge.core import plain
 from sparkforge.core.errors import BuildError
@@ -25,7 +24,6 @@ from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive
 
 _INFO = ".dist-info"
-_DIGESTS = ("sha256", "sha384", "sha512")
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
@@ -93,13 +91,11 @@ def verify(source: archive.Source) -> int:
 
 def checked(source: archive.Source, record: Mapping[str, str], member: str) -> Iterator[bytes]:
     """Yield a member's content; BuildError after it if it differs from its hash in RECORD."""
-    algorithm, _, wanted = record.get(member, "sha256=").partition("=")
-    digest = hashlib.new(algorithm)
+    digest = hashlib.sha256()
     for piece in source.content(member):
         digest.update(piece)
         yield piece
-    found = base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
-    if wanted and wanted.rstrip("=") != found:
+    if record.get(member, found := archive.recorded(digest)) != found:
         raise source.wrong(f"{member} differs from its RECORD")
 
 
@@ -112,22 +108,25 @@ def read(source: archive.Source) -> Wheel:
     if len(parts) != 5 or plain.path_problem(source.path.name):
         msg = f"{source.path.name}: not named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
         raise BuildError(msg, "pin the file under its upstream name")
-    stem = _stem(source, parts[0], parts[1])
-    headers, description = _parsed(source, f"{stem}{_INFO}/METADATA")
-    name, version = (_only(source, headers, key) for key in ("name", "version"))
+    tops = {member.partition("/")[0] for member in source.members if "/" in member}
+    stems = [top.removesuffix(_INFO) for top in tops if top.endswith(_INFO)]
+    if len(stems) != 1:
+        raise source.wrong(f"has no single folder NAME-VERSION{_INFO}")
+    (stem,) = stems
     try:
+        headers, description = _parsed(source.read(f"{stem}{_INFO}/METADATA"))
+        wheel, _ = _parsed(source.read(f"{stem}{_INFO}/WHEEL"))
+        record = _record(source.read(f"{stem}{_INFO}/RECORD"))
+        (name,) = (field.value for field in headers if field.key == "name")
+        (version,) = (field.value for field in headers if field.key == "version")
         same = canonicalize_name(name, validate=True) == canonicalize_name(parts[0])
-        same = same and Version(version) == Version(parts[1])
+        if not same or Version(version) != Version(parts[1]):
+            raise ValueError(f"METADATA is of {name} {version}")
         for field in headers:
             if field.key == "requires-dist":
                 Requirement(field.value)
-    except (InvalidName, InvalidVersion, InvalidRequirement) as error:
-        raise source.wrong(f"METADATA: {error}") from None
-    if not same:
-        raise source.wrong(f"METADATA is of {name} {version}")
-    wheel, _ = _parsed(source, f"{stem}{_INFO}/WHEEL")
-    if not re.fullmatch(r"1\.[0-9]+", _only(source, wheel, "wheel-version")):
-        raise source.wrong("WHEEL: Wheel-Version is not 1.x")
+    except (ValueError, csv.Error) as error:  # packaging's errors are ValueErrors
+        raise source.wrong(f"invalid metadata: {error}") from None
     return Wheel(
         stem=stem,
         name=name,
@@ -137,35 +136,13 @@ def read(source: archive.Source) -> Wheel:
         metadata=headers,
         description=description,
         wheel=wheel,
-        record=_record(source, f"{stem}{_INFO}/RECORD"),
+        record=record,
     )
 
 
-def _stem(source: archive.Source, name: str, version: str) -> str:
-    """Return NAME-VERSION in the spelling of the wheel's one ``.dist-info`` folder."""
-    tops = {member.partition("/")[0] for member in source.members if "/" in member}
-    stems = [top.removesuffix(_INFO) for top in tops if top.endswith(_INFO)]
-    spelt, _, numbered = stems[0].rpartition("-") if len(stems) == 1 else ("", "", "")
-    if (canonicalize_name(spelt), numbered) != (canonicalize_name(name), version):
-        raise source.wrong(f"has no single folder {name}-{version}{_INFO}")
-    return stems[0]
-
-
-def _text(source: archive.Source, member: str) -> str:
-    if member not in source.members:
-        raise source.wrong(f"has no {member}")
-    try:
-        text = source.read(member).decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        text = "\ufeff"
-    if text.startswith("\ufeff"):
-        raise source.wrong(f"{member} is not UTF-8 text, or starts with a byte order mark")
-    return text
-
-
-def _parsed(source: archive.Source, member: str) -> tuple[tuple[Field, ...], str]:
+def _parsed(data: bytes) -> tuple[tuple[Field, ...], str]:
     """Return the headers of a file in mail format, and the text after the first empty line."""
-    head, _, body = _text(source, member).partition("\n\n")
+    head, _, body = data.decode().replace("\r\n", "\n").partition("\n\n")
     fields = []
     for text in re.split(r"\n(?![ \t])", head.strip("\n")):
         key, colon, value = text.partition(":")
@@ -174,25 +151,12 @@ def _parsed(source: archive.Source, member: str) -> tuple[tuple[Field, ...], str
     return tuple(fields), body
 
 
-def _only(source: archive.Source, fields: Sequence[Field], key: str) -> str:
-    values = [field.value for field in fields if field.key == key]
-    if len(values) != 1 or not values[0]:
-        raise source.wrong(f"states {key.title()} {len(values)} times instead of once")
-    return values[0]
-
-
-def _record(source: archive.Source, member: str) -> dict[str, str]:
-    """Return the digests that RECORD has, by member."""
-    found: dict[str, str] = {}
-    seen = set()
-    try:
-        rows = csv.reader(io.StringIO(_text(source, member)), strict=True)
-        for name, digest, _ in filter(None, rows):
-            if name in seen or (digest and digest.partition("=")[0] not in _DIGESTS):
-                raise source.wrong(f"RECORD lists {name} twice, or with an unknown digest")
-            seen.add(name)
-            if digest:
-                found[name] = digest
-    except (csv.Error, ValueError) as error:  # also a line of other than three columns
-        raise source.wrong(f"cannot read RECORD: {error}") from None
+def _record(data: bytes) -> dict[str, str]:
+    """Return the sha256 that RECORD has, by member."""
+    rows = [*filter(None, csv.reader(io.StringIO(data.decode()), strict=True))]
+    if len({name for name, _, _ in rows}) < len(rows):
+        raise ValueError("RECORD lists a member twice")
+    found = {name: digest.rstrip("=") for name, digest, _ in rows if digest}
+    if not all(digest.startswith("sha256=") for digest in found.values()):
+        raise ValueError("RECORD has a digest other than sha256")
     return found

@@ -63,17 +63,12 @@ def ask(port: int) -> Answer:
     return Answer(choice["token_ids"], [next(iter(row.values()))["logprob"] for row in rows])
 
 
-def wait_until_healthy(checkout: Path, command: subprocess.Popen[bytes] | None = None) -> str:
-    """Wait for the one container of the checkout's Compose project; returns its id.
-
-    Args:
-        command: what started it, and stays as long as it serves.
-    """
+def wait_until_healthy(checkout: Path) -> str:
+    """Wait for the one container of the checkout's Compose project; returns its id."""
     container = ""
 
     def healthy() -> bool:
         nonlocal container
-        assert command is None or command.poll() is None
         container = docker("compose", "--project-directory", str(checkout), "ps", "--quiet")
         if not container:
             return False

@@ -1,22 +1,25 @@
-"""`serve --chat` and accept with the image of test_image.py: who comes second waits for it."""
+"""Chats and accept with the image of test_image.py: who comes second waits for it."""
 
 from __future__ import annotations
 
 import os
-import subprocess
+import shlex
 from pathlib import Path
 
 import pytest
 import requests
 
+from sparkforge.build.image import PROGRAMS
+from sparkforge.build.serve import CHAT_NAME, CHAT_OPTIONS, chat_model
 from sparkforge.checkpoints.chat import ANSWER, REASONING
+from sparkforge.runtime import engine
 from sparkforge.runtime.servers import free_port
 
 from . import served
 from .conftest import Build, cpu_image, one_thread
 
 
-def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
+def test_compose_answers_chats_and_accept_agrees(
     build: Build, checkout: Path, base_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # beside the project of the file's own name, which test_image.py's worker has
@@ -24,23 +27,31 @@ def test_serve_chat_answers_chats_from_the_image_and_accept_agrees(
     receipt = build(*cpu_image(base_image), "--until", "image")
     tag = next(one["outputs"]["tag"] for one in receipt["items"] if one["label"] == "image")
     one_thread(checkout)
-    port = free_port(0)
-    command = ["python3", "build.py", "serve", "--target", "cpu", "--chat", "--base", base_image]
-    server = subprocess.Popen([*command, "--port", str(port)], cwd=checkout)
+    port, runs = free_port(0), engine.connect().run
+    python = (tag, "python", "-P", "-c")
+    model = chat_model(checkout / "dist/cpu", lambda code: runs(*python, code, path=f"/{PROGRAMS}"))
+    for name, value in {
+        "COMPOSE_PROFILES": "cpu",  # .env names it and the image, too, but other builds write it
+        "SPARKFORGE_IMAGE_CPU": tag,
+        "SPARKFORGE_PORT": str(port),
+        "SPARKFORGE_MODEL_DIR": str(model),
+        "SPARKFORGE_MODEL_NAME": CHAT_NAME,
+        "SPARKFORGE_EXTRA_ARGS": shlex.join(CHAT_OPTIONS),
+    }.items():
+        monkeypatch.setenv(name, value)
+    compose = ("compose", "--project-directory", str(checkout))
     try:
-        served.wait_until_healthy(checkout, server)
-        body = {"model": "tiny-chat-gpt-oss", "messages": [{"role": "user", "content": "Hello"}]}
+        served.docker(*compose, "up", "--detach")
+        served.wait_until_healthy(checkout)
+        body = {"model": CHAT_NAME, "messages": [{"role": "user", "content": "Hello"}]}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         reply = requests.post(url, json=body, timeout=600).json()
         message = reply["choices"][0]["message"]
         assert (message["reasoning"], message["content"]) == (REASONING, ANSWER)
-        # --target: .env names it, too, but builds of other tests write it
         words = ("accept", "--target", "cpu", "--url", f"http://127.0.0.1:{port}")
         found = build(*words, "--long-prompt", "4000")
         unchecked = [one["name"] for one in found["checks"] if one["state"] == "not checked"]
         assert unchecked == ["decode kernels"]  # a GPU's; backends and memory are the container's
         assert found["image"] == tag
     finally:
-        server.terminate()  # Compose stops the container, as at Ctrl-C
-        server.wait(600)
-        served.docker("compose", "--project-directory", str(checkout), "down", "--volumes")
+        served.docker(*compose, "down", "--volumes")

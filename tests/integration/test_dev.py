@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.worktrees import Tree
 from tests.kernels import toolchain, with_kernels
-from tests.project import FILES, PATCH, PATCHED
+from tests.project import PATCH, PATCHED
 
 OLD = 1_600_000_000
 
@@ -58,35 +58,7 @@ def test_an_edit_acts_at_once_and_goes_back_as_a_patch(dev: Tree) -> None:
     assert dev.git("status", "--porcelain", "--ignored") == ""  # no byte code, nothing
 
 
-def test_another_series_touches_what_it_changes_and_nothing_else(dev: Tree, tree: Tree) -> None:
-    """Own commits go on top; git writes their files, too."""
-    own = FILES["tests/test_mod.py"] + b"# mine\n"
-    dev.commit({"tests/test_mod.py": own}, "Say whose it is")
-    tree.amend({"demo/mod.py": PATCHED.replace(b"line_20 = 2", b"line_20 = 3")})
-    tree.commit({"demo/more.py": b"z = 1\n"}, "Add more")
-    tree.export()
-    loop(dev, "true")
-    assert b"line_20 = 3" in (dev.path / "demo" / "mod.py").read_bytes()
-    assert (dev.path / "tests" / "test_mod.py").read_bytes() == own
-    fresh = {name for name, date in dates(dev).items() if date != OLD}
-    assert fresh == {"demo/mod.py", "demo/more.py", "tests/test_mod.py"}
-    assert dev.git("status", "--porcelain") == ""
-    assert dev.export()["added"] == ["say-whose-it-is.patch"]
-
-
-def test_own_commits_that_do_not_fit_leave_all_as_it_is(dev: Tree, tree: Tree) -> None:
-    dev.commit({"demo/mod.py": PATCHED.replace(b"line_5 = 1", b"line_5 = 9")}, "Change it")
-    head = dev.git("rev-parse", "HEAD")
-    tree.commit({"demo/mod.py": PATCHED.replace(b"line_5 = 1", b"line_5 = 4")}, "Change it too")
-    tree.export()
-    out, _ = told(dev, "true")
-    assert "not apply to the new series" in out
-    assert dev.git("rev-parse", "HEAD") == head
-    assert dev.git("status", "--porcelain") == ""
-    assert b"line_5 = 9" in (dev.path / "demo" / "mod.py").read_bytes()
-
-
-def test_changes_that_are_not_committed_stay(dev: Tree, tree: Tree) -> None:
+def test_a_work_tree_stays_where_the_series_changed(dev: Tree, tree: Tree) -> None:
     (dev.path / "demo" / "mod.py").write_bytes(b"line_20 = 'mine'\n")
     tree.commit({"demo/more.py": b"z = 1\n"}, "Add more")
     tree.export()

@@ -85,7 +85,7 @@ def rich(tree: Tree) -> Tree:
             "demo/long.py": changed.replace(b"def f8", b"def f9"),
             "demo/copy.py": PATCHED + b"x\n",
             "demo/crlf.py": b"a\r\nb\r\n",
-            "demo/\u00fcn\u00ef.py": b"x\n",
+            "demo/more.py": b"x\n",
             "demo/data.bin": b"no code\n" * 9,
             "run.sh": b"#!/bin/sh\n",
             "demo/end.py": b"a\n\nb \n\t\nd",

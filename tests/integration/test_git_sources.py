@@ -177,7 +177,7 @@ def test_provider_is_in_plan_receipt_and_explain(project: Project) -> None:
     explain = ("explain", "--target", "tiny", "--engine", "none")
     explained = json.loads(project.run(*explain, "--json")[0])
     assert explained["source"] == "git"
-    states = {step["label"]: step["state"] for step in explained["explain"]}
+    states = {step["label"]: step["state"] for step in explained["plan"]}
     assert {states[f"{kind} demo"] for kind in ("source", "series", "wheel")} == {"in the store"}
     again, _ = project.run(*explain, "--source", "release")
     assert "sources: release\n" in again

@@ -46,14 +46,11 @@ def run(store: Path, *words: str | Path, code: int = 0, **env: str) -> str:
     return done.stderr
 
 
-def report(store: Path, name: str) -> Any:
-    return json.loads((checkout(store.parent).parent / "dist" / "proofs" / name).read_text())
-
-
 def check(store: Path, wheel: Path, code: int = 0, target: str = "spark") -> Any:
     """Return the document of `build.py proofs`."""
     run(store, "sparkforge", "proofs", "--wheel", wheel, "--target", target, code=code)
-    return report(store, f"wheels-{target}.json")
+    folder = checkout(store.parent).parent / "dist" / "proofs"
+    return json.loads((folder / f"wheels-{target}.json").read_text())
 
 
 def compiled(folder: Path, name: str, *archs: str) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from sparkforge.maintain.findings import Verdict
 from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
 from tests.project import FILES
 
-FIX = [f"fixed_line_{i} = the_right_answer({i})".encode() for i in range(4)]
-PLAIN = ("clean", "clash", "old_name", "gone", "indent", "moved")
-OTHER = ("shift", "beside", "changed", "taken", "empty", "worded")
+PLAIN = ("clean", "clash", "old_name", "gone")
+OTHER = ("shift", "beside", "changed", "taken", "empty")
 BASE = {name: lines(name) for name in (*PLAIN, *OTHER)}
 
 
@@ -32,9 +30,7 @@ OURS = {
     "changed": with_line(edit("changed", 5, b"both = 1"), 25, b"ours = 1"),
     "taken": edit("taken", 10, b"both = 1"),
     "empty": edit("empty", 10, b"both = 1"),
-    "worded": edit("worded", 10, b"\n".join(FIX)),
 }
-_MOVED = BASE["moved"].split(b"\n")
 THEIRS = {
     "shift": b"new = 0\n" * 9 + BASE["shift"],
     "beside": edit("beside", 18, b"theirs = 1"),
@@ -45,10 +41,6 @@ THEIRS = {
     "old_name": None,
     "new_name": BASE["old_name"] + b"more = 1\n",
     "gone": None,
-    "indent": b"if True:\n" + b"".join(b"    %s\n" % line for line in BASE["indent"].splitlines()),
-    "worded": edit("worded", 10, b"\n".join([b"# our words", *FIX[:3], b"pass"])),
-    "moved": b"\n".join(_MOVED[:5] + _MOVED[20:]),
-    "elsewhere": b"\n".join(_MOVED[5:20]) + b"\n",
 }
 
 
@@ -57,7 +49,7 @@ def test_every_verdict(upstream: Upstream) -> None:
     upstream.series({f"{name} one": {f"demo/{name}.py": data} for name, data in OURS.items()})
     upstream.release({f"demo/{name}.py": data for name, data in THEIRS.items()})
     before = files_of(upstream.root)
-    said = upstream.rebase("demo", "--onto", f"release:{NEW}", "--dry-run", code=STOPPED)
+    said = upstream.rebase("demo", "--onto", NEW, "--dry-run", code=STOPPED)
     found = dict(zip(OURS, said["patches"], strict=True))
     assert {name: (move["verdict"], move["stops"]) for name, move in found.items()} == {
         "clean": ("clean", False),
@@ -69,17 +61,11 @@ def test_every_verdict(upstream: Upstream) -> None:
         "clash": ("conflict", True),
         "old_name": ("target-renamed", False),
         "gone": ("target-deleted", True),
-        "indent": ("conflict", True),
-        "worded": ("conflict", True),
-        "moved": ("conflict", True),
     }
     assert {move["verdict"] for move in found.values()} == {verdict.value for verdict in Verdict}
     assert "demo/old_name.py is demo/new_name.py now" in found["old_name"]["detail"][0]
     assert "demo/gone.py is deleted" in found["gone"]["detail"]
-    assert "only white space" in found["indent"]["detail"][0]
-    assert "3 of the 4 lines" in found["worded"]["detail"][0]
-    assert "demo/elsewhere.py:" in found["moved"]["detail"][0]
-    assert all("1 overlap" in found[name]["detail"][0] for name in ("clash", "worded", "moved"))
+    assert "1 overlap" in found["clash"]["detail"][0]
     assert files_of(upstream.root) == before
     assert not (upstream.root / "dist").exists()
 
@@ -98,25 +84,19 @@ def test_patches_after_a_conflict_are_tried_with_a_provisional_resolution(
         }
     )
     upstream.release({"demo/mod.py": with_line(text, 5, b"theirs = 1")})
-    said = upstream.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)
+    said = upstream.rebase("demo", "--onto", NEW, "--dry-run", code=STOPPED)
     assert [move["verdict"] for move in said["patches"]] == ["conflict", "clean", "clean"]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "kind"),
-    [
-        (b"import theirs\n", b"from ours import (\n    one,\n    two,\n)\n", "1 imports"),
-        (b"#include <theirs>\n", b"#include <ours>\n", "1 imports"),
-        (b"theirs = 1\n", b"ours = 1\n", "1 both insert"),
-    ],
-)
-def test_insertions_at_one_place_are_a_class_of_their_own(
-    upstream: Upstream, theirs: bytes, ours: bytes, kind: str
-) -> None:
-    upstream.begin_with({"demo/t.py": lines("t")})
-    upstream.series({"One": {"demo/t.py": ours + lines("t")}})
-    move = stops(upstream, {"demo/t.py": theirs + lines("t")})
-    assert f"demo/t.py: {kind}: " in move["detail"][0]
+def test_insertions_at_one_place_are_a_class_of_their_own(upstream: Upstream) -> None:
+    text = lines("t")
+    files = {"demo/t.py": text, "demo/u.py": text}
+    upstream.begin_with(files)
+    ours = {"demo/t.py": b"from ours import one\n" + text, "demo/u.py": b"ours = 1\n" + text}
+    upstream.series({"One": ours})
+    upstream.release({"demo/t.py": b"import it\n" + text, "demo/u.py": b"theirs = 1\n" + text})
+    said = upstream.rebase("demo", "--onto", NEW, "--dry-run", code=STOPPED)
+    assert said["patches"][0]["detail"] == ["demo/t.py: 1 imports", "demo/u.py: 1 both insert"]
 
 
 def test_python_that_a_merge_breaks_is_reported(
@@ -134,7 +114,7 @@ def test_python_that_a_merge_breaks_is_reported(
         }
     )
     upstream.release({"demo/t.py": text.replace(b"(layer)", b"(layer_cls)")})
-    said = upstream.rebase("demo", "--onto", "latest", "--dry-run")
+    said = upstream.rebase("demo", "--onto", NEW, "--dry-run")
     first, second = said["patches"]
     assert "demo/t.py: Undefined name `layer`" in first["detail"]
     assert second["detail"] == []  # as broken as on the old release
@@ -163,8 +143,7 @@ def test_a_name_that_vanished_is_reported(upstream: Upstream) -> None:
             "tests/test_t.py": b"compute_answer(1)\n",
         }
     )
-    ours = b"""local_name = compute_answer(kept_function(other_name))  # prosaic: is this \
-not a call'd kept_word?"""
+    ours = b"mine = compute_answer(kept_function(other_name))  # prosaic"
     upstream.series({"Use one": {"demo/t.py": with_line(text, 10, ours)}})
     upstream.release(
         {
@@ -172,32 +151,12 @@ not a call'd kept_word?"""
             "demo/gone.py": None,
         }
     )
-    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    (move,) = upstream.rebase("demo", "--onto", NEW, "--dry-run")["patches"]
     gone = "uses compute_answer, which the new release no longer has"
     assert (move["verdict"], move["detail"]) == ("clean", [gone])
     upstream.release({"demo/helper.py": helper + b"more_of_it = 1\n"})
-    (move,) = upstream.rebase("demo", "--onto", "latest", "--dry-run")["patches"]
+    (move,) = upstream.rebase("demo", "--onto", NEW, "--dry-run")["patches"]
     assert move["detail"] == []
-
-
-def stops(up: Upstream, files: Mapping[str, bytes | None], **more: Any) -> dict[str, Any]:
-    """Publish a release on which the only patch stops; returns its move."""
-    up.release(files, **more)
-    (move,) = up.rebase("demo", "--onto", "latest", "--dry-run", code=STOPPED)["patches"]
-    found: dict[str, Any] = move
-    return found
-
-
-def test_hints_name_what_came_with_the_new_release(upstream: Upstream) -> None:
-    base = lines("t") + b"\n".join(b"added_line_%d = 1" % i for i in range(4)) + b"\n"
-    ours = b"\n".join(b"added_line_%d = 1" % i for i in range(4))
-    upstream.begin_with({"demo/t.py": base, "demo/beside.py": lines("t")})
-    upstream.series({"One": {"demo/t.py": with_line(base, 10, ours)}})
-    move = stops(upstream, {"demo/t.py": with_line(base, 10, b"theirs = 1")})
-    # the lines that it adds, and those that it stands on, were elsewhere all the time
-    assert move["detail"] == ["demo/t.py: 1 overlap: upstream changed the same lines"]
-    move = stops(upstream, {"demo/t.py": base.replace(b"\n", b"\r\n")})
-    assert "end in CR LF" in move["detail"][0]
 
 
 @pytest.mark.parametrize("page", [{"ranges": False}, {"statuses": [500] * 9}])
@@ -207,11 +166,11 @@ def test_requirements_that_cannot_be_read_are_named(
     upstream.series({"One": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"ours = 1")}})
     upstream.release({}, requires=["helper==2.0"])
     served = upstream.project.server.pages["/files/demo-2.0-py3-none-any.whl"]
-    read = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
-    assert any("helper: none (wanted ==2.0)" in one["what"] for one in read)
+    read = upstream.rebase("demo", "--onto", NEW, "--dry-run")["companions"]
+    assert any("has helper (none): demo wants ==2.0" in one["what"] for one in read)
     monkeypatch.setattr(drift, "_TAIL", 100)
     served.ranges = page.get("ranges", True)
     served.statuses = list(page.get("statuses", []))
-    found = upstream.rebase("demo", "--onto", "latest", "--dry-run")["companions"]
+    found = upstream.rebase("demo", "--onto", NEW, "--dry-run")["companions"]
     said = "demo-2.0-py3-none-any.whl: cannot read its "
     assert any(said in one["what"] for one in found)

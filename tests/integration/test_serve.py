@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,8 @@ import requests
 from sparkforge.build import serve
 from sparkforge.build.context import Serving, Tools
 from sparkforge.build.results import EnvironmentResult, ImageResult
-from sparkforge.core.errors import MachineError, ServerError
+from sparkforge.core.errors import ServerError
+from sparkforge.runtime import servers
 from sparkforge.runtime.servers import free_port
 from sparkforge.store.store import Store
 from tests.results import context_of, item, reached
@@ -123,18 +123,17 @@ def test_failed_start_shows_first_exception(tmp_path: Path) -> None:
     assert str(tmp_path / "dist" / "cpu" / "server.log") in refusal.value.remedy
 
 
-def test_image_is_served_by_compose(
+def test_an_image_is_served_on_loopback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    port = free_port(0)
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
     fake = ROOT / "tests" / "fake_server.py"
     docker.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *" ps "*) exit 0 ;; esac\n'
-        f'echo "$*" profile "$SPARKFORGE_PROFILE" restart "$SPARKFORGE_RESTART" >{tmp_path}/words\n'
-        f'{sys.executable} {fake} "$SPARKFORGE_PORT" 1 &\n'
+        '#!/bin/sh\n[ "$1" = run ] || exit 0\n'
+        f'echo "$*" >{tmp_path}/words\n'
+        'port=$(echo "$*" | sed "s/.*--publish=127.0.0.1:\\([0-9]*\\):8000 .*/\\1/")\n'
+        f'{sys.executable} {fake} "$port" 1 &\n'
         f"until [ -e {tmp_path}/enough ]; do sleep 0.1; done\n"
         "kill $!\necho was ended\nexit 7\n"
     )
@@ -147,38 +146,23 @@ def test_image_is_served_by_compose(
         follow(*found)
 
     monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
+    port = free_port(0)
     build = built(tmp_path, IMAGE, tmp_path, port)
+    labels = {servers.SITE_PACKAGES_LABEL: "/site-packages"}
+    images = SimpleNamespace(get=lambda _: SimpleNamespace(labels=labels))
+    build.tools = SimpleNamespace(engine=SimpleNamespace(client=SimpleNamespace(images=images)))
     with pytest.raises(ServerError, match="the server exited with code 7"):
         serve.serve(build, profile=serve.chosen(build.context, "fast"))
-    words = (tmp_path / "words").read_text().split()
-    assert words[0] == "compose"
-    # somebody looks on, so a failure is neither repeated nor waited for
-    assert words[-5:] == ["up", "profile", "fast", "restart", "no"]
+    words = (tmp_path / "words").read_text()
+    assert "--env=SPARKFORGE_PROFILE=fast " in words
+    assert words.endswith(f" {IMAGE.image_id} /model\n")
     said = capsys.readouterr().out
     # a container says how far it is: serve passes that on while it loads
     assert said.index("Using 'MARLIN'") < said.index("ready after") < said.index("was ended")
     assert f"URL    http://127.0.0.1:{port}/v1" in said
-    assert "model  m\n" in said
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_taken_port_is_refused_before_compose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
-) -> None:
-    """Its answers would be taken for the server's."""
-    docker = tmp_path / "docker"
-    docker.write_text(f'#!/bin/sh\ncase "$*" in *" ps "*) {"echo 1a2b" if runs else ":"} ;; esac\n')
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        build = built(tmp_path, IMAGE, tmp_path, other.getsockname()[1])
-        # a server of the project that runs has the port itself: `up` replaces it
-        with pytest.raises(ServerError if runs else MachineError):
-            serve.serve(build)
-
-
-def test_curl_fits_model_and_key() -> None:
-    words = shlex.split(serve.curl("http://h/v1", "m", chat=True, key=True))
+def test_curl_fits_the_model() -> None:
+    words = shlex.split(serve.curl("http://h/v1", "m", chat=True))
     assert words[1] == "http://h/v1/chat/completions"
-    assert "Authorization: Bearer YOUR-API-KEY" in words
     assert json.loads(words[-1])["messages"][0]["role"] == "user"

@@ -54,17 +54,15 @@ def watch(project: Project, *words: str, code: int = 0, **env: Any) -> tuple[Any
 
 
 def test_nothing_newer(project: Project, release: Any, tmp_path: Path) -> None:
-    for version in ("0.9", "1.1rc1", "1.1.dev3"):
+    for version in ("0.9", "1.1rc1"):
         release(version)
     release("1.2", yanked="broken")
     page = tmp_path / "an issue.md"
     found, _ = watch(project, "--markdown", str(page))
-    assert (found["state"], found["newest"], found["newer"]) == ("up to date", "1.0", [])
+    assert (found["state"], found["newest"]) == ("up to date", "1.0")
     assert page.read_text().startswith("# No newer upstream release\n")
     # nothing but the list was asked for
     assert project.requests() == ["/simple/demo/"]
-    found, _ = watch(project, "--pre", code=9)
-    assert found["newest"] == "1.1rc1"
 
 
 def test_a_release_that_every_patch_carries_over_to(
@@ -79,39 +77,25 @@ def test_a_release_that_every_patch_carries_over_to(
     text = page.read_text()
     assert text.startswith("# Newer upstream releases\n")
     assert "| demo | 1.0 | 1.1 | carries over | 1 clean |" in text
-    assert "`python3 build.py rebase demo --onto release:1.1`" in text
+    assert "`python3 build.py rebase demo --onto 1.1`" in text
 
 
-def test_a_release_that_needs_a_person_until_it_was_seen(
-    project: Project, release: Any, tmp_path: Path
-) -> None:
+def test_a_release_that_needs_a_person(project: Project, release: Any, tmp_path: Path) -> None:
     release("1.1", CONFLICT)
     release("1.2", CONFLICT)
     page = tmp_path / "issue.md"
-    found, err = watch(project, "--markdown", str(page), "--known", "1.1", code=6)
+    found, err = watch(project, "--markdown", str(page), code=6)
     assert (found["state"], found["newest"]) == ("a person is needed", "1.2")
     (move,) = found["moves"]
     assert (move["verdict"], move["stops"]) == ("conflict", True)
     assert "! conflict" in err
     assert "| change-a-line-of-the-module | ! conflict |" in page.read_text()
-    for known in ("1.2", "demo=1.2"):
-        found, _ = watch(project, "--known", known)
-        assert (found["state"], found["newer"]) == ("silenced", ["1.2", "1.1"])
 
 
-def test_a_release_that_is_not_complete(project: Project, release: Any, tmp_path: Path) -> None:
+def test_a_release_that_is_not_complete(project: Project, release: Any) -> None:
     release("1.1", None)
-    page = project.server.pages["/simple/demo/"]
-    page.body = page.body.replace(b"<a href", b'<a data-yanked="wrong | numbers" href', 2)
-    issue = tmp_path / "issue.md"
-    found, err = watch(project, "--markdown", str(issue), code=6)
-    assert found["state"] == "not complete yet"
-    assert "has no such release with that file" in found["lacking"]
-    assert "not complete yet" in issue.read_text()
-    # and the pinned release was withdrawn
-    assert found["yanked"] == "wrong | numbers"
-    assert "upstream withdrew the pinned 1.0: wrong | numbers" in err
-    assert "withdrawn by upstream:** wrong \\| numbers" in issue.read_text()
+    found, _ = watch(project, code=6)
+    assert found["state"].startswith("not complete yet: ")
 
 
 def test_what_can_not_be_asked_is_no_news_but_an_error(
@@ -132,9 +116,3 @@ def test_what_can_not_be_asked_is_no_news_but_an_error(
     page.body = page.body.replace(b"demo-1.0", b"demo-0.5")
     error, _ = watch(project, code=4)
     assert "does not have 1.0" in error["what"]
-
-
-def test_words_that_make_no_sense(project: Project) -> None:
-    for words in (["--known", "newest"], ["--known", "dome=1.1"], ["dome"]):
-        watch(project, *words, code=2)
-    assert project.requests() == []

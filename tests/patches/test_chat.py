@@ -20,7 +20,7 @@ import pytest
 import requests
 
 from sparkforge.build.context import profile_of
-from sparkforge.build.launcher import chat_model, in_environment
+from sparkforge.build.serve import chat_model, in_environment
 from sparkforge.check.accept import command as accept
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.cli.main import main

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from sparkforge.build import smoke
-from sparkforge.build.launcher import from_environment
+from sparkforge.build.smoke import from_environment
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint
 from sparkforge.runtime import servers

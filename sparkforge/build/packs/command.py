@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
-
-from cyclopts import Parameter
+from dataclasses import asdict
 
 from sparkforge.build import cached, publish
 from sparkforge.build.context import Context
-from sparkforge.build.options import OutputOptions, platform_of
+from sparkforge.build.options import OutputOptions, command_options, platform_of
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import UPSTREAM, pinned
 from sparkforge.build.packs.pack import packs_item
@@ -19,8 +17,7 @@ from sparkforge.core.log import log
 from sparkforge.sources.project import Project, ProjectOptions
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``packs``."""
 

@@ -20,13 +20,12 @@ from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
-from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.context import profile_of
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core import pages
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
@@ -397,8 +396,7 @@ def memory(subject: Subject) -> str:
 # -- the command -------------------------------------------------------------------------
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``accept``."""
 

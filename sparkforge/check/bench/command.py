@@ -20,20 +20,24 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import cached, composing, serve
 from sparkforge.build.graph import Build, unpatched_environment
-from sparkforge.build.launcher import (
-    CHAT_OPTIONS,
-    SMOKE_VARIABLES,
-    UNPATCHED_VARIABLES,
-    chat_model,
-    of_release,
-    originals,
-    runs_python,
-    start_server,
+from sparkforge.build.options import (
+    Behind,
+    OutputOptions,
+    ServerOptions,
+    VariantOptions,
+    command_options,
 )
-from sparkforge.build.options import Behind, OutputOptions, ServerOptions, VariantOptions
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
+from sparkforge.build.serve import CHAT_OPTIONS, chat_model, runs_python
 from sparkforge.build.setup import last_build
+from sparkforge.build.smoke import (
+    SMOKE_VARIABLES,
+    UNPATCHED_VARIABLES,
+    of_release,
+    originals,
+    start_server,
+)
 from sparkforge.check import tools
 from sparkforge.check.bench import benchy
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
@@ -56,8 +60,7 @@ TOLERANCE = 3.0
 """Smallest change that counts, in percent."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class RunOptions:
     """Options of ``bench``."""
 
@@ -90,8 +93,7 @@ class RunOptions:
     server: ServerOptions = ServerOptions()
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class CompareOptions:
     """Options of ``bench compare``."""
 

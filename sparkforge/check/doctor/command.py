@@ -12,14 +12,12 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-
-from cyclopts import Parameter
 
 from sparkforge import __version__
 from sparkforge.build import composing, receipt
-from sparkforge.build.options import OutputOptions
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.check.doctor.checks import judge
 from sparkforge.check.doctor.machine import Machine, want_of
 from sparkforge.core.disk import disk_errors
@@ -39,8 +37,7 @@ _MARKS = {
 }
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``doctor``."""
 

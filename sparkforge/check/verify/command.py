@@ -7,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,13 @@ from cyclopts import Parameter
 from sparkforge.build import image, receipt, setup
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build
-from sparkforge.build.options import OutputOptions, ToolOptions, VariantOptions, platform_of
+from sparkforge.build.options import (
+    OutputOptions,
+    ToolOptions,
+    VariantOptions,
+    command_options,
+    platform_of,
+)
 from sparkforge.build.results import ImageArchiveResult
 from sparkforge.build.stages.wheels import wheel_path
 from sparkforge.core import plain
@@ -33,8 +39,7 @@ _SHOWN = 20
 _MOST_SHOWN = 20_000  # bytes of diffoscope's report
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@command_options
 class Options:
     """Options of ``verify``."""
 

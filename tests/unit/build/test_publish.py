@@ -7,13 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from sparkforge.build import publish
 from sparkforge.build.results import ImageResult
-from sparkforge.pins import pins
 from tests.codecopy import CodeCopy
-from tests.support import ROOT
 
 
 def written(root: Path) -> list[bytes]:
@@ -28,27 +24,6 @@ def written(root: Path) -> list[bytes]:
     image = ImageResult("sparkforge/cpu:1", "sha256:1", None, "base", ())
     publish.for_compose(context, None, image)
     return (root / ".env").read_bytes().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("target", "served", "machine", "words"),
-    [
-        ("cpu", True, "x86_64", "python3 build.py serve --target cpu"),
-        ("cpu", False, "x86_64", "python3 build.py --target cpu"),
-        ("spark", False, "x86_64", "on a machine of linux/arm64: python3 build.py --target spark"),
-        ("spark", True, "aarch64", "docker compose up -d   # downloads openai/gpt"),
-    ],
-)
-def test_the_end_of_a_build_says_what_is_next(
-    monkeypatch: pytest.MonkeyPatch, target: str, served: bool, machine: str, words: str
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    all_pins = pins.load(ROOT / "pins.yaml")
-    chosen = all_pins.target(target)
-    context: Any = SimpleNamespace(
-        target_name=target, target=chosen, pins=all_pins, platform=chosen.platforms[0]
-    )
-    assert publish.next_step(context, served=served).startswith(words)
 
 
 def test_the_users_own_lines_stay_as_they_are(tmp_path: Path) -> None:

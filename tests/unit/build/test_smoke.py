@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from sparkforge.build import smoke
-from sparkforge.build.launcher import from_environment, of_release, originals
 from sparkforge.build.results import (
     SourceResult,
     WheelResult,
 )
+from sparkforge.build.smoke import from_environment, of_release, originals
 from sparkforge.build.stages.trees import Tree
 from sparkforge.core import git
 from sparkforge.core.errors import ServerError, UsageError

@@ -18,9 +18,9 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from sparkforge.build import cached, image, sbom
+from sparkforge.build import image, sbom
 from sparkforge.build.context import Context
-from sparkforge.build.graph import Build, graph_of
+from sparkforge.build.graph import Build
 from sparkforge.build.results import (
     ImageResult,
     PackResult,
@@ -65,27 +65,6 @@ def component(document: Any, ref: str) -> Any:
 
 def properties(one: Any) -> dict[str, str]:
     return {item["name"]: item["value"] for item in one["properties"]}
-
-
-@pytest.mark.parametrize("target", ["spark", "rtx", "cpu"])
-def test_no_wheel_of_another_platform_is_fetched(target: str) -> None:
-    here = context(target)
-    items = graph_of(here).until("wheels")
-    wheels = {
-        here.pins.upstream(name).files[plan.files[here.platform]].sha256
-        for name, plan in here.target.wheels.items()
-    }
-    sdists = {
-        file.sha256
-        for upstream in here.pins.upstreams.values()
-        for file in upstream.files.values()
-        if file.file.endswith(".tar.gz")
-    }
-    fetched = {sha for item in items if item.stage != "kernels" for sha in item.fetches().known}
-    assert wheels <= fetched <= wheels | sdists
-    planned = cached.plan(here, items)
-    sizes = {sha: size for item in items for sha, size in item.fetches().known.items()}
-    assert cached.total(planned)["known"] == sum(sizes.values())
 
 
 def test_sbom_is_valid_and_has_plugin_and_pack() -> None:

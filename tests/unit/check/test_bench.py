@@ -13,8 +13,8 @@ import pytest
 
 from sparkforge.build import cached
 from sparkforge.build.cached import Cached
-from sparkforge.build.launcher import of_release
 from sparkforge.build.results import EnvironmentResult, WheelResult
+from sparkforge.build.smoke import of_release
 from sparkforge.check.bench import command
 from sparkforge.check.bench.benchy import FILE, Result, compare, load
 from sparkforge.cli.main import main

@@ -31,7 +31,7 @@ build --target cpu --colour
 --target cpu --no-json
 --target cpuu
 --target sprak --until wheels
---target cpu --engine none --builder x
+--target cpu --engine none --ca-bundle pins.yaml
 --target cpu --dry-run --ca-bundle no/such
 --target cpu --until wheels --mirror vllm
 --target cpu --until wheels --mirror vlm=/x
@@ -39,7 +39,8 @@ build --target cpu --colour
 --target cpu --until wheels --source release --mirror vllm=/x
 --target cpu --until wheels --port 1
 --target rtx --dry-run --ready-timeout 9
---target cpu -- --mxfp4-layers o
+--target cpu --until wheels -- --mxfp4-layers o
+explain --target cpu -- --mxfp4-layers o
 explain --target cpu --port 5
 serve --chat --model x
 serve --target cpu --chat --model x
@@ -48,7 +49,6 @@ serve --target cpu --model no/such
 serve --target cpu --model /
 serve --target cpu --prot=80
 serve --target cpu --
-clean --all --superseded
 rollback
 patches lst
 patches list vlm
@@ -56,7 +56,6 @@ patches list --jsn
 patches apply vllm
 patches import vllm
 patches import vllm no/such
-patches new /nowhere subject
 pins chek
 pins resolve vlm
 pins check --pins no/such
@@ -75,7 +74,6 @@ rebase vllm --continue --abort
 rebase vllm --skip=
 rebase vllm --onto release:1 --abort
 rebase --all --onto release:1
-watch --known vllm=x
 verify
 verify --target cpu --key no/such
 release --target cpu --push example.org/x

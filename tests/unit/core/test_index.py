@@ -9,7 +9,7 @@ import pytest
 
 from sparkforge.core import index
 from sparkforge.core.errors import FetchError
-from sparkforge.core.index import Index, first_wheel, pip_settings
+from sparkforge.core.index import Index, pip_settings, torch_files
 from tests.support import Page, Server, add_project, make_wheel
 
 _pip_config = index.pip_config
@@ -92,34 +92,17 @@ def test_certificates_and_proxy_of_pip_reach_the_downloads(
     assert os.environ["https_proxy"] == os.environ["http_proxy"] == web.url("")
 
 
-PYLOCK = (
-    'lock-version = "1.0"\n[[packages]]\nname = "torch"\nwheels = [\n'
-    + "".join(
-        f'{{ url = "http://127.0.0.1/w/torch-2.0%2Bcpu-{tags}.whl", hashes = {{ {hashes} }} }},\n'
-        for tags, hashes in [
-            ("cp311-cp311-linux_x86_64", ""),
-            ("cp313-cp313t-manylinux_2_28_x86_64", 'sha256 = "t"'),
-            ("cp313-cp313-manylinux_2_28_x86_64", 'sha256 = "3"'),
-            ("cp311-cp311-win_amd64", 'sha256 = "w"'),
-            ("cp311-cp311-manylinux_2_28_aarch64", 'sha256 = "a"'),
-            ("cp311-cp311-manylinux_2_28_x86_64", 'sha256 = "x"'),
-        ]
+def test_torchs_files_are_those_of_uvs_lock(tmp_path: Path) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text(
+        "#!/bin/sh\ncat <<'END'\n[[packages]]\nname = \"torch\"\nwheels = [\n"
+        '{ url = "http://127.0.0.1/w/torch-2.0%2Bcpu-py3-none-any.whl", hashes = { sha256 = "x" }'
+        " },\n]\nEND\n"
     )
-    + "]\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("python", "machine", "sha"),
-    [("3.11", "x86_64", "x"), ("3.11", "aarch64", "a"), ("3.13", "x86_64", "3")],
-)
-def test_the_wheel_of_a_pylock_is_that_of_python_and_machine(
-    python: str, machine: str, sha: str
-) -> None:
-    url, found = first_wheel(PYLOCK, "torch==2.0+cpu", python, machine)
-    assert (url[-len(machine) - 4 :], found) == (f"{machine}.whl", sha)
-    with pytest.raises(FetchError):
-        first_wheel(PYLOCK, "torch==2.0", "3.12", "x86_64")
+    uv.chmod(0o755)
+    url = "http://127.0.0.1/w/torch-2.0%2Bcpu-py3-none-any.whl"
+    found = torch_files("torch==2.0+cpu", "3.11", "x86_64", "cpu", uv)
+    assert found == [("torch-2.0+cpu-py3-none-any.whl", url, "x")]
 
 
 @pytest.mark.parametrize("status", [401, 500])

@@ -153,14 +153,13 @@ def test_wrong_value_is_named_by_key(tmp_path: Path, line: str) -> None:
 
 
 def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
-    text = changed("    tag: v1.2.3\n", "    tag: main\n    tag: main\n")
+    text = changed("    tag: v1.2.3\n", "    tag: main\n")
     messages = refusal(tmp_path, text.replace("counter: 1", "countr: 1"))
     first = line_of(text, "    tag: main")
     assert [message.split(": ")[:2] for message in messages] == [
         ["pins.yaml:3", "release.counter"],
         ["pins.yaml:4", "release.countr"],
-        [f"pins.yaml:{first + 1}", "upstreams.demo.tag"],
-        [f"pins.yaml:{first + 1}", "upstreams.demo.tag"],
+        [f"pins.yaml:{first}", "upstreams.demo.tag"],
     ]
 
 
@@ -170,7 +169,8 @@ def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path: Path)
         ("a: 1\n\tb: 2\n", 2),
         ("a: [\nb: 1\n", 3),
         ("a: 'x\n", 2),
-        ("\u00e4: 1\nb: 2\nc: \x02\n", 3),
+        ("\u00e4: 1\nb: 2\nc: \x02\n", 1),
+        ("a: 1\nb: 2\na: 1\n", 3),
         ("a: *nothing\n", 1),
         ("a: 1\n---\na: 1\n", 2),
         *((text, 1) for text in ("", "# nothing\n", "- a\n- b\n", "just words\n", "null\n")),
@@ -197,7 +197,7 @@ def test_a_text_value_is_the_text_as_written(tmp_path: Path, sha: str, word: str
 
 def test_unknown_names_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     loaded = pins.load(write(tmp_path, GOOD))
-    with pytest.raises(UsageError, match="did you mean here") as caught:
+    with pytest.raises(UsageError, match="no such target") as caught:
         loaded.target("herr")
     assert caught.value.exit_code == 2
     with pytest.raises(UsageError, match="no such upstream"):

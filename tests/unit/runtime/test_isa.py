@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.build.launcher import mask_files
+from sparkforge.build.smoke import mask_files
 from sparkforge.runtime import isa
 
 FLAGS = {

@@ -104,7 +104,7 @@ BUILD = (PathRule(repo="pkg/", wheel="pkg/"), PathRule(repo="CMake.txt", wheel=N
         ("CMake.txt", "", "trailer Native: missing: it changes CMake.txt: list"),
         ("CMake.txt", "Native: _C, _moe_C\n", None),
         ("CMake.txt", "Native: none\n", None),
-        ("CMake.txt", "Native: _C and _moe_C\n", "list CMake targets"),
+        ("CMake.txt", "Native: _C and _moe_C\n", "Native: '_C and _moe_C'"),
         ("CMake.txt.in", "", None),  # a rule that names a file is for that file
         ("pkg/mod.py", "", None),
         ("pkg/mod.py", "Native: _C\n", "it changes no build rules"),
@@ -288,21 +288,6 @@ def test_the_digest_follows_the_order(tmp_path: Path) -> None:
 def test_trailers_are_read_back(trailers: dict[str, str]) -> None:
     body = "\n".join(f"{key}: {value}" for key, value in trailers.items())
     assert trailers_of(f"Prose: of the body\nand more.\n\n{body}\n") == trailers
-
-
-@pytest.mark.parametrize(
-    ("names", "wanted"),
-    [
-        (["a.patch", "b.patch"], "# why\na.patch\n# of b\nb.patch\n\n# the end\n"),
-        (["a.patch", "c.patch"], "# why\na.patch\nc.patch\n# of b\n\n# the end\n"),
-        (["b.patch"], "# why\n# of b\nb.patch\n\n# the end\n"),
-        ([], "# why\n# of b\n\n# the end\n"),
-    ],
-    ids=["as it was", "renamed", "first gone", "all gone"],
-)
-def test_no_comment_of_a_series_is_lost(tmp_path: Path, names: list[str], wanted: str) -> None:
-    (tmp_path / "series").write_text("# why\na.patch\n# of b\nb.patch\n\n# the end\n")
-    assert series.listing(tmp_path, names).decode() == wanted
 
 
 @pytest.mark.parametrize(

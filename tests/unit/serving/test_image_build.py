@@ -87,7 +87,7 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
         raise CommandError(f"docker ended\n    #9 0.412 {line}\n    #9 ERROR: x\n    0.412 {line}")
 
     monkeypatch.setattr(engines, "call", call)
-    engine: Any = type("Engine", (), {"containerd_store": False})
+    engine: Any = type("Engine", (), {"containerd_store": False, "context": "default"})
     with pytest.raises(BuildError) as caught:
         contents = image.Contents({}, tmp_path, {}, {})
         image.build(engine, Tools(), context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)

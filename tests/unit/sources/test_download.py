@@ -86,6 +86,8 @@ def test_a_wrong_partial_or_damaged_file_is_replaced(store: Store, server: Serve
     url = server.add("/f", Page(DATA))
     store._prepare()
     store.partial_path(SHA).write_bytes(DATA + b"more")
+    with pytest.raises(IntegrityError):
+        get(store, url)
     kept = get(store, url)
     assert kept.read_bytes() == DATA
     kept.chmod(0o644)
