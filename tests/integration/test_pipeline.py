@@ -103,7 +103,7 @@ def test_a_dry_run_makes_nothing_and_asks_nobody(project: Project) -> None:
 def test_explain_names_the_input_that_changed(project: Project) -> None:
     def explained() -> dict[str, Any]:
         out, _ = project.run("explain", "--target", "tiny", "--engine", "none", "--json")
-        return {step["label"]: step for step in json.loads(out)["explain"]}
+        return {step["label"]: step for step in json.loads(out)["plan"]}
 
     project.build()
     old = sha256((project.patches / PATCH).read_bytes())
