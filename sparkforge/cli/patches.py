@@ -171,7 +171,7 @@ def import_patches(options: ImportOptions) -> int:
     """Take patches from outside into a series."""
     for file in options.file:
         if not file.is_file():
-            raise UsageError(f"{file}: no such file", "give a .patch, mbox or diff file")
+            raise UsageError(f"{file}: no such file", "give a .patch or mbox file")
     with Project.open(options.project).locked() as project:
         source, now = _source(project, options.upstream)
         patched = series.apply(project.store, now, source)
