@@ -47,7 +47,6 @@ class DamagedRepository(StoreError):
     def __init__(self, repository: Path, complaint: str) -> None:
         hint = "delete that folder: the next run fetches it again"
         super().__init__(f"{repository}: damaged: {complaint}", hint)
-        self.repository = repository
 
 
 def unbind() -> None:

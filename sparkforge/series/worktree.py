@@ -122,11 +122,3 @@ def exported(tree: WorkTree, series: str) -> None:
     if series not in tree.series:
         tree.git("config", "--add", "sparkforge.series", series)
     tree.git("update-ref", TIP_REF, "HEAD")
-
-
-def rebased(tree: WorkTree, patched: Patched, series: Series) -> WorkTree:
-    """Record that it is now based on another series or pin."""
-    tree.git("update-ref", BASE_REF, patched.source.commit)
-    tree.git("update-ref", TIP_REF, patched.commit)
-    tree.git("config", "--replace-all", "sparkforge.series", series.sha256)
-    return WorkTree(tree.folder, tree.upstream, patched.source.commit, (series.sha256,))
