@@ -79,7 +79,7 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
         patched = series.apply_recorded(context.store, patches, before, upstream)
         known = before.provider in upstream.patched
         note = "as recorded" if known else f"from {before.provider}, not recorded in pins.yaml"
-        log.info(f"{name}: {len(patches.patches)} patches, tree {patched.tree[:12]} ({note})")
+        log.info(f"{name}: patches: {len(patches.patches)}, tree {patched.tree[:12]} ({note})")
         return SeriesResult(before.commit, patched.commit, patched.tree, dict(patched.touched))
 
     def stands(artefact: Artefact[SeriesResult]) -> bool:
