@@ -152,9 +152,12 @@ class Result:
         write_file(folder / FILE, f"{document}\n".encode())
 
     def flat(self) -> dict[tuple[str, str], list[float]]:
-        """Return the values by test and metric."""
+        """Return the values by test and metric, in the order of ``METRICS``."""
         return {
-            (test, m): values for test, all_ in self.tests.items() for m, values in all_.items()
+            (test, metric): values[metric]
+            for test, values in self.tests.items()
+            for metric in METRICS
+            if metric in values
         }
 
 
