@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkforge.build.options import host_platform
+from sparkforge.build.stages import thirdparty
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.run import call
 from sparkforge.runtime import environment
-from sparkforge.sources import sizes, wheelhouse
+from sparkforge.sources import wheelhouse
 from sparkforge.sources.project import Project
 from sparkforge.store.store import code_of
 
@@ -27,7 +28,7 @@ def install(project: Project, lock: Path, tool: str) -> tuple[Path, str]:
 
     FetchError: a wheel is in neither store nor index.
     """
-    store, access, here = project.store, project.access, host_platform()
+    store, here = project.store, host_platform()
     (locked,) = (line for line in wheelhouse.read_lock(lock) if line.name == tool)
     inputs = {"lock": sha256_file(lock), "platform": here, "python": sys.version}
     inputs["code"] = code_of(__name__)
@@ -36,9 +37,7 @@ def install(project: Project, lock: Path, tool: str) -> tuple[Path, str]:
         wheels, venv, uv = folder / "wheels", folder / "venv", environment.uv_program()
         minor = f"{sys.version_info.major}.{sys.version_info.minor}"
         wanted = wheelhouse.Wanted(lock, (), minor, here, None)
-        wheels.mkdir()
-        given, known = (store, wanted, access.index, uv), sizes.read(project.root / sizes.FILE)
-        wheelhouse.fill(*given, offline=access.offline, into=wheels, known=known)
+        thirdparty.fill(project, wanted, wheels)
         alone = {"UV_NO_CONFIG": "1", "VIRTUAL_ENV": "", "UV_LINK_MODE": "copy"}
         quietly = ("--quiet", "--no-cache")
         call(uv, "venv", *quietly, "--relocatable", "--python", sys.executable, venv, env=alone)
