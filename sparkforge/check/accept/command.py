@@ -12,13 +12,10 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
-from urllib.parse import urlsplit
 
 from cyclopts.types import PositiveInt
 
@@ -26,21 +23,29 @@ from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.check.accept.subject import (
+    CHECKS,
+    Subject,
+    Unseen,
+    check,
+    container_of,
+    judge,
+    need,
+    shown,
+)
 from sparkforge.core import pages
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import glimpse, in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client
-from sparkforge.runtime.client import Model, Place, Said
-from sparkforge.serving.profile import Profile, Watch
+from sparkforge.runtime.client import Place, Said
+from sparkforge.serving.profile import Watch
 from sparkforge.sources.project import PinsFile, checkout
 
 STATES = {"ok": ("32", "✓"), "fail": ("31;1", "✗"), "not checked": ("2", "·")}
 """Of a check, with colour and mark."""
-_ASK_S = 60.0
-_TOKENS = 512  # of an answer: reasoning of low effort takes tens, the rest is a reserve
 IDLE_S = 60.0
 """Time for the gauges to reach 0: the engine handles an abort between two steps."""
 GROWTH_MIB = 64
@@ -57,154 +62,6 @@ _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"temperature": {"typ
 _SCHEMA |= {"required": ["temperature"], "additionalProperties": False}
 _IN_JSON = f"In Paris it is {_DEGREES} degrees. How warm is Paris? Answer in JSON with temperature."
 _PARSER = "see --reasoning-parser and --tool-call-parser in the server's log (docs/serving.md)"
-
-
-# -- the server, and what a check is -------------------------------------------------------
-
-
-class Unmet(Exception):
-    """A check failed; the message says what was expected, and what came."""
-
-
-class Unseen(Exception):
-    """A check is not possible here; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The server under test; ``container``: Docker's description of it, or why there is none."""
-
-    place: Place
-    model: Model
-    profile: Profile = field(default_factory=Profile)
-    container: Mapping[str, Any] | str = "no container"
-    log: Path | None = None
-    long_tokens: int = 100_000
-
-    def body(self, asked: str | Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        """Return a chat at temperature 0, of one question or of messages."""
-        return {
-            "model": self.model.name,
-            "messages": [{"role": "user", "content": asked}] if isinstance(asked, str) else asked,
-            "temperature": 0,
-            "reasoning_effort": "low",
-            "max_tokens": min(_TOKENS, max(1, self.model.max_len // 2)),
-            **options,
-        }
-
-    def chat(self, asked: str | Sequence[Mapping[str, Any]], **options: Any) -> Said:
-        """Ask without streaming."""
-        return client.chat(self.place, self.body(asked, **options))
-
-    def streamed(self, asked: str | Sequence[Mapping[str, Any]], **options: Any) -> Said:
-        """Ask with streaming."""
-        return client.streamed(self.place, self.body(asked, **options))
-
-    def metrics(self, name: str) -> dict[str, float]:
-        """Return the values of a metric in /metrics, by labels; raises Unseen."""
-        text = client.look(self.place, "/metrics", _ASK_S).text
-        found = re.findall(rf"(?m)^{name}(?:\{{(.*)\}})? (\S+)$", text)
-        if not found:
-            raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
-        return {labels: float(value) for labels, value in found}
-
-    def output(self) -> str:
-        """Return the server's log since its last start; raises Unseen."""
-        if self.log is not None:
-            return self.log.read_text(errors="replace")
-        if isinstance(self.container, str):
-            raise Unseen(self.container)
-        started = self.container["State"]["StartedAt"]
-        return _docker("logs", "--since", started, self.container["Id"])
-
-    def options(self) -> Sequence[str]:
-        """Return the user's own options of ``vllm serve``, as far as the container has them."""
-        if isinstance(self.container, str):
-            return ()
-        config = self.container["Config"]
-        pairs = dict(text.partition("=")[::2] for text in config["Env"])
-        return (*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config["Cmd"] or ()))
-
-    def memory(self) -> tuple[int, str]:
-        """Return the bytes that the server holds, without page cache, and their owner."""
-        with suppress(Unseen):  # as with control groups of version 1
-            if not isinstance(self.container, str):
-                words = ("exec", self.container["Id"], "cat", "/sys/fs/cgroup/memory.stat")
-                # what the kernel cannot drop
-                if sizes := re.findall(r"(?m)^(?:anon|shmem) (\d+)$", _docker(*words)):
-                    return sum(map(int, sizes)), "the container"
-        found = self.metrics("process_resident_memory_bytes")
-        return int(sum(found.values())), "the process that answers HTTP"
-
-
-def container_of(place: Place) -> Mapping[str, Any] | str:
-    """Return Compose's container that publishes a port of this machine, or why there is none."""
-    url = urlsplit(place.url)
-    if url.hostname not in ("127.0.0.1", "::1", "localhost"):
-        return f"{url.hostname} may be another machine: name its log with --log"
-    port = f"publish={url.port or (443 if url.scheme == 'https' else 80)}"
-    service = "label=com.docker.compose.service"
-    try:
-        names = _docker("ps", "-q", "--filter", service, "--filter", port).split()
-        if not names:
-            return f"no container of Compose has {port}"
-        return dict(json.loads(_docker("inspect", *names))[0])
-    except Unseen as why:
-        return str(why)
-
-
-def _docker(*words: str) -> str:
-    """Return the output of docker, of both streams; raises Unseen."""
-    seen = glimpse("docker", *words, timeout_s=_ASK_S)
-    if seen.code != 0:
-        raise Unseen(f"docker {words[0]}: {shown(seen.problem or seen.err)}")
-    return seen.out + (seen.err if words[0] == "logs" else "")
-
-
-CHECKS: dict[str, tuple[str, Callable[[Subject], str]]] = {}
-"""The checks by name, in their order, each with the hint for a failure."""
-_Read = Callable[[Subject], str]
-
-
-def check(hint: str = "see the server's log") -> Callable[[_Read], _Read]:
-    """Add a function to the checks: its name and docstring are the check's."""
-
-    def add(read: _Read) -> _Read:
-        CHECKS[read.__name__.replace("_", " ")] = hint, read
-        return read
-
-    return add
-
-
-def judge(name: str, subject: Subject) -> dict[str, Any]:
-    """Return the result of a check, whatever the server does."""
-    hint, read = CHECKS[name]
-    began = time.monotonic()
-    try:
-        state, seen = "ok", read(subject)
-    except Unseen as reason:
-        state, seen = "not checked", str(reason)
-    except Unmet as why:
-        state, seen = "fail", str(why)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as why:
-        # no answer, or one of another shape
-        state, seen = "fail", f"expected an answer, got {type(why).__name__}: {shown(str(why))}"
-    hint = hint if state == "fail" else ""
-    seconds = round(time.monotonic() - began, 2)
-    return {"name": name, "state": state, "seconds": seconds, "seen": seen, "hint": hint}
-
-
-def need(truth: object, expected: str, got: object) -> None:
-    """Raise Unmet unless ``truth`` is true."""
-    if not truth:
-        raise Unmet(f"expected {expected}, got {shown(got)}")
-
-
-def shown(value: object) -> str:
-    """Return a value on one short line."""
-    line = " ".join((value if isinstance(value, str) else repr(value)).split())
-    printable = "".join(letter if letter.isprintable() else "?" for letter in line)
-    return (printable if len(printable) <= 160 else f"{printable[:160]}…") or "nothing"
 
 
 # -- the checks --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from sparkforge.build.context import profile_of
 from sparkforge.check.accept import command
-from sparkforge.check.accept.command import CHECKS, Subject, Unseen, container_of, judge
+from sparkforge.check.accept.subject import CHECKS, Subject, Unseen, container_of, judge
 from sparkforge.cli import main
 from sparkforge.core.errors import ServerError
 from sparkforge.pins import pins
