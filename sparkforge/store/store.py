@@ -331,25 +331,22 @@ class Store:
         if not self._marked():
             return 0
         with self.in_use(fcntl.LOCK_EX):
-            return self._clean(superseded=superseded)
-
-    def _clean(self, *, superseded: bool) -> int:
-        self.sweep()
-        doomed = [self.root / name for name in _RESULTS]
-        if superseded:
-            notes = (read_json(path) or {} for path in (self.root / "last").rglob("*.json"))
-            newest = {note.get("key", "")[:32] for note in notes}
-            doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
-            # uv removes no wheel by itself: the newest environment is linked to its wheels
-            doomed.append(self.root / "unpacked")
-        freed = 0
-        for folder in filter(Path.is_dir, doomed):
-            # a file that is linked elsewhere, too (downloads, unpacked wheels), counts by its share
-            found = (file.lstat() for file in folder.rglob("*"))
-            freed += sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
-            self._discard(folder)
-        self._prepared = False  # the next write creates the folders again
-        return freed
+            self.sweep()
+            doomed = [self.root / name for name in _RESULTS]
+            if superseded:
+                notes = (read_json(path) or {} for path in (self.root / "last").rglob("*.json"))
+                newest = {note.get("key", "")[:32] for note in notes}
+                doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
+                # uv removes no wheel by itself: the newest environment is linked to its wheels
+                doomed.append(self.root / "unpacked")
+            freed = 0
+            for folder in filter(Path.is_dir, doomed):
+                # a file that is linked elsewhere, too, counts by its share
+                found = (file.lstat() for file in folder.rglob("*"))
+                freed += sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
+                self._discard(folder)
+            self._prepared = False  # the next write creates the folders again
+            return freed
 
     def _discard(self, path: Path) -> None:
         # renamed first, so that no process finds half of it
