@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.runtime.servers import free_port
-from tests.support import PATIENCE_S, ROOT
+from tests.support import PATIENCE_S
 
-from .served import docker
+from .served import docker, project
 
 
 class Composed:
@@ -31,8 +31,8 @@ class Composed:
         variables: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        self.files = [ROOT / "docker-compose.yml", folder / "more.json"]
-        self.files[1].write_text(json.dumps(more))
+        self.more = folder / "more.json"
+        self.more.write_text(json.dumps(more))
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text("{}")
         self.port = free_port(0)
@@ -48,15 +48,7 @@ class Composed:
         self.name = f"sparkforge-test-{os.getpid()}-{self.port}"
 
     def compose(self, *arguments: str) -> str:
-        command = [
-            *("docker", "compose", "--project-name", self.name, "--env-file", os.devnull),
-            *("--project-directory", str(ROOT)),
-            *(word for file in self.files for word in ("--file", str(file))),
-            *arguments,
-        ]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return docker(*project(self.name, self.more), *arguments, env=self.env)
 
     @property
     def container(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,21 +47,12 @@ class Pair:
         self.name = f"sparkforge-pair-{self.port}"
 
     def compose(self, *arguments: str) -> str:
-        command = [
-            *("docker", "compose", "--project-name", self.name, "--env-file", os.devnull),
-            *("--project-directory", str(ROOT), "-f", str(ROOT / "docker-compose.yml")),
-            *("-f", str(ROOT / "tests/data/cluster-cpu.yml"), "--profile", "*", *arguments),
-        ]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        words = served.project(self.name, ROOT / "tests/data/cluster-cpu.yml")
+        return served.docker(*words, "--profile", "*", *arguments, env=self.env)
 
     def state(self, service: str) -> Any:
         container = self.compose("ps", "--all", "--quiet", service)
-        seen = subprocess.run(
-            ["docker", "inspect", container], capture_output=True, text=True, check=True
-        )
-        return json.loads(seen.stdout)[0]
+        return json.loads(served.docker("inspect", container))[0]
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> float:
         """Wait for a condition; returns the seconds it took."""

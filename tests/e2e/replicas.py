@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import requests
 from sparkforge.runtime.servers import free_port
 from tests.support import PATIENCE_S, ROOT, wait_for
 
-from .served import docker
+from .served import docker, project
 
 CLIENTS = 6
 SERVERS = ("one", "two")
@@ -51,15 +50,8 @@ class Replicas:
         self.name = f"sparkforge-replicas-{os.getpid()}"
 
     def compose(self, *arguments: str) -> str:
-        files = [ROOT / "docker-compose.yml", ROOT / "tests/data/replicas-cpu.yml"]
-        command = ["docker", "compose", "--project-name", self.name, "--env-file", os.devnull]
-        command += ["--project-directory", str(ROOT), "--profile", "router"]
-        command += [word for file in files for word in ("-f", str(file))]
-        done = subprocess.run(
-            [*command, *arguments], env=self.env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        words = project(self.name, ROOT / "tests/data/replicas-cpu.yml")
+        return docker(*words, "--profile", "router", *arguments, env=self.env)
 
     def up(self) -> None:
         # one after the other: they share a new volume, and the engine fills it from the image

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import requests
 
 from sparkforge.runtime.servers import free_port
-from tests.support import wait_for
+from tests.support import ROOT, wait_for
 
 PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 # a start of vLLM on a busy machine takes minutes
@@ -37,11 +38,24 @@ class Alone:
     """What the entrypoint printed."""
 
 
-def docker(*arguments: str) -> str:
+def docker(*arguments: str, env: Mapping[str, str] | None = None) -> str:
     """Run docker; returns what it printed."""
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["docker", *arguments], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def project(name: str, *files: Path) -> tuple[str, ...]:
+    """Return docker's words for a Compose project of files beside docker-compose.yml, without a
+    user's .env."""
+    every = (ROOT / "docker-compose.yml", *files)
+    return (
+        *("compose", "--project-name", name, "--env-file", os.devnull),
+        *("--project-directory", str(ROOT)),
+        *(word for file in every for word in ("--file", str(file))),
+    )
 
 
 def ask(port: int) -> Answer:

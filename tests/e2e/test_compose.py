@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 import time
 import zipfile
@@ -34,7 +33,7 @@ from .composed import composed
 from .conftest import Build
 from .pair import BOTH, Pair
 from .replicas import Replicas
-from .served import docker
+from .served import docker, project
 
 STAND_IN = """
 
@@ -290,17 +289,9 @@ def test_the_rtx_profile_asks_for_one_card_and_keeps_the_rights_of_the_others(
     base_image: str,
 ) -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-1", "SPARKFORGE_MEMORY_LIMIT": "20g"}
-    done = subprocess.run(
-        [
-            *("docker", "compose", "--env-file", os.devnull, "--project-directory", ROOT),
-            *("--profile", "rtx", "config", "--format", "json"),
-        ],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    ((name, service),) = json.loads(done.stdout)["services"].items()
+    words = ("--profile", "rtx", "config", "--format", "json")
+    shown = docker(*project("rtx"), *words, env=env)
+    ((name, service),) = json.loads(shown)["services"].items()
     assert name == "rtx"
     (card,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert (card["driver"], card["device_ids"]) == ("nvidia", ["GPU-1"])
