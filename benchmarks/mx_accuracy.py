@@ -9,8 +9,6 @@ the layer's number only (and of queries, keys and values), 8192 rows together, e
 For each matrix and format: the relative error of the weight, ||Q(W) - W|| / ||W|| (Frobenius).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

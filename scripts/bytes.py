@@ -9,8 +9,6 @@ While the code is rewritten, what it makes stays the same. The record is bytes.t
 what a change of pins.yaml, patches/, kernels/ or requirements/ makes different is recorded again.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@
 Run it after scripts/lock.sh.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

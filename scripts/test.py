@@ -12,8 +12,6 @@
 Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A copy of the package that keys are made from, to be changed."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small ext4 file systems on loop devices, to fill them. They need root."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager

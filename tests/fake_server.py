@@ -13,8 +13,6 @@ the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at t
 and the server after it, as vLLM does. FAKE_TOKEN_S is how long the engine takes for a token.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The mark of tests that start a door: not in tests.support, which also runs without pytest."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

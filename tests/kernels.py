@@ -1,7 +1,5 @@
 """A compiler of kernels for tests: a library with NVRTC's functions, in wheels as NVIDIA's are."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

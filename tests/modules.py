@@ -1,7 +1,5 @@
 """The module of FlashInfer that tests compile."""
 
-from __future__ import annotations
-
 from sparkforge.build.packs.modules import MODULES
 
 SMALLEST = next(one for one in MODULES if one.name.startswith("xqa_"))

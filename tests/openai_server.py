@@ -4,8 +4,6 @@ It answers as the real model would, in canned words. A fault is the name of the 
 breaks.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """A small project of its own: pins, one patch, an sdist and a wheel on a loopback index."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

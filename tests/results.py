@@ -1,7 +1,5 @@
 """A build, and items with a result, without making anything."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """A small project whose series tests lengthen, and tests of its own that look at the tree."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

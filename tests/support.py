@@ -3,8 +3,6 @@
 Nothing here reaches beyond this machine, and nothing stands in for code of sparkforge.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import gzip

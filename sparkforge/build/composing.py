@@ -3,8 +3,6 @@
 Every image keeps its own tag, and nothing removes one, so ``rollback`` can choose an older one.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -5,8 +5,6 @@ the machine (nvcc calls gcc, and reads the system's headers). The code is the GP
 same files serve on x86-64 and aarch64.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re

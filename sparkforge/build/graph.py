@@ -1,7 +1,5 @@
 """The results of a target and their needs: a build's choices → a graph of ``Cached``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

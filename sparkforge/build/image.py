@@ -1,7 +1,5 @@
 """Wheels → image."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -1,7 +1,5 @@
 """Number of compilers that run at once: as many as fit in memory."""
 
-from __future__ import annotations
-
 import os
 
 from sparkforge.serving import memory

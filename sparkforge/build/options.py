@@ -1,7 +1,5 @@
 """Options that commands share, and their meaning."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 A record that does not load as its type, for example that of an older version, counts as absent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`build.py serve`: serve the last build until Ctrl-C, with a checkpoint of the user's choice."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

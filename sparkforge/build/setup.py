@@ -1,7 +1,5 @@
 """The build that a command line names: target, store, sources and engine, checked together."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Sequence

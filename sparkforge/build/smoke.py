@@ -1,7 +1,5 @@
 """The smoke test: the build serves, and the unpatched release refuses the same checkpoint."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Machine code, by cuobjdump and nvdisasm of requirements/proofs.txt → facts about its kernels."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

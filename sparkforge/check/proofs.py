@@ -1,7 +1,5 @@
 """`build.py proofs`: machine code of a target's wheels, compared with its contract of pins.yaml."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,8 +5,6 @@ continues every prompt of quality.json. Each server scores those tokens, with th
 them (teacher-forced), and its next-token distributions are compared with the unchanged model's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

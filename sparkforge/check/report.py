@@ -1,7 +1,5 @@
 """``build.py report``: a page about the last build of a target; and the table of docs/status.md."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ sinks and rows of the embedding. Not counted: activations, new keys and values (
 token), caches between steps, and all computation. 1 GB is 10^9 bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

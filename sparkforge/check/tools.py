@@ -1,7 +1,5 @@
 """Programs of others that checks run, from hash-locked wheels in environments of their own."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -11,8 +11,6 @@ real model. Its words say nothing about a model's quality. Its parts, all in nat
   The router sends each word to the expert with its rules.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

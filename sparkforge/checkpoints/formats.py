@@ -3,8 +3,6 @@
 `Random` has its own way to a normal distribution; no floating-point library takes part.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ interleaved gate and up rows, attention sinks, alternating sliding windows, YaRN
 biases) in about half a megabyte, with a tokenizer whose token ids are bytes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

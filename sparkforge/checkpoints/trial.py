@@ -6,8 +6,6 @@ definition of the parts, so they depend on no serving engine and no machine. The
 above any difference between two machines.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

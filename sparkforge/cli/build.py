@@ -1,7 +1,5 @@
 """build, explain."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """clean, docs, --version, --exit-codes."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Mapping

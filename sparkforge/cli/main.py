@@ -3,8 +3,6 @@
 A command is a function that takes a frozen dataclass of its options and returns the exit code.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

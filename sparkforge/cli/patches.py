@@ -1,7 +1,5 @@
 """patches: list, check, apply, export, import."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from pathlib import Path
 from typing import Any

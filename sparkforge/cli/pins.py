@@ -1,7 +1,5 @@
 """pins."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files: atomic writes, errors of the disk, hashes."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -4,8 +4,6 @@ A message says what is wrong, where, and how to fix it. ``cli.main`` prints it; 
 only for other errors: those are bugs in sparkforge.
 """
 
-from __future__ import annotations
-
 
 class SparkforgeError(Exception):
     """Base of all expected failures: the problem with its place, and the user's next step or ""."""

@@ -5,8 +5,6 @@ call except a network fetch runs without user and system configuration. A fetch 
 proxies, certificates and ``url.insteadOf`` mirrors.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

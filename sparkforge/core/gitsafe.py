@@ -4,8 +4,6 @@ A repository can name programs in its own settings: hooks, filters, a file syste
 drivers. git itself refuses another user's repository for that reason. That check stays on here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ One ``log`` object for the whole program. Text goes to stderr with ``--json``, e
 errors go to stderr. Colour is for terminals only.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ A template is stored beside the module that fills it. In ``NAME.md.j2`` values a
 Markdown, in ``NAME.svg.j2`` for XML, in ``NAME.html.j2`` for HTML.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Every child has its own process group, which ends with sparkforge: after Ctrl-C 
 server or compiler stays.
 """
 
-from __future__ import annotations
-
 import atexit
 import errno
 import os

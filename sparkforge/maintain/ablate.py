@@ -1,7 +1,5 @@
 """``ablate``: leave each patch out and run its test, or find the patch that changes a command."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 from dataclasses import field

@@ -4,8 +4,6 @@ A wheel holds more than its repository: compiled modules, generated ones, files 
 each file of the packages is a link: into the work tree, else into the installed release wheel.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -4,8 +4,6 @@ Its wheels declare a torch, a FlashInfer and more; its CMake names the sources t
 fetches. All of this is read, not run.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile

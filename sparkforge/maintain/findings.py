@@ -4,8 +4,6 @@ Git merges text: a patch whose own lines call a function merges silently into a 
 function has another name.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

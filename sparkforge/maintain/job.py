@@ -5,8 +5,6 @@ another series) git rebases; ``checkout/`` is the throw-away one in which a move
 tried. Where a run is killed while git works, the next one rebases again with rerere.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The work tree borrows the store's objects (``alternates``); its state is that of ``git rebase``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

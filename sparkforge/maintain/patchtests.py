@@ -4,8 +4,6 @@ A series with patches left out is in a temporary checkout with a temporary store
 find them by SPARKFORGE_CHECKOUT (tests/patches/checkout.py) and SPARKFORGE_STORE.
 """
 
-from __future__ import annotations
-
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """``rebase``: move a series to another release, from start to landing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, field
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ A failed request is an error, never "nothing new": an index whose list lacks the
 not believed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """The parts of pins.yaml about machine code: how it is compiled, and what wheels may hold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase

@@ -3,8 +3,6 @@
 An upstream that is not written one key a line is a PinsError, and an unknown one a UsageError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

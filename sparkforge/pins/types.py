@@ -4,8 +4,6 @@ Each type accepts plain values of its users (git, CMake, apt, uv, container engi
 system), and nothing that they would read as an option, another place or another command.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal

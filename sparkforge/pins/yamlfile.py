@@ -4,8 +4,6 @@ Plain scalars stay the text that was written (only null is None): 3.10 keeps its
 digits its length, ``no`` its letters. The model decides which values are numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

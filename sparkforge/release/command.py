@@ -3,8 +3,6 @@
 cosign does all the cryptography. Neither keys nor passwords are read here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ the one that uv pins: uv, which is locked with the driver, has a CPython build w
 each minor version, and refuses a file with another hash. The download is stored in the store.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import json

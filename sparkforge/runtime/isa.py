@@ -1,7 +1,5 @@
 """The instruction sets that vLLM's CPU backend distinguishes, and how to hide some."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, get_args
 

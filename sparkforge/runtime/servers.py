@@ -1,7 +1,5 @@
 """Start a build as an OpenAI server on loopback, and stop it; an image or an environment."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -1,7 +1,5 @@
 """The page about the patches, from their messages and trailers, and their sizes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commits → the series in the checkout: staged, linted, applied again, then changed as a whole."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Patches from outside → commits of a series."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

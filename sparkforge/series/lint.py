@@ -1,7 +1,5 @@
 """Check the form of a patch: subject, reason, trailers, and its test."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

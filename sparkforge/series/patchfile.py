@@ -1,7 +1,5 @@
 """One patch file: git's mail format with full blob ids → a typed ``Patch``."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

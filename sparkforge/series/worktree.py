@@ -5,8 +5,6 @@ series (``sparkforge.series``), and its last commit (``refs/sparkforge/tip``; co
 are the developer's own).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

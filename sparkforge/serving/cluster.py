@@ -7,8 +7,6 @@ restart policy restarts both, and they connect again. vLLM's own traffic between
 neither encrypted nor authenticated.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

@@ -5,8 +5,6 @@ build must not use kernels of another build: the caches' own keys distinguish ve
 our patches. So all caches are in one folder for each build and device.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Exit codes of the entrypoint, the errors that end a start with one, and its log lines."""
 
-from __future__ import annotations
-
 import sys
 
 # sysexits.h. A restart may fix all but 65 and 78.

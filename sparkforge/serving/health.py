@@ -5,8 +5,6 @@ healthy. Here a server is healthy when its engine has taken a step since the las
 token now. A busy server gets no request for a token, which would wait behind all others.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -9,8 +9,6 @@ one C file with the machine's compiler, at the start of each server whose cache 
 Here it is compiled with the image, without a driver; ``seed`` puts it into a server's cache.
 """
 
-from __future__ import annotations
-
 import base64
 import ctypes
 import faulthandler

@@ -6,8 +6,6 @@ row never became ready, the entrypoint does not end. It waits, unhealthy, until 
 restarted or recreated.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import socket

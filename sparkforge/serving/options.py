@@ -5,8 +5,6 @@ none of them: its plugin vllm_sparkforge does, and reads them in ``--additional-
 translated last, so all that is shown or compared has the user's words.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

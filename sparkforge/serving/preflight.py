@@ -6,8 +6,6 @@ model's backends. The best known fault of gpt-oss on SM 12.1 (vllm#37030) answer
 status 200 and nothing else, first seen with parallel requests: so the real model has to do a sum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

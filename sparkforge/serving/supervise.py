@@ -5,8 +5,6 @@ has answered once and then makes no progress for ``hang_s`` is killed, and Docke
 restarts the container. While it loads, however long, nothing is killed.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """URL + sha256 → a verified file in the store. Resumes, retries, shows progress."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping

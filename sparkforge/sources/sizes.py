@@ -4,8 +4,6 @@ A lock has hashes and no sizes, and not every index gives them. ``requirements/s
 them; ``scripts/sizes.py`` writes it from the files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

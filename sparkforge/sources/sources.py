@@ -5,8 +5,6 @@ release file of the same version into a commit with a fixed author and date, so 
 applies to it and the patched tree has the same hash everywhere.
 """
 
-from __future__ import annotations
-
 import gzip
 import stat
 import struct

@@ -4,8 +4,6 @@ Wheels that pip, uv and ``wheel`` all accept are accepted. Others are refused he
 not later by the users of our wheel.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

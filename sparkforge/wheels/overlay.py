@@ -1,7 +1,5 @@
 """The overlay wheel: a release wheel with the patched files replaced, without a compiler."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

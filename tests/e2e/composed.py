@@ -1,7 +1,5 @@
 """One server that `docker compose up` starts from an image, with an empty model."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -9,8 +9,6 @@ assembler), the driver's version in /proc, and the memory of a Spark: /proc/memi
 a control group. So docker-compose.yml runs as it is. ``available`` changes what is free.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

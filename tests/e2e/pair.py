@@ -1,7 +1,5 @@
 """The two services of docker-compose.yml for two Sparks, on one machine without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """A node that `docker compose up` starts from the image, and what it answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

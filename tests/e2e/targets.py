@@ -1,7 +1,5 @@
 """A GPU target with few and small wheels, for tests of images."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

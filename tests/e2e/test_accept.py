@@ -1,7 +1,5 @@
 """Chats and accept with the image of test_image.py: who comes second waits for it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The small spark image for arm64 (small.py), baked on this machine and run under emulation."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from functools import partial

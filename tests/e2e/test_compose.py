@@ -4,8 +4,6 @@ The image is made by the real Dockerfile; only vLLM in it is a stand-in of a few
 processes, as vLLM has), because none of this depends on the model. With vLLM itself: test_image.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

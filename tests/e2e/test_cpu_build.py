@@ -1,7 +1,5 @@
 """`python3 build.py --target cpu` without an engine: the README's first command."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

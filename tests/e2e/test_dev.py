@@ -1,7 +1,5 @@
 """The dev loop on the real vLLM: in a virtual environment, and in a container with compilers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The image and Compose, on a real engine with a base made from Debian's packages."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

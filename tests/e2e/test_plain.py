@@ -1,7 +1,5 @@
 """The Dockerfile's stage plain: a base without what NVIDIA published, here of made-up packages."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tarfile

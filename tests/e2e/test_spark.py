@@ -1,7 +1,5 @@
 """A stand-in Spark: docs/first-run.md from .env to the first answer, and what comes after it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

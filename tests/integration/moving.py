@@ -1,7 +1,5 @@
 """An upstream with a next release, and the command that moves a series to it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

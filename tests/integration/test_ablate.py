@@ -1,7 +1,5 @@
 """Leaving patches out of a small project's series, and the search for one."""
 
-from __future__ import annotations
-
 import json
 import sys
 

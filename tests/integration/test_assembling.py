@@ -1,7 +1,5 @@
 """A compiled wheel of what a build wrote, and of the release's files for the rest."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`build.py bench` with stand-ins for llama-benchy and for the server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A small checkout stands in for the real one. Its environment is made by Python's
 test needs one more, a copy of that stands in for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

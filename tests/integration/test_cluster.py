@@ -4,8 +4,6 @@ Real processes and sockets on two loopback addresses; `vllm` is the usual stand-
 vLLM itself and containers: tests/e2e/nightly/test_cluster.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

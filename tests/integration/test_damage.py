@@ -1,7 +1,5 @@
 """What is damaged in the store, or is no store, or is another user's, is never shipped or run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The dev loop: edits act at once, dates stay, what was written goes back as patches."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`build.py doctor` on this machine, with programs on the PATH that hang, fail or print garbage."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

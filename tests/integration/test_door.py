@@ -4,8 +4,6 @@ The paths of vLLM's own route table, asked by openai's and anthropic's clients:
 tests/patches/test_chat.py.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -3,8 +3,6 @@
 The hub is a stand-in on loopback (tests/hub.py), and so is vLLM; the rest is real.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

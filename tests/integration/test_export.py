@@ -1,7 +1,5 @@
 """Work trees ↔ series: what a developer does with plain git comes back as canonical patches."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An export gives the same bytes whatever git is told to do, by whom and where."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

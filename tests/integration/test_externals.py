@@ -1,7 +1,5 @@
 """External sources of a build: by full SHA, with submodules, over the file transport."""
 
-from __future__ import annotations
-
 import tarfile
 from dataclasses import replace
 from pathlib import Path

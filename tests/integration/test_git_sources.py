@@ -4,8 +4,6 @@ The files are made up; where they are in repository and wheel is what pins.yaml 
 ones (``paths``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Objects of a repository, read through one process that GitPython talks to."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Patches from outside."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

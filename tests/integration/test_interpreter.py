@@ -3,8 +3,6 @@
 No real interpreter is fetched. What stands for one starts the interpreter that runs the tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

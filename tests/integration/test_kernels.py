@@ -1,7 +1,5 @@
 """The stage kernels: from the plugin's folder to its wheel."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """scripts/lock.sh with a loopback index."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

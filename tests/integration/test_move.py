@@ -1,7 +1,5 @@
 """A move with companions: one command to a tested landing, or to a stop that is named."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

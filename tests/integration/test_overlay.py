@@ -1,7 +1,5 @@
 """Overlay wheels: what changes, what must not, and what other tools say of the result."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

@@ -1,7 +1,5 @@
 """Whole builds of a small project through the command line, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The entrypoint with its preflight, on a stand-in for vLLM; with vLLM itself: tests/patches."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Store and downloads under several processes, some of them killed."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

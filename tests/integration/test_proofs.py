@@ -1,7 +1,5 @@
 """Wheels on the smallest kernel, with the real nvcc and the real cuobjdump."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A series moved to another release: answers, refusals, kills."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

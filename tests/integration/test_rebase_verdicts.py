@@ -1,7 +1,5 @@
 """The verdict on a patch on another release, and what looks like another one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

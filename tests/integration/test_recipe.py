@@ -1,7 +1,5 @@
 """The Dockerfile's own scripts, run on environments made by the real uv."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`release` and `verify --key`, with a program in cosign's place."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Series ↔ commits on real repositories: exact or refused, and the same for every user."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

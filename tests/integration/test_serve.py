@@ -1,7 +1,5 @@
 """`build.py serve` with a stand-in for vLLM in a virtual environment: what its user sees."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Pin → commit, from throw-away git repositories and from release files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tarfile

@@ -4,8 +4,6 @@ The test is Docker here: it starts the entrypoint anew when it ends. With a cont
 tests/e2e/test_compose.py.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 from pathlib import Path

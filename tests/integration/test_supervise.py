@@ -4,8 +4,6 @@ The server is a small stand-in (fake_server.py), the processes and signals are r
 vLLM itself: tests/patches/test_serving.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A pin without a commit: shown as unknown, built from release files, filled in where git is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Environments of a small project: a wheel is unpacked once, whatever wheelhouse it is in."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

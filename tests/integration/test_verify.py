@@ -1,7 +1,5 @@
 """`build.py verify`: a second, cold build of a small project."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The image's entrypoint with its warm-up, on a stand-in for vLLM; the processes are real."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Looking for newer releases of a small project on a loopback index."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

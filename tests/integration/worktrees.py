@@ -1,7 +1,5 @@
 """A work tree of the small project, and git in it as a developer runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ It is this one, unless `build.py ablate` runs them: then its series lacks a patc
 takes of pins.yaml or patches/ it must take from here; the tests' own files stay in ``ROOT``.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

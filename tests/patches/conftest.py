@@ -1,7 +1,5 @@
 """The interpreters that patch tests run in: what build.py bakes for the cpu target."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The probe of the plugin's option `experts`, and its checkpoints, for tests that share a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ are in the process that forks; vLLM itself is not, since probes prepare for its 
 in its way. probes/forkserver.py has the other half.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -1,7 +1,5 @@
 """FlashInfer's CUTLASS MoE for SM12x on the CPU: what its generator writes, what it dispatches."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -8,8 +8,6 @@ The definition leaves the choice of the scale to the implementation; the two fun
 which one they take. Nothing in here is fast.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

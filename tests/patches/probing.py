@@ -1,7 +1,5 @@
 """Run a probe, a script for the target's interpreter, from a test."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

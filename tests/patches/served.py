@@ -1,7 +1,5 @@
 """The image's entrypoint as a process, with vLLM itself behind it, for tests to ask."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

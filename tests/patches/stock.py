@@ -7,8 +7,6 @@ release's Python lies over the native files of the last CPU build. The tests of 
 these environments where SPARKFORGE_TEST_STOCK names FOLDER (`scripts/test.py --stock` does both).
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import re

@@ -4,8 +4,6 @@ The engine never runs in the test process; `probes/probe_logits.py` runs in thei
 What is refused on a GPU is in test_selection.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -6,8 +6,6 @@ has. All tests share one server, started as a Spark's is: parsers of its profile
 compiled kernels, a kept folder.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ vLLM is shown a CPU without the better sets (sparkforge/runtime/isa.py), in a pr
 for each; the best one is looked at where test_bf16_dequant.py looks, too.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import cache

@@ -10,8 +10,6 @@ golden/cuda-archs.json holds the flags of every source. After a change that is m
     SPARKFORGE_UPDATE_GOLDEN=1 python -m pytest tests/patches/test_cuda_archs.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

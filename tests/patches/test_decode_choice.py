@@ -4,8 +4,6 @@ As in test_decode_kernels.py, a contract stands in for the kernels (probes/decod
 they are used for is tested in test_decode_half.py and test_decode_rotary.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ As in test_decode_kernels.py, a contract stands in for the kernels (probes/decod
 model, its loading and the usual path are vLLM's (probes/decode_half.py).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ stands in for them, and the CUDA sources' own index functions (probes/probe_deco
 compared with it.
 """
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

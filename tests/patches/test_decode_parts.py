@@ -4,8 +4,6 @@ Each other test of a part fails where VLLM_SPARKFORGE switches the part off, too
 ablate` finds which tests a part has.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ the place of each slot in the cache comes from the CUDA sources. The rest is vLL
 (probes/decode_rotary.py).
 """
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

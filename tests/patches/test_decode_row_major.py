@@ -4,8 +4,6 @@ As in test_decode_kernels.py, stand-ins compute on a CPU. Where scales lie is co
 the formula that test_mxfp8_moe_sm12x.py compares with CUTLASS's and FlashInfer's compiled code.
 """
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

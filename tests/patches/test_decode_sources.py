@@ -1,7 +1,5 @@
 """The decode kernels of the plugin, compiled as a build compiles them: no GPU is needed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

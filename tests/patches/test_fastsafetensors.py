@@ -5,8 +5,6 @@ cpu target's lock lacks the package (vLLM can use it on CUDA alone), so its x86-
 among the hashes of the spark target's lock, is put on the path.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Read in the sources, as the preprocessor leaves them for each module; nothing is compiled for a GPU.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

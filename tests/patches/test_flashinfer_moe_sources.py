@@ -4,8 +4,6 @@ The dispatch is the real one, compiled for this machine; only the kernels are mi
 `build.py proofs` compiles and disassembles. Nothing here, and nothing there, was run on SM12x.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections import Counter

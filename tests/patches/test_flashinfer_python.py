@@ -1,7 +1,5 @@
 """FlashInfer's Python code with our series and without: run as it is, on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -3,8 +3,6 @@
 test_chat.py has a server that answers others meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hub's cache that the server can only read, offline: our way to it, and the locked hub's own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

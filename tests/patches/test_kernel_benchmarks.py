@@ -1,7 +1,5 @@
 """The kernel benchmarks, as far as a machine without a GPU can run them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ nvcc takes 6 to 9 GB and minutes. The machine code of whole wheels is read by
 is in no cubin, into the kernel's name; the instructions stay the same.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -6,8 +6,6 @@ rebase which changes them shows here. So is the padding that the roofline counts
 own functions.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -5,8 +5,6 @@ interpreters. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
 whose weights are quantised by `mx_reference.py`: neither shares anything with the engine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ and the numbers: vLLM's own preparation and call, into an emulation of FlashInfe
 reads the tensors as FlashInfer would (probes/mxfp8_moe_reference.py).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

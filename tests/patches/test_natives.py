@@ -1,7 +1,5 @@
 """What pins.yaml says of vLLM's native files, held against the includes of their sources."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Every series goes onto every release wheel that ships its files: arm64, which the Spark installs,
 and amd64, whose Python files must be the same ones."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The list of FlashInfer's modules for gpt-oss agrees with vLLM and FlashInfer, on a CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ What the options do is in the tests of each; here is what is said of wrong ones,
 counts, and that all else in vLLM is as without the plugin.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 No patch is tested here; it stands here for the interpreters that are baked for this folder.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ has the pinned Harmony vocabulary.
 No patch is tested here; it stands here for the interpreters that are baked for this folder.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ The probe (probes/probe_selection.py) runs in the interpreters of the cpu target
 the CUDA machine, and why that is sound: probes/fake_cuda.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ server of test_chat.py shows is there: its end by SIGTERM, and the words for ano
 these words end the start: tests/integration/test_starts.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ The server has the processes that a user's has. What it answers is compared with
 float32, which shares nothing with the engine.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

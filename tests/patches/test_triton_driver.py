@@ -3,8 +3,6 @@
 The pinned Triton with our series, and a stand-in for the driver: no GPU is at hand.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ The real triton_kernels 3.5.1 and Triton 3.7.1, with our series and without, bui
 projection with a fused scatter. Nothing is run: no GPU is at hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

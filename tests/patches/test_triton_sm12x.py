@@ -4,8 +4,6 @@ No GPU is at hand, so what a kernel computes is not tested here; that it can be 
 device by the real triton_kernels, in the variant that vLLM asks for, and fits its shared memory is.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

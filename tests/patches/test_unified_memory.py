@@ -6,8 +6,6 @@ under Marlin as far as they are known (67.5 GiB of weights, measured on an H200;
 what its graphs, its largest step and everything else take is made up. Nothing is allocated.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

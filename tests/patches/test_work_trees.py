@@ -1,7 +1,5 @@
 """The real series as work trees: exporting what nobody touched changes nothing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Source trees and release files of the pinned upstreams, as released and with their series."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Kernels are compiled by Triton and ptxas for a made-up device, and not run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -11,8 +11,6 @@ The floor and the kernel's part are of the size that Linux takes on a machine li
 watermarks); no result here hangs on them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MIB = 1 << 20

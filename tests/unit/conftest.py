@@ -1,7 +1,5 @@
 """Every test here runs apart from this machine's settings."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Links of all pages lead to a file that git has, and to a heading that it has."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

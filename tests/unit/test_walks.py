@@ -1,7 +1,5 @@
 """Two rows of "Where does my change go?" (docs/architecture.md), walked in a copy."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

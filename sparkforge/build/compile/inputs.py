@@ -1,7 +1,5 @@
 """What a compile needs besides its tree: the builder image, and sources that CMake would fetch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sparkforge.build.cached import Cached

@@ -1,7 +1,5 @@
 """`build.py packs`: FlashInfer's modules for a target → a wheel below dist/TARGET/packs."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import asdict
 

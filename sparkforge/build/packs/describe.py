@@ -8,8 +8,6 @@ stand-ins without the word ``torch``: a test compares both. Paths in the result 
 relative to the tree, so the result does not depend on its place.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -7,8 +7,6 @@ ranks. ``exact``, ``balanced`` and ``fast`` differ in dense layers, which Marlin
 kernels compute, so it serves all three.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

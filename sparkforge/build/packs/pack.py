@@ -1,7 +1,5 @@
 """FlashInfer's modules → objects in the store → a wheel of libraries."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256

@@ -4,8 +4,6 @@ The code of this module is in the keys of objects, so an edit here compiles all 
 minutes), and an edit elsewhere none.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import re

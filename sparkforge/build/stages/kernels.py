@@ -3,8 +3,6 @@
 The wheel is one file for all targets and processors.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

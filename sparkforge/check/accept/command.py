@@ -5,8 +5,6 @@ tool is ``weather``, its schema has an integer ``temperature``, and "Answer in J
 Words are checked only if the profile has ``answers``, so with the real weights.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -1,7 +1,5 @@
 """A running server as ``accept`` sees it, and what a check of it is."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -4,8 +4,6 @@ The text comes from llama-benchy's cache of books, and the environment has no cl
 nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -4,8 +4,6 @@ No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the c
 after a power fault. So every value may be missing, which is never a fault by itself.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``build.py doctor``: readings → findings → text or JSON, and an archive for a bug report."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import platform

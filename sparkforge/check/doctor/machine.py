@@ -1,7 +1,5 @@
 """Readings of a machine, and what a check of doctor is."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """`build.py verify`: compare with a second, cold build, or compare an image with this checkout."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

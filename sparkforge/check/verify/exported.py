@@ -4,8 +4,6 @@ The engine unpacks the layers and checks their digests. Nothing of the image run
 library is used, for scripts/bytes.py.
 """
 
-from __future__ import annotations
-
 import posixpath
 import tarfile
 from collections.abc import Iterable, Iterator

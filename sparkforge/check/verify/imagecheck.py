@@ -1,7 +1,5 @@
 """`build.py verify IMAGE`: compare an image with its own records and with this checkout."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

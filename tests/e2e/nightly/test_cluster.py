@@ -4,8 +4,6 @@ tests/data/cluster-cpu.yml takes GPU, RDMA and the host's network out of it. Ser
 their link, vLLM's executor over two nodes and the health checks are those of two Sparks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import eq
 from pathlib import Path

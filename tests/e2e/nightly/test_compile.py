@@ -4,8 +4,6 @@ The checkout is a clone whose cpu target also has FlashInfer, and whose vLLM ser
 patch of a native source: vLLM's own CMake compiles that extension, the others are the release's.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

@@ -3,8 +3,6 @@
 The image is the rtx target's with few and small wheels: all of the way, and none of the weight.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """`bench quality` on the tiny checkpoint: the scores mean nothing, the mechanism is real."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

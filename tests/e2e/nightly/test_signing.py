@@ -3,8 +3,6 @@
 scripts/engine.sh brings both programs along.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether vLLM's compile cache tells starts apart whose layers are computed in other ways."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager

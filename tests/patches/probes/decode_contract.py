@@ -6,8 +6,6 @@ threads and shared memory, and computes in float64. The orders of the weights ar
 a second time, from kernels/csrc: test_decode_kernels.py compares both with the CUDA sources.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 vLLM believes in a GPU whose memory is the CPU's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import json

@@ -1,7 +1,5 @@
 """Marlin's experts with the decode kernels, with the contract in place of the kernels."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

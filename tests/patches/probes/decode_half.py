@@ -5,8 +5,6 @@ blocks, norms, routers, runners, experts and their loading; the attention, Marli
 the choice of experts and the kernels are not.
 """
 
-from __future__ import annotations
-
 import types
 from contextlib import ExitStack
 from typing import Any, NamedTuple

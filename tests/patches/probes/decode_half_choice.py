@@ -1,7 +1,5 @@
 """Which halves of layers are one operator, and what becomes of it where its kernels are wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

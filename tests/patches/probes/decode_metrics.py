@@ -1,7 +1,5 @@
 """How /metrics learns which decode kernels are used: from the workers' checks to the text."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which parts of the plugin are in use: with all, with one switched off, on a vLLM that differs."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

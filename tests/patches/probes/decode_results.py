@@ -1,7 +1,5 @@
 """What the decode kernels' operators give, with the contract in place of the kernels."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 from unittest import mock

@@ -5,8 +5,6 @@ embedding and the backends' cache updates; the kernel is the contract, and
 so are the kernels that the backends write with. The attention itself returns its queries.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Callable, Iterator

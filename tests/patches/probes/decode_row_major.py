@@ -5,8 +5,6 @@ conversion of the weights, its choice and FlashInferExperts. FlashInfer's operat
 here, with scales where ``mx_reference.scale_offset`` has them, which is compared with its sources.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What becomes of layers whose decode kernels are wrong, or that they cannot take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.patches.probes.decode_device import (

@@ -8,8 +8,6 @@ process id, then the exit code. A probe has nothing but imported modules in comm
 its process is a child of this one, which never runs any of a probe's code.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -6,8 +6,6 @@ interpreter under test. `repack` and `moe_gemm` stand in for the two CUDA operat
 refuses what `moe_wna16_marlin_gemm` would refuse.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An MoE layer in vLLM's words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

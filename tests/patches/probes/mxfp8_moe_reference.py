@@ -6,8 +6,6 @@ FlashInfer's sources define (flashinfer_cutlass_fused_moe_binding.cu, quantizati
 computes the same layer from the checkpoint. Runs inside the interpreter under test.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

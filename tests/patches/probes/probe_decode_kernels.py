@@ -11,8 +11,6 @@ operators (marlin_layout.py), the kernels (decode_contract.py) and the driver (d
 not.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -6,8 +6,6 @@ vLLM asks fastsafetensors for a CUDA device. Here the word "cuda:0" is exchanged
 way; the rest is the real loader, with the file reader that fastsafetensors takes without GDS.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ The FlashInfer is the one first on the path. Of what it imports only pynvml is m
 it anything), and CUDA's version, which FlashInfer would ask of nvcc.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import types

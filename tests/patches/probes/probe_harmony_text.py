@@ -3,8 +3,6 @@
 Arguments: the number of conversations, and the file for the answers (JSON).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -8,8 +8,6 @@ importing the engine takes longer than most of them. REQUEST holds checkpoints a
 the model and stand in for what the machine reports about itself.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

@@ -12,8 +12,6 @@ Real are vLLM's selection, rounding, parameters, loading, weight preparation and
 the device (fake_cuda.py), the CUDA operators (marlin_layout.py) and the cutting into ranks are not.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -5,8 +5,6 @@ usage: python -m tests.patches.probes.probe_mxfp4_layers STEP[,STEP...] REQUEST.
 Works like probe_logits.py, whose engine it borrows.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import types

@@ -7,8 +7,6 @@ Real are vLLM's selection, parameters, weight preparation and modular kernel; th
 written from the definition (mxfp8_moe_reference.py).
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

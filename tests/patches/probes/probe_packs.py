@@ -8,8 +8,6 @@ module: its name is noted, and a stand-in takes its place. OUT gets the names by
 started with.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

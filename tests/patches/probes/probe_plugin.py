@@ -5,8 +5,6 @@ usage: python -m tests.patches.probes.probe_plugin STEP[,STEP...] REQUEST.json O
 Works like probe_logits.py, whose engine it borrows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -8,8 +8,6 @@ values, and how those in ``wrong`` were refused; and the sentences that the chec
 for, as vLLM's source makes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -7,8 +7,6 @@ up to the launch. There Triton and ptxas compile the kernel, which is not launch
 a cubin for each kernel and kernels.json: the request, TMA forms in the PTX, or the error.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -8,8 +8,6 @@ selectors are the installed ones. An outcome is a list: what was selected or how
 then the warnings that were logged meanwhile.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import multiprocessing

@@ -12,8 +12,6 @@ triton_kernels must be importable (it is a part of the CUDA wheel). The Triton t
 one of the interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ the readings (unified_memory.py), and the model and its graphs: amounts that are
 vLLM would load, run or capture them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

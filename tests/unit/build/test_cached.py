@@ -1,7 +1,5 @@
 """Results in the store: what is made again, what is read whole before something is made of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a compile does: decided from pins.yaml, and its script."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

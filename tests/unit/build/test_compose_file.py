@@ -1,7 +1,5 @@
 """docker-compose.yml: what it passes on, and what it keeps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 For `model fetch`, a program named docker records its arguments and does what the test wants.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

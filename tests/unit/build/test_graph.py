@@ -1,7 +1,5 @@
 """The results of the real targets: order, needs, and keys."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

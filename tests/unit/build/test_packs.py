@@ -1,7 +1,5 @@
 """Packs of FlashInfer's modules: the list, the compilers, the wheel."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import platform

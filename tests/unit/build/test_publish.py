@@ -1,7 +1,5 @@
 """What a build leaves for Compose."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Receipts of other versions, and what is no receipt."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

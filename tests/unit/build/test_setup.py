@@ -1,7 +1,5 @@
 """The options of a target's last build: the defaults of commands that use the result."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

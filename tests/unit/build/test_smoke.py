@@ -1,7 +1,5 @@
 """The smoke test, tried on servers that break one promise each; and how servers are started."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Mapping

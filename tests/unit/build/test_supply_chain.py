@@ -1,7 +1,5 @@
 """SBOM and provenance of the real pins: valid by their formats' own definitions."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

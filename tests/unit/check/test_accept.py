@@ -1,7 +1,5 @@
 """`build.py accept` against a stand-in that keeps every promise, or breaks one."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`build.py bench`: tables, text, llama-benchy's files, servers and the comparison."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

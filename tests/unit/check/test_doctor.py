@@ -1,7 +1,5 @@
 """Doctor's checks on recordings (none is of a Spark: they follow public reports); its archive."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import socket

@@ -1,7 +1,5 @@
 """Installed files against RECORDs and, where a RECORD is wrong, against the wheel itself."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`build.py report`: the page of a made-up build, damaged input, and claims of docs/status.md."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

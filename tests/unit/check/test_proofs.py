@@ -1,7 +1,5 @@
 """Machine code: cuobjdump's words into facts; facts against contracts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The arithmetic of `bench quality`, and the measurement on servers that are not there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

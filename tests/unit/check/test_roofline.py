@@ -1,7 +1,5 @@
 """The roofline: totals computed by hand, what OpenAI published, and how bytes may move."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations, product
 from typing import Any

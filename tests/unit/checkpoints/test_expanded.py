@@ -1,7 +1,5 @@
 """The tiny checkpoint with experts in BF16."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The checkpoint that speaks Harmony: its script (tests/patches/test_chat.py has it served)."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """The command line: exit codes, help, interrupts, one JSON document, plans."""
 
-from __future__ import annotations
-
 import errno
 import json
 import signal

@@ -1,7 +1,5 @@
 """Commands in pages, workflows, forms and hooks are ones that build.py has."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

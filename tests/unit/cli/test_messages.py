@@ -3,8 +3,6 @@
 After a change of a message: ``pytest tests/unit/cli/test_messages.py --snapshot-update``.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

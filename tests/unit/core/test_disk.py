@@ -1,7 +1,5 @@
 """Files appear complete or not at all; a file is read once in a run, and a change is seen."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

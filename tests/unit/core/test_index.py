@@ -1,7 +1,5 @@
 """pip's settings, and files found on a loopback index and in folders."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

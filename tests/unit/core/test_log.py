@@ -1,7 +1,5 @@
 """What is printed where: terminals, pipes, CI, and a reader that goes away."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

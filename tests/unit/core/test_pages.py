@@ -1,7 +1,5 @@
 """Generated pages: values are escaped, names that are missing are errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jinja2

@@ -1,7 +1,5 @@
 """Child processes: what they say, and that nothing of them stays."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The folder of links that makes work trees importable."""
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
 
 from sparkforge.maintain import dev

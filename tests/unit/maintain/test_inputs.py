@@ -1,7 +1,5 @@
 """Lists of requirements that follow the wheels which they copy."""
 
-from __future__ import annotations
-
 from packaging.requirements import Requirement
 
 from sparkforge.maintain import companions

@@ -1,7 +1,5 @@
 """pins.yaml as somebody malicious or careless would write it: values that are no plain values."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

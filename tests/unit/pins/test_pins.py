@@ -1,7 +1,5 @@
 """pins.yaml: what is refused, where the message points, and that a record changes nothing else."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

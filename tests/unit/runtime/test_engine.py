@@ -1,7 +1,5 @@
 """The engine: its builder, builds, and names of images in registries."""
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 from pathlib import Path

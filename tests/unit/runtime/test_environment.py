@@ -1,7 +1,5 @@
 """A virtual environment takes our wheels by their recorded hash, from wherever the store is."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import sys

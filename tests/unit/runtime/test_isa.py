@@ -1,7 +1,5 @@
 """Which instruction sets a CPU has, and hiding the better ones from torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Servers of a virtual environment: ports, and what is shown of one that does not start."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from types import SimpleNamespace

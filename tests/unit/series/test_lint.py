@@ -1,7 +1,5 @@
 """Patch files and series: how they are read, and every rule of form."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

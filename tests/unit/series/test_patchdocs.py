@@ -1,7 +1,5 @@
 """docs/patches.md: one row a patch, from its message; stale pages are refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

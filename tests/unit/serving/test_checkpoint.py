@@ -1,7 +1,5 @@
 """What the image downloads from a hub, and from one that changes, refuses or breaks off."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

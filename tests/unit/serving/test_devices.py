@@ -1,7 +1,5 @@
 """Devices as a driver tells them, FlashInfer's modules, and the folder of compiled kernels."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

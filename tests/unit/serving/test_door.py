@@ -1,7 +1,5 @@
 """The front door's settings: the API key, and a router's servers. With HAProxy: integration."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

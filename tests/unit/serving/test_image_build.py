@@ -3,8 +3,6 @@
 tests/patches/test_triton_driver.py compiles it, and has the real Triton load it.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

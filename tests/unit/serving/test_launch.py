@@ -1,7 +1,5 @@
 """A start: order of options, checks before it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The share of a unified memory, and what a container's limit has to do with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

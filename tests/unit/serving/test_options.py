@@ -1,7 +1,5 @@
 """Options of ``vllm serve``: as the plugin gets them, and secrets among them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

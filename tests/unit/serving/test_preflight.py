@@ -1,7 +1,5 @@
 """The preflight's checkpoint and reference, and what its limits let through."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Profiles: their options, the user's choice, files that are none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Downloads from a loopback server that breaks in all the usual ways."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from contextlib import nullcontext

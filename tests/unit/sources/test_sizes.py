@@ -1,7 +1,5 @@
 """Recorded sizes of locked files, and the progress line that they allow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Locks, the choice of files, and a wheelhouse filled from a loopback index."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

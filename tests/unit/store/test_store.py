@@ -1,7 +1,5 @@
 """The store: nothing half-made gets a final name, locks go with their holder, leftovers go."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

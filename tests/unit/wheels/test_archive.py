@@ -1,7 +1,5 @@
 """Zip archives: what is copied keeps its compressed bytes, and equal inputs give equal files."""
 
-from __future__ import annotations
-
 import io
 import struct
 import tempfile

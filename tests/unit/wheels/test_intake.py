@@ -1,7 +1,5 @@
 """Wheels that somebody else made: what is taken, what is refused, and by one error each."""
 
-from __future__ import annotations
-
 import csv
 import io
 import struct
