@@ -14,8 +14,8 @@ from sparkforge.pins import pins
 from tests.modules import SMALLEST
 from tests.support import ROOT
 
-from .served import docker
-from .small import Small, has_pack
+from ..served import docker
+from ..small import Small, has_pack
 
 COMPILERS = ("nvcc", "gcc", "g++", "cc", "c++", "clang")
 EM_AARCH64, EM_CUDA = b"\xb7\x00", b"\xbe\x00"  # of ELF files
