@@ -44,8 +44,6 @@ class Cached(Generic[T_co]):
     needs: tuple[Cached[Any], ...] = ()
     valid: Callable[[Artefact[T_co]], bool] = lambda _: True
     """Check a result in the store: its other half may be gone, or it may be damaged."""
-    sound: Callable[[Artefact[T_co]], bool] = lambda _: True
-    """The same, where it takes seconds; called before something is made of the result."""
     intermediate: bool = False
     """Of use to those that need it alone: valid as long as they are, and not made by ``--force``
     of its stage."""
@@ -255,9 +253,6 @@ def run(
             found = item.find(store)
             # an input of this item may have just been made anew
             again = found is not None and (not lookup.stands(item) if made else missing[at])
-            # an input of another item is read in full first: a damaged one must not spread
-            if found is not None and not again and any(missing[at + 1 :]):
-                again = not item.sound(found)
             if found is None or again:
                 if found is not None and not lookup.forced(item):
                     log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")

@@ -89,9 +89,6 @@ def build_target(options: BuildOptions) -> int:
     chosen = options_of(build, options.variant.engine)
     built = receipt.of(context, todo, time.monotonic() - start, chosen)
     if not arguments:
-        if publish.reads_damage(build, built):
-            cached.run(context, todo, {build.graph.house.stage})
-            built = receipt.of(context, todo, time.monotonic() - start, chosen)
         folder, built = publish.publish(build, built)
         publish.summary(build, todo, folder, time.monotonic() - start)
     log.document(plain.as_json(built))

@@ -3,21 +3,19 @@
 cosign does all the cryptography. Neither keys nor passwords are read here.
 """
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from sparkforge.build import publish, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, command_options
-from sparkforge.build.receipt import PROVENANCE, SBOM, SUFFIX, SUMS, Receipt
+from sparkforge.build.receipt import SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.core import git
-from sparkforge.core.disk import disk_errors, read_json
+from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CheckError, CommandError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -25,10 +23,10 @@ from sparkforge.pins.pins import Pins
 from sparkforge.runtime import engine
 from sparkforge.sources.project import Checkout, PinsFile, checkout
 
-SIGNED = (receipt.NAME, SUMS, SBOM, PROVENANCE)
+SIGNED = (receipt.NAME, SUMS, SBOM)
 """The signed files; the receipt has the hashes of all others."""
-_ATTACHED = ("cyclonedx", "slsaprovenance1")
-"""cosign's names of what is attached to an image: its SBOM and its provenance."""
+_ATTACHED = "cyclonedx"
+"""cosign's name of what is attached to an image: its SBOM."""
 # a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
 
@@ -45,7 +43,7 @@ class Options:
     target: str
     """target whose last build to release"""
     push: str | None = None
-    """push the image there, with signature, SBOM and provenance"""
+    """push the image there, with signature and SBOM"""
     dry_run: bool = False
     """check, and write, sign and push nothing"""
     key: str | None = None
@@ -131,16 +129,9 @@ def _problems(
         yield "the build ended before its smoke test"
     if pushes and (built.image is None or built.image.digest is None):
         yield "--push: the last build has no image with a digest (containerd's store)"
-    # the provenance names this commit, or one whose build has the same inputs
-    statement: Any = read_json(dist / PROVENANCE)
-    try:
-        dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
-        ours = next(part for part in dependencies if part["name"] == "sparkforge")
-        made, clean = str(ours["digest"]["gitCommit"]), bool(ours["annotations"]["clean"])
-    except (LookupError, TypeError, StopIteration):
-        made, clean = "", False
+    # the build is of this commit, or of one with the same inputs
     again = f"remove {dist / receipt.NAME} and build again"
-    if not clean:
+    if not (made := built.run.commit):
         yield f"the build is of files that were not committed: {again}"
     elif not git.git_ok(here.root, "diff", "--quiet", made, commit, "--", *inputs(here.pins)):
         yield f"the build is of commit {made[:12]}, whose inputs differ: {again}"
@@ -168,17 +159,12 @@ def sign_folder(folder: Path, key: str) -> None:
 
 
 def sign_image(image: str, folder: Path, key: str) -> None:
-    """Sign an image in its registry, and attach a folder's SBOM and provenance, signed."""
+    """Sign an image in its registry, and attach a folder's SBOM, signed."""
     _cosign("sign", *_signing(key), image)
-    with TemporaryDirectory(prefix="sparkforge-") as work:
-        predicate = Path(work) / "predicate.json"
-        statement = json.loads((folder / PROVENANCE).read_text())
-        predicate.write_text(json.dumps(statement["predicate"]))
-        for kind, path in zip(_ATTACHED, (folder / SBOM, predicate), strict=True):
-            # --replace: a repeated push leaves one statement of each kind
-            how = ("--replace", "--type", kind, "--predicate", path)
-            _cosign("attest", *_signing(key), *how, image)
-    log.info(f"signed  {image}, with its SBOM and provenance")
+    # --replace: a repeated push leaves one statement
+    how = ("--replace", "--type", _ATTACHED, "--predicate", folder / SBOM)
+    _cosign("attest", *_signing(key), *how, image)
+    log.info(f"signed  {image}, with its SBOM")
 
 
 def check_folder(folder: Path, key: str) -> list[str]:
@@ -208,11 +194,10 @@ def check_folder(folder: Path, key: str) -> list[str]:
 
 
 def check_image(image: str, key: str) -> None:
-    """Check the signature of an image in its registry, and of the attached SBOM and provenance."""
+    """Check the signature of an image in its registry, and of the attached SBOM."""
     _verify("verify", key, image)
-    for kind in _ATTACHED:
-        _verify("verify-attestation", key, "--type", kind, image)
-    log.info(f"signed: {image}, its SBOM and its provenance")
+    _verify("verify-attestation", key, "--type", _ATTACHED, image)
+    log.info(f"signed: {image} and its SBOM")
 
 
 def _signing(key: str) -> list[str]:
