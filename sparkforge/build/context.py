@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from sparkforge.pins.pins import Pins, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
+from sparkforge.serving import memory
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project
 
@@ -129,6 +131,16 @@ class Tools:
     """Compilers at once; None: as many as memory holds."""
     cold: bool = False
     """The image is built without the engine's cache, into a file and not into the engine."""
+
+    def width(self, gib: float) -> int:
+        """Return the number of compilers to run at once, if one takes that much memory."""
+        return self.jobs or width(gib)
+
+
+def width(gib: float) -> int:
+    """Return the number of jobs that CPUs and memory allow at once; 4 GiB of it stay free."""
+    room = memory.read().room / memory.GIB - 4
+    return max(1, min(len(os.sched_getaffinity(0)), int(room / gib)))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
 
     Files of the same items stay. Returns the folder, and the receipt with the published files.
     """
-    context, image = build.context, image_of(build)
+    context, image = build.context, build.image
     folder, wheels = context.dist, hashed(item for item in build.graph.own if item.found)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,12 +90,6 @@ def _commit(root: Path) -> str:
     if commit and git.git(root, "status", "--porcelain", "--untracked-files=normal"):
         return ""
     return commit
-
-
-def image_of(build: Build) -> ImageResult | None:
-    """Return the image of a build; None where it made none."""
-    result = result_of(build.graph.product)
-    return result if isinstance(result, ImageResult) else None
 
 
 def link(source: Path, target: Path) -> None:
@@ -155,7 +149,7 @@ def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: f
     log.heading(f"done in {seconds:.1f} s: {made} built, {len(items) - made} cached")
     for wheel in hashed(item for item in build.graph.own if item.found):
         log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
-    if (image := image_of(build)) is not None:
+    if (image := build.image) is not None:
         log.info(f"image    {image.tag}")
     if (report := result_of(build.graph.smoke)) is not None:
         took = f"{report.tokens} tokens in {report.completion_s} s"

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from sparkforge.build import image
 from sparkforge.build.context import Context
-from sparkforge.build.graph import Build
+from sparkforge.build.graph import Build, last_build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -21,7 +21,6 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.publish import made, tiny_model
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.build.setup import last_build
 from sparkforge.build.smoke import SMOKE_VARIABLES, start_server
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log

@@ -18,6 +18,7 @@ from typing import Any
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import publish, serve
+from sparkforge.build.graph import last_build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -25,7 +26,6 @@ from sparkforge.build.options import (
     VariantOptions,
     command_options,
 )
-from sparkforge.build.setup import last_build
 from sparkforge.build.smoke import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.check import roofline
 from sparkforge.check.bench import command

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from sparkforge.build import cached, publish, receipt
 from sparkforge.build.context import PLANNED, STAGES
+from sparkforge.build.graph import build_of, last_variant
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -21,7 +22,6 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.packs import recipe
 from sparkforge.build.results import PackResult
-from sparkforge.build.setup import build_of, last_variant, options_of
 from sparkforge.core import plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
@@ -86,8 +86,7 @@ def build_target(options: BuildOptions) -> int:
         except MachineError as error:
             raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
     build.run(until, planned)
-    chosen = options_of(build, options.variant.engine)
-    built = receipt.of(context, todo, time.monotonic() - start, chosen)
+    built = receipt.of(context, todo, time.monotonic() - start, options.variant)
     if not arguments:
         folder, built = publish.publish(build, built)
         publish.summary(build, todo, folder, time.monotonic() - start)

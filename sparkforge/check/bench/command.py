@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import cached, composing, serve
-from sparkforge.build.graph import Build, unpatched_environment
+from sparkforge.build.graph import Build, last_build, unpatched_environment
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -30,7 +30,6 @@ from sparkforge.build.options import (
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.serve import CHAT_OPTIONS, chat_model, runs_python
-from sparkforge.build.setup import last_build
 from sparkforge.build.smoke import (
     SMOKE_VARIABLES,
     UNPATCHED_VARIABLES,

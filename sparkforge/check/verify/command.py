@@ -11,9 +11,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from sparkforge.build import image, receipt, setup
+from sparkforge.build import image, receipt
 from sparkforge.build.context import Context
-from sparkforge.build.graph import Build
+from sparkforge.build.graph import Build, build_of, last_variant
 from sparkforge.build.options import (
     OutputOptions,
     ToolOptions,
@@ -87,10 +87,10 @@ def _build_again(options: Options, name: str, project: Project) -> int:
     if built is None:
         msg = f"{dist}: has no valid {receipt.NAME}, so nothing to verify"
         raise UsageError(msg, f"build it first: build.py --target {name}")
-    variant = setup.last_variant(project, name, options.variant)
+    variant = last_variant(project, name, options.variant)
     here = MACHINES.get(platform.machine()) == platform_of(target)
     until = options.until if here and built.image is not None else "wheels"
-    build = setup.build_of(project, name, variant, until, tools=options.tools)
+    build = build_of(project, name, variant, until, tools=options.tools)
     if build.tools.engine is None or not build.tools.engine.containerd_store:
         until = "wheels"  # environments, and images in another store, differ in every build
     log.info(f"comparing {'the wheels and the image' if until == 'image' else 'the wheels'}")
