@@ -5,7 +5,6 @@ import platform
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from sparkforge.core.disk import code_digest
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
+from sparkforge.runtime.engine import BaseImage, build_image, docker
 
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
@@ -40,16 +39,6 @@ RECIPE = (
     ),
 )
 """The files of the checkout that go into the image."""
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The contents of an image: our wheels with their sha256, and files for its share folder."""
-
-    wheels: Mapping[Path, str]
-    wheelhouse: Path
-    share: Mapping[str, bytes]
-    labels: Mapping[str, str]
 
 
 def repository(target: str) -> str:
@@ -97,71 +86,46 @@ def needs(context: Context) -> list[dict[str, str]]:
 
 
 def build(
-    engine: Engine,
-    tools: Tools,
     context: Context,
-    base: BaseImage,
-    contents: Contents,
+    tools: Tools,
+    wheels: Mapping[Path, str],
+    wheelhouse: Path,
+    share: Mapping[str, bytes],
+    labels: Mapping[str, str],
     folder: Path,
 ) -> ImageResult | ImageArchiveResult:
     """Build an image and load it into the engine; a cold one, without cache, stays in a file.
 
-    Its tag begins with the release and ends with the image's id: no other image ever gets it.
+    ``wheels``: ours, with their sha256; ``share``: files of the share folder. The tag begins with
+    the release and ends with the image's id: no other image ever gets it.
     """
+    target, engine, base, ours = context.target, tools.engine, tools.base, folder / "wheels"
+    assert engine is not None and base is not None
+    ours.mkdir()
+    pins = []
+    for wheel, sha256 in wheels.items():
+        (ours / wheel.name).hardlink_to(wheel)
+        package, version = wheel.name.split("-")[:2]
+        pins.append(f"{package}=={version} --hash=sha256:{sha256}\n")
+    files = {f"share/{path}": data for path, data in share.items()}
+    files |= {"requirements.txt": context.lock.read_bytes(), "ours.txt": "".join(pins).encode()}
+    files["needs.json"] = json.dumps(needs(context)).encode()
+    if MACHINES.get(platform.machine()) != context.platform:
+        files["emulated"] = b""
+    for path, data in files.items():
+        (ours / path).parent.mkdir(parents=True, exist_ok=True)
+        (ours / path).write_bytes(data)
     # a name until the id is known, with the key, so that builds at the same time do not collide
     name = repository(context.target_name)
-    passing = f"{name}:building-{contents.labels.get(KEY_LABEL, 'alone')[:12]}"
-    archive, stored = folder / ARCHIVE, engine.containerd_store
+    passing = f"{name}:building-{labels.get(KEY_LABEL, 'alone')[:12]}"
+    archive, metadata = folder / ARCHIVE, folder / "build.json"
     output: tuple[str, ...] = ("--load", "--tag", passing)
-    if stored:
+    if engine.containerd_store:
         # into a file: only that exporter sets every file's date, and so gives the same layers
         # twice. gzip would take 147 s for the 3.4 GB of the cpu target, zstd takes 69 s (measured,
         # 2 cores), and dating the files about as long again
         how = f"type=oci,dest={archive},name={passing},rewrite-timestamp=true"
         output = ("--output", f"{how},compression=zstd,compression-level=1,force-compression=true")
-    digest = _build(engine, tools, context, base, contents, folder, output)
-    if tools.cold:
-        return ImageArchiveResult(digest, ARCHIVE)
-    from sparkforge.build import sbom  # not needed by a build in which nothing changed
-
-    if stored:
-        docker("load", "--input", archive, remedy="see the docker output above", error=BuildError)
-        archive.unlink()
-    image = engine.client.images.get(passing)
-    image_id = str(image.id)
-    tag = f"{name}:{context.release}-{image_id.removeprefix('sha256:')[:12]}"
-    image.tag(*tag.split(":"))
-    engine.client.images.remove(passing)  # the name; the image has another now
-    log.info(f"image {tag}")
-    return ImageResult(tag, image_id, digest, base.reference, tuple(sbom.system(engine, image_id)))
-
-
-def _build(
-    engine: Engine,
-    tools: Tools,
-    context: Context,
-    base: BaseImage,
-    contents: Contents,
-    folder: Path,
-    output: tuple[str, ...],
-) -> str | None:
-    """Run the build; returns the digest of the manifest, where the engine's store has one."""
-    target, ours = context.target, folder / "wheels"
-    ours.mkdir()
-    (ours / "requirements.txt").write_bytes(context.lock.read_bytes())
-    lines = []
-    for wheel, sha256 in contents.wheels.items():
-        (ours / wheel.name).hardlink_to(wheel)
-        package, version = wheel.name.split("-")[:2]
-        lines.append(f"{package}=={version} --hash=sha256:{sha256}\n")
-    (ours / "ours.txt").write_text("".join(lines))
-    for path, data in contents.share.items():
-        (ours / "share" / path).parent.mkdir(parents=True, exist_ok=True)
-        (ours / "share" / path).write_bytes(data)
-    (ours / "needs.json").write_text(json.dumps(needs(context)))
-    if MACHINES.get(platform.machine()) != context.platform:
-        (ours / "emulated").touch()
-    metadata = folder / "build.json"
     try:
         build_image(
             context.root / "Dockerfile",
@@ -180,18 +144,30 @@ def _build(
                 "BUILD_PACKAGES": " ".join(target.build_packages),
                 "SERVE_ARGS": shlex.join(target.serve),
             },
-            labels=dict(sorted(contents.labels.items())),
-            contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
+            labels=dict(sorted(labels.items())),
+            contexts={"wheels": ours, "wheelhouse": wheelhouse},
             options=(f"--metadata-file={metadata}", *(["--no-cache"] if tools.cold else [])),
             ca_bundle=tools.ca_bundle,
         )
     except BuildError as error:
-        if wrong := list(dict.fromkeys(_WRONG.findall(str(error)))):
-            where = f"targets.{context.target_name}"
-            remedy = (
-                f"use another base, or edit system_packages, build_packages or absent of {where}"
-            )
-            raise BuildError("\n".join(wrong), remedy) from None
-        raise
+        wrong = list(dict.fromkeys(_WRONG.findall(str(error))))
+        hint = f"{error.remedy}; for a wrong hash: --force wheelhouse"
+        if wrong:
+            hint = "use another base, or edit system_packages, build_packages or absent of"
+            hint += f" targets.{context.target_name}"
+        raise BuildError("\n".join(wrong) or error.what, hint) from None
     digest: str | None = plain.json_of(metadata.read_text()).get("containerimage.digest")
-    return digest
+    if tools.cold:
+        return ImageArchiveResult(digest, ARCHIVE)
+    from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+    if engine.containerd_store:
+        docker("load", "--input", archive, remedy="see the docker output above", error=BuildError)
+        archive.unlink()
+    image = engine.client.images.get(passing)
+    image_id = str(image.id)
+    tag = f"{name}:{context.release}-{image_id.removeprefix('sha256:')[:12]}"
+    image.tag(*tag.split(":"))
+    engine.client.images.remove(passing)  # the name; the image has another now
+    log.info(f"image {tag}")
+    return ImageResult(tag, image_id, digest, base.reference, tuple(sbom.system(engine, image_id)))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import cubins
-from sparkforge.build.cubins import FLAGS
+from sparkforge.build.stages import kernels
+from sparkforge.build.stages.kernels import FLAGS
 from sparkforge.core.errors import BuildError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
@@ -211,7 +211,7 @@ def compiled(folder: Path, toolchain: Path, source: str) -> dict[str, bytes]:
     (place / "add.cuh").write_text(ADD)
     (folder / "out").mkdir()
     pin = PLUGIN.model_copy(update={"folder": "own/", "spills": ()})
-    cubins.build(pin, folder / "tree", "13", toolchain, folder / "out")
+    kernels.build(pin, folder / "tree", "13", toolchain, folder / "out")
     return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
 
 
@@ -224,7 +224,7 @@ def test_the_real_compiler_needs_no_other_and_repeats(
     wanted = wheelhouse.Wanted(ROOT / PLUGIN.requirements, (), "3.11", PLATFORM, None)
     given = (Store(tmp_path / "store"), wanted, Index(), environment.uv_program())
     wheelhouse.fill(*given, offline=False, into=into)
-    cubins.unpack(into, toolchain)
+    kernels.unpack(into, toolchain)
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("CPATH", "/nonexistent")
     first = compiled(tmp_path / "a", toolchain, REAL)

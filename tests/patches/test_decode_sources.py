@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from sparkforge.build import cached
-from sparkforge.build.cubins import MANIFEST
 from sparkforge.build.graph import Build
 from tests.patches.checkout import context
 
@@ -32,7 +31,7 @@ def cubins() -> dict[str, dict[str, Any]]:
     assert item is not None
     cached.run(rtx, [item])
     made = item.artefact
-    document = json.loads((made.path / MANIFEST).read_text())
+    document = json.loads((made.path / "manifest.json").read_text())
     return {cubin["architecture"]: cubin for cubin in document["cubins"]}
 
 

@@ -154,7 +154,6 @@ def image_item(
 ) -> Cached[ImageResult | ImageArchiveResult]:
     """Return the image of these parts: in the engine, or in a file if the build is cold."""
     trial, note = trial_item(), note_of(context, parts, base)
-    inputs = note["image"]
 
     def make(folder: Path) -> ImageResult | ImageArchiveResult:
         from sparkforge.build import sbom  # not needed by a build in which nothing changed
@@ -169,12 +168,12 @@ def image_item(
         for name, sha256 in trial.result.files.items():
             share[name] = undamaged(trial.path / name, sha256).read_bytes()
         labels = {
-            **inputs["labels"],
-            image.KEY_LABEL: key_of(inputs),
+            **note["image"]["labels"],
+            image.KEY_LABEL: key_of(note["image"]),
             image.SBOM_LABEL: hashlib.sha256(document).hexdigest(),
         }
-        contents = image.Contents(hashed(parts.own), third_party, share, labels)
-        return image.build(engine, tools, context, base, contents, folder)
+        own = hashed(parts.own)
+        return image.build(context, tools, own, third_party, share, labels, folder)
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result
@@ -182,7 +181,7 @@ def image_item(
 
     kind = ImageArchiveResult if tools.cold else ImageResult
     return Cached(
-        *("image", "image", inputs, kind, make),
+        *("image", "image", note["image"], kind, make),
         needs=(*parts.own, parts.house, trial),
         valid=valid,
         fetches=lambda: Fetches(unknown=("base image and system packages",)),
