@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.pins.pins import Pins, SourcePlan, Target, Upstream
+from sparkforge.pins.pins import Pins, ReleaseFile, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
@@ -99,6 +99,11 @@ class Context(Project):
         """Return the upstreams whose series go onto a wheel: its own, and those it carries."""
         return (wheel, *self.target.wheels[wheel].carries)
 
+    def release_file(self, wheel: str) -> ReleaseFile:
+        """Return the release wheel that the target installs of an upstream, or changes."""
+        key = self.target.wheels[wheel].files[self.platform]
+        return self.pins.upstream(wheel).files[key]
+
     def upstream(self, name: str) -> Upstream:
         """Return an upstream; its source file, if a wheel, is the one that the target installs.
 
@@ -109,7 +114,7 @@ class Context(Project):
             return upstream
         holder = next(wheel for wheel in self.target.wheels if name in self.layers(wheel))
         key = self.target.wheels[holder].files[self.platform]
-        files = {**upstream.files, key: self.pins.upstream(holder).files[key]}
+        files = {**upstream.files, key: self.release_file(holder)}
         return upstream.model_copy(update={"source_file": key, "files": files})
 
     def series_of(self, upstream: str) -> Series:

@@ -118,15 +118,14 @@ def document(
 
 def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     """Return a wheel of ours, which descends from the release wheel and the patched source."""
-    upstream, plan = context.pins.upstream(name), context.target.wheels[name]
-    release = upstream.files[plan.files[context.platform]]
+    release = context.release_file(name)
     facts = {} if release.natives is None else {"natives": release.natives.release}
     if isinstance(wheel, CompiledWheelResult):
         facts["wheel"] = "compiled"
     own = _wheel(wheel.file, wheel.sha256, f"own-{name}", facts)
     ancestor = _wheel(release.file, release.sha256, f"release-{name}")
     own.pedigree = _pedigree(context, name, name, ancestor)
-    for carried in plan.carries:  # packages that are part of this wheel
+    for carried in context.target.wheels[name].carries:  # packages that are part of this wheel
         source = context.pins.upstream(carried)
         part = _part(carried, source.version, f"own-{name}-{carried}", purl=_source(source))
         part.pedigree = _pedigree(context, carried, f"{name}-{carried}")

@@ -111,9 +111,8 @@ def _of_wheels(
     context: Context, trees: Mapping[str, WorkTree], site: PurePosixPath
 ) -> dict[str, str]:
     wanted: dict[str, str] = {}
-    for wheel, plan in context.target.wheels.items():
-        file = context.pins.upstream(wheel).files[plan.files[context.platform]]
-        with archive.opened(release_wheel(context, wheel, file)) as source:
+    for wheel in context.target.wheels:
+        with archive.opened(release_wheel(context, wheel)) as source:
             members = list(source.members)
         parts = []
         for layer in context.layers(wheel):

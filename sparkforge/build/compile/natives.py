@@ -196,7 +196,7 @@ def _compile_item(
     }
 
     def make(folder: Path) -> CompiledWheelResult:
-        wheel = release_wheel(context, name, file)
+        wheel = release_wheel(context, name)
         log.info(f"{name}: {', '.join(native.file for native in natives)}")
         # of one g++; of nvcc the largest file measured, one of vLLM's (docs/build.md)
         gib = 2.0 if context.target.cuda_arch is None else 8.9

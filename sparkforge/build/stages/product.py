@@ -221,8 +221,7 @@ def smoke_item(
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
 
         release = None if unpatched is None else unpatched.artefact
-        served = (serving, graph.product.artefact, release, graph.wheels, graph.trees)
-        return smoke.run(context, tools.engine, *served, folder)
+        return smoke.run(context, tools.engine, serving, graph, release, folder)
 
     further = () if unpatched is None else (unpatched,)
     label = "smoke with arguments" if serving.arguments else "smoke"

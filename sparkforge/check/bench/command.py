@@ -289,7 +289,7 @@ def of_build(
     known = {"origin": "release", "release": version}
     if built:
         folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
-        restored = originals(context, build.graph.wheels, build.graph.trees, folder)
+        restored = originals(context, build.graph.wheels, folder)
         return [side("unpatched", product, theirs, known, restored), patched]
     item = unpatched_environment(context)
     cached.run(context, cached.ordered([item]))
