@@ -10,6 +10,7 @@ from typing import Any
 from sparkforge.build import cached, receipt
 from sparkforge.build.cached import Cached, Planned, ordered, result_of
 from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
+from sparkforge.build.image import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.options import ServerOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import (
     EnvironmentResult,
@@ -24,7 +25,6 @@ from sparkforge.build.results import (
     WheelResult,
 )
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
-from sparkforge.build.stages.product import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.build.stages.trees import tree_of
 from sparkforge.build.stages.wheels import overlay_item

@@ -15,7 +15,6 @@ import pytest
 from sparkforge.build import graph, image, sbom
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import PluginResult, WheelResult
-from sparkforge.build.stages import product
 from sparkforge.check.verify import command, imagecheck
 from sparkforge.core import plain
 from sparkforge.core.disk import key_of
@@ -77,7 +76,7 @@ def test_damaged_and_missing_files_in_dist_are_named(project: Project) -> None:
 
 SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
 BASE = BaseImage("base", f"sha256:{'b' * 64}")
-NOTE = f"{image.SHARE}/{product.NOTE}"
+NOTE = f"{image.SHARE}/{image.NOTE}"
 RECORD = f"{SITE}/demo-1.0+spark.3.dist-info/RECORD"
 
 

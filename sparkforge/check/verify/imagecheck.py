@@ -18,9 +18,8 @@ from packaging.utils import canonicalize_name
 from sparkforge.build import graph, image
 from sparkforge.build.cached import differences
 from sparkforge.build.context import Context
-from sparkforge.build.image import VENV
+from sparkforge.build.image import NOTE, VENV, comparable
 from sparkforge.build.receipt import SBOM
-from sparkforge.build.stages.product import NOTE, comparable
 from sparkforge.check.verify.exported import exported
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError
