@@ -21,7 +21,6 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.packs import recipe
-from sparkforge.build.results import PackResult
 from sparkforge.core import plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
@@ -80,7 +79,7 @@ def build_target(options: BuildOptions) -> int:
     context, todo, planned = build.context, build.graph.until(until), build.plan(until)
     count = f"{sum(one.made for one in planned)} of {len(planned)} items to build"
     log.heading(f"{context.target_name} on {context.platform}: {count}")
-    if cached.makes(todo, planned, PackResult):  # before anything is fetched
+    if any(one.made and one.stage == "packs" for one in planned):  # before anything is fetched
         try:
             recipe.host(context.platform)
         except MachineError as error:
