@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -46,8 +47,6 @@ STATES = {"ok": ("32", "✓"), "fail": ("31;1", "✗"), "not checked": ("2", "·
 """Of a check, with colour and mark."""
 IDLE_S = 60.0
 """Time for the gauges to reach 0: the engine handles an abort between two steps."""
-GROWTH_MIB = 64
-"""Limit for the growth of memory in 32 chats; an estimate."""
 _FEW = 5  # tokens: less than the shortest answer, whose frame alone has that many
 _LINE_TOKENS = 8  # minimum for a line of the long text; 14 by o200k's vocabulary
 _RESERVE = 600  # tokens for the answer to the long prompt, and for the frame of messages
@@ -176,8 +175,9 @@ def limits(subject: Subject) -> str:
     return f"{_FEW} tokens; {len(cases)} bad requests refused"
 
 
-def _crowd(subject: Subject) -> None:
-    """Stream eight answers at once, while four clients leave after the first piece."""
+@check("vllm#37030 showed first with requests at once: try another --moe-backend")
+def eight_at_once(subject: Subject) -> str:
+    """Eight streamed chats, while four clients go away."""
     endless = {"model": subject.model.name, "prompt": "Hello", "stream": True, "ignore_eos": True}
     endless["max_tokens"] = max(1, subject.model.max_len // 2)
 
@@ -189,12 +189,6 @@ def _crowd(subject: Subject) -> None:
         return stream.close()
 
     list(in_parallel(ask, [True] * 4 + [False] * 8, 12))
-
-
-@check("vllm#37030 showed first with requests at once: try another --moe-backend")
-def eight_at_once(subject: Subject) -> str:
-    """Eight streamed chats, while four clients go away."""
-    _crowd(subject)
     return "8 answers, 4 cancelled"
 
 
@@ -213,11 +207,12 @@ def idle_afterwards(subject: Subject) -> str:
 def backends(subject: Subject) -> str:
     """The log names those of the profile's `expect`."""
     # as if layers were quantised: vLLM's log shows whether some are
-    expected = subject.profile.expectations(("--mxfp4-layers", "any"), subject.options())
-    if not expected:
-        raise Unseen("the profile expects none")
+    options = subject.container.options
+    expected = subject.profile.expectations(("--mxfp4-layers", "any"), options)
+    if subject.container.problem or not expected:
+        raise Unseen(subject.container.problem or "the profile expects none")
     watch = Watch(expected)
-    for line in subject.output().splitlines():
+    for line in subject.container.log.splitlines():
         watch.feed(line)
     if not watch.seen:
         raise Unseen("the log names no backend (rotated, or VLLM_LOGGING_LEVEL)")
@@ -234,18 +229,6 @@ def decode_kernels(subject: Subject) -> str:
     kinds = {labels.rpartition('kind="')[2].rstrip('"'): value for labels, value in found.items()}
     need(all(kinds.values()), "every kind in use", kinds)
     return ", ".join(kinds)
-
-
-@check("run it again; if it grows each time: doctor --report")
-def memory(subject: Subject) -> str:
-    """Before and after 32 chats."""
-    _crowd(subject)  # buffers for that many users at once
-    before, whose = subject.memory()
-    for _ in range(4):
-        _crowd(subject)
-    grown = (subject.memory()[0] - before) / (1 << 20)
-    need(grown <= GROWTH_MIB, f"at most {GROWTH_MIB} MiB more", f"{grown:.0f} MiB more of {whose}")
-    return f"{before >> 20} MiB, {grown:+.1f} in 32 chats ({whose})"
 
 
 # -- the command -------------------------------------------------------------------------
@@ -279,7 +262,10 @@ def run(options: Options = Options()) -> int:
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
     place = client.place_of(variables, options.url)
     model, container = client.served_model(place), container_of(place)
-    subject = Subject(place, model, profile, container, options.log, options.long_prompt)
+    if options.log is not None:
+        log_text = options.log.read_text(errors="replace")
+        container = replace(container, log=log_text, problem="")
+    subject = Subject(place, model, profile, container, options.long_prompt)
     log.heading(f"{model.name} at {place.url}")
     rows = []
     for name in CHECKS:
@@ -298,7 +284,7 @@ def run(options: Options = Options()) -> int:
         "url": place.url,
         "model": model.name,
         "max_model_len": model.max_len,
-        "image": "" if isinstance(container, str) else container["Config"].get("Image", ""),
+        "image": container.image,
         "ok": not counts["fail"],
         "counts": counts,
         "checks": rows,

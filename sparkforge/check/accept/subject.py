@@ -4,9 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,14 +27,24 @@ class Unseen(Exception):
 
 
 @dataclass(frozen=True)
+class Container:
+    """A server's output since its last start, its user's own options, and its image."""
+
+    log: str = ""
+    options: Sequence[str] = ()
+    image: str = ""
+    problem: str = ""
+    """Why none was found."""
+
+
+@dataclass(frozen=True)
 class Subject:
-    """The server under test; ``container``: Docker's description of it, or why there is none."""
+    """The server under test."""
 
     place: Place
     model: Model
     profile: Profile = field(default_factory=Profile)
-    container: Mapping[str, Any] | str = "no container"
-    log: Path | None = None
+    container: Container = field(default_factory=Container)
     long_tokens: int = 100_000
 
     def body(self, asked: str | Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
@@ -66,49 +74,26 @@ class Subject:
             raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
         return {labels: float(value) for labels, value in found}
 
-    def output(self) -> str:
-        """Return the server's log since its last start; raises Unseen."""
-        if self.log is not None:
-            return self.log.read_text(errors="replace")
-        if isinstance(self.container, str):
-            raise Unseen(self.container)
-        started = self.container["State"]["StartedAt"]
-        return _docker("logs", "--since", started, self.container["Id"])
 
-    def options(self) -> Sequence[str]:
-        """Return the user's own options of ``vllm serve``, as far as the container has them."""
-        if isinstance(self.container, str):
-            return ()
-        config = self.container["Config"]
-        pairs = dict(text.partition("=")[::2] for text in config["Env"])
-        return (*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config["Cmd"] or ()))
-
-    def memory(self) -> tuple[int, str]:
-        """Return the bytes that the server holds, without page cache, and their owner."""
-        with suppress(Unseen):  # as with control groups of version 1
-            if not isinstance(self.container, str):
-                words = ("exec", self.container["Id"], "cat", "/sys/fs/cgroup/memory.stat")
-                # what the kernel cannot drop
-                if sizes := re.findall(r"(?m)^(?:anon|shmem) (\d+)$", _docker(*words)):
-                    return sum(map(int, sizes)), "the container"
-        found = self.metrics("process_resident_memory_bytes")
-        return int(sum(found.values())), "the process that answers HTTP"
-
-
-def container_of(place: Place) -> Mapping[str, Any] | str:
-    """Return Compose's container that publishes a port of this machine, or why there is none."""
+def container_of(place: Place) -> Container:
+    """Return Compose's container that publishes a port of this machine."""
     url = urlsplit(place.url)
     if url.hostname not in ("127.0.0.1", "::1", "localhost"):
-        return f"{url.hostname} may be another machine: name its log with --log"
+        return Container(problem=f"{url.hostname} may be another machine: name its log with --log")
     port = f"publish={url.port or (443 if url.scheme == 'https' else 80)}"
     service = "label=com.docker.compose.service"
     try:
         names = _docker("ps", "-q", "--filter", service, "--filter", port).split()
         if not names:
-            return f"no container of Compose has {port}"
-        return dict(json.loads(_docker("inspect", *names))[0])
+            return Container(problem=f"no container of Compose has {port}")
+        found = json.loads(_docker("inspect", names[0]))[0]
+        output = _docker("logs", "--since", found["State"]["StartedAt"], names[0])
     except Unseen as why:
-        return str(why)
+        return Container(problem=str(why))
+    config = found["Config"]
+    pairs = dict(text.partition("=")[::2] for text in config["Env"])
+    own = (*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config["Cmd"] or ()))
+    return Container(output, own, config.get("Image", ""))
 
 
 def _docker(*words: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from sparkforge.build.context import profile_of
 from sparkforge.check.accept import command
-from sparkforge.check.accept.subject import CHECKS, Subject, Unseen, container_of, judge
+from sparkforge.check.accept.subject import CHECKS, Container, Subject, container_of, judge
 from sparkforge.cli import main
 from sparkforge.core.errors import ServerError
 from sparkforge.pins import pins
@@ -46,7 +46,6 @@ FAULTS = {
     "is empty at once": "eight at once",
     "leaks a request": "idle afterwards",
     "a kernel is off": "decode kernels",
-    "grows": "memory",
 }
 """Each fault of the stand-in, and the check that sees it."""
 
@@ -56,15 +55,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "IDLE_S", 0.3)
 
 
-def subject(fake: Fake, log: Path | None = None) -> Subject:
+def subject(fake: Fake, container: Container = Container(problem="none")) -> Subject:
     place = Place(f"{fake.url}/v1", KEY)
-    return Subject(place, client.served_model(place), SPARK, log=log, long_tokens=500)
+    return Subject(place, client.served_model(place), SPARK, container, long_tokens=500)
 
 
-def test_good_server_passes_every_check(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(CHOSE)
+def test_good_server_passes_every_check() -> None:
     with serving() as fake:
-        one = subject(fake, tmp_path / "log")
+        one = subject(fake, Container(CHOSE))
         assert one.model == Model("m", MAX_LEN)
         rows = [judge(name, one) for name in CHECKS]
     assert [row for row in rows if row["state"] != "ok"] == []
@@ -93,17 +91,15 @@ def test_broken_promise_fails_its_check(fault: str) -> None:
     ],
     ids=["other experts", "no attention", "other dense layers", "no line"],
 )
-def test_backends_are_those_of_the_profile(tmp_path: Path, log: str, state: str) -> None:
-    (tmp_path / "log").write_text(log)
+def test_backends_are_those_of_the_profile(log: str, state: str) -> None:
     with serving() as fake:
-        assert judge("backends", subject(fake, tmp_path / "log"))["state"] == state
+        assert judge("backends", subject(fake, Container(log)))["state"] == state
 
 
 def test_unseen_readings_are_not_checked() -> None:
     with serving("no kernels") as fake:
         one = subject(fake)
-        states = {name: judge(name, one)["state"] for name in list(CHECKS)[-3:]}
-    assert states == {"backends": "not checked", "decode kernels": "not checked", "memory": "ok"}
+        assert {judge(name, one)["state"] for name in list(CHECKS)[-2:]} == {"not checked"}
     with serving("no statistics") as fake:
         assert judge("idle afterwards", subject(fake))["state"] == "not checked"
 
@@ -120,7 +116,6 @@ case "$1" in
 ps) case "$*" in *publish=8123) echo c0ffee;; esac;;
 inspect) cat "$(dirname "$0")/inspected";;
 logs) [ "$3" = 2026-11-23T10:00:00Z ] || exit 1; echo 'of this start';;
-exec) printf 'anon 1048576\\nfile 99999999\\nshmem 1048576\\n';;
 esac
 """
 INSPECTED = {
@@ -145,23 +140,16 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("docker")
 def test_container_with_the_port_is_read() -> None:
-    place = Place("http://[::1]:8123/v1")
-    found = container_of(place)
-    assert not isinstance(found, str)
-    one = Subject(place, Model("m", MAX_LEN), container=found)
-    assert one.output() == "of this start\n"
-    assert one.memory() == (2 << 20, "the container")
+    found = container_of(Place("http://[::1]:8123/v1"))
+    assert (found.log, found.problem) == ("of this start\n", "")
     # a backend that the user chose is not the profile's
-    assert "moe" not in SPARK.expectations((), one.options())
+    assert "moe" not in SPARK.expectations((), found.options)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://192.0.2.1:8123/v1"])
 @pytest.mark.usefixtures("docker")
 def test_container_of_another_port_or_machine_is_not_read(url: str) -> None:
-    found = container_of(Place(url))
-    assert isinstance(found, str)
-    with pytest.raises(Unseen, match=re.escape(found)):
-        Subject(Place(url), Model("m", MAX_LEN), container=found).output()
+    assert container_of(Place(url)).problem
 
 
 # -- the command --------------------------------------------------------------------------------
