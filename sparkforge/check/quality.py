@@ -111,7 +111,7 @@ def measure_quality(options: QualityOptions) -> int:
         "options": redacted((*context.serve, *build.serving.arguments)),
         "layers": found,
     }
-    file = command.new_folder(context.dist / "bench", "quality") / "quality.json"
+    file = command.new_folder(context.dist, "quality") / "quality.json"
     write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
     log.document(document)
     fields = ("mean_kl", "agreement", "covered")

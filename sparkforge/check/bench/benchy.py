@@ -49,21 +49,12 @@ TABLES: Mapping[str, str] = {
         " --concurrency 1 2 5 10 --enable-prefix-caching"
     ),
 }
-"""By the name for ``--profile-table``: llama-benchy's options, in tokens but for the last.
+"""By the name for ``--table``: llama-benchy's options, in tokens but for the last.
 
 ``seeds``: the shape of the first published figures of gpt-oss-120b on one Spark. ``community``: the
 shape of spark-arena's profiles v1 and v2 (read on 2026-11-20), with prefix caching; the depths
 between its ends are ours.
 """
-
-
-def text_for(root: Path) -> str:
-    """Return the text for all prompts: the licence, often enough for the longest of 100,000 tokens.
-
-    Speed depends on the number of tokens. A router's choice of experts depends on the words, too,
-    so a comparison uses one text.
-    """
-    return (root / "LICENSE").read_text(encoding="utf-8") * 200
 
 
 @dataclass(frozen=True)
@@ -83,11 +74,7 @@ class Call:
         (cache / f"{name}.txt").write_text(text, encoding="utf-8")
 
     def run(self, place: Place, model: str, tokenizer: Path, file: Path, *, coherent: bool) -> None:
-        """Measure a server; write llama-benchy's result to ``file``, its log beside it.
-
-        Raises:
-            ServerError: llama-benchy failed, or did not use the ``tokenizer``'s folder.
-        """
+        """Measure a server; write llama-benchy's result to ``file``, its log beside it."""
         variables = {
             "HOME": str(self.home),
             "PYTHONPATH": "",
@@ -109,8 +96,9 @@ class Call:
         if done.returncode or fell_back or not file.exists():
             told = list(filter(re.compile("FAILED|back|HTTP |rror|failed").search, lines))
             why = (told or lines[-1:] or ["no output"])[0].strip()[:300]
-            hint = f"see {log_path}, and the server's log; --skip-coherence omits the question"
-            raise ServerError(f"llama-benchy failed: {why}", hint)
+            raise ServerError(
+                f"llama-benchy failed: {why}", f"see {log_path}, and the server's log"
+            )
 
 
 # -- results -----------------------------------------------------------------------------
@@ -120,10 +108,8 @@ class Call:
 class Result:
     """What was measured: values of each run by test and metric."""
 
-    started: str
-    """UTC, ISO 8601."""
     identity: dict[str, Any]
-    """Server, model, machine, tool and text, as ``command.py`` names them."""
+    """Server, model, machine and tool, as ``command.py`` names them."""
     tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, file: Path) -> None:
@@ -209,5 +195,5 @@ def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
         rows.append(row)
     if not rows:
         msg = "the two results have no test in common"
-        raise ServerError(msg, "measure both with the same --profile-table")
+        raise ServerError(msg, "measure both with the same --table")
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -63,16 +62,14 @@ TOLERANCE = 3.0
 class RunOptions:
     """Options of ``bench``."""
 
-    target: str
-    """target to measure"""
+    target: str | None = None
+    """target whose last build to measure"""
     url: str | None = None
     """measure this server, http://HOST:PORT (default: start the last build)"""
     vs: Literal["unpatched"] | None = None
     """measure the unpatched release too, in the same session, rounds in turns"""
-    profile_table: Annotated[str, Parameter(choices=tuple(TABLES))] = "seeds"
+    table: Annotated[str, Parameter(choices=tuple(TABLES))] = "seeds"
     """what to measure: quick, seeds or community (default: seeds)"""
-    quick: bool = False
-    """short for --profile-table quick"""
     runs: PositiveInt = 3
     """runs of each test (default: 3); with --vs rounds"""
     model: Path | None = None
@@ -81,10 +78,6 @@ class RunOptions:
     profile: str | None = None
     """exact, balanced or fast: format of the dense layers; with --url, that of the running server
     (default: the target's)"""
-    skip_coherence: bool = False
-    """do not ask the model a simple question first"""
-    out: Path | None = None
-    """new folder for the result (default: dist/TARGET/bench/TIME-TABLE)"""
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
@@ -105,54 +98,55 @@ class CompareOptions:
     output: OutputOptions = OutputOptions()
 
 
-def run(options: RunOptions) -> int:
+@dataclass(frozen=True)
+class Side:
+    """A server to measure; ``start`` yields when it is ready."""
+
+    name: str
+    """Of its folder below the result's."""
+    model: Path
+    """Folder with its tokenizer.json."""
+    start: Callable[[], AbstractContextManager[Place]]
+    identity: Mapping[str, Any]
+
+
+def run(options: RunOptions = RunOptions()) -> int:
     """Measure the speed of a server."""
-    name = "quick" if options.quick else options.profile_table
+    if options.target is None and options.url is None:
+        raise UsageError("nothing to measure", "give --target NAME, or --url and --model")
     if options.url is not None and (options.vs or options.arguments):
         msg = "--vs and arguments after -- are for a server that bench starts, not for --url"
         raise UsageError(msg, "omit them")
-    project = Project.open(options.project)
-    no_tiny = project.pins.target(options.target).smoke is None
-    if options.model is None and (options.url is not None or no_tiny):
+    project, model = Project.open(options.project), options.model
+    no_tiny = options.target is None or project.pins.target(options.target).smoke is None
+    if model is None and (options.url is not None or no_tiny):
         msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
         raise UsageError(msg, "name the model's folder with --model DIR")
-    place = None
-    if options.url is not None:
-        place = client.place_of(composing.seen(project.root / ".env"), options.url)
-    out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
-    out = out.absolute()  # llama-benchy has another current folder
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out {out}: exists already", "name a new folder")
+    variables = composing.seen(project.root / ".env")
+    place = None if options.url is None else client.place_of(variables, options.url)
     tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
-    text = benchy.text_for(project.root)
-    common = {
-        "target": options.target,
-        "machine": _machine(),
-        "table": name,
-        "tool": f"llama-benchy {version}",
-        "text": hashlib.sha256(text.encode()).hexdigest(),
-    }
+    common = {"machine": _machine(), "table": options.table, "tool": f"llama-benchy {version}"}
     rounds, runs = (options.runs, 1) if options.vs else (1, options.runs)
+    out = new_folder(project.root / "dist" / (options.target or ""), options.table)
     with project.store.temporary("bench") as work:
-        if place is not None and options.model is not None:
+        if place is not None and model is not None:
             known = {"origin": "url", "profile": options.profile or ""}
-            sides = [Side("", options.model, lambda: nullcontext(place), known)]
+            sides = [Side("", model, lambda: nullcontext(place), known)]
         else:
-            build = last_build(
-                project, options.target, options.variant, options.server, options.arguments
-            )
+            target = str(options.target)
+            build = last_build(project, target, options.variant, options.server, options.arguments)
             profile = build.context.serving
             if options.profile is not None:
                 profile = serve.chosen(build.context, options.profile)
-            model = None if options.model is None else serve.checkpoint(options.model)
+            checkpoint = None if model is None else serve.checkpoint(model)
             build.run("image")
-            sides = of_build(build, model, profile, work, versus=options.vs is not None)
-        call = Call(
-            tool / "bin" / "python", work / "home", (*TABLES[name].split(), "--runs", str(runs))
-        )
-        call.prepare(text)
-        coherent = not options.skip_coherence and options.model is not None
-        results = measure(sides, common, call, rounds, out, coherent=coherent)
+            sides = of_build(build, checkpoint, profile, work, versus=options.vs is not None)
+        words = (*TABLES[options.table].split(), "--runs", str(runs))
+        call = Call(tool / "bin" / "python", work / "home", words)
+        # Often enough for the longest prompt, of 100,000 tokens. A router's choice of experts
+        # depends on the words, so all results have one text.
+        call.prepare((project.root / "LICENSE").read_text(encoding="utf-8") * 200)
+        results = measure(sides, common, call, rounds, out, coherent=model is not None)
     document: dict[str, Any] = {"results": [plain.as_json(one) for one in results.values()]}
     document["folders"] = [str(out / name) for name in results]
     for name, result in results.items():
@@ -170,7 +164,7 @@ def run(options: RunOptions) -> int:
 
 def measure(
     sides: Sequence[Side],
-    common: dict[str, Any],
+    common: Mapping[str, Any],
     call: Call,
     rounds: int,
     out: Path,
@@ -178,12 +172,7 @@ def measure(
     coherent: bool,
 ) -> dict[str, Result]:
     """Measure servers in rounds that take turns; returns the results by side."""
-    results = {}
-    for side in sides:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        identity = {**common, **side.identity}
-        identity["options"] = redacted(identity.get("options", ()))  # results are also for others
-        results[side.name] = Result(started, identity)
+    results = {side.name: Result({**common, **side.identity}) for side in sides}
     for number in range(rounds):
         # A B, B A, …: drift over time affects both
         for side in sides if number % 2 == 0 else reversed(sides):
@@ -201,18 +190,6 @@ def measure(
 
 
 # -- servers -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Side:
-    """A server to measure; ``start`` yields when it is ready."""
-
-    name: str
-    """Of its folder below the result's."""
-    model: Path
-    """Folder with its tokenizer.json."""
-    start: Callable[[], AbstractContextManager[Place]]
-    identity: Mapping[str, Any]
 
 
 @contextmanager
@@ -257,52 +234,46 @@ def of_build(
         options, arguments = bare
         if built:
             variables |= instead(options)  # the image's own do not fit the BF16 model
-    model, gpus = model or _tiny(build, wide=versus), context.target.cuda_arch is not None
+    if model is None:
+        model = chat_model(context.dist, runs_python(build.tools.engine, product))
+        if versus:
+            model = made(context.dist / "tiny-chat-model-bf16", partial(expand, model))
+    gpus = context.target.cuda_arch is not None
     ours = Launch(model, options, arguments, variables, build.serving.port, gpus)
-    pins = sha256_file(context.pins_path)
-
-    def side(
-        name: str,
-        product: Artefact[Product],
-        launch: Launch,
-        known: Mapping[str, Any],
-        restored: Mapping[str, Path] | None = None,
-    ) -> Side:
-        start = partial(started, build, product, launch, work, restored)
-        served = {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
-        return Side(name, launch.model, start, {**known, **served, "pins": pins})
-
-    known = {
+    known: dict[str, Any] = {
         "origin": "build",
         "release": context.release,
         "wheels": {item.result.file: item.result.sha256 for item in build.graph.own},
         "image": (built.digest or built.image_id) if built else "",
         "profile": profile.choice or "",
     }
-    patched = side("patched" if versus else "", product, ours, known)
-    if not versus:
-        return [patched]
-    theirs = replace(
-        ours, options=bare[0], arguments=bare[1], variables={**variables, **UNPATCHED_VARIABLES}
-    )
-    version = context.pins.upstream(next(iter(context.target.wheels))).version
-    known = {"origin": "release", "release": version}
-    if built:
-        folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
-        restored = originals(context, build.graph.wheels, folder)
-        return [side("unpatched", product, theirs, known, restored), patched]
-    item = unpatched_environment(context)
-    cached.run(context, cached.ordered([item]))
-    return [side("unpatched", item.artefact, theirs, known), patched]
-
-
-def _tiny(build: Build, *, wide: bool) -> Path:
-    """Return the tiny checkpoint for chats, in MXFP4, or with ``wide`` in BF16."""
-    folder = build.context.dist
-    model = chat_model(folder, runs_python(build.tools.engine, build.graph.product.artefact))
-    if not wide:
-        return model
-    return made(folder / "tiny-chat-model-bf16", lambda new: expand(model, new))
+    restored: Mapping[str, Path] | None = None
+    sides = [("patched" if versus else "", product, ours, known, restored)]
+    if versus:
+        variables = {**variables, **UNPATCHED_VARIABLES}
+        theirs = replace(ours, options=bare[0], arguments=bare[1], variables=variables)
+        version = context.pins.upstream(next(iter(context.target.wheels))).version
+        known = {"origin": "release", "release": version}
+        if built:
+            folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
+            restored = originals(context, build.graph.wheels, folder)
+        else:
+            item = unpatched_environment(context)
+            cached.run(context, cached.ordered([item]))
+            product = item.artefact
+        sides.insert(0, ("unpatched", product, theirs, known, restored))
+    common = {"target": context.target_name, "checkpoint": model.name}
+    common["pins"] = sha256_file(context.pins_path)
+    return [
+        Side(
+            name,
+            launch.model,
+            partial(started, build, product, launch, work, restored),
+            # results are also for others
+            {**common, **known, "options": redacted((*launch.options, *launch.arguments))},
+        )
+        for name, product, launch, known, restored in sides
+    ]
 
 
 # -- results -----------------------------------------------------------------------------
@@ -318,9 +289,9 @@ def _machine() -> str:
     return "; ".join(filter(None, words))
 
 
-def new_folder(parent: Path, name: str) -> Path:
-    """Return a new folder's path, named after the time."""
-    return parent / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
+def new_folder(dist: Path, name: str) -> Path:
+    """Return a new folder for a result, named after the time."""
+    return dist / "bench" / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
 
 
 def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -336,7 +307,7 @@ def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def compare_results(options: CompareOptions) -> int:
     """Compare two results; CheckError if the second is slower."""
     a, b = benchy.load(options.a), benchy.load(options.b)
-    names = ("machine", "tool", "text", "target", "model", "profile", "options")
+    names = ("machine", "tool", "target", "model", "profile", "options")
     differs = [name for name in names if a.identity.get(name) != b.identity.get(name)]
     changes = benchy.compare(a, b, options.tolerance / 100)
     if differs:

@@ -43,7 +43,7 @@ def theirs(**changes: Any) -> dict[str, Any]:
 def read(folder: Path, *runs: Any) -> Result:
     """Read a file with these tests."""
     (folder / "theirs.json").write_text(json.dumps({"version": "0.4.0", "benchmarks": runs}))
-    result = Result("2026-11-23", {})
+    result = Result({})
     result.add(folder / "theirs.json")
     return result
 
@@ -83,7 +83,8 @@ def test_release_gets_the_same_options_but_ours() -> None:
 def test_sides_of_a_build_differ_in_the_patches_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = build_of("cpu", store=Store(tmp_path / "store"))
+    secret = ("--hf-token", "hunter2")
+    build = build_of("cpu", store=Store(tmp_path / "store"), arguments=secret)
     environment = EnvironmentResult()
     for item in build.graph.own:
         reached(item, WheelResult(f"{item.label}.whl", "0", "1"))
@@ -115,7 +116,7 @@ def test_sides_of_a_build_differ_in_the_patches_options(
     (theirs, plain), (ours, full) = asked
     assert (theirs, ours) == ("theirs", "ours")
     assert list(plain) == of_release(full) != list(full)
-    assert found[1].identity["options"] == list(full)
+    assert found[1].identity["options"] == [*full, "--hf-token", "***"]
     (alone,) = command.of_build(*given, versus=False)
     assert (alone.name, alone.identity) == ("", found[1].identity)
 
@@ -125,7 +126,7 @@ def test_sides_of_a_build_differ_in_the_patches_options(
 
 def result(tests: dict[str, list[float]], metric: str = "decode", **identity: Any) -> Result:
     values = {test: {metric: each} for test, each in tests.items()}
-    return Result("2026-11-23T16:00:00+00:00", {"machine": "a CPU", **identity}, values)
+    return Result({"machine": "a CPU", **identity}, values)
 
 
 @pytest.mark.parametrize("change", ["", "[]", "{}", {"tests": 7}, {"tests": {ONE: {"decode": []}}}])
