@@ -6,41 +6,33 @@ import io
 import json
 import posixpath
 import re
+import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, cast
 from zipfile import ZipFile
-
-from packaging.utils import canonicalize_name
 
 from sparkforge.build import graph, image
 from sparkforge.build.cached import differences
 from sparkforge.build.context import Context
 from sparkforge.build.image import NOTE, VENV, comparable
 from sparkforge.build.receipt import SBOM
-from sparkforge.check.verify.exported import exported
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError
 from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.runtime.environment import record_rows
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
-from sparkforge.sources.wheelhouse import read_lock
 
 Records = Mapping[str, Mapping[str, str]]
 """Paths with their sha256 ("" if not stated) by distribution: its .dist-info folder."""
-
-
-class File(NamedTuple):
-    """A file of an image; ``sha256`` of a link: ``link to`` and its target."""
-
-    sha256: str
-    data: bytes | None = None
-    """Of RECORDs and of our own documents."""
-
-
-_GONE = File("missing")
+CHANGED: Mapping[str, str] = {
+    "2fb85f8bcd33c13e240ef2a8c6277f4d5a0260b629ecf9a242a04f1403f582a8": "121.cpython-312-x86_64",
+    "14f12a7977c2f681fb01693e41434308bfb5cf0e2c31ed2c29d1176337c86462": "130.cpython-312-x86_64",
+    "9093385e491101daacfe696e9de11451f9814f5ba39101d7b000136c69538060": "121.cpython-312-aarch64",
+    "621e5e65910c0bec1b1960d49b0d38e02fe73a511707031b860e987eb0887e35": "130.cpython-312-aarch64",
+}
+"""Libraries that PyNvVideoCodec 2.0.4 changed after its RECORD was written, by their sha256."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +43,21 @@ class Image:
     digests: tuple[str, ...]
     platform: str
     labels: Mapping[str, str]
-    files: Mapping[str, File]
-    """By path without leading slash."""
+    files: Mapping[str, str]
+    """The sha256 of each file, by path without leading slash; of a link: ``link to …``."""
+    documents: Mapping[str, bytes]
+    """RECORDs, and what is in our share folder."""
 
     def share(self, name: str) -> bytes:
         """Return a file of the image's share folder; b"" if it is missing."""
-        return self.files.get(f"{image.SHARE}/{name}", File("")).data or b""
+        return self.documents.get(f"{image.SHARE}/{name}", b"")
 
 
 def read(engine: Engine, name: str) -> Image:
-    """Return an image of sparkforge; BuildError if the engine has none of that name."""
+    """Return an image of sparkforge; BuildError if the engine has none of that name.
+
+    The engine unpacks the layers and checks their digests. Nothing of the image runs.
+    """
     from docker.errors import APIError
 
     try:
@@ -73,52 +70,68 @@ def read(engine: Engine, name: str) -> Image:
         msg = f"{name}: not built by sparkforge: no label {image.TARGET_LABEL}"
         raise BuildError(msg, "give an image that build.py built")
     digests = [one.partition("@")[2] for one in attrs.get("RepoDigests") or ()]
+    platform = f"{attrs['Os']}/{attrs['Architecture']}"
+    files: dict[str, str] = {}
+    documents: dict[str, bytes] = {}
     container = engine.client.containers.create(attrs["Id"])  # never started
     try:
-        files = _files(cast("Iterator[bytes]", container.export()))
+        pieces = cast("Iterator[bytes]", container.export())
+        stream: Any = SimpleNamespace(read=lambda _: next(pieces, b""))  # of any size
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                path = _normal(member.name)
+                if member.isreg():
+                    source: Any = archive.extractfile(member)
+                    if path.startswith(f"{image.SHARE}/") or path.endswith("/RECORD"):
+                        documents[path] = source.read()
+                        source = io.BytesIO(documents[path])
+                    files[path] = hashlib.file_digest(source, "sha256").hexdigest()
+                elif member.islnk():
+                    files[path] = files.get(_normal(member.linkname), "link")
+                elif not member.isdir():
+                    files[path] = f"link to {member.linkname}"
     finally:
         container.remove(v=True)
-    platform = f"{attrs['Os']}/{attrs['Architecture']}"
-    return Image(name, (*dict.fromkeys(digests), str(attrs["Id"])), platform, labels, files)
+    all_digests = (*dict.fromkeys(digests), str(attrs["Id"]))
+    return Image(name, all_digests, platform, labels, files, documents)
 
 
-def _files(pieces: Iterator[bytes]) -> dict[str, File]:
-    """Return the files of an export by path; RECORDs and our documents with their bytes."""
-    seen: dict[str, File] = {}
-    for path, member, content in exported(pieces):
-        if content is not None:
-            kept = path.startswith(f"{image.SHARE}/") or path.endswith("/RECORD")
-            data = content.read() if kept else None
-            source = content if data is None else io.BytesIO(data)
-            seen[path] = File(hashlib.file_digest(source, "sha256").hexdigest(), data)
-        elif member.islnk():
-            origin = posixpath.normpath(f"/{member.linkname}").lstrip("/")
-            seen[path] = seen.get(origin, File("link"))
-        elif not member.isdir():
-            seen[path] = File(f"link to {member.linkname}")
-    return seen
+def _normal(path: str) -> str:
+    """Return a path from the root, without leading slash."""
+    return posixpath.normpath(f"/{path}").lstrip("/")
 
 
 def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
     """Compare an image with itself and the checkout; returns counts, and a line a difference."""
-    site = site_of(context.target.python)
+    python = context.target.python
+    site = site_of(python)
     try:
-        stated = records(found.files, site)
+        stated = records(found.documents, site)
         note = json.loads(found.share(NOTE))
         profile = json.loads(found.share("profile.json") or b"null")
-        wheels = sorted(context.dist.glob("*.whl"))
-        count, problems = installed(found.files, stated, context)
+        count, problems = installed(found.files, stated, python)
         problems += [
             *_labels(found, note, site),
             *_inputs(found, note, context),
             *_programs(found, context),
-            *(line for wheel in wheels for line in _against(wheel, stated, site)),
         ]
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         msg = f"{found.name}: a document in it is not in the form that a build writes: {error!r}"
         raise CheckError(msg, "build the image again") from None
     if profile != (context.profile or None):
         problems.append(f"profile.json: differs from the profile of {context.target_name}")
+    wheels = sorted(context.dist.glob("*.whl"))
+    for wheel in wheels:
+        with ZipFile(wheel) as opened:
+            record = next(n for n in opened.namelist() if n.endswith(".dist-info/RECORD"))
+            rows = _rows(opened.read(record), site)
+        # one of another release is not compared
+        there = stated.get(record.rpartition("/")[0], rows)
+        for name, sha256 in rows.items():
+            # installers move the members of .data/, and compile byte code again
+            moved = not sha256 or ".data/" in name or _byte_code(name)
+            if not moved and there.get(name) != sha256:
+                problems.append(f"{name}: differs from {wheel}")
     return {"installed files": count, "wheels in dist": len(wheels)}, problems
 
 
@@ -130,21 +143,17 @@ def site_of(python: str) -> str:
     return f"{VENV}/lib/python{python}/site-packages/"
 
 
-def records(files: Mapping[str, File], site: str) -> Records:
+def records(documents: Mapping[str, bytes], site: str) -> Records:
     """Return the RECORDs of the distributions in a folder of packages."""
-    result = {}
-    for name, file in files.items():
-        below = name.removeprefix(site)
-        # one level down: vendored packages (in setuptools) are files, not installed
-        if file.data is not None and name != below and re.fullmatch(r"[^/]+/RECORD", below):
-            result[below.rpartition("/")[0]] = _rows(file.data, site)
-    return result
+    # one level down: vendored packages (in setuptools) are files, not installed
+    pattern = re.compile(rf"{re.escape(site)}[^/]+/RECORD")
+    paths = filter(pattern.fullmatch, documents)
+    return {path.split("/")[-2]: _rows(documents[path], site) for path in paths}
 
 
 def _rows(record: bytes, site: str) -> dict[str, str]:
     """Return the paths of a RECORD below the root, with their sha256 in hex, or ""."""
-    rows = record_rows(record).items()
-    return {posixpath.normpath(f"/{site}/{path}").lstrip("/"): sha256 for path, sha256 in rows}
+    return {_normal(f"{site}/{path}"): sha256 for path, sha256 in record_rows(record).items()}
 
 
 def _byte_code(path: str) -> bool:
@@ -152,9 +161,9 @@ def _byte_code(path: str) -> bool:
     return re.search(r"/__pycache__/[^/]+\.pyc$", path) is not None
 
 
-def installed(files: Mapping[str, File], of: Records, context: Context) -> tuple[int, list[str]]:
-    """Compare every file of the environment with RECORDs or wheels; as ``check``."""
-    site = site_of(context.target.python)
+def installed(files: Mapping[str, str], of: Records, python: str) -> tuple[int, list[str]]:
+    """Compare every file of the environment with the RECORDs; as ``check``."""
+    site = site_of(python)
     stated: dict[str, dict[str, str]] = {}  # hashes of a path, by distribution
     for folder, rows in of.items():
         for path, sha256 in rows.items():
@@ -163,17 +172,16 @@ def installed(files: Mapping[str, File], of: Records, context: Context) -> tuple
                 stated.setdefault(path, {})[folder] = sha256
     problems = []
     for path, hashes in stated.items():
-        folder, found = next(iter(hashes)), files.get(path, _GONE).sha256
+        found = files.get(path, "missing")
         # a RECORD has no hash of itself, and may lack others of its own folder; of a file in two
         # packages the later one's stays
         free = ".dist-info/" in path and not all(hashes.values())
-        if free or found in hashes.values():
-            continue
-        if found != _in_the_wheel(context, folder, path.removeprefix(site)):
-            problems.append(f"{path}: missing, or differs from {folder}/RECORD")
-    own = of_the_venv(context.target.python)
+        known = path.endswith(f"/PyNvVideoCodec_{CHANGED.get(found)}-linux-gnu.so")
+        if not (free or known or found in hashes.values()):
+            problems.append(f"{path}: missing, or differs from {next(iter(hashes))}/RECORD")
+    own = of_the_venv(python)
     for path, sha256 in own.items():
-        if files.get(path, _GONE).sha256 != sha256:
+        if files.get(path) != sha256:
             problems.append(f"{path}: differs from what the Dockerfile writes")
     for path in files.keys() - own.keys() - stated.keys():
         if site.startswith(f"{path}/"):
@@ -189,36 +197,6 @@ def of_the_venv(python: str) -> dict[str, str]:
     links = {"python": f"/usr/bin/python{python}", f"python{python}": "python", "python3": "python"}
     found = {f"{VENV}/bin/{name}": f"link to {target}" for name, target in links.items()}
     return {**found, f"{VENV}/lib64": "link to lib", f"{VENV}/pyvenv.cfg": settings.hexdigest()}
-
-
-def _in_the_wheel(context: Context, folder: str, member: str) -> str:
-    """Return the sha256 of a file in the locked wheel; "": not in the store.
-
-    Some wheels have another wheel's RECORD (PyNvVideoCodec 2.0.4 for arm64). Their installed files
-    are correct anyway, as the wheel's hash in the lock proves.
-    """
-    name = canonicalize_name(folder.partition("-")[0])
-    locked = (item.sha256s for item in read_lock(context.lock) if item.name == name)
-    for sha256 in chain.from_iterable(locked):
-        for wheel in context.store.download_path(sha256, "").glob("*.whl"):
-            if context.store.verified(sha256, wheel.name):
-                with ZipFile(wheel) as opened:
-                    # for another platform or Python if it has no such file
-                    if {member, f"{folder}/RECORD"} <= set(opened.namelist()):
-                        return hashlib.sha256(opened.read(member)).hexdigest()
-    return ""
-
-
-def _against(wheel: Path, of: Records, site: str) -> Iterator[str]:
-    """Compare a wheel of ours in dist/ with the installed one, if that is of the same release."""
-    with ZipFile(wheel) as opened:
-        record = next(n for n in opened.namelist() if n.endswith(".dist-info/RECORD"))
-        rows = _rows(opened.read(record), site)
-    there = of.get(record.rpartition("/")[0], rows)
-    for name, stated in rows.items():
-        # installers move the members of .data/, and compile byte code again
-        if stated and ".data/" not in name and not _byte_code(name) and there.get(name) != stated:
-            yield f"{name}: differs from {wheel}"
 
 
 # -- labels and documents ----------------------------------------------------------------
@@ -257,7 +235,7 @@ def _programs(found: Image, context: Context) -> Iterator[str]:
         for name in image.RECIPE
         if name != "Dockerfile"
     }
-    there = {path: one.sha256 for path, one in found.files.items() if path.startswith(folder)}
+    there = {path: one for path, one in found.files.items() if path.startswith(folder)}
     for path in sorted(there.keys() | wanted.keys()):
         if there.get(path) != wanted.get(path):
             yield f"{path}: missing, or differs from the checkout"
