@@ -6,7 +6,9 @@ after a power fault. So every value may be missing, which is never a fault by it
 
 import re
 import shlex
+import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -74,41 +76,34 @@ def instructions(seen: Machine, want: Want) -> Finding | None:
     return ok(best) if best else error("no AVX2 in /proc/cpuinfo", "use a machine with AVX2")
 
 
-def _program(
-    name: str, command: str, hint: str, *needs: Need, least: tuple[int, int] = (0, 0)
-) -> None:
-    """Add a check of a program by the version that it prints."""
+def _program(command: str, least: str, hint: str, seen: Machine, want: Want) -> Finding:
+    """Check a program by the version that it prints."""
     words = command.split()
-
-    def read(seen: Machine, want: Want) -> Finding:
-        output, line = seen.run(*words), seen.first_line(*words)
-        if output.code != 0:
-            return error(line, hint)
-        if _numbers(output.out) < least:
-            return error(f"{line}: older than {least[0]}.{least[1]}", hint)
-        return ok(line)
-
-    CHECKS[name] = needs, read
+    output, line = seen.run(*words), seen.first_line(*words)
+    if output.code != 0:
+        return error(line, hint)
+    older = _numbers(output.out) < _numbers(least)
+    return error(f"{line}: older than {least}", hint) if older else ok(line)
 
 
-_program("git", "git --version", f"{_APT} git", least=(2, 34))
-# for the host code of FlashInfer's modules (docs/build.md)
-_program("compiler", "g++ --version", f"{_APT} g++; or --pack none", "platform", "pack")
-_program(
-    "engine",
-    "docker version --format {{.Server.Version}}",
-    # members of the group have root rights
+# members of the group docker have root rights
+_ENGINE = (
     "permission denied: sudo usermod -aG docker $USER && newgrp docker; not running: sudo systemctl"
-    " start docker; missing or old: curl -fsSL https://get.docker.com | sudo sh",
-    *("platform", "image"),
-    least=(OLDEST_ENGINE, 0),
+    " start docker; missing or old: curl -fsSL https://get.docker.com | sudo sh"
 )
-_program("buildx", "docker buildx version", f"{_APT} docker-buildx-plugin", "platform", "image")
-_program(  # Compose's health check needs 2.20 (tested with 2.26.1)
-    *("compose", "docker compose version --short", f"{_APT} docker-compose-plugin"),
-    *("platform", "image"),
-    least=(2, 20),
+_VERSION, _OLDEST = "docker version --format {{.Server.Version}}", f"{OLDEST_ENGINE}.0"
+_PLUGINS = f"{_APT} docker-buildx-plugin docker-compose-plugin"
+_PROGRAMS: tuple[tuple[str, Need, str, str, str], ...] = (
+    ("git", "", "git --version", "2.34", f"{_APT} git"),
+    # for the host code of FlashInfer's modules (docs/build.md)
+    ("compiler", "pack", "g++ --version", "", f"{_APT} g++; or --pack none"),
+    ("engine", "image", _VERSION, _OLDEST, _ENGINE),
+    ("buildx", "image", "docker buildx version", "", _PLUGINS),
+    # Compose's health check needs 2.20 (tested with 2.26.1)
+    ("compose", "image", "docker compose version --short", "2.20", _PLUGINS),
 )
+for _name, _need, _command, _least, _hint in _PROGRAMS:
+    CHECKS[_name] = _need, partial(_program, _command, _least, _hint)
 
 
 @check("platform")
@@ -142,7 +137,7 @@ def _smi(seen: Machine) -> ET.Element | None:
         return None
 
 
-@check("platform", "gpu")
+@check("gpu")
 def gpu(seen: Machine, want: Want) -> Finding:
     """Kernels are compiled for one compute capability and do not load on another."""
     tree = _smi(seen)
@@ -160,7 +155,7 @@ def gpu(seen: Machine, want: Want) -> Finding:
     return error(text, "grep -n cuda_arch pins.yaml   # another target?") if found else unseen(text)
 
 
-@check("platform", "gpu")
+@check("gpu")
 def driver(seen: Machine, want: Want) -> Finding | None:
     """A container includes CUDA, but not the driver."""
     if (tree := _smi(seen)) is None:
@@ -175,7 +170,7 @@ def driver(seen: Machine, want: Want) -> Finding | None:
     return error(f"{text}; the target's CUDA is {needed}", hint) if any(cuda) else unseen(text)
 
 
-@check("platform", "gpu")
+@check("gpu")
 def clocks(seen: Machine, want: Want) -> Finding | None:
     """After a power fault a Spark may stay at 500 to 850 MHz, and is several times slower."""
     tree = _smi(seen)
@@ -204,7 +199,7 @@ def _info(seen: Machine) -> dict[str, object]:
         return {}
 
 
-@check("platform", "image", "gpu")
+@check("gpu")
 def container_toolkit(seen: Machine, want: Want) -> Finding:
     """Without it, docker compose up fails: could not select device driver nvidia."""
     if "nvidia" in f"{_info(seen).get('Runtimes')} {_info(seen).get('DiscoveredDevices')}":
@@ -219,7 +214,7 @@ def container_toolkit(seen: Machine, want: Want) -> Finding:
 @check()
 def store(seen: Machine, want: Want) -> Finding:
     """It has downloads, wheels and environments."""
-    if seen.access(seen.store) in ("write", "new"):
+    if seen.writable(seen.store):
         return ok(f"{seen.store} is writable")
     hint = f"ls -ld {seen.store}; or SPARKFORGE_STORE=/another/folder"
     return error(f"{seen.store} is not writable", hint)
@@ -229,7 +224,7 @@ def store(seen: Machine, want: Want) -> Finding:
 def disk(seen: Machine, want: Want) -> list[Finding]:
     """Store, image and model often share one disk, so their needs are added up for each disk."""
     here = seen.platform in want.target.platforms  # elsewhere only wheels are built
-    built = seen.access(seen.root / "dist" / want.name / receipt.NAME) in ("read", "write")
+    built = seen.exists(f"{seen.root}/dist/{want.name}/{receipt.NAME}")
     docker = str(_info(seen).get("DockerRootDir") or "/var/lib/docker")
     # measured after a first build for cpu, an estimate with CUDA
     needs = [("store", seen.store, 2 if built else 30 if want.target.cuda_arch else 5)]
@@ -239,20 +234,25 @@ def disk(seen: Machine, want: Want) -> list[Finding]:
         size = round(_MODEL_GB.get(str(want.target.model), 0))
         if not _there(seen, want.model):
             needs.append(("model", mounted(seen) or docker, size))
-    findings: list[Finding] = []
-    disks: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
+    disks: dict[tuple[int, int] | None, list[tuple[str, str, int]]] = {}
     for need in needs:
-        if (found := seen.disk(need[1])) is None:
-            findings.append(unseen(f"{need[1]} is not readable", "df -h"))
-        else:
-            disks.setdefault(found, []).append(need)
-    for (_, free), on_it in disks.items():
-        whole = sum(size for *_, size in on_it)
+        disks.setdefault(seen.disk(need[1]), []).append(need)
+    findings = []
+    for found, on_it in disks.items():
+        if found is None:
+            findings.append(unseen(f"{on_it[0][1]} is not readable", "df -h"))
+            continue
+        whole, free = sum(size for *_, size in on_it), found[1]
         parts = ", ".join(f"{name} {size}" for name, _, size in on_it)
         text = f"{on_it[0][1]}: {free / _GB:.0f} GB free, needs {whole} ({parts})"
         short = error if free < _LEAST else warning
         findings.append(ok(text) if free >= whole * _GB else short(text, _FREE))
     return findings
+
+
+def _answers(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
 
 
 @check()
@@ -261,10 +261,7 @@ def port(seen: Machine, want: Want) -> Finding:
     text = seen.variables.get("SPARKFORGE_PORT") or "8000"
     if not text.isdecimal() or not 0 < int(text) <= 65535:
         return error(f"SPARKFORGE_PORT is {text!r}", "SPARKFORGE_PORT=8000")
-    # listeners have the state 0A
-    row = rf"^\s*\d+: [0-9A-F]+:{int(text):04X} [0-9A-F]+:[0-9A-F]{{4}} 0A "
-    tables = f"{seen.text('/proc/net/tcp')}\n{seen.text('/proc/net/tcp6')}"
-    if not re.search(row, tables, re.MULTILINE):
+    if not seen.value(f"port {text}", lambda: _answers(int(text))):
         return ok(f"{text} is free")
     hint = f"ss -ltnp 'sport = :{text}'; or another: echo SPARKFORGE_PORT=8001 >>.env"
     return warning(f"{text} is in use, perhaps by the server itself", hint)
@@ -283,7 +280,7 @@ def _there(seen: Machine, model: ModelPin) -> bool:
     """Return whether the model is in a folder of the host; only root sees what a volume has."""
     name = f"models--{model.repository.replace('/', '--')}"
     snapshot = f"{mounted(seen)}/hub/{name}/snapshots/{model.revision}"
-    return bool(mounted(seen)) and seen.access(snapshot) in ("read", "write")
+    return bool(mounted(seen)) and seen.exists(snapshot)
 
 
 @check("model")
@@ -299,7 +296,7 @@ def model(seen: Machine, want: Want) -> Finding:
     return warning(text, f"python3 build.py model fetch --target {want.name}   # after the build")
 
 
-@check("model", "image")
+@check("model")
 def model_rights(seen: Machine, want: Want) -> Finding | None:
     """The container runs as user 10001: it reads at each start and writes when it downloads."""
     if not (folder := mounted(seen)):
@@ -307,7 +304,7 @@ def model_rights(seen: Machine, want: Want) -> Finding | None:
     quoted = shlex.quote(folder)
     # for new files, too, and the owner keeps access
     share = f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {quoted}"
-    if seen.access(folder) not in ("read", "write"):
+    if not seen.exists(folder):
         return error(f"{folder} does not exist", f"mkdir -p {quoted} && {share}")
     # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
     output = seen.run("getfacl", "-n", folder).out
@@ -325,23 +322,23 @@ def model_rights(seen: Machine, want: Want) -> Finding | None:
 
 
 def judge(seen: Machine, want: Want) -> list[Finding]:
-    """Run all checks that concern the target; one that fails is a finding."""
-    needs = {
-        "gpu": want.target.cuda_arch is not None,
-        "pack": bool(want.target.pack),
-        "image": want.target.base is not None,
-        "model": want.model is not None,
+    """Run all checks that concern the target on this machine; one that fails is a finding."""
+    here = seen.platform in want.target.platforms
+    has: dict[Need, object] = {
+        "": True,
+        "platform": here,
+        "gpu": here and want.target.cuda_arch,
+        "pack": here and want.target.pack,
+        "image": here and want.target.base,
+        "model": here and want.model,
     }
-    platforms = " or ".join(want.target.platforms)
     findings: list[Finding] = []
-    for name, (needed, run_it) in CHECKS.items():
-        if not all(needs.get(need, True) for need in needed):
+    for name, (needed, run) in CHECKS.items():
+        if not has[needed]:
             continue
         found: Finding | list[Finding] | None
         try:
-            found = unseen(f"this machine is {seen.platform}; run doctor on {platforms}")
-            if "platform" not in needed or seen.platform in want.target.platforms:
-                found = run_it(seen, want)
+            found = run(seen, want)
         except Exception as why:  # a machine may report anything: the other checks still count
             text = f"the check failed: {type(why).__name__}: {why}"
             found = unseen(text, "build.py doctor --report   # and attach it to an issue")

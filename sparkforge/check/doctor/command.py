@@ -85,10 +85,7 @@ def run(options: Options = Options()) -> int:
 # -- the archive -------------------------------------------------------------------------
 
 # without its variables, which may be secrets
-_CONTAINER = (
-    '{"image": "{{.Image}}", "restarts": {{.RestartCount}}, "state": {{json .State}},'
-    ' "host": {{json .HostConfig}}}'
-)
+_CONTAINER = '{"image": "{{.Image}}", "state": {{json .State}}, "host": {{json .HostConfig}}}'
 _MEMORY = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.max memory.stat"
 
 
@@ -128,27 +125,18 @@ def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
 
 _NAME = rf"[\w.-]*{SECRET_NAME}[\w.-]*"
 _PATTERNS = (
-    (re.compile(r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)"), "***"),
-    (IN_URL, "***@"),
-    (
-        re.compile(
-            r"\b(hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|xox[abprs]-)[A-Za-z0-9_-]{16,}"
-        ),
-        r"\1***",
-    ),
-    (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}"), r"\1 ***"),
+    (r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)", "***"),
+    (IN_URL.pattern, "***@"),
+    # tokens by their form, and a GPU's serial number
+    (r"\b(hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|xox[abprs]-|GPU-)[\w-]{16,}", r"\1***"),
+    (r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}", r"\1 ***"),
     # a name and its value in quotes, which may be escaped: "name": "…", 'name': '…', name="…"
-    (
-        re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*"),
-        r"\1\2***",
-    ),
+    (rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*", r"\1\2***"),
     # name=…, name: …, and --name … with several values
-    (re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+"), r"\1***"),
-    (re.compile(rf"(?i)(--{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+"), r"\1 ***"),
-    # serial numbers of this device
-    (re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "GPU-***"),
-    (re.compile(r"(<(serial|board_id|uuid|pdi)>)[^<]*"), r"\1***"),
-    (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.I), "xx:xx:xx:xx:xx:xx"),
+    (rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+", r"\1***"),
+    (rf"(?i)(--{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+", r"\1 ***"),
+    (r"(<(?:serial|board_id|uuid|pdi)>)[^<]*", r"\1***"),
+    (r"(?i)\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", "xx:xx:xx:xx:xx:xx"),
 )
 
 
@@ -170,7 +158,7 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
             whole = rf"(?<![\w.-]){pattern}(?![\w-])"
             text = re.sub(pattern if instead == "***" and len(one) > 5 else whole, instead, text)
         for known, instead in _PATTERNS:
-            text = known.sub(instead, text)
+            text = re.sub(known, instead, text)
         return text
 
     return mask

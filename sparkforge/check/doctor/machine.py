@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 _TIMEOUT_S = 8.0
 State = Literal["ok", "warning", "error", "not checked"]
 """``error``: the target cannot be built or served; ``warning``: it may fail."""
-Need = Literal["platform", "gpu", "pack", "image", "model"]
-"""A machine of the target's platform; a target with these."""
+Need = Literal["", "platform", "gpu", "pack", "image", "model"]
+"""A machine of the target's platform; on it, a target with one of these."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,18 @@ class Machine:
     def __init__(self, root: Path, store: Path) -> None:
         self.taken: dict[str, Any] = {}
         self.root, self.store = root, str(store)
-        self.variables = self.value("variables", lambda: variables(root)) or {}
+        self.variables = self.value("variables", self._variables) or {}
         machine = self.value("machine", platform.machine) or "unknown"
         self.platform = MACHINES.get(machine, machine)
+
+    def _variables(self) -> dict[str, str]:
+        """Return the variables that the checks need, none of them a secret."""
+        return {
+            name: value
+            for name, value in composing.seen(self.root / ".env").items()
+            if re.match("SPARKFORGE_|NCCL_|GLOO_|HF_|DOCKER_HOST$", name)
+            and not re.search(SECRET_NAME, name, re.IGNORECASE)
+        }
 
     def value(self, name: str, read: Callable[[], _T | None]) -> _T | None:
         """Return a reading, taken once; None if it failed."""
@@ -86,9 +95,7 @@ class Machine:
         """Return a program's output; it has some seconds."""
         line = f"$ {shlex.join(words)}"
         found = self.value(line, lambda: asdict(glimpse(*words, timeout_s=_TIMEOUT_S)))
-        return (
-            Glimpse(**found) if found else Glimpse(None, problem=f"{words[0]}: cannot be started")
-        )
+        return Glimpse(**(found or {"code": None, "problem": f"{words[0]}: cannot be started"}))
 
     def first_line(self, *words: str) -> str:
         """Return the first line of a program's output, or the reason why it failed."""
@@ -96,17 +103,18 @@ class Machine:
         text = seen.out if seen.code == 0 else seen.err + seen.out
         return seen.problem or text.strip().partition("\n")[0][:120] or f"exit code {seen.code}"
 
-    def access(self, path: str | Path) -> str:
-        """Return ``write`` or ``read`` for a path; ``new``: it can be created; "" for neither."""
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file or folder that this user may know of."""
+        return bool(self.value(f"exists {path}", Path(path).exists))
 
-        def read() -> str:
+    def writable(self, path: str) -> bool:
+        """Return whether a folder is writable, or can be created."""
+
+        def read() -> bool:
             near = _existing(Path(path))
-            writable = os.access(near, os.W_OK)
-            if near == Path(path):
-                return "write" if writable else "read"
-            return "new" if writable and near.is_dir() else ""
+            return near.is_dir() and os.access(near, os.W_OK)
 
-        return self.value(f"access {path}", read) or ""
+        return bool(self.value(f"writable {path}", read))
 
     def disk(self, path: str) -> tuple[int, int] | None:
         """Return the device that a path is on, or would be, and its free bytes."""
@@ -118,16 +126,6 @@ class Machine:
         return self.value(f"disk {path}", read)
 
 
-def variables(root: Path) -> dict[str, str]:
-    """Return the variables that the checks need, none of them a secret."""
-    return {
-        name: value
-        for name, value in composing.seen(root / ".env").items()
-        if re.match("SPARKFORGE_|NCCL_|GLOO_|HF_|DOCKER_HOST$", name)
-        and not re.search(SECRET_NAME, name, re.IGNORECASE)
-    }
-
-
 def _existing(path: Path) -> Path:
     """Return a path, or the nearest folder above it that exists."""
     return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
@@ -135,15 +133,15 @@ def _existing(path: Path) -> Path:
 
 Function = Callable[[Machine, Want], Finding | list[Finding] | None]
 """A check; None: it does not concern this machine, or another check reports it."""
-CHECKS: dict[str, tuple[tuple[Need, ...], Function]] = {}
+CHECKS: dict[str, tuple[Need, Function]] = {}
 """The checks by name, in their order."""
 
 
-def check(*needs: Need) -> Callable[[Function], Function]:
+def check(need: Need = "") -> Callable[[Function], Function]:
     """Register a function as a check of its name; its docstring is the reason for it."""
 
     def register(run: Function) -> Function:
-        CHECKS[run.__name__.strip("_").replace("_", "-")] = needs, run
+        CHECKS[run.__name__.strip("_").replace("_", "-")] = need, run
         return run
 
     return register
