@@ -27,7 +27,6 @@ INFO, ENGINE = (
     "$ docker info --format '{{json .}}'",
     "$ docker version --format '{{.Server.Version}}'",
 )
-CTK = "$ nvidia-ctk --version"
 NONE = {f"exists {SNAPSHOT}": False}
 
 
@@ -117,7 +116,6 @@ def test_spark_without_problems() -> None:
         # engine
         ({ENGINE: out("", None, "docker is not on the PATH")}, "engine", "error", "PATH"),
         ({ENGINE: out("20.10.24\n")}, "engine", "error", "older than 25.0"),
-        ({INFO: out("{}"), CTK: None}, "container-toolkit", "error", "not installed"),
         ({INFO: out("{}")}, "container-toolkit", "warning", "no runtime nvidia"),
         # settings
         (variables(SPARKFORGE_PORT="80 00"), "port", "error", "'80 00'"),
