@@ -6,7 +6,6 @@ import os
 import tarfile
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,8 +228,5 @@ def test_a_malformed_document_in_an_image_is_one_error(baked: Baked, path: str) 
         baked.problems()
 
 
-def test_wrong_images_and_receipts_are_one_error(project: Project, tmp_path: Path) -> None:
+def test_verify_needs_an_image_or_a_target(project: Project) -> None:
     project.run("verify", code=UsageError.exit_code)
-    receipt = tmp_path / "receipt.json"
-    receipt.write_text('{"items": []}')
-    project.run("verify", str(receipt), code=UsageError.exit_code)
