@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.context import profile_of
-from sparkforge.check.accept import command
-from sparkforge.check.accept.subject import CHECKS, Container, Subject, container_of, judge
+from sparkforge.check import accept
+from sparkforge.check.accept import CHECKS, Container, Subject, container_of, judge
 from sparkforge.cli import main
 from sparkforge.core.errors import ServerError
 from sparkforge.pins import pins
@@ -52,7 +52,7 @@ FAULTS = {
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "IDLE_S", 0.3)
+    monkeypatch.setattr(accept, "IDLE_S", 0.3)
 
 
 def subject(fake: Fake, container: Container = Container(problem="none")) -> Subject:
@@ -166,7 +166,7 @@ def project(tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return folder
 
 
-def accept(project: Path, *words: str) -> int:
+def accepted(project: Path, *words: str) -> int:
     return main.main(["accept", "--pins", str(project / "pins.yaml"), *words])
 
 
@@ -184,7 +184,7 @@ def test_server_of_compose_is_found_and_reported(
     log.write_text(CHOSE)
     with serving() as fake:
         compose(project, fake)
-        assert accept(project, "--json", "--long-prompt", "500", "--log", str(log)) == 0
+        assert accepted(project, "--json", "--long-prompt", "500", "--log", str(log)) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["target"], found["ok"], found["model"]) == ("spark", True, "m")
     assert found["counts"] == {"ok": len(CHECKS), "fail": 0, "not checked": 0}
@@ -198,7 +198,7 @@ def test_failed_check_has_a_hint_and_a_code(
 ) -> None:
     with serving("writes no JSON") as fake:
         compose(project, fake)
-        assert accept(project, "--long-prompt", "500") == ServerError.exit_code
+        assert accepted(project, "--long-prompt", "500") == ServerError.exit_code
     seen = capsys.readouterr()
     assert re.search("✗ structured output.*\n +hint: ", seen.out)
     assert ": structured output" in seen.err
@@ -217,7 +217,7 @@ def test_failed_check_has_a_hint_and_a_code(
 def test_bad_input_is_one_error(
     project: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int
 ) -> None:
-    assert accept(project, *words) == code
+    assert accepted(project, *words) == code
     error = capsys.readouterr().err
     assert "hint: " in error
     assert "hunter2" not in error
@@ -239,7 +239,7 @@ def test_wrong_key_is_not_printed(project: Path, capsys: pytest.CaptureFixture[s
     with serving() as fake:
         compose(project, fake)
         (project / "key").write_text("hunter2\n")
-        assert accept(project, "--json") == ServerError.exit_code
+        assert accepted(project, "--json") == ServerError.exit_code
     seen = capsys.readouterr()
     assert "hunter2" not in seen.out + seen.err
     assert "401" in seen.err
