@@ -56,8 +56,7 @@ _PARSER = "see --reasoning-parser and --tool-call-parser in the server's log (do
 # -- the server --------------------------------------------------------------------------
 
 
-Asked = str | Sequence[Mapping[str, Any]]
-"""One question, or messages."""
+Asked = str | Sequence[Mapping[str, Any]]  # one question, or messages
 
 
 class Unmet(Exception):
@@ -220,10 +219,9 @@ def tool_call(subject: Subject) -> str:
 def structured_output(subject: Subject) -> str:
     """Content that fits a JSON schema."""
     schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
-    said = subject.chat(_IN_JSON, response_format=schema)
-    right = json.loads(said.content) == {"temperature": _DEGREES}
-    need(right, f"the temperature {_DEGREES}", said.content)
-    return shown(said.content)
+    said = subject.chat(_IN_JSON, response_format=schema).content
+    need(json.loads(said) == {"temperature": _DEGREES}, f"the temperature {_DEGREES}", said)
+    return shown(said)
 
 
 def long_prompt(subject: Subject) -> str:
@@ -246,12 +244,12 @@ def limits(subject: Subject) -> str:
     said = subject.chat(_SUM, max_tokens=_FEW)
     need(said.tokens == _FEW, f"{_FEW} tokens", said.tokens)
     need(said.finish == "length", "finish_reason length", said.finish)
-    good, place = subject.body("Hello", max_tokens=1), subject.place
+    place = subject.place
     cases: list[tuple[Place, dict[str, Any], int]]
     cases = [(place, {"model": "no-such-model"}, 404), (place, {"max_tokens": -1}, 400)]
     cases += [(Place(place.url), {}, 401)] if place.key else []
     for where, change, status in cases:
-        reply = client.post(where, client.CHAT, {**good, **change})
+        reply = client.post(where, client.CHAT, subject.body("Hello", **change))
         need(reply.status == status, f"status {status}", f"{reply.status} {reply.text}")
     return f"{_FEW} tokens; {len(cases)} bad requests refused"
 
@@ -285,12 +283,12 @@ def idle_afterwards(subject: Subject) -> str:
 def backends(subject: Subject) -> str:
     """The log names those of the profile's `expect`."""
     # as if layers were quantised: vLLM's log shows whether some are
-    options = subject.container.options
-    expected = subject.profile.expectations(("--mxfp4-layers", "any"), options)
-    if subject.container.problem or not expected:
-        raise Unseen(subject.container.problem or "the profile expects none")
+    box = subject.container
+    expected = subject.profile.expectations(("--mxfp4-layers", "any"), box.options)
+    if box.problem or not expected:
+        raise Unseen(box.problem or "the profile expects none")
     watch = Watch(expected)
-    wrong = list(filter(None, map(watch.feed, subject.container.log.splitlines())))
+    wrong = list(filter(None, map(watch.feed, box.log.splitlines())))
     if not watch.seen:
         raise Unseen("the log names no backend (rotated, or VLLM_LOGGING_LEVEL)")
     wrong += [one for one in watch.missing() if "linear" not in one]  # none may be quantised
