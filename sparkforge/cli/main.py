@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "images": ("build.composing:images", "list built images, and the one that Compose uses"),
         "rollback": ("build.composing:rollback", "switch Compose to the previous image"),
         "packs": ("build.packs.command:run", "compile FlashInfer's modules into a wheel"),
-        "verify": ("check.verify.command:run", "rebuild and compare bytes, or check an image"),
+        "verify": ("check.verify:run", "rebuild and compare bytes, or check an image"),
         "clean": ("cli.checkout:clean", "delete build results from the store"),
     },
     "change": {

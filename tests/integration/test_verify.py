@@ -14,7 +14,7 @@ import pytest
 from sparkforge.build import graph, image, sbom
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import PluginResult, WheelResult
-from sparkforge.check.verify import command, imagecheck
+from sparkforge.check import verify
 from sparkforge.core import plain
 from sparkforge.core.disk import key_of
 from sparkforge.core.errors import CheckError, UsageError
@@ -119,8 +119,8 @@ class Baked:
     def problems(self) -> str:
         """Return the problems, one in a line."""
         holder = self.engine()
-        found = imagecheck.read(holder, "tiny:1")
-        return "\n".join(imagecheck.check(found, context_of("tiny", self.project.root))[1])
+        found = verify.read(holder, "tiny:1")
+        return "\n".join(verify.check(found, context_of("tiny", self.project.root))[1])
 
 
 @pytest.fixture
@@ -166,9 +166,9 @@ def test_an_image_of_this_checkout_matches(baked: Baked, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "connect", baked.engine)
     paths = ProjectOptions(pins=baked.project.root / "pins.yaml", store=baked.project.store)
     opened = Opened.open(paths)
-    assert command._image("tiny:1", opened, published=False) == 0
+    assert verify._image("tiny:1", opened, published=False) == 0
     baked.files[f"{SITE}/demo/mod.py"] = b"evil"
-    assert command._image("tiny:1", opened, published=False) == CheckError.exit_code
+    assert verify._image("tiny:1", opened, published=False) == CheckError.exit_code
 
 
 def test_changed_patches_and_pins_are_named(baked: Baked) -> None:

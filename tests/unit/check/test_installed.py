@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build.image import VENV
-from sparkforge.check.verify import imagecheck
+from sparkforge.check import verify
 from tests.support import make_wheel, sha256
 
-SITE = imagecheck.site_of("3.11")
+SITE = verify.site_of("3.11")
 Baked = tuple[dict[str, str], dict[str, bytes]]
 
 
 def files_of(*wheels: Path) -> Baked:
     """Return what an installer leaves of wheels: hashes, and RECORDs."""
-    made, kept = imagecheck.of_the_venv("3.11"), {}
+    made, kept = verify.of_the_venv("3.11"), {}
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as opened:
             for name in opened.namelist():
@@ -28,12 +28,12 @@ def files_of(*wheels: Path) -> Baked:
 
 def check(baked: Baked) -> list[str]:
     files, documents = baked
-    return imagecheck.installed(files, imagecheck.records(documents, SITE), "3.11")[1]
+    return verify.installed(files, verify.records(documents, SITE), "3.11")[1]
 
 
 def test_a_library_with_a_wrong_record_is_known_by_its_hash(tmp_path: Path) -> None:
-    assert len(imagecheck.CHANGED) == 4  # two libraries of one release, for two platforms
-    sha, name = next(iter(imagecheck.CHANGED.items()))
+    assert len(verify.CHANGED) == 4  # two libraries of one release, for two platforms
+    sha, name = next(iter(verify.CHANGED.items()))
     path = f"PyNvVideoCodec/PyNvVideoCodec_{name}-linux-gnu.so"
     other = path.replace("121", "130")
     files, kept = files_of(make_wheel(tmp_path, "codec", files={path: b"1", other: b"1"}))
