@@ -15,7 +15,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from sparkforge.core import plain
-from sparkforge.core.disk import write_file
+from sparkforge.core.disk import read_json, write_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.run import call
 from sparkforge.runtime.client import Place
@@ -35,12 +35,12 @@ aiohttp.TCPConnector = lambda **options: pool(**{{**options, 'keepalive_timeout'
 from llama_benchy.__main__ import main
 main()
 """
-METRICS: Mapping[str, tuple[str, str]] = {
-    "decode": ("tg_throughput", "decode, tok/s"),
-    "prefill": ("pp_throughput", "prefill, tok/s"),
-    "ttft": ("e2e_ttft", "first token, ms"),
+METRICS: Mapping[str, str] = {
+    "decode, tok/s": "tg_throughput",
+    "prefill, tok/s": "pp_throughput",
+    "first token, ms": "e2e_ttft",
 }
-"""Fields of llama-benchy, and titles; tokens a second are of all requests together."""
+"""llama-benchy's fields, by our names; tokens a second are of all requests together."""
 TABLES: Mapping[str, str] = {
     "quick": "--pp 512 --tg 32 --depth 0 --concurrency 1 2",
     "seeds": "--pp 512 2048 8192 --tg 32 128 --depth 0 --concurrency 1",
@@ -106,11 +106,11 @@ class Call:
 
 @dataclass
 class Result:
-    """What was measured: values of each run by test and metric."""
+    """What was measured: values of each run, by test and metric."""
 
     identity: dict[str, Any]
     """Server, model, machine and tool, as ``command.py`` names them."""
-    tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    tests: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, file: Path) -> None:
         """Add what llama-benchy wrote."""
@@ -120,39 +120,27 @@ class Result:
             name += f" @ d{run['context_size']}" if run["context_size"] else ""
             name += f" (c{run['concurrency']})"
             name += ", loading the context" * run["is_context_prefill_phase"]
-            for metric, (source, _) in METRICS.items():
+            for metric, source in METRICS.items():
                 values = (run[source] or {"values": []})["values"]
-                if metric == "ttft" and len(values) % run["concurrency"] == 0:
+                if source == "e2e_ttft" and len(values) % run["concurrency"] == 0:
                     # requests of a run wait for each other: their mean is one sample
                     steps = range(0, len(values), run["concurrency"])
                     values = [fmean(values[at : at + steps.step]) for at in steps]
                 # none if the answer came in one piece
                 if values := [float(value) for value in values if value > 0]:
-                    self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
+                    self.tests.setdefault(f"{name}: {metric}", []).extend(values)
 
     def save(self, folder: Path) -> None:
         """Write the result."""
         document = json.dumps(plain.as_json(self), indent=1, sort_keys=True)
         write_file(folder / FILE, f"{document}\n".encode())
 
-    def flat(self) -> dict[tuple[str, str], list[float]]:
-        """Return the values by test and metric, in the order of ``METRICS``."""
-        return {
-            (test, metric): values[metric]
-            for test, values in self.tests.items()
-            for metric in METRICS
-            if metric in values
-        }
-
 
 def load(path: Path) -> Result:
     """Read a result, a file or its folder; ServerError if it is missing or of another shape."""
     file = path / FILE if path.is_dir() else path
-    try:
-        result = plain.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        result = None
-    if result is None or any(min(each, default=0) <= 0 for each in result.flat().values()):
+    result = plain.load(Result, read_json(file))
+    if result is None or any(min(each, default=0) <= 0 for each in result.tests.values()):
         msg = f"{file}: not a result of `build.py bench`"
         raise ServerError(msg, "give the folder or result.json of a run of this version")
     return result
@@ -160,10 +148,10 @@ def load(path: Path) -> Result:
 
 def table(result: Result) -> list[tuple[str, ...]]:
     """Return medians and extremes as rows of text, the head first."""
-    rows: list[tuple[str, ...]] = [("test", "metric", "median", "least", "most", "runs")]
-    for (test, metric), values in result.flat().items():
+    rows: list[tuple[str, ...]] = [("test", "median", "least", "most", "runs")]
+    for test, values in result.tests.items():
         texts = (f"{number:.2f}" for number in (median(values), min(values), max(values)))
-        rows.append((test, METRICS[metric][1], *texts, str(len(values))))
+        rows.append((test, *texts, str(len(values))))
     return rows
 
 
@@ -172,9 +160,9 @@ def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
 
     ``low`` and ``high`` are 5 % and 95 % of the ratios of all pairs of runs; 0: less than 3 runs.
     """
-    rows, theirs = [], b.flat()
-    for (test, metric), old in a.flat().items():
-        new = theirs.get((test, metric), [])
+    rows = []
+    for test, old in a.tests.items():
+        new = b.tests.get(test, [])
         if not new:
             continue
         low = high = 0.0
@@ -183,16 +171,15 @@ def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
             ratios = [y / x for x, y in itertools.product(old, new)]
             low, *_, high = quantiles(ratios, n=20, method="inclusive")
             # the first token is better sooner
-            worst, best = (low, high) if metric != "ttft" else (1 / high, 1 / low)
+            worst, best = (1 / high, 1 / low) if "first token" in test else (low, high)
             if best < 1 - tolerance:
                 verdict = "slower"
             elif worst > 1 + tolerance:
                 verdict = "faster"
             elif worst >= 1 - tolerance and best <= 1 + tolerance:
                 verdict = "same"
-        row = {"name": test, "metric": metric, "a": median(old), "b": median(new)}
-        row |= {"ratio": median(new) / median(old), "low": low, "high": high, "verdict": verdict}
-        rows.append(row)
+        row = {"name": test, "a": median(old), "b": median(new), "low": low, "high": high}
+        rows.append({**row, "ratio": median(new) / median(old), "verdict": verdict})
     if not rows:
         msg = "the two results have no test in common"
         raise ServerError(msg, "measure both with the same --table")

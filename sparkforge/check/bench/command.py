@@ -38,7 +38,7 @@ from sparkforge.build.smoke import (
 )
 from sparkforge.check import tools
 from sparkforge.check.bench import benchy
-from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
+from sparkforge.check.bench.benchy import TABLES, Call, Result
 from sparkforge.checkpoints.tiny import expand
 from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
@@ -296,11 +296,11 @@ def new_folder(dist: Path, name: str) -> Path:
 
 def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return a comparison as rows of text, the head first."""
-    rows: list[tuple[str, ...]] = [("test", "metric", "A", "B", "B / A", "5 % to 95 %", "verdict")]
+    rows: list[tuple[str, ...]] = [("test", "A", "B", "B / A", "5 % to 95 %", "verdict")]
     for one in changes:
         spread = f"{one['low']:.3f} to {one['high']:.3f}" if one["high"] else "too few runs"
         values = (f"{one['a']:.2f}", f"{one['b']:.2f}", f"{one['ratio']:.3f}", spread)
-        rows.append((one["name"], METRICS[one["metric"]][1], *values, one["verdict"]))
+        rows.append((one["name"], *values, one["verdict"]))
     return rows
 
 
@@ -314,7 +314,7 @@ def compare_results(options: CompareOptions) -> int:
         log.warning(f"these differ, too: {', '.join(differs)}")
     log.document({"changes": changes, "differs": differs})
     log.table(_table(changes))
-    slower = [f"{one['name']}: {one['metric']}" for one in changes if one["verdict"] == "slower"]
+    slower = [one["name"] for one in changes if one["verdict"] == "slower"]
     if not slower:
         return 0
     hint = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
