@@ -1,4 +1,4 @@
-"""Checks of machine, memory, GPU, container engine, disks, model, and the settings of Compose.
+"""Checks of machine, memory, GPU, container engine, disks and model.
 
 No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the clocks of a machine
 after a power fault. So every value may be missing, which is never a fault by itself.
@@ -6,7 +6,6 @@ after a power fault. So every value may be missing, which is never a fault by it
 
 import re
 import shlex
-import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -61,19 +60,14 @@ def machine(seen: Machine, want: Want) -> Finding:
     """An image is built and served on its own platform; wheels are built anywhere."""
     release = re.search(r'^PRETTY_NAME="?([^"\n]*)', seen.text("/etc/os-release"), re.MULTILINE)
     text = f"{seen.platform}, {release[1] if release else 'unknown system'}"
-    if seen.platform in want.target.platforms:
-        return ok(text)
-    hint = f"python3 build.py --target {want.name} --until wheels   # or use another machine"
-    return error(f"{text}; target {want.name} is for {', '.join(want.target.platforms)}", hint)
-
-
-@check()
-def instructions(seen: Machine, want: Want) -> Finding | None:
-    """vLLM's CPU wheel for x86-64 has no kernels for less than AVX2."""
+    if seen.platform not in want.target.platforms:
+        hint = f"python3 build.py --target {want.name} --until wheels   # or use another machine"
+        return error(f"{text}; target {want.name} is for {', '.join(want.target.platforms)}", hint)
     if want.target.cuda_arch or seen.platform != "linux/amd64":
-        return None
+        return ok(text)
+    # vLLM's CPU wheel for x86-64 has no kernels for less than AVX2
     best = isa.best(seen.text("/proc/cpuinfo"))
-    return ok(best) if best else error("no AVX2 in /proc/cpuinfo", "use a machine with AVX2")
+    return ok(f"{text}, {best}") if best else error(f"{text}, no AVX2", "use one with AVX2")
 
 
 def _program(command: str, least: str, hint: str, seen: Machine, want: Want) -> Finding:
@@ -210,15 +204,6 @@ def container_toolkit(seen: Machine, want: Want) -> Finding:
 
 
 @check()
-def store(seen: Machine, want: Want) -> Finding:
-    """It has downloads, wheels and environments."""
-    if seen.writable(seen.store):
-        return ok(f"{seen.store} is writable")
-    hint = f"ls -ld {seen.store}; or SPARKFORGE_STORE=/another/folder"
-    return error(f"{seen.store} is not writable", hint)
-
-
-@check()
 def disk(seen: Machine, want: Want) -> list[Finding]:
     """Store, image and model often share one disk, so their needs are added up for each disk."""
     here = seen.platform in want.target.platforms  # elsewhere only wheels are built
@@ -244,23 +229,6 @@ def disk(seen: Machine, want: Want) -> list[Finding]:
         short = error if free < _LEAST else warning
         findings.append(ok(text) if free >= whole * _GB else short(text, _FREE))
     return findings
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@check()
-def port(seen: Machine, want: Want) -> Finding:
-    """The server cannot use a port that another program uses."""
-    text = seen.variables.get("SPARKFORGE_PORT") or "8000"
-    if not text.isdecimal() or not 0 < int(text) <= 65535:
-        return error(f"SPARKFORGE_PORT is {text!r}", "SPARKFORGE_PORT=8000")
-    if not seen.value(f"port {text}", lambda: _answers(int(text))):
-        return ok(f"{text} is free")
-    hint = f"ss -ltnp 'sport = :{text}'; or another: echo SPARKFORGE_PORT=8001 >>.env"
-    return warning(f"{text} is in use, perhaps by the server itself", hint)
 
 
 # -- the model ---------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]
     mask = mask_of(composing.seen(seen.root / ".env"))
     with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
-            archive.writestr(name, masked_json(value, mask))
+            archive.writestr(name, mask(json.dumps(value, indent=1)))
         for name, text in _parts(seen.root, target):
             archive.writestr(name, mask(text).encode(errors="replace"))
         return archive.namelist()
@@ -162,9 +162,3 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
         return text
 
     return mask
-
-
-def masked_json(value: object, mask: Callable[[str], str]) -> str:
-    """Return a document with all texts in it masked."""
-    text = json.dumps(value, indent=1, sort_keys=True)
-    return re.sub(r'"(?:[^"\\]|\\.)*"', lambda found: json.dumps(mask(json.loads(found[0]))), text)

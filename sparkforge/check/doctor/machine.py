@@ -1,6 +1,5 @@
 """Readings of a machine, and what a check of doctor is."""
 
-import os
 import platform
 import re
 import shlex
@@ -107,28 +106,15 @@ class Machine:
         """Return whether there is a file or folder that this user may know of."""
         return bool(self.value(f"exists {path}", Path(path).exists))
 
-    def writable(self, path: str) -> bool:
-        """Return whether a folder is writable, or can be created."""
-
-        def read() -> bool:
-            near = _existing(Path(path))
-            return near.is_dir() and os.access(near, os.W_OK)
-
-        return bool(self.value(f"writable {path}", read))
-
     def disk(self, path: str) -> tuple[int, int] | None:
         """Return the device that a path is on, or would be, and its free bytes."""
 
         def read() -> tuple[int, int]:
-            near = _existing(Path(path))
+            folders = (folder for folder in (Path(path), *Path(path).parents) if folder.exists())
+            near = next(folders, Path("/"))
             return near.stat().st_dev, shutil.disk_usage(near).free
 
         return self.value(f"disk {path}", read)
-
-
-def _existing(path: Path) -> Path:
-    """Return a path, or the nearest folder above it that exists."""
-    return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
 
 
 Function = Callable[[Machine, Want], Finding | list[Finding] | None]
