@@ -7,12 +7,11 @@ them (teacher-forced), and its next-token distributions are compared with the un
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
@@ -57,8 +56,6 @@ class QualityOptions:
     """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
     max_kl: NonNegativeFloat | None = None
     """limit of the mean KL divergence of the next token, in nats (default: none, figures only)"""
-    prompts: PositiveInt | None = None
-    """number of prompts to continue (default: all 24)"""
     tokens: PositiveInt = 64
     """tokens per continuation (default: 64)"""
     arguments: Behind = ()
@@ -69,11 +66,7 @@ class QualityOptions:
 
 
 def measure_quality(options: QualityOptions) -> int:
-    """Measure the effect of --mxfp4-layers on the model's answers; CheckError if it is too large.
-
-    Raises:
-        ServerError: a server does not start or answer.
-    """
+    """Measure the effect of --mxfp4-layers on answers; CheckError if it is too large."""
     for layers in options.layers:
         roofline.parse_layers(layers)  # checked here, not by a server after the first has run
     project = Project.open(options.project)
@@ -90,7 +83,6 @@ def measure_quality(options: QualityOptions) -> int:
         msg = f"target {context.target_name} has no checkpoint"
         raise UsageError(msg, "give one with --model DIR")
     build.run("image")
-    started = datetime.now(UTC)
     gpus = context.target.cuda_arch is not None
     launch = Launch(model, context.serve, arguments, variables, build.serving.port, gpus)
     data = json.loads(Path(__file__).with_name("quality.json").read_text(encoding="utf-8"))
@@ -101,13 +93,12 @@ def measure_quality(options: QualityOptions) -> int:
             one = replace(launch, arguments=(*arguments, *more))
             return command.started(build, build.graph.product.artefact, one, work)
 
-        found = run(start, options.layers, options.tokens, prompts[: options.prompts])
+        found = run(start, options.layers, options.tokens, prompts)
     document = {
-        "started": started.isoformat(timespec="seconds"),
         "target": context.target_name,
         "release": context.release,
         "pins": sha256_file(context.pins_path),
-        "model": str(launch.model),
+        "model": str(model),
         "options": redacted((*context.serve, *build.serving.arguments)),
         "layers": found,
     }
@@ -191,11 +182,6 @@ def measured(reference: Sequence[Logprobs], seen: Sequence[Logprobs]) -> dict[st
     """
     pairs = list(zip(reference, seen, strict=True))
     kls, covered = zip(*(divergence(p, q) for p, q in pairs), strict=True)
-    return {
-        "mean_kl": statistics.fmean(kls),
-        "agreement": statistics.fmean(
-            max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs
-        ),
-        "covered": statistics.fmean(covered),
-        "positions": len(pairs),
-    }
+    same = fmean(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
+    found = {"mean_kl": fmean(kls), "agreement": same, "covered": fmean(covered)}
+    return {**found, "positions": len(pairs)}
