@@ -27,8 +27,6 @@ class Options:
 
     target: str
     """target whose last build to report on"""
-    out: Path | None = None
-    """write the page here (default: dist/TARGET/report.html)"""
     pins: PinsFile = None
     output: OutputOptions = OutputOptions()
 
@@ -62,7 +60,7 @@ def run(options: Options) -> int:
     except (OSError, ValueError, AttributeError, TemplateError) as error:
         msg = f"a result in {folder}/accept or /bench is damaged: {error}"
         raise UsageError(msg, "remove it, and run accept or bench again") from None
-    out = options.out or folder / "report.html"
+    out = folder / "report.html"
     write_file(out, page.encode())
     log.info(f"written: {out} (open it in a browser)")
     log.document({"page": str(out)})
@@ -82,32 +80,22 @@ def _state(path: Path, digest: str) -> str:
 
 Machine = Literal["x86", "arm64", "h200", "spark"]
 Level = Literal["proved", "partly", "simulated", "compiled", "not run"]
-MACHINES: Mapping[Machine, str] = {
+_HEAD: Mapping[Machine, str] = {
     "x86": "x86-64",
     "arm64": "arm64, emulated",
     "h200": "H200",
     "spark": "Spark",
 }
-"""The machines of the matrix, and the head of each column."""
-LEVELS: Mapping[Level, str] = {
-    "proved": "ran there, on the real thing",
-    "partly": "some of it ran there",
-    "simulated": "ran there against a simulated device, server or machine",
-    "compiled": "compiled and disassembled there",
-    "not run": "applies there, and nobody has run it",
-}
-"""The values of the matrix's cells, and their meaning."""
 _Text = Annotated[str, Field(min_length=1)]
 
 
 class Claim(Model):
-    """A feature, and the evidence for it by machine; texts are Markdown."""
+    """A feature, and the evidence for it by machine; ``open``: missing tests. Markdown."""
 
     claim: _Text
     machines: Annotated[Mapping[Machine, Level], Field(min_length=1)]
     tested: _Text
     open: _Text | None = None
-    """Missing tests; None: none known."""
 
 
 class Area(Model):
@@ -128,17 +116,15 @@ def status(path: Path) -> str:
     text = pages.render(
         Path(__file__).with_name("status.md.j2"),
         areas=areas,
-        head=["claim", *MACHINES.values()],
+        head=["claim", *_HEAD.values()],
         rows=lambda area: map(_row, area.claims),
         Markdown=pages.Markdown,
-        levels=LEVELS,
     )
     return pages.between(path, text)
 
 
 def _row(claim: Claim) -> tuple[str, ...]:
     """Return a row of the matrix; ``proved`` and ``not run`` are bold."""
-    cells = (claim.machines.get(machine, "") for machine in MACHINES)
-    bold = ("proved", "not run")
-    levels = (pages.Markdown(f"**{one}**" if one in bold else one) for one in cells)
-    return (pages.Markdown(claim.claim), *levels)
+    levels = (claim.machines.get(machine, "") for machine in _HEAD)
+    bold = (f"**{one}**" if one in ("proved", "not run") else one for one in levels)
+    return tuple(pages.Markdown(text) for text in (claim.claim, *bold))
