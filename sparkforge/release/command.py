@@ -148,25 +148,22 @@ def sign_image(image: str, folder: Path, key: str) -> None:
     """Sign an image in its registry, and attach a folder's SBOM, signed."""
     _cosign("sign", key, image)
     # --replace: a repeated push leaves one statement
-    how = ("--replace", "--type", "cyclonedx", "--predicate", folder / SBOM)
-    _cosign("attest", key, *how, image)
+    attached = ("--type", "cyclonedx", "--predicate", folder / SBOM)
+    _cosign("attest", key, "--replace", *attached, image)
     log.info(f"signed  {image}, with its SBOM")
 
 
 def check_folder(folder: Path, key: str) -> list[str]:
-    """Check the signatures in a folder, and its files against the signed receipt.
-
-    Returns the names of all signed files. UsageError: it is no folder of a release.
-    """
+    """Check the signatures in a folder, and its files against the receipt; return their names."""
     built = receipt.load(folder / receipt.NAME)
     if built is None:
         msg = f"{folder}: has no valid {receipt.NAME}"
         raise UsageError(msg, "give the folder of a release, or REGISTRY/NAME@sha256:…")
     files = {*SIGNED, *built.files}
-    known = {*files, *(name + SUFFIX for name in SIGNED)}
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    there -= {*files, *(name + SUFFIX for name in SIGNED)}
     problems = receipt.problems(folder, built)  # whose hashes are signed themselves
-    problems += [f"{name}: not signed" for name in sorted(there - known)]
+    problems += [f"{name}: not signed" for name in sorted(there)]
     for name in SIGNED:
         try:
             _cosign("verify-blob", key, "--bundle", folder / (name + SUFFIX), folder / name)

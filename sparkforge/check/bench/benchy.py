@@ -51,9 +51,8 @@ TABLES: Mapping[str, str] = {
 }
 """By the name for ``--table``: llama-benchy's options, in tokens but for the last.
 
-``seeds``: the shape of the first published figures of gpt-oss-120b on one Spark. ``community``: the
-shape of spark-arena's profiles v1 and v2 (read on 2026-11-20), with prefix caching; the depths
-between its ends are ours.
+``seeds``: as the first published figures of gpt-oss-120b on one Spark. ``community``: as
+spark-arena's profiles v1 and v2 (read on 2026-11-20), with depths of ours in between.
 """
 
 
@@ -96,9 +95,8 @@ class Call:
         if done.returncode or fell_back or not file.exists():
             told = list(filter(re.compile("FAILED|back|HTTP |rror|failed").search, lines))
             why = (told or lines[-1:] or ["no output"])[0].strip()[:300]
-            raise ServerError(
-                f"llama-benchy failed: {why}", f"see {log_path}, and the server's log"
-            )
+            hint = f"see {log_path}, and the server's log"
+            raise ServerError(f"llama-benchy failed: {why}", hint)
 
 
 # -- results -----------------------------------------------------------------------------

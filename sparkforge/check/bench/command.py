@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import cached, composing, serve
+from sparkforge.build import cached, composing, serve, smoke
 from sparkforge.build.graph import Build, last_build, unpatched_environment
 from sparkforge.build.options import (
     Behind,
@@ -28,14 +28,6 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.build.serve import CHAT_OPTIONS, chat_model, runs_python
-from sparkforge.build.smoke import (
-    SMOKE_VARIABLES,
-    UNPATCHED_VARIABLES,
-    of_release,
-    originals,
-    start_server,
-)
 from sparkforge.check import tools
 from sparkforge.check.bench import benchy
 from sparkforge.check.bench.benchy import TABLES, Call, Result
@@ -54,8 +46,7 @@ from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.store.store import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
-TOLERANCE = 3.0
-"""Smallest change that counts, in percent."""
+_TOLERANCE = 3.0  # percent: the smallest change that counts
 
 
 @command_options
@@ -93,7 +84,7 @@ class CompareOptions:
     """the earlier result: a folder of `bench`, or its result.json"""
     b: Path = field(kw_only=False)
     """the later one"""
-    tolerance: NonNegativeFloat = TOLERANCE
+    tolerance: NonNegativeFloat = _TOLERANCE
     """smallest change that counts, in percent (default: 3)"""
     output: OutputOptions = OutputOptions()
 
@@ -102,28 +93,24 @@ class CompareOptions:
 class Side:
     """A server to measure; ``start`` yields when it is ready."""
 
-    name: str
-    """Of its folder below the result's."""
-    model: Path
-    """Folder with its tokenizer.json."""
+    name: str  # of its folder below the result's
+    model: Path  # the folder with its tokenizer.json
     start: Callable[[], AbstractContextManager[Place]]
     identity: Mapping[str, Any]
 
 
 def run(options: RunOptions = RunOptions()) -> int:
     """Measure the speed of a server."""
-    if options.target is None and options.url is None:
-        raise UsageError("nothing to measure", "give --target NAME, or --url and --model")
-    if options.url is not None and (options.vs or options.arguments):
-        msg = "--vs and arguments after -- are for a server that bench starts, not for --url"
-        raise UsageError(msg, "omit them")
+    own = options.url is None  # a server that bench starts
+    if (own and options.target is None) or (not own and (options.vs or options.arguments)):
+        msg = "bench needs --target NAME, or --url without --vs and arguments after --"
+        raise UsageError(msg, "build.py bench run --help")
     project, model = Project.open(options.project), options.model
     no_tiny = options.target is None or project.pins.target(options.target).smoke is None
-    if model is None and (options.url is not None or no_tiny):
+    if model is None and (no_tiny or not own):
         msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
         raise UsageError(msg, "name the model's folder with --model DIR")
-    variables = composing.seen(project.root / ".env")
-    place = None if options.url is None else client.place_of(variables, options.url)
+    place = None if own else client.place_of(composing.seen(project.root / ".env"), options.url)
     tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
     common = {"machine": _machine(), "table": options.table, "tool": f"llama-benchy {version}"}
     rounds, runs = (options.runs, 1) if options.vs else (1, options.runs)
@@ -147,15 +134,15 @@ def run(options: RunOptions = RunOptions()) -> int:
         # depends on the words, so all results have one text.
         call.prepare((project.root / "LICENSE").read_text(encoding="utf-8") * 200)
         results = measure(sides, common, call, rounds, out, coherent=model is not None)
-    document: dict[str, Any] = {"results": [plain.as_json(one) for one in results.values()]}
-    document["folders"] = [str(out / name) for name in results]
+    document: dict[str, Any] = {"folders": [str(out / name) for name in results]}
+    document["results"] = [plain.as_json(one) for one in results.values()]
     for name, result in results.items():
         log.heading(f"{name or 'result'}: {out / name}")
         log.table(benchy.table(result))
     if len(results) == 2:
         a, b = results.values()
-        changes = benchy.compare(a, b, TOLERANCE / 100)
-        document["comparison"] = {"changes": changes}
+        changes = benchy.compare(a, b, _TOLERANCE / 100)
+        document["changes"] = changes
         log.heading("B, patched, compared with A, unpatched")
         log.table(_table(changes))
     log.document(document)
@@ -204,7 +191,7 @@ def started(
     folder = Path(tempfile.mkdtemp(prefix="server-", dir=work))
     cache, engine = build.context.store.cache_path("serve"), build.tools.engine
     with (
-        start_server(engine, product, launch, folder, cache, restored) as server,
+        smoke.start_server(engine, product, launch, folder, cache, restored) as server,
         kept_log(server, build.context.server_log),
     ):
         took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
@@ -227,15 +214,15 @@ def of_build(
     variables = {"SPARKFORGE_PROFILE": profile.choice} if built and profile.choice else {}
     tiny = model is None
     if tiny:
-        arguments = (*CHAT_OPTIONS, *arguments)
-        variables |= SMOKE_VARIABLES
-    bare = of_release(options), of_release(arguments)
+        arguments = (*serve.CHAT_OPTIONS, *arguments)
+        variables |= smoke.SMOKE_VARIABLES
+    bare = smoke.of_release(options), smoke.of_release(arguments)
     if tiny and versus:
         options, arguments = bare
         if built:
             variables |= instead(options)  # the image's own do not fit the BF16 model
     if model is None:
-        model = chat_model(context.dist, runs_python(build.tools.engine, product))
+        model = serve.chat_model(context.dist, serve.runs_python(build.tools.engine, product))
         if versus:
             model = made(context.dist / "tiny-chat-model-bf16", partial(expand, model))
     gpus = context.target.cuda_arch is not None
@@ -250,30 +237,26 @@ def of_build(
     restored: Mapping[str, Path] | None = None
     sides = [("patched" if versus else "", product, ours, known, restored)]
     if versus:
-        variables = {**variables, **UNPATCHED_VARIABLES}
+        variables = {**variables, **smoke.UNPATCHED_VARIABLES}
         theirs = replace(ours, options=bare[0], arguments=bare[1], variables=variables)
         version = context.pins.upstream(next(iter(context.target.wheels))).version
         known = {"origin": "release", "release": version}
         if built:
             folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
-            restored = originals(context, build.graph.wheels, folder)
+            restored = smoke.originals(context, build.graph.wheels, folder)
         else:
             item = unpatched_environment(context)
             cached.run(context, cached.ordered([item]))
             product = item.artefact
         sides.insert(0, ("unpatched", product, theirs, known, restored))
-    common = {"target": context.target_name, "checkpoint": model.name}
-    common["pins"] = sha256_file(context.pins_path)
-    return [
-        Side(
-            name,
-            launch.model,
-            partial(started, build, product, launch, work, restored),
-            # results are also for others
-            {**common, **known, "options": redacted((*launch.options, *launch.arguments))},
-        )
-        for name, product, launch, known, restored in sides
-    ]
+    result = []
+    for name, product, launch, known, restored in sides:
+        words = redacted((*launch.options, *launch.arguments))  # results are also for others
+        known |= {"target": context.target_name, "checkpoint": model.name, "options": words}
+        known["pins"] = sha256_file(context.pins_path)
+        start = partial(started, build, product, launch, work, restored)
+        result.append(Side(name, model, start, known))
+    return result
 
 
 # -- results -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build import cached
+from sparkforge.build import cached, smoke
 from sparkforge.build.cached import Cached
 from sparkforge.build.results import EnvironmentResult, WheelResult
 from sparkforge.build.smoke import of_release
@@ -103,7 +103,7 @@ def test_sides_of_a_build_differ_in_the_patches_options(
 
     asked: list[tuple[str, Sequence[str]]] = []
     monkeypatch.setattr(cached, "run", run)
-    monkeypatch.setattr(command, "start_server", started)
+    monkeypatch.setattr(smoke, "start_server", started)
     monkeypatch.setattr(command, "wait_ready", lambda *_: 1.0)
     given = (build, tmp_path / "model", build.context.serving, tmp_path / "work")
     (tmp_path / "work").mkdir()
