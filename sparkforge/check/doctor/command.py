@@ -16,8 +16,7 @@ from pathlib import Path
 from sparkforge import __version__
 from sparkforge.build import composing, receipt
 from sparkforge.build.options import OutputOptions, command_options
-from sparkforge.check.doctor.checks import judge
-from sparkforge.check.doctor.machine import Machine, want_of
+from sparkforge.check.doctor.checks import Machine, judge, want_of
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CheckError
 from sparkforge.core.log import log

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.check.doctor import command, machine
-from sparkforge.check.doctor.checks import judge
-from sparkforge.check.doctor.machine import Finding, Machine, Want, want_of
+from sparkforge.check.doctor import command
+from sparkforge.check.doctor.checks import CHECKS, Finding, Machine, Want, judge, want_of
 from sparkforge.cli import main
 from sparkforge.pins import pins
 from tests.support import ROOT, linked_checkout
@@ -80,7 +79,7 @@ def memory(total: int = 119, available: int = 110) -> Any:
 def test_spark_without_problems() -> None:
     findings = found(recorded())
     assert {finding.state for finding in findings.values()} == {"ok"}
-    assert set(findings) == set(machine.CHECKS)
+    assert set(findings) == set(CHECKS)
 
 
 @pytest.mark.parametrize(
