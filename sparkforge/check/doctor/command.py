@@ -8,7 +8,6 @@ import shlex
 import socket
 import time
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,12 +25,8 @@ from sparkforge.runtime import client
 from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
 
-_MARKS = {
-    "ok": ("32", "✓"),
-    "not checked": ("2", "·"),
-    "warning": ("33", "!"),
-    "error": ("31;1", "✗"),
-}
+_MARKS = {"ok": ("32", "✓"), "not checked": ("2", "·"), "warning": ("33", "!")}
+_MARKS["error"] = "31;1", "✗"
 
 
 @command_options
@@ -56,12 +51,8 @@ def run(options: Options = Options()) -> int:
     seen = Machine(here.root, store_of(options.store).root)
     findings = judge(seen, want)
     stops = [finding.name for finding in findings if finding.state == "error"]
-    document: dict[str, object] = {
-        "target": want.name,
-        "ok": not stops,
-        "counts": Counter(finding.state for finding in findings),
-        "findings": [asdict(finding) for finding in findings],
-    }
+    document: dict[str, object] = {"target": want.name, "ok": not stops}
+    document["findings"] = [asdict(finding) for finding in findings]
     for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         colour, mark = _MARKS[finding.state]
         state = log.painted(colour, f"{mark} {finding.state:11}")
@@ -83,17 +74,13 @@ def run(options: Options = Options()) -> int:
 
 # -- the archive -------------------------------------------------------------------------
 
-# without its variables, which may be secrets
-_CONTAINER = '{"image": "{{.Image}}", "state": {{json .State}}, "host": {{json .HostConfig}}}'
-_MEMORY = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.max memory.stat"
-
 
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
     """Collect, mask, and write the archive; return the names of its files."""
     mask = mask_of(composing.seen(seen.root / ".env"))
     with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
-            archive.writestr(name, mask(json.dumps(value, indent=1)))
+            archive.writestr(name, masked_json(value, mask))
         for name, text in _parts(seen.root, target):
             archive.writestr(name, mask(text).encode(errors="replace"))
         return archive.namelist()
@@ -102,6 +89,9 @@ def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]
 def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
     """Yield name and text of each file; what is missing has the reason as its text."""
     here = shlex.quote(str(root))
+    # without its variables, which may be secrets
+    inspected = '{"image": "{{.Image}}", "state": {{json .State}}, "host": {{json .HostConfig}}}'
+    memory = "head -v -n 50 /sys/fs/cgroup/memory.*"
     box = f'"$(docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1)"'
     scripts = {
         "checkout.txt": f"cd {here}; echo sparkforge {__version__}; git log -1; git status -s",
@@ -110,8 +100,8 @@ def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
         "build.log": f"tail -c 30000000 {here}/build.log",
         "kernel.log": "journalctl -kb -o short-iso"
         " | grep -iE 'nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:'",
-        "container.json": f"docker inspect --format '{_CONTAINER}' {box}",
-        "memory.txt": f"docker exec {box} sh -c '{_MEMORY}'",
+        "container.json": f"docker inspect --format '{inspected}' {box}",
+        "memory.txt": f"docker exec {box} sh -c '{memory}'",
         # two streams; sorted by the time at the start of each line
         "container.log": f"docker logs --timestamps {box} 2>&1 | sort",
     }
@@ -147,8 +137,8 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
     found = {one for one in (*secrets, client.api_key(variables)) if not kept.fullmatch(one)}
     own = dict.fromkeys(sorted(found, key=len, reverse=True), "***")  # one may be part of another
     host = socket.gethostname()
-    names = {str(Path.home()): "~", getpass.getuser(): "USER", host: "HOST"}
-    names |= {host.partition(".")[0]: "HOST"}
+    names = {str(Path.home()): "~", getpass.getuser(): "USER"}
+    names |= dict.fromkeys((host, host.partition(".")[0]), "HOST")
     own |= {name: word for name, word in names.items() if len(name) > 1 and name != "root"}
 
     def mask(text: str) -> str:
@@ -161,3 +151,9 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
         return text
 
     return mask
+
+
+def masked_json(value: object, mask: Callable[[str], str]) -> str:
+    """Return a document with all texts in it masked."""
+    text = json.dumps(value, indent=1, sort_keys=True)
+    return re.sub(r'"(?:[^"\\]|\\.)*"', lambda found: json.dumps(mask(json.loads(found[0]))), text)

@@ -263,3 +263,9 @@ def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch, text: str, kept: st
     assert "SECRET" not in masked
     assert "k3y " not in masked
     assert kept in masked
+
+
+def test_masked_documents_stay_documents() -> None:
+    tree = {"size": 1234, "list": ["1234", None], "log": 'token: SECRET "quoted"'}
+    masked = json.loads(command.masked_json(tree, command.mask_of({"X_TOKEN": "1234"})))
+    assert masked == {"size": 1234, "list": ["***", None], "log": 'token: *** "quoted"'}
