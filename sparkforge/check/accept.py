@@ -340,8 +340,6 @@ def judge(name: str, subject: Subject) -> dict[str, Any]:
 
 @command_options
 class Options:
-    """Options of ``accept``."""
-
     target: str | None = None
     """target that the server was built as (default: the one that Compose serves)"""
     url: str | None = None

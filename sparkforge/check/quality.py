@@ -46,8 +46,6 @@ Logprobs = Mapping[int, float]
 
 @command_options
 class QualityOptions:
-    """Options of ``bench quality``."""
-
     target: str
     """target to measure"""
     model: Path | None = None

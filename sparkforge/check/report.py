@@ -23,8 +23,6 @@ from sparkforge.sources.project import PinsFile, checkout
 
 @command_options
 class Options:
-    """Options of ``report``."""
-
     target: str
     """target whose last build to report on"""
     pins: PinsFile = None
@@ -68,7 +66,6 @@ def run(options: Options) -> int:
 
 
 def _state(path: Path, digest: str) -> str:
-    """Return whether a published file is the one of the receipt."""
     if not path.is_file():
         return "missing"
     if sha256_file(path) != digest:

@@ -182,8 +182,6 @@ def markdown(target: Target) -> str:
 
 @command_options
 class Options:
-    """Options of ``roofline``."""
-
     target: str
     """target whose memory and model to use"""
     context: PositiveInt = _CONTEXT

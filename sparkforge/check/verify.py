@@ -60,8 +60,6 @@ CHANGED: Mapping[str, str] = {
 
 @command_options
 class Options:
-    """Options of ``verify``."""
-
     image: str | None = field(default=None, kw_only=False)
     """image to compare with this checkout: a name that the engine knows, or
     REGISTRY/NAME@sha256:…; with --key its signature is checked first; with it also the
@@ -361,7 +359,6 @@ def of_the_venv(python: str) -> dict[str, str]:
 
 
 def _labels(found: Image, note: Mapping[str, Any], site: str) -> Iterator[str]:
-    """Compare the image's labels with its own documents."""
     stated = {**note["image"]["labels"], image.KEY_LABEL: key_of(note["image"])}
     stated[image.SBOM_LABEL] = hashlib.sha256(found.share(receipt.SBOM)).hexdigest()
     stated[SITE_PACKAGES_LABEL] = f"/{site}".rstrip("/")
@@ -386,7 +383,6 @@ def _inputs(found: Image, note: Mapping[str, Any], context: Context) -> Iterator
 
 
 def _programs(found: Image, context: Context) -> Iterator[str]:
-    """Compare our programs in the image with the checkout's."""
     folder = f"{image.PROGRAMS}/"
     wanted = {
         folder + name.removeprefix("scripts/"): sha256_file(context.root / name)

@@ -51,8 +51,6 @@ _TOLERANCE = 3.0  # percent: the smallest change that counts
 
 @command_options
 class RunOptions:
-    """Options of ``bench``."""
-
     target: str | None = None
     """target whose last build to measure"""
     url: str | None = None
@@ -78,8 +76,6 @@ class RunOptions:
 
 @command_options
 class CompareOptions:
-    """Options of ``bench compare``."""
-
     a: Path = field(kw_only=False)
     """the earlier result: a folder of `bench`, or its result.json"""
     b: Path = field(kw_only=False)
@@ -278,7 +274,6 @@ def new_folder(dist: Path, name: str) -> Path:
 
 
 def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a comparison as rows of text, the head first."""
     rows: list[tuple[str, ...]] = [("test", "A", "B", "B / A", "5 % to 95 %", "verdict")]
     for one in changes:
         spread = f"{one['low']:.3f} to {one['high']:.3f}" if one["high"] else "too few runs"

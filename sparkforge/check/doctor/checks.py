@@ -161,7 +161,6 @@ def machine(seen: Machine, want: Want) -> Finding:
 
 
 def _program(command: str, least: str, hint: str, seen: Machine, want: Want) -> Finding:
-    """Check a program by the version that it prints."""
     words = command.split()
     output, line = seen.run(*words), seen.first_line(*words)
     if output.code != 0:

@@ -31,8 +31,6 @@ _MARKS["error"] = "31;1", "✗"
 
 @command_options
 class Options:
-    """Options of ``doctor``."""
-
     target: str | None = None
     """target to check for (default: spark on arm64, else cpu)"""
     report: bool = False
