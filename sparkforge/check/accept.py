@@ -69,10 +69,9 @@ class Unseen(Exception):
 
 @dataclass(frozen=True)
 class Container:
-    """A server's output since its last start, its user's own options, and its image."""
+    """A server's output since its last start, and its image."""
 
     log: str = ""
-    options: Sequence[str] = ()
     image: str = ""
     problem: str = ""  # why none was found
 
@@ -85,6 +84,7 @@ class Subject:
     model: Model
     profile: Profile = field(default_factory=Profile)
     container: Container = field(default_factory=Container)
+    options: Sequence[str] = ()  # the user's own of ``vllm serve``
     long_tokens: int = 100_000
 
     def body(self, asked: Asked, **options: Any) -> dict[str, Any]:
@@ -123,14 +123,11 @@ def container_of(place: Place) -> Container:
         names = _docker("ps", "-q", "--filter", service, "--filter", port).split()
         if not names:
             return Container(problem=f"no container of Compose has {port}")
-        found = json.loads(_docker("inspect", names[0]))[0]
-        output = _docker("logs", "--since", found["State"]["StartedAt"], names[0])
+        wanted = "{{.State.StartedAt}} {{.Config.Image}}"
+        started, image = _docker("inspect", "--format", wanted, names[0]).split()
+        return Container(_docker("logs", "--since", started, names[0]), image)
     except Unseen as why:
         return Container(problem=str(why))
-    config = found["Config"]
-    pairs = dict(text.partition("=")[::2] for text in config["Env"])
-    own = (*pairs.get("SPARKFORGE_EXTRA_ARGS", "").split(), *(config["Cmd"] or ()))
-    return Container(output, own, config.get("Image", ""))
 
 
 def _docker(*words: str) -> str:
@@ -284,7 +281,7 @@ def backends(subject: Subject) -> str:
     """The log names those of the profile's `expect`."""
     # as if layers were quantised: vLLM's log shows whether some are
     box = subject.container
-    expected = subject.profile.expectations(("--mxfp4-layers", "any"), box.options)
+    expected = subject.profile.expectations(("--mxfp4-layers", "any"), subject.options)
     if box.problem or not expected:
         raise Unseen(box.problem or "the profile expects none")
     watch = Watch(expected)
@@ -366,7 +363,8 @@ def run(options: Options = Options()) -> int:
     model, container = client.served_model(place), container_of(place)
     if options.log is not None:
         container = replace(container, log=options.log.read_text(errors="replace"), problem="")
-    subject = Subject(place, model, profile, container, options.long_prompt)
+    own = (variables.get("SPARKFORGE_EXTRA_ARGS") or "").split()
+    subject = Subject(place, model, profile, container, own, options.long_prompt)
     log.heading(f"{model.name} at {place.url}")
     rows = []
     for name in CHECKS:

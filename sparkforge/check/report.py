@@ -13,7 +13,7 @@ from sparkforge.build import receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series, command_options
 from sparkforge.core import pages
-from sparkforge.core.disk import sha256_file, write_file
+from sparkforge.core.disk import intact, sha256_file, write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import Model
@@ -39,6 +39,7 @@ def run(options: Options) -> int:
     used = {each for wheel, plan in target.wheels.items() for each in (wheel, *plan.carries)}
     series = chosen_series(None, here.root, here.pins)
     speeds = *folder.glob("bench/*/result.json"), *folder.glob("bench/*/patched/result.json")
+    changed = {file for file, sha in built.files.items() if not intact(folder / file, sha)}
     paths = (max(found, default=None) for found in (folder.glob("accept/*.json"), speeds))
     try:
         accepted, measured = (json.loads(path.read_bytes()) if path else {} for path in paths)
@@ -48,7 +49,7 @@ def run(options: Options) -> int:
             version=release_name(here.pins, target),
             built=built,
             same_pins=built.pins_sha256 == sha256_file(here.pins_path),
-            files={file: (sha, _state(folder / file, sha)) for file, sha in built.files.items()},
+            changed=changed,
             series={one.upstream: one.patches for one in series if one.upstream in used},
             why=why,
             checks=accepted.get("checks", []),
@@ -63,14 +64,6 @@ def run(options: Options) -> int:
     log.info(f"written: {out} (open it in a browser)")
     log.document({"page": str(out)})
     return 0
-
-
-def _state(path: Path, digest: str) -> str:
-    if not path.is_file():
-        return "missing"
-    if sha256_file(path) != digest:
-        return "changed"
-    return "signed" if path.with_name(path.name + receipt.SUFFIX).is_file() else "unchanged"
 
 
 # -- docs/status.md ----------------------------------------------------------------------

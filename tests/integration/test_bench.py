@@ -209,8 +209,7 @@ def test_rounds_take_turns(tmp_path: Path, url: str, calls: Path, model: Path) -
 
         return Side(name, model, start, {"origin": "build"})
 
-    call = Call(tmp_path / "bin" / "python", tmp_path / "home", ["--runs", "1"])
-    call.prepare("words " * 1000)
+    call = Call(tmp_path / "bin" / "python", tmp_path / "home", ["--runs", "1"], "words " * 1000)
     out = tmp_path / "out"
     found = command.measure([side("a"), side("b")], {}, call, 3, out, coherent=False)
     assert events == ["a", "b", "b", "a", "a", "b"]

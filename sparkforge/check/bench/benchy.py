@@ -58,22 +58,20 @@ spark-arena's profiles v1 and v2 (read on 2026-11-20), with depths of ours in be
 
 @dataclass(frozen=True)
 class Call:
-    """llama-benchy's interpreter, its home for the text, and the options of all runs."""
+    """llama-benchy's interpreter and home, and the options and the text of all runs."""
 
     python: Path
     home: Path
     options: Sequence[str]
-
-    def prepare(self, text: str) -> None:
-        """Write the text into llama-benchy's cache of books."""
-        # its name for a file: the MD5 of the address
-        name = hashlib.md5(_BOOK.encode(), usedforsecurity=False).hexdigest()
-        cache = self.home / ".cache" / "llama-benchy"
-        cache.mkdir(parents=True)
-        (cache / f"{name}.txt").write_text(text, encoding="utf-8")
+    text: str
 
     def run(self, place: Place, model: str, tokenizer: Path, file: Path, *, coherent: bool) -> None:
         """Measure a server; write llama-benchy's result to ``file``, its log beside it."""
+        cache = self.home / ".cache" / "llama-benchy"
+        cache.mkdir(parents=True, exist_ok=True)
+        # a book's file is named after its address
+        name = hashlib.md5(_BOOK.encode(), usedforsecurity=False).hexdigest()
+        (cache / f"{name}.txt").write_text(self.text, encoding="utf-8")
         variables = {
             "HOME": str(self.home),
             "PYTHONPATH": "",

@@ -125,10 +125,10 @@ def run(options: RunOptions = RunOptions()) -> int:
             build.run("image")
             sides = of_build(build, checkpoint, profile, work, versus=options.vs is not None)
         words = (*TABLES[options.table].split(), "--runs", str(runs))
-        call = Call(tool / "bin" / "python", work / "home", words)
         # Often enough for the longest prompt, of 100,000 tokens. A router's choice of experts
         # depends on the words, so all results have one text.
-        call.prepare((project.root / "LICENSE").read_text(encoding="utf-8") * 200)
+        text = (project.root / "LICENSE").read_text(encoding="utf-8") * 200
+        call = Call(tool / "bin" / "python", work / "home", words, text)
         results = measure(sides, common, call, rounds, out, coherent=model is not None)
     document: dict[str, Any] = {"folders": [str(out / name) for name in results]}
     document["results"] = [plain.as_json(one) for one in results.values()]

@@ -96,6 +96,13 @@ def test_backends_are_those_of_the_profile(log: str, state: str) -> None:
         assert judge("backends", subject(fake, Container(log)))["state"] == state
 
 
+def test_backend_of_the_user_is_not_the_profile_s() -> None:
+    with serving() as fake:
+        one = subject(fake, Container(CHOSE.replace("MARLIN", "TRITON")))
+        own = replace(one, options=["--moe-backend", "triton"])
+        assert judge("backends", own)["state"] == "ok"
+
+
 def test_unseen_readings_are_not_checked() -> None:
     with serving("no kernels") as fake:
         one = subject(fake)
@@ -114,19 +121,10 @@ def test_words_are_checked_only_with_the_real_model() -> None:
 DOCKER = """#!/bin/sh
 case "$1" in
 ps) case "$*" in *publish=8123) echo c0ffee;; esac;;
-inspect) cat "$(dirname "$0")/inspected";;
+inspect) echo 2026-11-23T10:00:00Z sparkforge/cpu:1;;
 logs) [ "$3" = 2026-11-23T10:00:00Z ] || exit 1; echo 'of this start';;
 esac
 """
-INSPECTED = {
-    "Id": "c0ffee",
-    "Config": {
-        "Env": ["SPARKFORGE_EXTRA_ARGS=--moe-backend triton"],
-        "Cmd": ["--max-num-seqs", "16"],
-        "Image": "sparkforge/cpu:1",
-    },
-    "State": {"StartedAt": "2026-11-23T10:00:00Z"},
-}
 
 
 @pytest.fixture
@@ -134,16 +132,13 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A docker with one container of Compose, on port 8123."""
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
-    (tmp_path / "inspected").write_text(json.dumps([INSPECTED]))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
 @pytest.mark.usefixtures("docker")
 def test_container_with_the_port_is_read() -> None:
     found = container_of(Place("http://[::1]:8123/v1"))
-    assert (found.log, found.problem) == ("of this start\n", "")
-    # a backend that the user chose is not the profile's
-    assert "moe" not in SPARK.expectations((), found.options)
+    assert found == Container("of this start\n", "sparkforge/cpu:1")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://192.0.2.1:8123/v1"])
