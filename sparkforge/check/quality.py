@@ -120,10 +120,9 @@ def run(
     tokens: int,
     prompts: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
-    """Serve, score and compare the choices of layers, with so many ``tokens`` for each prompt.
+    """Serve, score and compare the choices of layers; ``start`` takes further arguments.
 
-    ``start`` starts a server with further arguments, and yields when it is ready. Only the
-    continuations are compared: the model was not trained to write a user's text.
+    Only continuations are compared: the model was not trained to write a user's text.
     """
     common = ("--max-logprobs", str(_TOP))
     with log.step("unchanged"), start(common) as place:
@@ -153,9 +152,6 @@ def _score(place: Place, prompt: list[int], written: list[int]) -> list[Logprobs
         {int(token): entry["logprob"] for token, entry in position.items()}
         for position in answer["prompt_logprobs"][len(prompt) :]
     ]
-
-
-# -- arithmetic ------------------------------------------------------------------------------
 
 
 def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:

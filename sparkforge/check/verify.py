@@ -114,7 +114,7 @@ def _build_again(options: Options, target: str, project: Project) -> int:
         until = "wheels"  # environments, and images in another store, differ in every build
     log.info(f"comparing {'the wheels and the image' if until == 'image' else 'the wheels'}")
     found = [f"{dist}: {problem}" for problem in receipt.problems(dist, built)]
-    results: list[tuple[str, str | None, str | None]] = []
+    results: list[dict[str, str | None]] = []
     context = build.context
     # in another folder, with a store of downloads only
     with context.store.temporary("verify") as work:
@@ -137,20 +137,21 @@ def _build_again(options: Options, target: str, project: Project) -> int:
         made = (item for item in again.graph.own if item.found is not None)  # up to that stage
         for new in map(wheel_path, made):
             old = dist / new.name
-            results.append((new.name, sha256_file(old) if old.is_file() else "", sha256_file(new)))
-            if results[-1][1] != results[-1][2] and have("diffoscope"):
+            first, second = sha256_file(old) if old.is_file() else "", sha256_file(new)
+            results.append({"name": new.name, "first": first, "second": second})
+            if first != second and have("diffoscope"):
                 words = ("--max-text-report-size=20000", "--text", "-", old, new)
                 call("diffoscope", *words, check=False, stream=True)
         product = again.graph.product.found
         if product is not None and isinstance(product.result, ImageArchiveResult) and built.image:
-            results.append((built.image.tag, built.image.digest, product.result.digest))
-    for what, first, second in results:
-        if first == second:
-            log.info(f"the same: {what}  {second}")
+            results.append({"name": built.image.tag, "first": built.image.digest})
+            results[-1]["second"] = product.result.digest
+    for one in results:
+        if one["first"] == one["second"]:
+            log.info(f"the same: {one['name']}  {one['second']}")
         else:
-            found.append(f"{what}: {first or 'missing'} → {second}")
-    rows = [dict(zip(("name", "first", "second"), row, strict=True)) for row in results]
-    log.document({"target": target, "same": not found, "results": rows, "differences": found})
+            found.append(f"{one['name']}: {one['first'] or 'missing'} → {one['second']}")
+    log.document({"target": target, "same": not found, "results": results, "differences": found})
     if not found:
         return 0
     msg = f"{dist} differs from a build of this checkout:\n{_shortened(found)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -108,7 +107,10 @@ def run(options: RunOptions = RunOptions()) -> int:
         raise UsageError(msg, "name the model's folder with --model DIR")
     place = None if own else client.place_of(composing.seen(project.root / ".env"), options.url)
     tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
-    common = {"machine": _machine(), "table": options.table, "tool": f"llama-benchy {version}"}
+    query = ("--query-gpu=name,driver_version", "--format=csv,noheader")
+    gpus = glimpse("nvidia-smi", *query, timeout_s=20).out.splitlines()
+    machine = "; ".join([platform.machine(), f"{os.cpu_count()} cores", *gpus])
+    common = {"machine": machine, "table": options.table, "tool": f"llama-benchy {version}"}
     rounds, runs = (options.runs, 1) if options.vs else (1, options.runs)
     out = new_folder(project.root / "dist" / (options.target or ""), options.table)
     with project.store.temporary("bench") as work:
@@ -256,16 +258,6 @@ def of_build(
 
 
 # -- results -----------------------------------------------------------------------------
-
-
-def _machine() -> str:
-    """Return this machine in words: CPU, cores, and GPUs with their driver."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    cpu = re.search(r"(?m)^model name\s*: (.+)$", text)  # arm64 has none
-    query = ("--format=csv,noheader", "--query-gpu=name,driver_version")
-    gpus = glimpse("nvidia-smi", *query, timeout_s=20).out.split("\n")
-    words = [platform.machine(), cpu[1] if cpu else "", f"{os.cpu_count()} cores", *gpus]
-    return "; ".join(filter(None, words))
 
 
 def new_folder(dist: Path, name: str) -> Path:
