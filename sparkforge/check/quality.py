@@ -40,6 +40,7 @@ _LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
 _SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
 
+Start = Callable[[Sequence[str]], AbstractContextManager[Place]]
 Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
 
@@ -115,10 +116,7 @@ def measure_quality(options: QualityOptions) -> int:
 
 
 def run(
-    start: Callable[[Sequence[str]], AbstractContextManager[Place]],
-    layers: Sequence[str],
-    tokens: int,
-    prompts: Sequence[str],
+    start: Start, layers: Sequence[str], tokens: int, prompts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Serve, score and compare the choices of layers; ``start`` takes further arguments.
 

@@ -125,9 +125,6 @@ def _problems(
         yield f"the build is of commit {made[:12]}, whose inputs differ: {again}"
 
 
-# -- signatures --------------------------------------------------------------------------------
-
-
 def check_key(key: str | None) -> None:
     """Refuse a missing file, or a key itself; ``env://…`` and ``pkcs11:…`` are names of keys."""
     if key is None or (":" in key and "-----BEGIN" not in key) or Path(key).is_file():

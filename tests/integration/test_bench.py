@@ -211,7 +211,7 @@ def test_rounds_take_turns(tmp_path: Path, url: str, calls: Path, model: Path) -
 
     call = Call(tmp_path / "bin" / "python", tmp_path / "home", ["--runs", "1"], "words " * 1000)
     out = tmp_path / "out"
-    found = command.measure([side("a"), side("b")], {}, call, 3, out, coherent=False)
+    found = command.measure([side("a"), side("b")], {}, call, 3, out)
     assert events == ["a", "b", "b", "a", "a", "b"]
     for name in ("a", "b"):
         assert found[name].tests[ONE] == [60, 60, 60]

@@ -63,8 +63,10 @@ class Call:
     home: Path
     options: Sequence[str]
     text: str
+    coherent: bool = False
+    """Ask a simple question first, which a model with random weights cannot answer."""
 
-    def run(self, place: Place, model: str, tokenizer: Path, file: Path, *, coherent: bool) -> None:
+    def run(self, place: Place, model: str, tokenizer: Path, file: Path) -> None:
         """Measure a server; write llama-benchy's result to ``file``, its log beside it."""
         cache = self.home / ".cache" / "llama-benchy"
         cache.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,7 @@ class Call:
         }
         words = ["--base-url", place.url, "--model", model, "--tokenizer", str(tokenizer)]
         words += ["--book-url", _BOOK, "--exit-on-first-fail", "--format", "json", *self.options]
-        words += ["--save-result", str(file), *([] if coherent else ["--skip-coherence"])]
+        words += ["--save-result", str(file), *([] if self.coherent else ["--skip-coherence"])]
         lines: list[str] = []
         command: list[str | Path] = [self.python, "-u", "-P", "-c", _START, *words]
         log_path = file.with_suffix(".log")

@@ -45,6 +45,8 @@ from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.store.store import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
+Restored = Mapping[str, Path] | None
+"""Files of the release by their path below site-packages, which an image serves instead of ours."""
 _TOLERANCE = 3.0  # percent: the smallest change that counts
 
 
@@ -130,8 +132,8 @@ def run(options: RunOptions = RunOptions()) -> int:
         # Often enough for the longest prompt, of 100,000 tokens. A router's choice of experts
         # depends on the words, so all results have one text.
         text = (project.root / "LICENSE").read_text(encoding="utf-8") * 200
-        call = Call(tool / "bin" / "python", work / "home", words, text)
-        results = measure(sides, common, call, rounds, out, coherent=model is not None)
+        call = Call(tool / "bin" / "python", work / "home", words, text, model is not None)
+        results = measure(sides, common, call, rounds, out)
     document: dict[str, Any] = {"folders": [str(out / name) for name in results]}
     document["results"] = [plain.as_json(one) for one in results.values()]
     for name, result in results.items():
@@ -148,13 +150,7 @@ def run(options: RunOptions = RunOptions()) -> int:
 
 
 def measure(
-    sides: Sequence[Side],
-    common: Mapping[str, Any],
-    call: Call,
-    rounds: int,
-    out: Path,
-    *,
-    coherent: bool,
+    sides: Sequence[Side], common: Mapping[str, Any], call: Call, rounds: int, out: Path
 ) -> dict[str, Result]:
     """Measure servers in rounds that take turns; returns the results by side."""
     results = {side.name: Result({**common, **side.identity}) for side in sides}
@@ -167,23 +163,16 @@ def measure(
             title = f"{side.name or 'server'}, round {number + 1} of {rounds}"
             with log.step(title), side.start() as place:
                 model = client.served_model(place).name
-                call.run(place, model, side.model, file, coherent=coherent and number == 0)
+                call.run(place, model, side.model, file)
             result.identity["model"] = model
             result.add(file)
             result.save(folder)
     return results
 
 
-# -- servers -----------------------------------------------------------------------------
-
-
 @contextmanager
 def started(
-    build: Build,
-    product: Artefact[Product],
-    launch: Launch,
-    work: Path,
-    restored: Mapping[str, Path] | None = None,
+    build: Build, product: Artefact[Product], launch: Launch, work: Path, restored: Restored = None
 ) -> Iterator[Place]:
     """Start a build's server, and yield its place when it is ready."""
     folder = Path(tempfile.mkdtemp(prefix="server-", dir=work))
@@ -232,7 +221,7 @@ def of_build(
         "image": (built.digest or built.image_id) if built else "",
         "profile": profile.choice or "",
     }
-    restored: Mapping[str, Path] | None = None
+    restored: Restored = None
     sides = [("patched" if versus else "", product, ours, known, restored)]
     if versus:
         variables = {**variables, **smoke.UNPATCHED_VARIABLES}
@@ -255,9 +244,6 @@ def of_build(
         start = partial(started, build, product, launch, work, restored)
         result.append(Side(name, model, start, known))
     return result
-
-
-# -- results -----------------------------------------------------------------------------
 
 
 def new_folder(dist: Path, name: str) -> Path:

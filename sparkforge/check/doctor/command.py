@@ -8,7 +8,7 @@ import shlex
 import socket
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -75,21 +75,9 @@ def run(options: Options = Options()) -> int:
 
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
     """Collect, mask, and write the archive; return the names of its files."""
-    mask = mask_of(composing.seen(seen.root / ".env"))
-    with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
-            archive.writestr(name, masked_json(value, mask))
-        for name, text in _parts(seen.root, target):
-            archive.writestr(name, mask(text).encode(errors="replace"))
-        return archive.namelist()
-
-
-def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each file; what is missing has the reason as its text."""
-    here = shlex.quote(str(root))
+    here = shlex.quote(str(seen.root))
     # without its variables, which may be secrets
     inspected = '{"image": "{{.Image}}", "state": {{json .State}}, "host": {{json .HostConfig}}}'
-    memory = "head -v -n 50 /sys/fs/cgroup/memory.*"
     box = f'"$(docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1)"'
     scripts = {
         "checkout.txt": f"cd {here}; echo sparkforge {__version__}; git log -1; git status -s",
@@ -99,16 +87,20 @@ def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
         "kernel.log": "journalctl -kb -o short-iso"
         " | grep -iE 'nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:'",
         "container.json": f"docker inspect --format '{inspected}' {box}",
-        "memory.txt": f"docker exec {box} sh -c '{memory}'",
+        "memory.txt": f"docker exec {box} sh -c 'head -v -n 50 /sys/fs/cgroup/memory.*'",
         # two streams; sorted by the time at the start of each line
         "container.log": f"docker logs --timestamps {box} 2>&1 | sort",
     }
-    for name, script in scripts.items():
-        seen = glimpse("sh", "-c", script, timeout_s=60.0)
-        yield name, f"{seen.out}{seen.err}" or seen.problem
+    mask = mask_of(composing.seen(seen.root / ".env"))
+    with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
+            archive.writestr(name, masked_json(value, mask))
+        for name, script in scripts.items():
+            output = glimpse("sh", "-c", script, timeout_s=60.0)
+            text = f"{output.out}{output.err}" or output.problem  # why a part is missing
+            archive.writestr(name, mask(text).encode(errors="replace"))
+        return archive.namelist()
 
-
-# -- secrets -----------------------------------------------------------------------------
 
 _NAME = rf"[\w.-]*{SECRET_NAME}[\w.-]*"
 _PATTERNS = (
