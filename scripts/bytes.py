@@ -14,15 +14,12 @@ import hashlib
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from sparkforge.check.verify.exported import exported  # noqa: E402
-
 RECORD = Path(__file__).with_suffix(".txt")
 TARGETS = ("cpu", "spark", "rtx")
 _ENVIRONMENT = "opt/sparkforge/"
@@ -52,7 +49,7 @@ def environment(image: str) -> str:
     try:
         with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
             assert export.stdout is not None
-            lines = sorted(_lines(iter(partial(export.stdout.read, 1 << 20), b"")))
+            lines = sorted(_lines(export.stdout))
         if export.returncode:
             raise subprocess.CalledProcessError(export.returncode, "docker export")
     finally:
@@ -60,12 +57,14 @@ def environment(image: str) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
+def _lines(stream: IO[bytes]) -> Iterator[str]:
     """Yield a line for each member of the environment."""
-    for _, member, file in exported(pieces):
-        if member.name.startswith(_ENVIRONMENT) and not member.name.startswith(_OURS):
-            content = hashlib.sha256(file.read()).hexdigest() if file else member.linkname
-            yield f"{member.name} {member.mode:o} {content}\n"
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            if member.name.startswith(_ENVIRONMENT) and not member.name.startswith(_OURS):
+                file = archive.extractfile(member) if member.isreg() else None
+                content = hashlib.sha256(file.read()).hexdigest() if file else member.linkname
+                yield f"{member.name} {member.mode:o} {content}\n"
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from build import ensure_environment  # noqa: E402
-from sparkforge.build import jobs  # noqa: E402
+from sparkforge.serving import memory  # noqa: E402
 
 _BASE_IMAGE = "localhost/sparkforge/base:bookworm"
 _DRIVER = ROOT / "tests" / "e2e" / "driver.py"
@@ -133,8 +133,8 @@ def main() -> int:
     steps = Steps({**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     steps.env.pop("PYTHONDONTWRITEBYTECODE", None)  # byte code makes every start faster
     # at least two: most tests wait for a process or a server
-    workers = max(2, jobs.width(None, _WORKERS_GIB))
-    room = int(jobs.available_gib() / _WORKERS_GIB)
+    room = int(memory.read().room / memory.GIB / _WORKERS_GIB)
+    workers = max(2, min(len(os.sched_getaffinity(0)), room))
     # folders of our own: pytest's default is shared by all runs of a user, and it fails where an
     # earlier run left a file that it cannot delete (a mount, say)
     with tempfile.TemporaryDirectory(prefix="sparkforge-test-") as scratch, ExitStack() as stack:

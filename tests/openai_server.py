@@ -32,7 +32,6 @@ class Fake(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.running = 0
         self.answered = 0
-        self.resident = 1 << 30
 
     @property
     def url(self) -> str:
@@ -49,7 +48,6 @@ class Fake(ThreadingHTTPServer):
             f"vllm:num_requests_running{label} {running}.0",
             f"vllm:num_requests_waiting{label} 0.0",
             f"vllm:kv_cache_usage_perc{label} {running / 100}",
-            f"process_resident_memory_bytes {float(self.resident)}",
         ]
         if self.fault == "no statistics":
             lines = lines[:1]
@@ -108,7 +106,6 @@ class Handler(BaseHTTPRequestHandler):
             with fake.lock:
                 fake.running += 1
                 fake.answered += 1
-                fake.resident += (3 << 20) if fault == "grows" else 0
             try:
                 (self._chat if self.path.endswith("/chat/completions") else self._endless)(body)
             finally:

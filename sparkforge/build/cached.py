@@ -22,7 +22,6 @@ from sparkforge.store.store import Artefact, Store, T, T_co, code_of
 
 CACHED = "in the store"
 _NEW = ("never built for this target",)
-_LOST = ("its result is missing or damaged in the store",)
 
 
 @dataclass(eq=False)
@@ -33,7 +32,6 @@ class Cached(Generic[T_co]):
     """
 
     stage: str
-    """One of ``STAGES``."""
     label: str
     """Unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
@@ -44,13 +42,9 @@ class Cached(Generic[T_co]):
     needs: tuple[Cached[Any], ...] = ()
     valid: Callable[[Artefact[T_co]], bool] = lambda _: True
     """Check a result in the store: its other half may be gone, or it may be damaged."""
-    sound: Callable[[Artefact[T_co]], bool] = lambda _: True
-    """The same, where it takes seconds; called before something is made of the result."""
     intermediate: bool = False
-    """Of use to those that need it alone: valid as long as they are, and not made by ``--force``
-    of its stage."""
+    """Valid as long as those that need it, and not made by ``--force`` of its stage."""
     fetches: Callable[[], Fetches] = Fetches
-    """Downloads that it may need."""
     found: Artefact[T_co] | None = field(default=None, init=False)
     """Its result, once a run has reached it."""
     made_now: bool = field(default=False, init=False)
@@ -115,28 +109,25 @@ def ordered(goals: Iterable[Cached[Any]]) -> list[Cached[Any]]:
     return sorted(found, key=lambda item: STAGES.index(item.stage))
 
 
-@dataclass(frozen=True)
-class _Lookup:
-    """What the store has of some items of a target, of which ``force`` is made again."""
+def _forced(item: Cached[Any], force: Collection[str]) -> bool:
+    return item.stage in force and not item.intermediate
 
-    context: Context
-    items: Sequence[Cached[Any]]
-    force: Collection[str]
 
-    def forced(self, item: Cached[Any]) -> bool:
-        return item.stage in self.force and not item.intermediate
+def _stands(
+    store: Store, items: Sequence[Cached[Any]], force: Collection[str], item: Cached[Any]
+) -> bool:
+    """Return whether the store's result of one of these items is used as it is."""
+    found = None if _forced(item, force) else item.find(store)
+    if found is None:
+        return False
+    users = [other for other in items if item.intermediate and item in other.needs]
+    used = users and all(_stands(store, items, force, user) for user in users)
+    return bool(used) or item.valid(found)
 
-    def missing(self) -> list[bool]:
-        """Return for each item whether the store has no result that is used as it is."""
-        # four at once: it hashes wheels, and asks git and the engine
-        return list(in_parallel(lambda item, _: not self.stands(item), self.items, 4))
 
-    def stands(self, item: Cached[Any]) -> bool:
-        found = None if self.forced(item) else item.find(self.context.store)
-        if found is None:
-            return False
-        users = [other for other in self.items if item.intermediate and item in other.needs]
-        return bool(users and all(map(self.stands, users))) or item.valid(found)
+def _missing(store: Store, items: Sequence[Cached[Any]], force: Collection[str]) -> list[bool]:
+    # four at once: it hashes wheels, and asks git and the engine
+    return list(in_parallel(lambda item, _: not _stands(store, items, force, item), items, 4))
 
 
 # -- plans -------------------------------------------------------------------------------
@@ -151,7 +142,7 @@ class Planned:
     key: str
     state: str
     """``in the store``, ``to make`` or ``to make again`` (asked for with --force)."""
-    why: tuple[str, ...] = ()
+    why: Sequence[str] = ()
     """Inputs that differ from the newest build of this target; empty if it is cached."""
     download: int = 0
     """Bytes to fetch at most, where known; a file that several results need counts once."""
@@ -168,15 +159,15 @@ def plan(
     context: Context, items: Sequence[Cached[Any]], force: Collection[str] = ()
 ) -> list[Planned]:
     """Return what a run would do, without running anything; ``force``: stages that run again."""
-    lookup = _Lookup(context, items, force)
+    store = context.store
     counted: set[str] = set()  # sha256 of files: two results may need one, which is fetched once
     planned = []
-    for item, missing in zip(items, lookup.missing(), strict=True):
+    for item, missing in zip(items, _missing(store, items, force), strict=True):
         one = Planned(item.stage, item.label, item.key, CACHED)
         if missing:
-            last, forced = context.store.last(context.target_name, item.label), lookup.forced(item)
-            lost = ("--force",) if forced else _LOST
-            why = _NEW if last is None else tuple(differences(last["inputs"], item.inputs)) or lost
+            last, forced = store.last(context.target_name, item.label), _forced(item, force)
+            lost = "--force" if forced else "its result is missing or damaged in the store"
+            why = _NEW if last is None else differences(last["inputs"], item.inputs) or (lost,)
             fetches = item.fetches()
             size = sum(size for sha256, size in fetches.known.items() if sha256 not in counted)
             counted |= fetches.known.keys()
@@ -184,11 +175,6 @@ def plan(
             one = replace(one, state=state, why=why, download=size, unknown=fetches.unknown)
         planned.append(one)
     return planned
-
-
-def makes(items: Sequence[Cached[Any]], planned: Sequence[Planned], kind: type[Any]) -> bool:
-    """Return whether by the plan of these items a build makes a result of a type."""
-    return any(one.made and item.kind is kind for item, one in zip(items, planned, strict=True))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
@@ -242,27 +228,22 @@ def run(
 ) -> None:
     """Make what the store lacks, in order; then each item has its ``found``.
 
-    A failure stops the build; finished results stay and are not made again.
-
-    Args:
-        planned: the plan of these items, made just now; None: there is none.
+    A failure stops the build; finished results stay and are not made again. ``planned``: the plan
+    of these items, if it was made just now.
     """
-    lookup, store = _Lookup(context, items, force), context.store
-    missing = lookup.missing() if planned is None else [one.made for one in planned]
-    made: set[Cached[Any]] = set()
+    store, any_made = context.store, False
+    missing = [one.made for one in planned] if planned else _missing(store, items, force)
     with store.in_use():
-        for at, item in enumerate(items):
+        for item, lacking in zip(items, missing, strict=True):
             found = item.find(store)
             # an input of this item may have just been made anew
-            again = found is not None and (not lookup.stands(item) if made else missing[at])
-            # an input of another item is read in full first: a damaged one must not spread
-            if found is not None and not again and any(missing[at + 1 :]):
-                again = not item.sound(found)
+            again = not _stands(store, items, force, item) if any_made else lacking
             if found is None or again:
-                if found is not None and not lookup.forced(item):
+                if found is not None and not _forced(item, force):
                     log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
+                what = (item.stage, item.inputs, item.kind, item.make)
                 with log.step(item.label):
-                    found = store.build(item.stage, item.inputs, item.kind, item.make, again=again)
-                made.add(item)
-            item.found, item.made_now = found, item in made
+                    found = store.build(*what, again=found is not None)
+                any_made = again = True
+            item.found, item.made_now = found, again
             store.remember(context.target_name, item.label, found)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.pins.pins import Pins, SourcePlan, Target, Upstream
+from sparkforge.pins.pins import Pins, ReleaseFile, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
+from sparkforge.serving import memory
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project
 
@@ -97,6 +99,11 @@ class Context(Project):
         """Return the upstreams whose series go onto a wheel: its own, and those it carries."""
         return (wheel, *self.target.wheels[wheel].carries)
 
+    def release_file(self, wheel: str) -> ReleaseFile:
+        """Return the release wheel that the target installs of an upstream, or changes."""
+        key = self.target.wheels[wheel].files[self.platform]
+        return self.pins.upstream(wheel).files[key]
+
     def upstream(self, name: str) -> Upstream:
         """Return an upstream; its source file, if a wheel, is the one that the target installs.
 
@@ -107,7 +114,7 @@ class Context(Project):
             return upstream
         holder = next(wheel for wheel in self.target.wheels if name in self.layers(wheel))
         key = self.target.wheels[holder].files[self.platform]
-        files = {**upstream.files, key: self.pins.upstream(holder).files[key]}
+        files = {**upstream.files, key: self.release_file(holder)}
         return upstream.model_copy(update={"source_file": key, "files": files})
 
     def series_of(self, upstream: str) -> Series:
@@ -129,6 +136,16 @@ class Tools:
     """Compilers at once; None: as many as memory holds."""
     cold: bool = False
     """The image is built without the engine's cache, into a file and not into the engine."""
+
+    def width(self, gib: float) -> int:
+        """Return the number of compilers to run at once, if one takes that much memory."""
+        return self.jobs or width(gib)
+
+
+def width(gib: float) -> int:
+    """Return the number of jobs that CPUs and memory allow at once; 4 GiB of it stay free."""
+    room = memory.read().room / memory.GIB - 4
+    return max(1, min(len(os.sched_getaffinity(0)), int(room / gib)))
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,21 @@
-"""The results of a target and their needs: a build's choices → a graph of ``Cached``."""
+"""A command's options → a build, and the graph of ``Cached`` results that it makes."""
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from sparkforge.build import cached
-from sparkforge.build.cached import Cached, Planned, ordered
+from sparkforge.build import cached, receipt
+from sparkforge.build.cached import Cached, Planned, ordered, result_of
 from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
+from sparkforge.build.image import environment_item, image_item, note_of, smoke_item
+from sparkforge.build.options import ServerOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import (
     EnvironmentResult,
     FilesResult,
+    ImageResult,
     OwnWheel,
     PackResult,
     PluginResult,
@@ -20,11 +25,17 @@ from sparkforge.build.results import (
     WheelResult,
 )
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
-from sparkforge.build.stages.product import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.stages.thirdparty import wheelhouse_item
-from sparkforge.build.stages.trees import Tree, tree_of
+from sparkforge.build.stages.trees import tree_of
 from sparkforge.build.stages.wheels import overlay_item
-from sparkforge.runtime.engine import BaseImage
+from sparkforge.core.errors import MachineError, UsageError
+from sparkforge.core.log import log
+from sparkforge.pins.pins import Pins, Target
+from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import engine
+from sparkforge.sources.project import Project
+
+_TOOLS, _SERVER = ToolOptions(), ServerOptions()
 
 
 class Graph:
@@ -41,7 +52,7 @@ class Graph:
     def __init__(self, context: Context, tools: Tools, serving: Serving) -> None:
         target, pin = context.target, context.pins.plugin
         layers = dict.fromkeys(one for name in target.wheels for one in context.layers(name))
-        self.trees: dict[str, Tree] = {layer: tree_of(context, layer) for layer in layers}
+        self.trees = {layer: tree_of(context, layer) for layer in layers}
         self.wheels: Mapping[str, Cached[WheelResult]]
         if context.wheels == "compile":
             from sparkforge.build.compile import natives  # not needed by overlays
@@ -54,7 +65,7 @@ class Graph:
         if pin is not None:
             self.kernels = kernels_item(context, pin)
             self.plugin = plugin_item(context, pin, self.kernels)
-        self.house: Cached[WheelhouseResult] = wheelhouse_item(context)
+        self.house = wheelhouse_item(context)
         self.pack: Cached[PackResult] | None = None
         if context.pack:
             from sparkforge.build.packs import modules  # not needed by targets without a GPU
@@ -103,6 +114,12 @@ class Build:
         """Its results; PinsError, BuildError, UsageError if there are none by pins.yaml."""
         return Graph(self.context, self.tools, self.serving)
 
+    @property
+    def image(self) -> ImageResult | None:
+        """The image; None where it made none."""
+        result = result_of(self.graph.product)
+        return result if isinstance(result, ImageResult) else None
+
     def plan(self, until: str) -> list[Planned]:
         """Return what ``run`` would do."""
         return cached.plan(self.context, self.graph.until(until), self.force)
@@ -114,11 +131,6 @@ class Build:
         return items
 
 
-def graph_of(context: Context) -> Graph:
-    """Return the results of a target without an engine."""
-    return Build(context).graph
-
-
 def unpatched_environment(
     context: Context, house: Cached[WheelhouseResult] | None = None
 ) -> Cached[EnvironmentResult]:
@@ -128,6 +140,106 @@ def unpatched_environment(
     return environment_item(context, wheels, house, f"environment ({UNPATCHED})", release=True)
 
 
-def inputs_of_image(context: Context, base: BaseImage) -> dict[str, Mapping[str, Any]]:
+def inputs_of_image(context: Context, base: engine.BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of a target's image and its parts, as the image holds them."""
     return note_of(context, Build(context, Tools(base=base)).graph, base)
+
+
+# -- the build that options name ---------------------------------------------------------
+
+
+def build_of(
+    project: Project,
+    name: str,
+    variant: VariantOptions,
+    until: str,
+    force: Sequence[str] = (),
+    *,
+    tools: ToolOptions = _TOOLS,
+    server: ServerOptions = _SERVER,
+    arguments: tuple[str, ...] = (),
+    plan_only: bool = False,
+) -> Build:
+    """Return the build that a command's options name; ``arguments``: of ``vllm serve``.
+
+    ``plan_only``: nothing will be made, so neither an engine nor the right machine is needed.
+    """
+    target = project.pins.target(name)
+    made_with = _tools(project.pins, target, variant, tools, until, plan_only=plan_only)
+    pack = target.pack if variant.pack is None else (variant.pack,)
+    context = replace(
+        Context.of(project, name, platform_of(target)),
+        source=variant.source or target.source,
+        wheels=variant.wheels or "overlay",
+        pack=() if variant.pack == "none" else pack,
+    )
+    # a busy machine gets as much longer as there are processes that wait for a core
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    timeout_s = server.ready_timeout or Serving.ready_timeout_s * busy
+    if not plan_only:  # a plan changes nothing
+        context.store.sweep()
+    serving = Serving(server.port, timeout_s, arguments)
+    return Build(context, made_with, serving, frozenset(force))
+
+
+def _tools(
+    all_pins: Pins,
+    target: Target,
+    variant: VariantOptions,
+    tools: ToolOptions,
+    until: str,
+    *,
+    plan_only: bool,
+) -> Tools:
+    """Choose engine and base; refuse what this machine cannot make."""
+    builds, compiles = STAGES.index(until) >= STAGES.index("image"), variant.wheels == "compile"
+    if not (builds or compiles):
+        return Tools(jobs=tools.jobs)
+    wanted, machine = platform_of(target), platform.machine()
+    elsewhere = MACHINES.get(machine) != wanted
+    pinned = None if target.base is None else all_pins.images[target.base]
+    reference = None if pinned is None else f"{pinned.repository}@{pinned.digest(wanted)}"
+    chosen, why = engine.choose(variant.engine, variant.base, reference)
+    if elsewhere and (compiles or chosen is None):  # an environment is this machine's own
+        msg = f"the target is for {wanted}; this machine is {machine}, and would build {why}"
+        hint = "build there; here: --until wheelhouse, or an image of overlay wheels (--base)"
+        raise UsageError(msg, hint)
+    if compiles and chosen is None and not plan_only:
+        msg = f"compiling wheels needs a container, but this would use {why}"
+        hint = f"start Docker Engine {engine.OLDEST_ENGINE} or newer, and give --base if none is"
+        raise MachineError(msg, f"{hint} pinned; --wheels overlay needs neither")
+    if chosen is None and tools.ca_bundle is not None:
+        raise UsageError("--ca-bundle needs a container engine", "use --engine docker, or omit it")
+    log.info(f"builds {why}" if builds else f"compiles with {why}")
+    base, resolved = variant.base or reference, None
+    if base is not None and (chosen is not None or compiles):
+        resolved = engine.resolve(base, chosen)
+    if chosen is not None and resolved is not None:
+        engine.check_builder(chosen, resolved.reference, wanted)
+    return Tools(chosen, resolved, tools.ca_bundle, tools.jobs)
+
+
+def last_build(
+    project: Project,
+    name: str,
+    variant: VariantOptions,
+    server: ServerOptions,
+    arguments: tuple[str, ...],
+) -> Build:
+    """Return a target's last build up to its image, for a command that serves it."""
+    variant = last_variant(project, name, variant)
+    return build_of(project, name, variant, "image", server=server, arguments=arguments)
+
+
+def last_variant(project: Project, name: str, variant: VariantOptions) -> VariantOptions:
+    """Complete a variant with the options of a target's last build."""
+    written = receipt.load(project.root / "dist" / name / receipt.NAME)
+    last = VariantOptions() if written is None else written.run.options
+    engine_too = variant.engine == "auto" and variant.base is None
+    return VariantOptions(
+        source=variant.source or last.source,
+        engine=last.engine if engine_too else variant.engine,
+        base=last.base if engine_too else variant.base,
+        wheels=variant.wheels or last.wheels,
+        pack=variant.pack or last.pack,
+    )

@@ -1,22 +1,43 @@
-"""Wheels → image."""
+"""What is served, an image or a virtual environment: its parts, and its smoke test."""
 
+from __future__ import annotations
+
+import hashlib
 import json
 import platform
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from sparkforge.build.context import Context, Tools
-from sparkforge.build.results import ImageArchiveResult, ImageResult
+from sparkforge.build.cached import Cached, result_of, undamaged
+from sparkforge.build.context import WHEELS, Context, Serving, Tools
+from sparkforge.build.receipt import SBOM
+from sparkforge.build.results import (
+    EnvironmentResult,
+    FilesResult,
+    ImageArchiveResult,
+    ImageResult,
+    OwnWheel,
+    SmokeResult,
+    WheelhouseResult,
+    all_intact,
+)
+from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import plain
-from sparkforge.core.disk import code_digest
+from sparkforge.core.disk import code_digest, key_of, sha256_file
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
+from sparkforge.runtime import environment, isa
 from sparkforge.runtime.engine import BaseImage, Engine, build_image, docker
+from sparkforge.sources.download import Fetches
+from sparkforge.store.store import Artefact, code_of
+
+if TYPE_CHECKING:
+    from sparkforge.build.graph import Graph
 
 ARCHIVE = "image.oci.tar"
 SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/sparkforge/venv"
@@ -40,26 +61,79 @@ RECIPE = (
     ),
 )
 """The files of the checkout that go into the image."""
+NOTE = "inputs.json"
+"""A file of the image's share folder: its inputs and those of its parts, by label."""
+_UNCOMPARED = {
+    *("wheels", "wheelhouse", "labels"),  # of the image: its parts, which are there themselves
+    "sources",  # a choice of the build, not of the checkout
+    "host",  # of the machine that compiled a pack
+}
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The contents of an image: our wheels with their sha256, and files for its share folder."""
+# -- virtual environments ----------------------------------------------------------------
 
-    wheels: Mapping[Path, str]
-    wheelhouse: Path
-    share: Mapping[str, bytes]
-    labels: Mapping[str, str]
+
+def environment_item(
+    context: Context,
+    wheels: Sequence[Cached[OwnWheel]],
+    house: Cached[WheelhouseResult],
+    label: str,
+    *,
+    release: bool = False,
+) -> Cached[EnvironmentResult]:
+    """Return the environment with these wheels and those of a wheelhouse.
+
+    ``release``: they are the release's, for the smoke test, which keeps it when it runs again.
+    """
+    stage, kind = "smoke" if release else "image", EnvironmentResult
+    version = context.target.python
+    inputs = {
+        "wheels": {item.label: item.key for item in wheels},
+        "wheelhouse": house.key,
+        "python": version,
+    }
+
+    def make(folder: Path) -> EnvironmentResult:
+        with context.store.unpacked() as unpacked:
+            offline = context.access.offline
+            ingredients = environment.Ingredients(
+                python=environment.ensure_python(context.store, version, offline=offline),
+                lock=context.lock,
+                wheelhouse=house.path / WHEELS,
+                unpacked=unpacked,
+                target=context.target_name,
+                wheels=hashed(wheels),
+            )
+            environment.install(ingredients, folder)
+        last = context.store.last(context.target_name, label)
+        if last is not None and (before := context.store.find(stage, last["inputs"], kind)):
+            environment.share_byte_code(before.path, folder)
+        return kind()
+
+    def stands(artefact: Artefact[EnvironmentResult]) -> bool:
+        # the interpreter is a link to the system's or the store's, which may be gone
+        python = environment.python_path(artefact.path)
+        return python.exists() and not environment.changed(artefact.path)
+
+    def fetches() -> Fetches:
+        here = environment.find_python(context.store, version) is not None
+        return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
+
+    return Cached(
+        *(stage, label, inputs, kind, make),
+        needs=(*wheels, house),
+        fetches=fetches,
+        valid=stands,
+        intermediate=release,
+    )
+
+
+# -- images ------------------------------------------------------------------------------
 
 
 def repository(target: str) -> str:
     """Return the repository of a target's images: their name before the colon."""
     return f"sparkforge/{target}"
-
-
-def recipe_digest(root: Path) -> str:
-    """Return one digest of the files of ``RECIPE``."""
-    return code_digest(*(root / name for name in RECIPE))
 
 
 def labels(context: Context, base: BaseImage) -> dict[str, str]:
@@ -96,72 +170,137 @@ def needs(context: Context) -> list[dict[str, str]]:
     return [*({"absent": name} for name in context.target.absent), *there]
 
 
+def trial_item() -> Cached[FilesResult]:
+    """Return the checkpoint of the preflight with its answers; the same for every target."""
+
+    def make(folder: Path) -> FilesResult:
+        # not needed by a build in which nothing changed
+        from sparkforge.checkpoints import trial
+        from sparkforge.serving.preflight import NAME
+
+        trial.make(folder / NAME)
+        made = (folder / NAME).iterdir()
+        return FilesResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
+
+    return Cached("image", "preflight checkpoint", {}, FilesResult, make, valid=all_intact)
+
+
+def note_of(context: Context, parts: Graph, base: BaseImage) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs of an image and of its parts, by label, as the image holds them."""
+    target, trial = context.target, trial_item()
+    inputs = {
+        "wheels": {item.label: item.key for item in parts.own},
+        "wheelhouse": parts.house.key,
+        "base": base.digest,
+        "platform": context.platform,
+        "target": target.model_dump(mode="json"),
+        "needs": needs(context),
+        "profile": context.profile,
+        "preflight": trial.key,
+        "epoch": context.epoch,
+        "release": context.release,
+        "labels": labels(context, base),
+        "recipe": code_digest(*(context.root / name for name in RECIPE)),
+        "code": code_of(__name__),
+    }
+    return {
+        "image": inputs,
+        **{item.label: item.inputs for item in (*parts.own, parts.house, trial)},
+    }
+
+
+def comparable(note: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the inputs of a note that two builds of a checkout share."""
+    return {
+        label: {name: value for name, value in inputs.items() if name not in _UNCOMPARED}
+        for label, inputs in note.items()
+    }
+
+
+def image_item(
+    context: Context, tools: Tools, engine: Engine, base: BaseImage, parts: Graph
+) -> Cached[ImageResult | ImageArchiveResult]:
+    """Return the image of these parts: in the engine, or in a file if the build is cold."""
+    trial, note = trial_item(), note_of(context, parts, base)
+
+    def make(folder: Path) -> ImageResult | ImageArchiveResult:
+        from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+        third_party = parts.house.path / WHEELS
+        wheels = {name: item.result for name, item in parts.wheels.items()}
+        plugin, pack = result_of(parts.plugin), result_of(parts.pack)
+        document = sbom.document(context, wheels, plugin, pack, third_party=third_party, base=base)
+        share = {SBOM: document, NOTE: _json(note, 1)}
+        if context.profile:
+            share["profile.json"] = _json(context.profile, 2)
+        for name, sha256 in trial.result.files.items():
+            share[name] = undamaged(trial.path / name, sha256).read_bytes()
+        labels = {
+            **note["image"]["labels"],
+            KEY_LABEL: key_of(note["image"]),
+            SBOM_LABEL: hashlib.sha256(document).hexdigest(),
+        }
+        own = hashed(parts.own)
+        return build(context, tools, own, third_party, share, labels, folder)
+
+    def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
+        made = artefact.result
+        return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
+
+    kind = ImageArchiveResult if tools.cold else ImageResult
+    return Cached(
+        *("image", "image", note["image"], kind, make),
+        needs=(*parts.own, parts.house, trial),
+        valid=valid,
+        fetches=lambda: Fetches(unknown=("base image and system packages",)),
+    )
+
+
+def _json(value: object, indent: int) -> bytes:
+    return f"{json.dumps(value, indent=indent, sort_keys=True)}\n".encode()
+
+
 def build(
-    engine: Engine,
-    tools: Tools,
     context: Context,
-    base: BaseImage,
-    contents: Contents,
+    tools: Tools,
+    wheels: Mapping[Path, str],
+    wheelhouse: Path,
+    share: Mapping[str, bytes],
+    labels: Mapping[str, str],
     folder: Path,
 ) -> ImageResult | ImageArchiveResult:
     """Build an image and load it into the engine; a cold one, without cache, stays in a file.
 
-    Its tag begins with the release and ends with the image's id: no other image ever gets it.
+    ``wheels``: ours, with their sha256; ``share``: files of the share folder. The tag begins with
+    the release and ends with the image's id: no other image ever gets it.
     """
+    target, engine, base, ours = context.target, tools.engine, tools.base, folder / "wheels"
+    assert engine is not None and base is not None
+    ours.mkdir()
+    pins = []
+    for wheel, sha256 in wheels.items():
+        (ours / wheel.name).hardlink_to(wheel)
+        package, version = wheel.name.split("-")[:2]
+        pins.append(f"{package}=={version} --hash=sha256:{sha256}\n")
+    files = {f"share/{path}": data for path, data in share.items()}
+    files |= {"requirements.txt": context.lock.read_bytes(), "ours.txt": "".join(pins).encode()}
+    files["needs.json"] = json.dumps(needs(context)).encode()
+    if MACHINES.get(platform.machine()) != context.platform:
+        files["emulated"] = b""
+    for path, data in files.items():
+        (ours / path).parent.mkdir(parents=True, exist_ok=True)
+        (ours / path).write_bytes(data)
     # a name until the id is known, with the key, so that builds at the same time do not collide
     name = repository(context.target_name)
-    passing = f"{name}:building-{contents.labels.get(KEY_LABEL, 'alone')[:12]}"
-    archive, stored = folder / ARCHIVE, engine.containerd_store
+    passing = f"{name}:building-{labels.get(KEY_LABEL, 'alone')[:12]}"
+    archive, metadata = folder / ARCHIVE, folder / "build.json"
     output: tuple[str, ...] = ("--load", "--tag", passing)
-    if stored:
+    if engine.containerd_store:
         # into a file: only that exporter sets every file's date, and so gives the same layers
         # twice. gzip would take 147 s for the 3.4 GB of the cpu target, zstd takes 69 s (measured,
         # 2 cores), and dating the files about as long again
         how = f"type=oci,dest={archive},name={passing},rewrite-timestamp=true"
         output = ("--output", f"{how},compression=zstd,compression-level=1,force-compression=true")
-    digest = _build(engine, tools, context, base, contents, folder, output)
-    if tools.cold:
-        return ImageArchiveResult(digest, ARCHIVE)
-    from sparkforge.build import sbom  # not needed by a build in which nothing changed
-
-    if stored:
-        docker("load", "--input", archive, remedy="see the docker output above", error=BuildError)
-        archive.unlink()
-    image = engine.client.images.get(passing)
-    image_id = str(image.id)
-    tag = f"{name}:{context.release}-{image_id.removeprefix('sha256:')[:12]}"
-    image.tag(*tag.split(":"))
-    engine.client.images.remove(passing)  # the name; the image has another now
-    log.info(f"image {tag}")
-    return ImageResult(tag, image_id, digest, base.reference, tuple(sbom.system(engine, image_id)))
-
-
-def _build(
-    engine: Engine,
-    tools: Tools,
-    context: Context,
-    base: BaseImage,
-    contents: Contents,
-    folder: Path,
-    output: tuple[str, ...],
-) -> str | None:
-    """Run the build; returns the digest of the manifest, where the engine's store has one."""
-    target, ours = context.target, folder / "wheels"
-    ours.mkdir()
-    (ours / "requirements.txt").write_bytes(context.lock.read_bytes())
-    lines = []
-    for wheel, sha256 in contents.wheels.items():
-        (ours / wheel.name).hardlink_to(wheel)
-        package, version = wheel.name.split("-")[:2]
-        lines.append(f"{package}=={version} --hash=sha256:{sha256}\n")
-    (ours / "ours.txt").write_text("".join(lines))
-    for path, data in contents.share.items():
-        (ours / "share" / path).parent.mkdir(parents=True, exist_ok=True)
-        (ours / "share" / path).write_bytes(data)
-    (ours / "needs.json").write_text(json.dumps(needs(context)))
-    if MACHINES.get(platform.machine()) != context.platform:
-        (ours / "emulated").touch()
-    metadata = folder / "build.json"
     try:
         build_image(
             context.root / "Dockerfile",
@@ -180,18 +319,67 @@ def _build(
                 "BUILD_PACKAGES": " ".join(target.build_packages),
                 "SERVE_ARGS": shlex.join(target.serve),
             },
-            labels=dict(sorted(contents.labels.items())),
-            contexts={"wheels": ours, "wheelhouse": contents.wheelhouse},
+            labels=dict(sorted(labels.items())),
+            contexts={"wheels": ours, "wheelhouse": wheelhouse},
             options=(f"--metadata-file={metadata}", *(["--no-cache"] if tools.cold else [])),
             ca_bundle=tools.ca_bundle,
         )
     except BuildError as error:
-        if wrong := list(dict.fromkeys(_WRONG.findall(str(error)))):
-            where = f"targets.{context.target_name}"
-            remedy = (
-                f"use another base, or edit system_packages, build_packages or absent of {where}"
-            )
-            raise BuildError("\n".join(wrong), remedy) from None
-        raise
+        wrong = list(dict.fromkeys(_WRONG.findall(str(error))))
+        hint = f"{error.remedy}; for a wrong hash: --force wheelhouse"
+        if wrong:
+            hint = "use another base, or edit system_packages, build_packages or absent of"
+            hint += f" targets.{context.target_name}"
+        raise BuildError("\n".join(wrong) or error.what, hint) from None
     digest: str | None = plain.json_of(metadata.read_text()).get("containerimage.digest")
-    return digest
+    if tools.cold:
+        return ImageArchiveResult(digest, ARCHIVE)
+    from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+    if engine.containerd_store:
+        docker("load", "--input", archive, remedy="see the docker output above", error=BuildError)
+        archive.unlink()
+    image = engine.client.images.get(passing)
+    image_id = str(image.id)
+    tag = f"{name}:{context.release}-{image_id.removeprefix('sha256:')[:12]}"
+    image.tag(*tag.split(":"))
+    engine.client.images.remove(passing)  # the name; the image has another now
+    log.info(f"image {tag}")
+    return ImageResult(tag, image_id, digest, base.reference, tuple(sbom.system(engine, image_id)))
+
+
+# -- the smoke test ----------------------------------------------------------------------
+
+
+def smoke_item(
+    context: Context,
+    tools: Tools,
+    serving: Serving,
+    graph: Graph,
+    unpatched: Cached[EnvironmentResult] | None,
+) -> Cached[SmokeResult]:
+    """Return the smoke test of an image or an environment.
+
+    Args:
+        unpatched: the release without our series, to compare with; None for an image, whose
+            original files are put back, and where nothing is compared.
+    """
+    inputs = {
+        "product": graph.product.key,
+        "cpu": isa.here(),
+        "kind": "image" if tools.engine is not None else "environment",
+        "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
+        "serve": list(context.serve),
+        "arguments": list(serving.arguments),
+    }
+
+    def make(folder: Path) -> SmokeResult:
+        from sparkforge.build import smoke  # not needed by a build in which nothing changed
+
+        release = None if unpatched is None else unpatched.artefact
+        return smoke.run(context, tools.engine, serving, graph, release, folder)
+
+    further = () if unpatched is None else (unpatched,)
+    label = "smoke with arguments" if serving.arguments else "smoke"
+    needs = (graph.product, *further, *graph.wheels.values())
+    return Cached("smoke", label, inputs, SmokeResult, make, needs)

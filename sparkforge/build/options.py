@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Annotated, TypeVar, dataclass_transform
 
 from cyclopts import Parameter
-from cyclopts.types import PositiveFloat, PositiveInt, UInt16
+from cyclopts.types import ExistingFile, PositiveFloat, PositiveInt, UInt16
 
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.pins.pins import Pins, SourcePlan, Target
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.series import series
 from sparkforge.sources.project import PinsFile
-from sparkforge.sources.sources import Access
 
 T = TypeVar("T")
 SourceName = SourcePlan | None
-"""Type of --source; see ``source_plan``."""
+"""Type of --source."""
 Behind = Annotated[tuple[str, ...], Parameter(parse=False)]
 """Type of the field for the arguments after ``--``, which ``cli/main.py`` fills."""
 
@@ -75,7 +74,7 @@ class VariantOptions:
 class ToolOptions:
     """Options of a build that do not change its result."""
 
-    ca_bundle: Path | None = None
+    ca_bundle: ExistingFile | None = None
     """CA certificates for the image's build steps, for example of a proxy"""
     jobs: PositiveInt | None = None
     """parallel compilers of wheels and packs (default: as many as fit in memory)"""
@@ -90,15 +89,6 @@ class ServerOptions:
     """loopback port (default: a free one; serve: 8000)"""
     ready_timeout: PositiveFloat | None = None
     """time limit of the server's start in seconds (default: 300; serve: none)"""
-
-
-def source_plan(source: SourceName, access: Access, default: SourcePlan) -> SourcePlan:
-    """Return the plan for sources: --source, else the default."""
-    mirrored = [name for name in access.mirrors if "/" not in name]
-    if source == "release" and mirrored:
-        msg = f"--source release uses no git repository, but --mirror gives one for {mirrored[0]}"
-        raise UsageError(msg, "omit one of them")
-    return source or default
 
 
 def platform_of(target: Target) -> Platform:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from sparkforge.build import composing, receipt
 from sparkforge.build.cached import Cached, result_of
 from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.receipt import PROVENANCE, SBOM, SUMS, Receipt
+from sparkforge.build.receipt import SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.wheels import hashed
-from sparkforge.core import plain
+from sparkforge.core import git, plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.log import human_bytes, log
 from sparkforge.pins.types import MACHINES
@@ -30,104 +30,66 @@ if TYPE_CHECKING:
 
 
 def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
-    """Put wheels, SBOM, provenance, SHA256SUMS and receipt.json into dist/<target>/.
+    """Put wheels, SBOM, SHA256SUMS and receipt.json into dist/<target>/.
 
     Files of the same items stay. Returns the folder, and the receipt with the published files.
     """
-    folder = build.context.dist
+    context, image = build.context, build.image
+    folder, wheels = context.dist, hashed(item for item in build.graph.own if item.found)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if (image := image_of(build)) is not None:
+    if image is not None:
         # also after a rollback: a build means the newest
-        for_compose(build.context, build.tools.engine, image)
-    elif build.context.target.smoke is not None:
+        for_compose(context, build.tools.engine, image)
+    elif context.target.smoke is not None:
         tiny_model(folder)
-    before = _standing(build, built)
-    if before is not None and before.run.options == built.run.options:
-        return folder, replace(built, files=before.files)
+    before = receipt.load(folder / receipt.NAME)
+    names = {*(wheel.name for wheel in wheels), *([SBOM] if wheels else [])}
+    if before is not None and before.items == built.items and names == set(before.files):
+        run = replace(built.run, commit=before.run.commit)
+        if before.run.options == run.options and not receipt.problems(folder, before):
+            return folder, replace(built, files=before.files, run=run)
+    files = {wheel.name: sha256 for wheel, sha256 in wheels.items()}
     with disk_errors(folder):
-        files = _files(folder, build) if before is None else before.files
-        (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
-        built = replace(built, files=files)
-        _write(folder / receipt.NAME, _json(plain.as_json(built)))
+        if wheels:  # else the run has nothing to say about files
+            for old in folder.glob("*.whl"):
+                old.unlink()
+            for wheel in wheels:
+                link(wheel, folder / wheel.name)
+            document = _sbom(build, image)
+            write_file(folder / SBOM, document)
+            files[SBOM] = hashlib.sha256(document).hexdigest()
+            write_file(folder / SUMS, receipt.sums(files))
+        context.server_log.unlink(missing_ok=True)  # of a failure that is fixed
+        run = replace(built.run, commit=_commit(context.root))
+        built = replace(built, files=files, run=run)
+        text = json.dumps(plain.as_json(built), indent=1, sort_keys=True)
+        write_file(folder / receipt.NAME, f"{text}\n".encode())
     return folder, built
 
 
-def _standing(build: Build, built: Receipt) -> Receipt | None:
-    """Return the present receipt if dist/<target>/ has the result of these items, undamaged."""
-    folder = build.context.dist
-    before = receipt.load(folder / receipt.NAME)
-    if before is None or before.items != built.items:
-        return None
-    wheels = _wheels(build)
-    names = {*(wheel.name for wheel in wheels), SBOM, PROVENANCE}
-    sound = names == set(before.files) and not receipt.problems(folder, before)
-    return before if sound or not wheels else None
-
-
-def reads_damage(build: Build, built: Receipt) -> bool:
-    """Return whether publishing would read third-party wheels for an SBOM that are damaged."""
-    house = build.graph.house
-    if house.found is None or house.made_now or _standing(build, built) is not None:
-        return False
-    return not house.sound(house.found)
-
-
-def _wheels(build: Build) -> dict[Path, str]:
-    """Return our wheels, each with its sha256, where the build has reached them."""
-    return hashed(item for item in build.graph.own if item.found is not None)
-
-
-def image_of(build: Build) -> ImageResult | None:
-    """Return the image of a build; None where it made none."""
-    result = result_of(build.graph.product)
-    return result if isinstance(result, ImageResult) else None
-
-
-def _files(folder: Path, build: Build) -> dict[str, str]:
-    """Publish wheels, SBOM and provenance; returns the sha256 of each file by its name."""
-    wheels = _wheels(build)
-    if not wheels:
-        return {}  # the run has nothing to say about files
+def _sbom(build: Build, image: ImageResult | None) -> bytes:
     from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
-    for old in folder.glob("*.whl"):
-        old.unlink()
-    for wheel in wheels:
-        link(wheel, folder / wheel.name)
-    files = {wheel.name: sha256 for wheel, sha256 in wheels.items()}
-    context, graph, image = build.context, build.graph, image_of(build)
-    third_party = None if graph.house.found is None else graph.house.path / WHEELS
-    document = sbom.document(
-        context,
+    graph = build.graph
+    return sbom.document(
+        build.context,
         # a build that ended behind the plugin's wheel has no others
         {name: item.result for name, item in graph.wheels.items() if item.found is not None},
         result_of(graph.plugin),
         result_of(graph.pack),
-        third_party=third_party,
+        third_party=None if graph.house.found is None else graph.house.path / WHEELS,
         base=build.tools.base if image is not None else None,
         system=image.system if image is not None else (),
     )
-    files[SBOM] = _write(folder / SBOM, document)
-    subjects = dict(files)
-    if image is not None:
-        name = f"{image.tag}@{context.platform}"
-        subjects[name] = (image.digest or image.image_id).removeprefix("sha256:")
-    others = third_party.glob("*.whl") if third_party is not None else ()
-    statement = sbom.statement(build, subjects, others)
-    files[PROVENANCE] = _write(folder / PROVENANCE, _json(statement))
-    _write(folder / SUMS, receipt.sums(files))
-    return files
 
 
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _write(path: Path, data: bytes) -> str:
-    """Write a file; returns its sha256."""
-    write_file(path, data)
-    return hashlib.sha256(data).hexdigest()
+def _commit(root: Path) -> str:
+    """Return the checkout's commit; "" outside of git, or if files differ from it."""
+    commit = git.head(root)
+    if commit and git.git(root, "status", "--porcelain", "--untracked-files=normal"):
+        return ""
+    return commit
 
 
 def link(source: Path, target: Path) -> None:
@@ -185,9 +147,9 @@ def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: f
     """Print the results and the next command."""
     made = sum(item.made_now for item in items)
     log.heading(f"done in {seconds:.1f} s: {made} built, {len(items) - made} cached")
-    for wheel in _wheels(build):
+    for wheel in hashed(item for item in build.graph.own if item.found):
         log.info(f"wheel    {wheel.name}  {human_bytes(wheel.stat().st_size)}")
-    if (image := image_of(build)) is not None:
+    if (image := build.image) is not None:
         log.info(f"image    {image.tag}")
     if (report := result_of(build.graph.smoke)) is not None:
         took = f"{report.tokens} tokens in {report.completion_s} s"

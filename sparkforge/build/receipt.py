@@ -23,7 +23,6 @@ SCHEMA = 1
 NAME = "receipt.json"
 # files next to the receipt, which names them by sha256
 SBOM = "sbom.cdx.json"
-PROVENANCE = "provenance.intoto.json"
 SUMS = "SHA256SUMS"
 SUFFIX = ".sigstore.json"
 """Suffix of a file's name: cosign's bundle with its signature."""
@@ -59,6 +58,8 @@ class Run:
     """By label."""
     options: VariantOptions = field(default_factory=VariantOptions)
     """They give a build like this one again: the defaults of commands that use the last build."""
+    commit: str = ""
+    """Of the checkout, when the files were published; "": it had changes, or is not in git."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The SBOM of a build, in CycloneDX 1.6 JSON, and its provenance.
+"""The SBOM of a build, in CycloneDX 1.6 JSON.
 
 Each of our wheels carries its pedigree: the release wheel and the upstream commit that it descends
 from, and every patch in full. The same inputs give the same bytes on every machine.
@@ -7,11 +7,11 @@ from, and every patch in full. The same inputs give the same bytes on every mach
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cyclonedx.model import AttachedText, HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
@@ -28,8 +28,6 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sparkforge import __version__
-from sparkforge.build.cached import result_of
 from sparkforge.build.context import Context
 from sparkforge.build.packs.modules import UPSTREAM
 from sparkforge.build.results import (
@@ -38,13 +36,12 @@ from sparkforge.build.results import (
     PluginResult,
     WheelResult,
 )
-from sparkforge.core import git
 from sparkforge.core.disk import sha256_file
+from sparkforge.core.errors import StoreError
 from sparkforge.pins.pins import Upstream
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
-    from sparkforge.build.graph import Build
     from sparkforge.runtime.engine import BaseImage, Engine
 
 PLUGIN, PACK = "own-plugin", "own-pack"
@@ -91,11 +88,15 @@ def document(
         part.pedigree = _pedigree(context, UPSTREAM, PACK)
         parts.append(part)
     if third_party is not None:
-        wanted = {item.name for item in read_lock(context.lock)}  # other tools stay out
+        locked = read_lock(context.lock)
+        names, hashes = {one.name for one in locked}, {sha for one in locked for sha in one.sha256s}
         for path in sorted(third_party.glob("*.whl")):
             package = canonicalize_name(parse_wheel_filename(path.name)[0])
-            if package in wanted:
-                parts.append(_wheel(path.name, sha256_file(path), f"wheel-{package}"))
+            sha256 = sha256_file(path)
+            if package in names and sha256 not in hashes:
+                raise StoreError(f"{path}: damaged", "build again with --force wheelhouse")
+            if package in names:  # other tools stay out
+                parts.append(_wheel(path.name, sha256, f"wheel-{package}"))
     if base is not None:
         purl = PackageURL("oci", None, "base-image", base.digest)
         sha256 = base.digest.removeprefix("sha256:")
@@ -117,15 +118,14 @@ def document(
 
 def _own(context: Context, name: str, wheel: WheelResult) -> Component:
     """Return a wheel of ours, which descends from the release wheel and the patched source."""
-    upstream, plan = context.pins.upstream(name), context.target.wheels[name]
-    release = upstream.files[plan.files[context.platform]]
+    release = context.release_file(name)
     facts = {} if release.natives is None else {"natives": release.natives.release}
     if isinstance(wheel, CompiledWheelResult):
         facts["wheel"] = "compiled"
     own = _wheel(wheel.file, wheel.sha256, f"own-{name}", facts)
     ancestor = _wheel(release.file, release.sha256, f"release-{name}")
     own.pedigree = _pedigree(context, name, name, ancestor)
-    for carried in plan.carries:  # packages that are part of this wheel
+    for carried in context.target.wheels[name].carries:  # packages that are part of this wheel
         source = context.pins.upstream(carried)
         part = _part(carried, source.version, f"own-{name}-{carried}", purl=_source(source))
         part.pedigree = _pedigree(context, carried, f"{name}-{carried}")
@@ -191,93 +191,3 @@ def _part(
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else [],
         properties=[Property(name=f"sparkforge:{k}", value=v) for k, v in (facts or {}).items()],
     )
-
-
-# -- provenance --------------------------------------------------------------------------------
-
-# names, not places: nothing is fetched from there
-BUILD_TYPE = "https://sparkforge.example/build/v1"
-BUILDER = "https://sparkforge.example/build.py"
-
-
-def statement(
-    build: Build, subjects: Mapping[str, str], third_party: Iterable[Path] = ()
-) -> dict[str, Any]:
-    """Return the provenance, a SLSA v1 predicate in an in-toto statement, as JSON values.
-
-    It holds no time of day: data of the run is in the receipt, under ``run``.
-
-    Args:
-        subjects: sha256 of each thing that was made, by its name.
-        third_party: the other verified wheels that went in.
-    """
-    context, product, base = build.context, result_of(build.graph.product), build.tools.base
-    external: dict[str, Any] = {
-        "target": context.target_name,
-        "platform": context.platform,
-        "pins": {"sha256": sha256_file(context.pins_path)},
-        "wheels": context.wheels,
-        "pack": list(context.pack),
-    }
-    dependencies = [
-        *checkout_commit(context.root),
-        *_upstreams(build),
-        *(_file(path.name, sha256_file(path)) for path in sorted(third_party)),
-    ]
-    if base is not None and product is not None:
-        external["base"] = base.reference
-        dependencies.append(_named("base image", base.digest.removeprefix("sha256:")))
-    definition = {
-        "buildType": BUILD_TYPE,
-        "externalParameters": external,
-        "resolvedDependencies": dependencies,
-    }
-    builder = {"id": BUILDER, "version": {"sparkforge": __version__}}
-    return {
-        "_type": "https://in-toto.io/Statement/v1",
-        "subject": [_named(name, sha256) for name, sha256 in sorted(subjects.items())],
-        "predicateType": "https://slsa.dev/provenance/v1",
-        "predicate": {"buildDefinition": definition, "runDetails": {"builder": builder}},
-    }
-
-
-def checkout_commit(root: Path) -> list[dict[str, Any]]:
-    """Return the commit of this checkout, and whether files differ from it; [] outside git."""
-    commit = git.head(root)
-    if not commit:
-        return []  # an unpacked archive: pins, series and recipe are named by their hashes
-    clean = not git.git(root, "status", "--porcelain", "--untracked-files=normal")
-    digest = {"gitCommit": commit}
-    return [{"name": "sparkforge", "digest": digest, "annotations": {"clean": clean}}]
-
-
-def _upstreams(build: Build) -> Iterator[dict[str, Any]]:
-    """Yield the release wheels, the sources and the patches of our wheels."""
-    graph, context = build.graph, build.context
-    for wheel, plan in context.target.wheels.items():
-        if graph.wheels[wheel].found is None:
-            continue  # the build ended behind the plugin's
-        release = context.pins.upstream(wheel).files[plan.files[context.platform]]
-        yield _file(release.file, release.sha256)
-        for name in context.layers(wheel):
-            if (read := result_of(graph.trees[name].source)) is not None:
-                one = context.upstream(name)
-                uri = f"git+{one.git}@refs/tags/{one.tag}"
-                if read.provider == "git" or one.source_file is None:
-                    yield {"name": name, "uri": uri, "digest": {"gitCommit": one.commit}}
-                else:  # its release file was read instead
-                    file, known = one.files[one.source_file], one.commit_or_unknown
-                    notes = {"standsFor": uri, "commit": known}
-                    yield {**_file(file.file, file.sha256), "annotations": notes}
-            for patch in context.series_of(name).patches:
-                yield _named(f"patches/{name}/{patch.name}", patch.sha256)
-
-
-def _file(name: str, sha256: str) -> dict[str, Any]:
-    """Return a file of the package index, without the address that this machine used."""
-    uri = f"pkg:generic/{quote(name)}?checksum=sha256:{sha256}"
-    return {**_named(name, sha256), "uri": uri}
-
-
-def _named(name: str, sha256: str) -> dict[str, Any]:
-    return {"name": name, "digest": {"sha256": sha256}}

@@ -2,16 +2,14 @@
 
 import base64
 import json
-import os
 import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from sparkforge.build import image
 from sparkforge.build.context import Context
-from sparkforge.build.graph import Build
+from sparkforge.build.graph import Build, last_build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -21,7 +19,6 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.publish import made, tiny_model
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.build.setup import last_build
 from sparkforge.build.smoke import SMOKE_VARIABLES, start_server
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
@@ -29,7 +26,7 @@ from sparkforge.core.run import call
 from sparkforge.runtime import environment, servers
 from sparkforge.runtime.client import CHAT, COMPLETIONS
 from sparkforge.runtime.engine import Engine
-from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, ending
+from sparkforge.runtime.servers import MODEL_NAME, Launch, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
@@ -121,11 +118,10 @@ def serve(
     target's. ServerError: the server ended by itself, or was not ready in time.
     """
     context, product = build.context, build.graph.product.artefact
-    in_image = isinstance(product.result, ImageResult)
     context.dist.mkdir(parents=True, exist_ok=True)
     name = CHAT_NAME if chat else MODEL_NAME if model is None else model.name
     variables = dict(SMOKE_VARIABLES) if model is None else {}
-    if in_image and profile is not None and profile.choice:
+    if isinstance(product.result, ImageResult) and profile is not None and profile.choice:
         variables[profiles.VARIABLE] = profile.choice
     if chat:
         model = chat_model(context.dist, runs_python(build.tools.engine, product))
@@ -139,21 +135,18 @@ def serve(
         name=name,
     )
     cache = context.store.cache_path("serve")
-    # a container reports its progress; a virtual environment only has vLLM's own log
-    aloud = in_image or log.verbose
     with (
         start_server(build.tools.engine, product, launch, context.dist, cache) as server,
         servers.kept_log(server, server.output_path),
         server.output_path.open(errors="replace") as output,
     ):
 
-        def show() -> None:
+        def show(_: float = 0) -> None:
             for line in iter(output.readline, ""):
                 log.raw(line.rstrip("\n"))
 
         log.info(f"loading {name}; the server's log: {server.output_path}")
-        tell: Callable[[float], None] | None = (lambda _: show()) if aloud else None
-        took = servers.wait_ready(server, limit_s, tell)
+        took = servers.wait_ready(server, limit_s, show)
         url = f"{server.url}/v1"
         line = curl(url, name, chat=chat or context.target.smoke is None)
         try:
@@ -161,22 +154,15 @@ def serve(
             for what, said in (("URL", url), ("model", name), ("try", line)):
                 log.info(f"{what:7}{said}")
             log.document({"url": url, "model": name, "curl": line})
-            if not aloud:
-                output.seek(0, os.SEEK_END)
-            _until_it_ends(server, show)
+            while (code := server.exited()) is None:
+                show()
+                time.sleep(0.2)
+            show()
+            raise ServerError(f"the server {ending(code)}:\n{servers.tail(server)}")
         except KeyboardInterrupt:
             log.info("stopping")
             server.stop()
             return 0
-
-
-def _until_it_ends(server: Server, show: Callable[[], None]) -> NoReturn:
-    """Print the server's output until its end, which is a ServerError: only Ctrl-C ends it."""
-    while (code := server.exited()) is None:
-        show()
-        time.sleep(0.2)
-    show()
-    raise ServerError(f"the server {ending(code)}:\n{servers.tail(server)}")
 
 
 # -- the tiny model for chats ------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """The smoke test: the build serves, and the unpatched release refuses the same checkpoint."""
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context, Serving
@@ -16,12 +19,10 @@ from sparkforge.build.results import (
     SmokeResult,
     WheelResult,
 )
-from sparkforge.build.stages.trees import Tree
+from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
-from sparkforge.core import gitread
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.pins.types import origin_of
 from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.client import COMPLETIONS, Place, Reply, events, post
 from sparkforge.runtime.engine import Engine
@@ -29,6 +30,9 @@ from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, kept_log, tai
 from sparkforge.serving.errors import SettingError
 from sparkforge.serving.options import for_plugin
 from sparkforge.store.store import Artefact
+
+if TYPE_CHECKING:
+    from sparkforge.build.graph import Graph
 
 # The tiny model needs little: one GiB of cache is the smallest that vLLM takes. torch.compile is
 # off, as in the image, which has no compiler: the same code runs everywhere, and the start is
@@ -48,10 +52,8 @@ def run(
     context: Context,
     engine: Engine | None,
     serving: Serving,
-    product: Artefact[Product],
+    graph: Graph,
     unpatched: Artefact[EnvironmentResult] | None,
-    wheels: Mapping[str, Cached[WheelResult]],
-    trees: Mapping[str, Tree],
     work: Path,
 ) -> SmokeResult:
     """Test a build; with arguments of the user's, without the unpatched release.
@@ -59,51 +61,40 @@ def run(
     That is an environment of its own, else the image with the original files of its wheels.
     """
     make_tiny_gpt_oss(work / "model")
-    cache = context.store.cache_path("serve")
-
-    def start(
-        of: Artefact[Product],
-        options: Sequence[str],
-        variables: Mapping[str, str],
-        files: Mapping[str, Path],
-    ) -> AbstractContextManager[Server]:
-        arguments = (*SMOKE_ARGUMENTS, *serving.arguments)
-        variables = {**SMOKE_VARIABLES, **variables}
-        launch = Launch(work / "model", options, arguments, variables, serving.port)
-        return start_server(engine, of, launch, work, cache, files)
-
-    @contextmanager
-    def patched() -> Iterator[Server]:
-        with start(product, context.serve, {}, {}) as server, kept_log(server, context.server_log):
-            yield server
-
-    report = exercise(patched, serving.ready_timeout_s)
+    cache, product = context.store.cache_path("serve"), graph.product.artefact
+    arguments = (*SMOKE_ARGUMENTS, *serving.arguments)
+    launch = Launch(work / "model", context.serve, arguments, SMOKE_VARIABLES, serving.port)
+    with (
+        start_server(engine, product, launch, work, cache) as server,
+        kept_log(server, context.server_log),
+    ):
+        report = exercise(server, serving.ready_timeout_s)
     if serving.arguments:
         return report
     files: dict[str, Path] = {}
     if isinstance(product.result, ImageResult):
-        files = {**originals(context, wheels, trees, work), **mask_files(work)}
+        files = {**originals(context, graph.wheels, work), **mask_files(work)}
     # with AMX the release has a backend of its own
-    hidden = {**UNPATCHED_VARIABLES, **isa.without_amx()}
-    with start(unpatched or product, of_release(context.serve), hidden, files) as server:
+    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.without_amx()}
+    launch = replace(launch, options=of_release(context.serve), variables=hidden)
+    with start_server(engine, unpatched or product, launch, work, cache, files) as server:
         return replace(report, release=refusal(server, serving.ready_timeout_s))
 
 
-def exercise(start: Callable[[], AbstractContextManager[Server]], timeout_s: float) -> SmokeResult:
-    """Start the patched server, check that it keeps to the OpenAI API, and stop it."""
-    with start() as server:
-        ready = wait_ready(server, timeout_s)
-        log.info(f"ready after {ready:.1f} s")
-        try:
-            tokens, seconds = _check(server)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise _wrong(server, f"no answer as OpenAI's: {error!r}") from error
-        code, took, stragglers = server.stop()
-        if stragglers:
-            raise _wrong(server, "the server left processes running")
-        if code != 0:
-            raise _wrong(server, f"exit code {code} after SIGTERM")
-        log.info(f"stopped cleanly in {took:.1f} s")
+def exercise(server: Server, timeout_s: float) -> SmokeResult:
+    """Check that the patched server keeps to the OpenAI API, and stop it."""
+    ready = wait_ready(server, timeout_s)
+    log.info(f"ready after {ready:.1f} s")
+    try:
+        tokens, seconds = _check(server)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _wrong(server, f"no answer as OpenAI's: {error!r}") from error
+    code, took, stragglers = server.stop()
+    if stragglers:
+        raise _wrong(server, "the server left processes running")
+    if code != 0:
+        raise _wrong(server, f"exit code {code} after SIGTERM")
+    log.info(f"stopped cleanly in {took:.1f} s")
     return SmokeResult(round(ready, 2), round(seconds, 3), tokens, round(took, 2))
 
 
@@ -232,29 +223,16 @@ def mask_files(work: Path) -> dict[str, Path]:
 
 
 def originals(
-    context: Context,
-    wheels: Mapping[str, Cached[WheelResult]],
-    trees: Mapping[str, Tree],
-    work: Path,
+    context: Context, wheels: Mapping[str, Cached[WheelResult]], work: Path
 ) -> dict[str, Path]:
-    """Write the files that our series replaces as they were, by their path in the wheel.
+    """Write the release's files that our series replace, by their path in the wheel.
 
     Mounted over an image's own, they make the unpatched release of it.
     """
     restored = {}
     for name, wheel in wheels.items():
-        rules = {
-            rule: layer
-            for layer in context.layers(name)
-            for rule in context.pins.upstream(layer).paths
-        }
-        for member in wheel.result.replaced:
-            origin = origin_of(rules, member)
-            assert origin is not None  # it was replaced by a file that has this place
-            layer = rules[origin[0]]
-            source = trees[layer].before(context)
-            with gitread.reading(source.repo) as reader:
-                content = reader.blob(f"{source.commit}:{origin[1]}")
-            restored[member] = work / member.replace("/", "%")
-            restored[member].write_bytes(content)
+        with zipfile.ZipFile(release_wheel(context, name)) as release:
+            for member in wheel.result.replaced:
+                restored[member] = work / member.replace("/", "%")
+                restored[member].write_bytes(release.read(member))
     return restored

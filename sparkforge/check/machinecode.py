@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.build.jobs import width
+from sparkforge.build.context import width
 from sparkforge.check import tools
 from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.run import call, in_parallel
@@ -144,7 +144,7 @@ class Readers:
             for text in self._extract("ptx", path, jit, work):
                 entries.update(match.decode() for match in _ENTRY.findall(text.read_bytes()))
         largest_first = sorted(cubins, key=lambda path: -path.stat().st_size)
-        read = in_parallel(lambda cubin, _: self.read(cubin), largest_first, width(None, _GIB))
+        read = in_parallel(lambda cubin, _: self.read(cubin), largest_first, width(_GIB))
         kernels = {(kernel.name, kernel.code): kernel for found in read for kernel in found}
         jitted = sorted(entries - {name for name, _ in kernels})
         return Library(images, ptx, tuple(kernels[key] for key in sorted(kernels)), tuple(jitted))

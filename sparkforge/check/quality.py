@@ -7,17 +7,17 @@ them (teacher-forced), and its next-token distributions are compared with the un
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import publish, serve
+from sparkforge.build.graph import last_build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -25,7 +25,6 @@ from sparkforge.build.options import (
     VariantOptions,
     command_options,
 )
-from sparkforge.build.setup import last_build
 from sparkforge.build.smoke import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.check import roofline
 from sparkforge.check.bench import command
@@ -41,14 +40,13 @@ _LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
 _SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
 
+Start = Callable[[Sequence[str]], AbstractContextManager[Place]]
 Logprobs = Mapping[int, float]
 """Natural logarithms of the probabilities of the likeliest tokens, by token id."""
 
 
 @command_options
 class QualityOptions:
-    """Options of ``bench quality``."""
-
     target: str
     """target to measure"""
     model: Path | None = None
@@ -57,8 +55,6 @@ class QualityOptions:
     """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
     max_kl: NonNegativeFloat | None = None
     """limit of the mean KL divergence of the next token, in nats (default: none, figures only)"""
-    prompts: PositiveInt | None = None
-    """number of prompts to continue (default: all 24)"""
     tokens: PositiveInt = 64
     """tokens per continuation (default: 64)"""
     arguments: Behind = ()
@@ -69,11 +65,7 @@ class QualityOptions:
 
 
 def measure_quality(options: QualityOptions) -> int:
-    """Measure the effect of --mxfp4-layers on the model's answers; CheckError if it is too large.
-
-    Raises:
-        ServerError: a server does not start or answer.
-    """
+    """Measure the effect of --mxfp4-layers on answers; CheckError if it is too large."""
     for layers in options.layers:
         roofline.parse_layers(layers)  # checked here, not by a server after the first has run
     project = Project.open(options.project)
@@ -90,7 +82,6 @@ def measure_quality(options: QualityOptions) -> int:
         msg = f"target {context.target_name} has no checkpoint"
         raise UsageError(msg, "give one with --model DIR")
     build.run("image")
-    started = datetime.now(UTC)
     gpus = context.target.cuda_arch is not None
     launch = Launch(model, context.serve, arguments, variables, build.serving.port, gpus)
     data = json.loads(Path(__file__).with_name("quality.json").read_text(encoding="utf-8"))
@@ -101,17 +92,16 @@ def measure_quality(options: QualityOptions) -> int:
             one = replace(launch, arguments=(*arguments, *more))
             return command.started(build, build.graph.product.artefact, one, work)
 
-        found = run(start, options.layers, options.tokens, prompts[: options.prompts])
+        found = run(start, options.layers, options.tokens, prompts)
     document = {
-        "started": started.isoformat(timespec="seconds"),
         "target": context.target_name,
         "release": context.release,
         "pins": sha256_file(context.pins_path),
-        "model": str(launch.model),
+        "model": str(model),
         "options": redacted((*context.serve, *build.serving.arguments)),
         "layers": found,
     }
-    file = command.new_folder(context.dist / "bench", "quality") / "quality.json"
+    file = command.new_folder(context.dist, "quality") / "quality.json"
     write_file(file, f"{json.dumps(document, indent=1, sort_keys=True)}\n".encode())
     log.document(document)
     fields = ("mean_kl", "agreement", "covered")
@@ -126,15 +116,11 @@ def measure_quality(options: QualityOptions) -> int:
 
 
 def run(
-    start: Callable[[Sequence[str]], AbstractContextManager[Place]],
-    layers: Sequence[str],
-    tokens: int,
-    prompts: Sequence[str],
+    start: Start, layers: Sequence[str], tokens: int, prompts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Serve, score and compare the choices of layers, with so many ``tokens`` for each prompt.
+    """Serve, score and compare the choices of layers; ``start`` takes further arguments.
 
-    ``start`` starts a server with further arguments, and yields when it is ready. Only the
-    continuations are compared: the model was not trained to write a user's text.
+    Only continuations are compared: the model was not trained to write a user's text.
     """
     common = ("--max-logprobs", str(_TOP))
     with log.step("unchanged"), start(common) as place:
@@ -166,9 +152,6 @@ def _score(place: Place, prompt: list[int], written: list[int]) -> list[Logprobs
     ]
 
 
-# -- arithmetic ------------------------------------------------------------------------------
-
-
 def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
     """Return a lower bound of one position's divergence in nats, and the probability it covers.
 
@@ -191,11 +174,6 @@ def measured(reference: Sequence[Logprobs], seen: Sequence[Logprobs]) -> dict[st
     """
     pairs = list(zip(reference, seen, strict=True))
     kls, covered = zip(*(divergence(p, q) for p, q in pairs), strict=True)
-    return {
-        "mean_kl": statistics.fmean(kls),
-        "agreement": statistics.fmean(
-            max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs
-        ),
-        "covered": statistics.fmean(covered),
-        "positions": len(pairs),
-    }
+    same = fmean(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
+    found = {"mean_kl": fmean(kls), "agreement": same, "covered": fmean(covered)}
+    return {**found, "positions": len(pairs)}

@@ -13,7 +13,7 @@ from sparkforge.build import receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series, command_options
 from sparkforge.core import pages
-from sparkforge.core.disk import sha256_file, write_file
+from sparkforge.core.disk import intact, sha256_file, write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import Model
@@ -23,12 +23,8 @@ from sparkforge.sources.project import PinsFile, checkout
 
 @command_options
 class Options:
-    """Options of ``report``."""
-
     target: str
     """target whose last build to report on"""
-    out: Path | None = None
-    """write the page here (default: dist/TARGET/report.html)"""
     pins: PinsFile = None
     output: OutputOptions = OutputOptions()
 
@@ -43,6 +39,7 @@ def run(options: Options) -> int:
     used = {each for wheel, plan in target.wheels.items() for each in (wheel, *plan.carries)}
     series = chosen_series(None, here.root, here.pins)
     speeds = *folder.glob("bench/*/result.json"), *folder.glob("bench/*/patched/result.json")
+    changed = {file for file, sha in built.files.items() if not intact(folder / file, sha)}
     paths = (max(found, default=None) for found in (folder.glob("accept/*.json"), speeds))
     try:
         accepted, measured = (json.loads(path.read_bytes()) if path else {} for path in paths)
@@ -52,7 +49,7 @@ def run(options: Options) -> int:
             version=release_name(here.pins, target),
             built=built,
             same_pins=built.pins_sha256 == sha256_file(here.pins_path),
-            files={file: (sha, _state(folder / file, sha)) for file, sha in built.files.items()},
+            changed=changed,
             series={one.upstream: one.patches for one in series if one.upstream in used},
             why=why,
             checks=accepted.get("checks", []),
@@ -62,52 +59,33 @@ def run(options: Options) -> int:
     except (OSError, ValueError, AttributeError, TemplateError) as error:
         msg = f"a result in {folder}/accept or /bench is damaged: {error}"
         raise UsageError(msg, "remove it, and run accept or bench again") from None
-    out = options.out or folder / "report.html"
+    out = folder / "report.html"
     write_file(out, page.encode())
     log.info(f"written: {out} (open it in a browser)")
     log.document({"page": str(out)})
     return 0
 
 
-def _state(path: Path, digest: str) -> str:
-    """Return whether a published file is the one of the receipt."""
-    if not path.is_file():
-        return "missing"
-    if sha256_file(path) != digest:
-        return "changed"
-    return "signed" if path.with_name(path.name + receipt.SUFFIX).is_file() else "unchanged"
-
-
 # -- docs/status.md ----------------------------------------------------------------------
 
 Machine = Literal["x86", "arm64", "h200", "spark"]
 Level = Literal["proved", "partly", "simulated", "compiled", "not run"]
-MACHINES: Mapping[Machine, str] = {
+_HEAD: Mapping[Machine, str] = {
     "x86": "x86-64",
     "arm64": "arm64, emulated",
     "h200": "H200",
     "spark": "Spark",
 }
-"""The machines of the matrix, and the head of each column."""
-LEVELS: Mapping[Level, str] = {
-    "proved": "ran there, on the real thing",
-    "partly": "some of it ran there",
-    "simulated": "ran there against a simulated device, server or machine",
-    "compiled": "compiled and disassembled there",
-    "not run": "applies there, and nobody has run it",
-}
-"""The values of the matrix's cells, and their meaning."""
 _Text = Annotated[str, Field(min_length=1)]
 
 
 class Claim(Model):
-    """A feature, and the evidence for it by machine; texts are Markdown."""
+    """A feature, and the evidence for it by machine; ``open``: missing tests. Markdown."""
 
     claim: _Text
     machines: Annotated[Mapping[Machine, Level], Field(min_length=1)]
     tested: _Text
     open: _Text | None = None
-    """Missing tests; None: none known."""
 
 
 class Area(Model):
@@ -128,17 +106,15 @@ def status(path: Path) -> str:
     text = pages.render(
         Path(__file__).with_name("status.md.j2"),
         areas=areas,
-        head=["claim", *MACHINES.values()],
+        head=["claim", *_HEAD.values()],
         rows=lambda area: map(_row, area.claims),
         Markdown=pages.Markdown,
-        levels=LEVELS,
     )
     return pages.between(path, text)
 
 
 def _row(claim: Claim) -> tuple[str, ...]:
     """Return a row of the matrix; ``proved`` and ``not run`` are bold."""
-    cells = (claim.machines.get(machine, "") for machine in MACHINES)
-    bold = ("proved", "not run")
-    levels = (pages.Markdown(f"**{one}**" if one in bold else one) for one in cells)
-    return (pages.Markdown(claim.claim), *levels)
+    levels = (claim.machines.get(machine, "") for machine in _HEAD)
+    bold = (f"**{one}**" if one in ("proved", "not run") else one for one in levels)
+    return tuple(pages.Markdown(text) for text in (claim.claim, *bold))

@@ -21,9 +21,8 @@ from sparkforge.sources.project import PinsFile, checkout
 
 GB = 10**9
 NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
-CONTEXT = 2048
-"""Default number of tokens."""
-HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
+_CONTEXT = 2048  # tokens
+_HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
 
 Format = Literal["bf16", "mxfp8", "mxfp4"]
 Kind = Literal["qkv", "o", "lm_head"]
@@ -46,6 +45,7 @@ Marlin with our series. It pads the rows of w2 on, to 128, which the decode kern
 Marlin does (0.7 % more of gpt-oss's experts).
 """
 
+# name, MoE backend and --mxfp4-layers of each row: the release, then our profiles
 _STEPS: tuple[tuple[str, Moe, str], ...] = (
     ("release", "marlin-release", ""),
     ("exact", "marlin", ""),
@@ -54,27 +54,25 @@ _STEPS: tuple[tuple[str, Moe, str], ...] = (
     ("fast, experts by CUTLASS", "flashinfer_cutlass", "qkv,o,lm_head"),
     ("fast, experts by Triton", "triton", "qkv,o,lm_head"),
 )
-"""Name, MoE backend and --mxfp4-layers of each row: the release, then our profiles."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A gpt-oss model, by ``config.json`` at the revision in pins.yaml."""
+    """A gpt-oss model, by ``config.json`` at the revision in pins.yaml.
+
+    A token uses ``top_k`` experts; half of the layers attend to the sliding window alone.
+    """
 
     layers: int
     experts: int
-    """Of a layer; a token uses ``top_k`` of them."""
     sliding_window: int = 128
-    """Tokens that half of the layers attend to."""
     hidden: int = 2880
     intermediate: int = 2880
     top_k: int = 4
     heads: int = 64
-    """Query heads; each has one sink."""
     kv_heads: int = 8
     head_dim: int = 64
     vocab: int = 201088
-    """Rows of the embedding and of the separate head."""
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -85,10 +83,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def parse_layers(text: str) -> dict[Kind, Format]:
-    """Read the value of ``--mxfp4-layers`` (``qkv,o,lm_head=mxfp8``) as our plugin of vLLM does.
-
-    UsageError: a kind or format is unknown, or a kind occurs twice; ``moe`` has no effect.
-    """
+    """Read the value of ``--mxfp4-layers`` as our plugin of vLLM does: ``moe`` has no effect."""
     chosen: dict[str, Format] = {}
     for item in text.split(","):
         name, _, given = item.strip().partition("=")
@@ -123,10 +118,9 @@ def padded_dense(rows: int, columns: int) -> tuple[int, int]:
 def step_bytes(
     shape: Shape, moe: Moe, formats: Mapping[Kind, Format], *, context: int, batch: int = 1
 ) -> dict[str, float]:
-    """Return the bytes that one decoding step reads, by part.
+    """Return the bytes that one decoding step reads, by part; dense layers without a format: BF16.
 
-    ``formats``: of dense layers; others are BF16. ``context``: tokens that each of the ``batch``
-    sequences attends to, with its own.
+    ``context``: tokens that each of the ``batch`` sequences attends to, with its own.
     """
 
     def dense(rows: int, columns: int, kind: Kind) -> float:
@@ -155,13 +149,9 @@ def step_bytes(
 
 
 def rows(
-    target: Target, context: int = CONTEXT, batch: int = 1, layers: str | None = None
+    target: Target, context: int = _CONTEXT, batch: int = 1, layers: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the table: the release, the series with each format, and ``layers`` if given.
-
-    Each row has the bytes of a step, the ceiling over all sequences, its ratio to the release, and
-    its cells. UsageError: ``layers`` is invalid, or the target has no known model or memory.
-    """
+    """Return the table: the release, the series with each format, and ``layers`` if given."""
     shape = SHAPES.get(target.model or "")
     if shape is None or target.memory_gb_s is None:
         msg = "the target has no known model, or no memory_gb_s in pins.yaml"
@@ -174,29 +164,27 @@ def rows(
     for name, moe, spec in steps:
         formats = parse_layers(spec) if spec else {}
         step = step_bytes(shape, moe, formats, context=context, batch=batch)
-        total, dense, rest = sum(step.values()), step["qkv"] + step["o"], step["router"]
+        total, dense = sum(step.values()), step["qkv"] + step["o"]
         speed = batch * target.memory_gb_s * GB / total
         gain = speed / made[0]["ceiling_tok_s"] if made else 1.0
-        parts = (step["experts"], dense, step["lm_head"], step["kv"], rest + step["other"], total)
+        rest = step["router"] + step["other"]
+        parts = (step["experts"], dense, step["lm_head"], step["kv"], rest, total)
         cells = (name, *(f"{part / batch / GB:.3f}" for part in parts))
-        row = {"name": name, "moe": moe, "layers": spec, "bytes": step, "ceiling_tok_s": speed}
-        row |= {"gain": gain, "cells": (*cells, f"{speed:.1f} tok/s", f"x{gain:.2f}")}
-        made.append(row)
+        cells = (*cells, f"{speed:.1f} tok/s", f"x{gain:.2f}")
+        made.append({"name": name, "bytes": step, "ceiling_tok_s": speed, "cells": cells})
     return made
 
 
 def markdown(target: Target) -> str:
     """Return the table of docs/kernels.md."""
-    return pages.table(HEAD, [row["cells"] for row in rows(target)], right=range(1, len(HEAD)))
+    return pages.table(_HEAD, [row["cells"] for row in rows(target)], right=range(1, len(_HEAD)))
 
 
 @command_options
 class Options:
-    """Options of ``roofline``."""
-
     target: str
     """target whose memory and model to use"""
-    context: PositiveInt = CONTEXT
+    context: PositiveInt = _CONTEXT
     """context length in tokens (default: 2048)"""
     batch: PositiveInt = 1
     """sequences decoded at once (default: 1)"""
@@ -216,5 +204,5 @@ def run(options: Options) -> int:
     log.document({"note": NOTE, **case, "rows": found})
     log.heading(", ".join(f"{name} {value}" for name, value in case.items()))
     log.info(NOTE)
-    log.table([HEAD, *cells])
+    log.table([_HEAD, *cells])
     return 0

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from sparkforge.build import cached, publish, receipt
 from sparkforge.build.context import PLANNED, STAGES
+from sparkforge.build.graph import build_of, last_variant
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -20,8 +21,6 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.packs import recipe
-from sparkforge.build.results import PackResult
-from sparkforge.build.setup import build_of, last_variant, options_of
 from sparkforge.core import plain
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
@@ -80,18 +79,14 @@ def build_target(options: BuildOptions) -> int:
     context, todo, planned = build.context, build.graph.until(until), build.plan(until)
     count = f"{sum(one.made for one in planned)} of {len(planned)} items to build"
     log.heading(f"{context.target_name} on {context.platform}: {count}")
-    if cached.makes(todo, planned, PackResult):  # before anything is fetched
+    if any(one.made and one.stage == "packs" for one in planned):  # before anything is fetched
         try:
             recipe.host(context.platform)
         except MachineError as error:
             raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
     build.run(until, planned)
-    chosen = options_of(build, options.variant.engine)
-    built = receipt.of(context, todo, time.monotonic() - start, chosen)
+    built = receipt.of(context, todo, time.monotonic() - start, options.variant)
     if not arguments:
-        if publish.reads_damage(build, built):
-            cached.run(context, todo, {build.graph.house.stage})
-            built = receipt.of(context, todo, time.monotonic() - start, chosen)
         folder, built = publish.publish(build, built)
         publish.summary(build, todo, folder, time.monotonic() - start)
     log.document(plain.as_json(built))

@@ -54,8 +54,7 @@ def docs(options: DocsOptions = DocsOptions()) -> int:
 
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
-    from sparkforge.check import report, roofline
-    from sparkforge.check.accept import command as accept
+    from sparkforge.check import accept, report, roofline
     from sparkforge.series import docs
 
     root, all_pins = here.root, here.pins

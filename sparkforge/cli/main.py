@@ -27,11 +27,11 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "model": ("", "download a target's model in advance"),
         "model fetch": ("build.composing:fetch", "download the model to where Compose looks"),
         "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
-        "accept": ("check.accept.command:run", "check a running server"),
+        "accept": ("check.accept:run", "check a running server"),
         "images": ("build.composing:images", "list built images, and the one that Compose uses"),
         "rollback": ("build.composing:rollback", "switch Compose to the previous image"),
         "packs": ("build.packs.command:run", "compile FlashInfer's modules into a wheel"),
-        "verify": ("check.verify.command:run", "rebuild and compare bytes, or check an image"),
+        "verify": ("check.verify:run", "rebuild and compare bytes, or check an image"),
         "clean": ("cli.checkout:clean", "delete build results from the store"),
     },
     "change": {

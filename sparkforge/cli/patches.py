@@ -9,7 +9,6 @@ from sparkforge.build.options import (
     SourceName,
     chosen_series,
     command_options,
-    source_plan,
 )
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
@@ -92,7 +91,7 @@ def list_patches(options: ListOptions = ListOptions()) -> int:
 def check_series(options: CheckOptions = CheckOptions()) -> int:
     """Lint every series, and apply it to its source."""
     project = Project.open(options.project)
-    plan = source_plan(options.source, project.access, RELEASE_PLAN)
+    plan = options.source or RELEASE_PLAN
     report, problems = dict[str, Any](), list[str]()
     for own in chosen_series(options.upstream, project.root, project.pins):
         name, upstream = own.upstream, project.pins.upstreams[own.upstream]

@@ -8,7 +8,6 @@ from sparkforge.build.options import (
     OutputOptions,
     SourceName,
     command_options,
-    source_plan,
 )
 from sparkforge.core.disk import write_files
 from sparkforge.core.log import log
@@ -63,7 +62,7 @@ def record_trees(options: RecordOptions = RecordOptions()) -> int:
     """Write the commit and tree that each series gives into pins.yaml."""
     project = Project.open(options.project)
     path, store = project.pins_path, project.store
-    plan = source_plan(options.source, project.access, RELEASE_PLAN)
+    plan = options.source or RELEASE_PLAN
     for name, upstream in project.pins.upstreams.items():
         folder = project.root / "patches" / name
         if not series.read(folder).patches:

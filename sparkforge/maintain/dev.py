@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sparkforge.build import cached, graph, publish, setup
+from sparkforge.build import cached
 from sparkforge.build.context import Context
-from sparkforge.build.graph import Build
+from sparkforge.build.graph import Build, build_of, last_variant, unpatched_environment
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -60,8 +60,8 @@ class Options:
 def run(options: Options) -> int:
     """Make or update the work trees of a target, and become a command that imports from them."""
     project = Project.open(options.project)
-    variant = setup.last_variant(project, options.target, options.variant)
-    build = setup.build_of(project, options.target, variant, "image", tools=options.tools)
+    variant = last_variant(project, options.target, options.variant)
+    build = build_of(project, options.target, variant, "image", tools=options.tools)
     context, engine = build.context, build.tools.engine
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
     every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
@@ -87,7 +87,7 @@ def run(options: Options) -> int:
     command: list[str | Path] = list(options.arguments)
     if engine is not None:
         build.run("image")
-        built = publish.image_of(build)
+        built = build.image
         assert built is not None  # an engine makes an image
         tag = _image(build, engine, built.tag)
         site = engine.client.images.get(tag).labels[SITE_PACKAGES_LABEL]
@@ -111,9 +111,8 @@ def _of_wheels(
     context: Context, trees: Mapping[str, WorkTree], site: PurePosixPath
 ) -> dict[str, str]:
     wanted: dict[str, str] = {}
-    for wheel, plan in context.target.wheels.items():
-        file = context.pins.upstream(wheel).files[plan.files[context.platform]]
-        with archive.opened(release_wheel(context, wheel, file)) as source:
+    for wheel in context.target.wheels:
+        with archive.opened(release_wheel(context, wheel)) as source:
             members = list(source.members)
         parts = []
         for layer in context.layers(wheel):
@@ -142,7 +141,7 @@ def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
 
 def _plugin(context: Context, folder: Path) -> dict[str, str]:
     """Return links to the plugin's Python files, and to the rest of its wheel in a folder."""
-    pin, item = context.pins.plugin, graph.graph_of(context).plugin
+    pin, item = context.pins.plugin, Build(context).graph.plugin
     if pin is None or item is None:
         return {}
     cached.run(context, cached.ordered([item]))
@@ -164,7 +163,7 @@ def _variables(context: Context, folder: Path, links: Callable[[str, str], Path]
 
     Compiled files are the same in all builds.
     """
-    release = graph.unpatched_environment(context)
+    release = unpatched_environment(context)
     cached.run(context, cached.ordered([release]))
     venv = environment.python_path(release.path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"

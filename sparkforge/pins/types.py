@@ -20,7 +20,7 @@ from pydantic import (
 from sparkforge.core import plain
 
 UNKNOWN = "unknown"
-"""An unknown commit in receipt, SBOM, provenance and labels."""
+"""An unknown commit in receipt, SBOM and labels."""
 
 
 class Model(BaseModel):

@@ -189,7 +189,7 @@ def build_image(
     destination; ``ca_bundle`` is mounted as a secret, never copied.
     """
     command: list[str | Path] = ["buildx", "build", "--builder", builder]
-    # the provenance is our own (build/sbom.py); buildx's has the time of the build in it
+    # buildx's provenance has the time of the build in it
     command += ["--progress=plain", "--provenance=false", *output, *options, "--file", dockerfile]
     pairs: dict[str, Mapping[str, object]] = {
         "build-context": contexts or {},

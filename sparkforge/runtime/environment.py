@@ -123,7 +123,8 @@ def _install(of: Ingredients, folder: Path) -> None:
         call(uv, "pip", "check", "--quiet", "--python", python, env=env)
     except CommandError as error:
         msg = f"the wheels do not install together:\n{error}"
-        raise BuildError(msg, "check the target's requirements and drop_requires") from error
+        hint = "check requirements and drop_requires; for a wrong hash: --force wheelhouse"
+        raise BuildError(msg, hint) from error
     ours.unlink()
 
 

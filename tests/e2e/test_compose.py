@@ -106,7 +106,8 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     reached = engine.connect()
     context = context_of("cpu", target_name="stand-in")
     ca = os.environ.get("SPARKFORGE_TEST_CA")
-    tools = Tools(ca_bundle=Path(ca) if ca else None)
+    base = engine.resolve(base_image, reached)
+    tools = Tools(reached, base, Path(ca) if ca else None)
     empty = {
         "requirements": {"linux/amd64": str(folder / "lock.txt")},
         "system_packages": (),
@@ -116,12 +117,10 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     context = replace(context, target=context.target.model_copy(update=empty))
 
     def make(**profile: Any) -> str:
-        base = engine.resolve(base_image, reached)
         share = {"profile.json": json.dumps(profile).encode()}
         work = Path(tempfile.mkdtemp(dir=folder))
         labels = {image.TARGET_LABEL: "stand-in"}
-        contents = image.Contents(ours, folder / "house", share, labels)
-        made = image.build(reached, tools, context, base, contents, work)
+        made = image.build(context, tools, ours, folder / "house", share, labels, work)
         assert isinstance(made, ImageResult)
         return made.tag
 

@@ -41,10 +41,8 @@ def test_labels_name_upstream_commit_and_series(image: Any) -> None:
     assert len(labels["org.sparkforge.vllm.tree.release"]) == 40
 
 
-def test_verify_matches_the_image_with_the_checkout(
-    image: Any, build: Build, checkout: Path
-) -> None:
-    found = build("verify", str(checkout / "dist" / "image-receipt.json"))
+def test_verify_matches_the_image_with_the_checkout(image: Any, build: Build) -> None:
+    found = build("verify", image["image"]["image_id"])
     assert found["matches"]
     assert found["digest"] == image["image"]["digest"]
     assert found["checked"]["installed files"] > 10_000

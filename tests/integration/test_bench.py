@@ -19,7 +19,7 @@ from sparkforge.runtime.client import Place
 from sparkforge.runtime.servers import free_port
 from tests import openai_server
 from tests.openai_server import KEY
-from tests.support import ROOT
+from tests.support import ROOT, linked_checkout
 
 # stands for the interpreter of llama-benchy's environment: -u -P -c CODE and llama-benchy's options
 _FAKE = """\
@@ -46,7 +46,7 @@ run = {{
 with open(value("--save-result"), "w") as file:
     json.dump({{"version": "0.4.0", "benchmarks": [run]}}, file)
 """
-ONE = "pp512 tg32 (c1)"
+ONE = "pp512 tg32 (c1): decode, tok/s"
 
 
 @pytest.fixture
@@ -61,6 +61,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put the stand-in in place of llama-benchy; the file of its calls."""
+    (linked_checkout(tmp_path / "checkout") / "LICENSE").symlink_to(ROOT / "LICENSE")
     python, log = tmp_path / "bin" / "python", tmp_path / "calls"
     python.parent.mkdir()
     python.write_text(_FAKE.format(python=sys.executable, calls=str(log)))
@@ -80,9 +81,14 @@ def model(tmp_path: Path) -> Path:
 
 
 def bench(tmp_path: Path, *words: str) -> int:
-    """Measure a running server as a user does; the result is in ``out``."""
-    place = ["--out", str(tmp_path / "out"), "--store", str(tmp_path / "store")]
-    return main(["bench", "--target", "spark", "--quick", *place, *words])
+    """Measure a running server as a user does."""
+    place = ["--pins", str(tmp_path / "checkout" / "pins.yaml"), "--store", str(tmp_path / "store")]
+    return main(["bench", "--table", "quick", *place, *words])
+
+
+def results(tmp_path: Path) -> list[Path]:
+    """Return the folders of results, the oldest first."""
+    return sorted((tmp_path / "checkout" / "dist" / "bench").glob("*-quick"))
 
 
 def test_running_server_is_measured(
@@ -102,28 +108,26 @@ def test_running_server_is_measured(
     assert bench(tmp_path, *words) == 0
     seen = capsys.readouterr()
     document = json.loads(seen.out)
-    found = benchy.load(tmp_path / "out")
-    assert document["folders"] == [str(tmp_path / "out")]
-    assert document["results"][0]["started"] == found.started
+    (folder,) = results(tmp_path)
+    assert document["folders"] == [str(folder)]
+    found = benchy.load(folder)
     known = found.identity
     assert (known["origin"], known["model"], known["table"]) == ("url", "m", "quick")
-    assert found.tests[ONE]["decode"] == [60, 61, 62]
+    assert found.tests[ONE] == [60, 61, 62]
     (words,) = map(json.loads, calls.read_text().splitlines())
     assert words[words.index("--base-url") + 1] == f"{url}/v1"
     assert words[words.index("--tokenizer") + 1] == str(model)
     assert words[words.index("--concurrency") + 1 :][:2] == ["1", "2"]
     assert "--skip-coherence" not in words
-    assert f"key {KEY}" in (tmp_path / "out" / "llama-benchy-1.log").read_text()
+    assert f"key {KEY}" in (folder / "llama-benchy-1.log").read_text()
     # the key is in no command line, which everybody on the machine can read
     assert KEY not in calls.read_text()
     assert KEY not in seen.err
-    words = ["--url", url, "--model", str(model)]
-    assert bench(tmp_path, *words) == UsageError.exit_code  # the folder has a result
-    (tmp_path / "out").rename(tmp_path / "first")
+    first = folder.rename(tmp_path / "first")
     monkeypatch.setenv("FAKE_SPEED", "30")
-    assert bench(tmp_path, *words) == 0
-    pair = (str(tmp_path / "first"), str(tmp_path / "out"))
-    assert main(["bench", "compare", *pair]) == CheckError.exit_code
+    assert bench(tmp_path, "--url", url, "--model", str(model)) == 0
+    (second,) = results(tmp_path)
+    assert main(["bench", "compare", str(first), str(second)]) == CheckError.exit_code
 
 
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
@@ -132,7 +136,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, *word
     err = capsys.readouterr().err
     assert "hint: " in err
     assert "Traceback" not in err
-    assert not (tmp_path / "out" / "result.json").exists()
+    assert not any((one / "result.json").exists() for one in results(tmp_path))
     return err
 
 
@@ -170,7 +174,8 @@ def test_failure_of_llama_benchy_is_one_error(
     monkeypatch.setenv("FAKE_EXIT", str(code))
     words = ("--url", url, "--model", str(model))
     assert says in refused(tmp_path, capsys, ServerError.exit_code, *words)
-    assert says in (tmp_path / "out" / "llama-benchy-1.log").read_text()
+    (folder,) = results(tmp_path)
+    assert says in (folder / "llama-benchy-1.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,8 @@ def test_failure_of_llama_benchy_is_one_error(
         ["--url", "http://h"],  # no tokenizer
         ["--url", "http://h", "--vs", "unpatched"],
         ["--url", "http://h", "--", "--max-num-seqs", "4"],
-        [],  # the target has no tiny model
+        ["--target", "spark"],  # it has no tiny model
+        [],
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_anything_starts(
@@ -201,16 +207,14 @@ def test_rounds_take_turns(tmp_path: Path, url: str, calls: Path, model: Path) -
             events.append(name)
             yield Place(f"{url}/v1", KEY)
 
-        return Side(name, model, start, {"origin": "build", "options": ["--hf-token", "hunter2"]})
+        return Side(name, model, start, {"origin": "build"})
 
-    call = Call(tmp_path / "bin" / "python", tmp_path / "home", ["--runs", "1"])
-    call.prepare("words " * 1000)
+    call = Call(tmp_path / "bin" / "python", tmp_path / "home", ["--runs", "1"], "words " * 1000)
     out = tmp_path / "out"
-    found = command.measure([side("a"), side("b")], {}, call, 3, out, coherent=False)
+    found = command.measure([side("a"), side("b")], {}, call, 3, out)
     assert events == ["a", "b", "b", "a", "a", "b"]
     for name in ("a", "b"):
-        assert found[name].tests[ONE]["decode"] == [60, 60, 60]
-        assert found[name].identity["options"] == ["--hf-token", "***"]
+        assert found[name].tests[ONE] == [60, 60, 60]
         assert benchy.load(out / name) == found[name]
 
 

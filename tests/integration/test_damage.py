@@ -11,7 +11,7 @@ import pytest
 
 from sparkforge.build import cached
 from sparkforge.build.cached import undamaged
-from sparkforge.build.stages.product import trial_item
+from sparkforge.build.image import trial_item
 from sparkforge.checkpoints import trial
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.errors import StoreError

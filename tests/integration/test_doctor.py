@@ -61,10 +61,3 @@ def test_broken_nvidia_smi_is_an_error(tmp_path: Path, script: str, fragment: st
     assert f"error: this machine cannot build or serve target {OURS}" in err
     (gpu,) = (finding for finding in document["findings"] if finding["name"] == "gpu")
     assert (gpu["state"], fragment in gpu["seen"]) == ("error", True), gpu
-
-
-def test_unwritable_store_stops_the_target(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    code, document, _ = doctor("--target", "cpu", "--store", str(tmp_path / "file" / "store"))
-    assert code == STOPS
-    assert states(document)["store"] == "error"

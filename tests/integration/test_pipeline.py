@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.receipt import PROVENANCE, SBOM
+from sparkforge.build.receipt import SBOM
 from sparkforge.core.log import human_bytes
 from tests.project import FILES, PATCH, PATCHED, Project, slow_down
 from tests.support import PATIENCE_S, alive, sha256, wait_for
@@ -44,7 +44,7 @@ def check_result(project: Project) -> None:
     assert project.wheel.name == "demo-1.0+spark.3-py3-none-any.whl"
     assert member(project.wheel, "demo/mod.py") == PATCHED
     assert member(project.wheel, "demo/__init__.py") == FILES["demo/__init__.py"]
-    published = [project.wheel.name, PROVENANCE, SBOM]
+    published = [project.wheel.name, SBOM]
     sums = [f"{sha256((project.wheel.parent / name).read_bytes())}  {name}\n" for name in published]
     assert (project.wheel.parent / "SHA256SUMS").read_text() == "".join(sorted(sums, key=_name))
     assert list((project.store / "tmp").iterdir()) == []

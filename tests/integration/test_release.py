@@ -85,12 +85,6 @@ def test_a_changed_or_added_file_is_not_verified(committed: Project, name: str) 
     assert f"{name}: " in err
 
 
-def test_a_dry_run_writes_nothing(committed: Project) -> None:
-    before = sorted(committed.root.rglob("*"))
-    committed.run(*RELEASE, "--dry-run", "--key", KEY)
-    assert sorted(committed.root.rglob("*")) == before
-
-
 def test_an_unfinished_checkout_is_not_released(committed: Project) -> None:
     left = committed.root / "left.txt"
     left.write_text("")

@@ -137,13 +137,13 @@ def test_an_image_is_served_on_loopback(
     )
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
-    follow = serve._until_it_ends
+    curl = serve.curl
 
-    def until_it_ends(*found: Any) -> None:
+    def last_line(*found: Any, **more: Any) -> str:
         (tmp_path / "enough").touch()
-        follow(*found)
+        return curl(*found, **more)
 
-    monkeypatch.setattr(serve, "_until_it_ends", until_it_ends)
+    monkeypatch.setattr(serve, "curl", last_line)
     port = free_port(0)
     build = built(tmp_path, IMAGE, tmp_path, port)
     labels = {servers.SITE_PACKAGES_LABEL: "/site-packages"}

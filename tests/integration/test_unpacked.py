@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sparkforge.core.errors import StoreError
 from tests.project import Project
 from tests.support import add_project, make_wheel, sha256
 
@@ -66,13 +67,15 @@ def test_damaged_wheel_is_not_in_sbom(project: Project, lock: Any) -> None:
     lock("first")
     project.build(until="image")
     sbom = project.wheel.parent / "sbom.cdx.json"
-    before = sbom.read_bytes()
     for path in project.store.glob("artefacts/wheelhouse/*/wheels/first-1.0-*.whl"):
         path.chmod(0o644)
         path.write_bytes(path.read_bytes().replace(b"first", b"fjrst"))
     sbom.unlink()
-    project.build(until="image")
-    assert sbom.read_bytes() == before
+    words = ("build", "--target", "tiny", "--until", "image")
+    assert "--force wheelhouse" in project.run(*words, code=StoreError.exit_code)[1]
+    assert not sbom.exists()
+    project.run(*words, "--force", "wheelhouse")
+    assert sbom.exists()
 
 
 def test_damaged_environment_is_rebuilt(project: Project, lock: Any) -> None:

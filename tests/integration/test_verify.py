@@ -6,7 +6,6 @@ import os
 import tarfile
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,7 @@ import pytest
 from sparkforge.build import graph, image, sbom
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import PluginResult, WheelResult
-from sparkforge.build.stages import product
-from sparkforge.check.verify import command, imagecheck
+from sparkforge.check import verify
 from sparkforge.core import plain
 from sparkforge.core.disk import key_of
 from sparkforge.core.errors import CheckError, UsageError
@@ -77,7 +75,7 @@ def test_damaged_and_missing_files_in_dist_are_named(project: Project) -> None:
 
 SITE = "opt/sparkforge/venv/lib/python3.11/site-packages"
 BASE = BaseImage("base", f"sha256:{'b' * 64}")
-NOTE = f"{image.SHARE}/{product.NOTE}"
+NOTE = f"{image.SHARE}/{image.NOTE}"
 RECORD = f"{SITE}/demo-1.0+spark.3.dist-info/RECORD"
 
 
@@ -121,8 +119,8 @@ class Baked:
     def problems(self) -> str:
         """Return the problems, one in a line."""
         holder = self.engine()
-        found = imagecheck.read(holder, "tiny:1")
-        return "\n".join(imagecheck.check(found, context_of("tiny", self.project.root))[1])
+        found = verify.read(holder, "tiny:1")
+        return "\n".join(verify.check(found, context_of("tiny", self.project.root))[1])
 
 
 @pytest.fixture
@@ -168,9 +166,9 @@ def test_an_image_of_this_checkout_matches(baked: Baked, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "connect", baked.engine)
     paths = ProjectOptions(pins=baked.project.root / "pins.yaml", store=baked.project.store)
     opened = Opened.open(paths)
-    assert command._image("tiny:1", opened, published=False) == 0
+    assert verify._image("tiny:1", opened, published=False) == 0
     baked.files[f"{SITE}/demo/mod.py"] = b"evil"
-    assert command._image("tiny:1", opened, published=False) == CheckError.exit_code
+    assert verify._image("tiny:1", opened, published=False) == CheckError.exit_code
 
 
 def test_changed_patches_and_pins_are_named(baked: Baked) -> None:
@@ -230,8 +228,5 @@ def test_a_malformed_document_in_an_image_is_one_error(baked: Baked, path: str) 
         baked.problems()
 
 
-def test_wrong_images_and_receipts_are_one_error(project: Project, tmp_path: Path) -> None:
+def test_verify_needs_an_image_or_a_target(project: Project) -> None:
     project.run("verify", code=UsageError.exit_code)
-    receipt = tmp_path / "receipt.json"
-    receipt.write_text('{"items": []}')
-    project.run("verify", str(receipt), code=UsageError.exit_code)

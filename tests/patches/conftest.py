@@ -12,7 +12,7 @@ import pytest
 
 from sparkforge.build import cached
 from sparkforge.build.context import UNPATCHED, Context
-from sparkforge.build.graph import graph_of
+from sparkforge.build.graph import Build
 from sparkforge.build.results import SmokeResult
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
@@ -86,7 +86,9 @@ def cpu_context() -> Context:
 @pytest.fixture(scope="session")
 def baked(cpu_context: Context) -> dict[str, Path]:
     """Folders of the patched and the unpatched environment, by label; made where missing."""
-    todo = [item for item in graph_of(cpu_context).until("smoke") if item.kind is not SmokeResult]
+    todo = [
+        item for item in Build(cpu_context).graph.until("smoke") if item.kind is not SmokeResult
+    ]
     cached.run(cpu_context, todo)
     return {item.label: item.path for item in todo}
 

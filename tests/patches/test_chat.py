@@ -19,7 +19,7 @@ import requests
 
 from sparkforge.build.context import profile_of
 from sparkforge.build.serve import chat_model, in_environment
-from sparkforge.check.accept import subject as accept
+from sparkforge.check import accept
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.cli.main import main
 from sparkforge.core.run import group_alive

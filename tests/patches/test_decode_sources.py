@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from sparkforge.build import cached
-from sparkforge.build.cubins import MANIFEST
-from sparkforge.build.graph import graph_of
+from sparkforge.build.graph import Build
 from tests.patches.checkout import context
 
 DENSE = {
@@ -28,11 +27,11 @@ OTHERS = {"add_norm", "experts_combine", "expand_mxfp4", "expand_mxfp8", "rotate
 def cubins() -> dict[str, dict[str, Any]]:
     """What the manifest says of each architecture."""
     rtx = context("rtx")
-    item = graph_of(rtx).kernels
+    item = Build(rtx).graph.kernels
     assert item is not None
     cached.run(rtx, [item])
     made = item.artefact
-    document = json.loads((made.path / MANIFEST).read_text())
+    document = json.loads((made.path / "manifest.json").read_text())
     return {cubin["architecture"]: cubin for cubin in document["cubins"]}
 
 

@@ -72,7 +72,8 @@ def test_a_server_answers_as_the_reference_does(
             assert choice["token_ids"] == [wanted.argmax()]
             (logprob,) = choice["logprobs"]["token_logprobs"]
             assert abs(logprob - wanted.max()) < TOLERANCE
-    smoke.exercise(lambda: start(tiny, tmp_path), READY_S)
+    with start(tiny, tmp_path) as server:
+        smoke.exercise(server, READY_S)
 
 
 def test_a_server_of_quantized_layers_does_too(

@@ -7,8 +7,7 @@ from pathlib import Path
 from threading import Event
 
 from sparkforge.build.cached import Cached
-from sparkforge.build.context import WHEELS, Context
-from sparkforge.build.jobs import KEEP_GIB, width
+from sparkforge.build.context import WHEELS, Context, width
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
 from sparkforge.build.packs.recipe import Described, Host, Unit
@@ -79,7 +78,7 @@ def libraries(
 
     found: dict[Unit, Path] = {}
     gib = _LARGEST_GIB if any("gemm_grouped/" in unit.source for unit in inputs) else _GIB
-    made = in_parallel(compiled, list(inputs), width(jobs, gib, KEEP_GIB))
+    made = in_parallel(compiled, list(inputs), jobs or width(gib))
     for unit, path in zip(inputs, made, strict=True):
         found[unit] = path
         log.progress(Path(unit.source).name, len(found), len(inputs), "units")

@@ -45,11 +45,6 @@ def wheelhouse_item(
         backend = target.torch_backend
         return wheelhouse.Wanted(lock, tools, target.python, context.platform, backend)
 
-    def damaged(wheels: Path) -> object:
-        from sparkforge.sources import wheelhouse
-
-        return wheelhouse.damaged(wheels, wanted())
-
     def make(folder: Path) -> WheelhouseResult:
         count = fill(context, wanted(), folder / WHEELS)
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
@@ -58,7 +53,6 @@ def wheelhouse_item(
     return Cached(
         *(stage, label, inputs, WheelhouseResult, make),
         valid=lambda made: len([*(made.path / WHEELS).glob("*.whl")]) == made.result.files,
-        sound=lambda made: not damaged(made.path / WHEELS),
         fetches=lambda: to_fetch(context, wanted()),
     )
 

@@ -46,7 +46,7 @@ def series_of(context: Context, name: str) -> dict[str, Series]:
 def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> dict[str, Any]:
     """Return the inputs that overlaid and compiled wheels have in common."""
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
-    file = upstream.files[plan.files[context.platform]]
+    file = context.release_file(name)
     inputs: dict[str, Any] = {
         "release_wheel": file.model_dump(mode="json"),
         "upstream_commit": upstream.commit_or_unknown,
@@ -67,13 +67,14 @@ def _paths(upstream: Upstream) -> list[dict[str, Any]]:
     return [rule.model_dump() for rule in upstream.paths]
 
 
-def release_wheel(context: Context, name: str, file: ReleaseFile) -> Path:
+def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) -> Path:
     """Return a release wheel, every byte of which was checked against its RECORD.
 
     Of an older release, it has the pinned source in place of its Python files.
     """
     from sparkforge.wheels import intake, overlay
 
+    file = file or context.release_file(name)
     wheel = sources.fetch_release_file(context.store, file, context.access)
     intake.take(context.store, wheel, file.sha256)
     if file.natives is None:
@@ -138,7 +139,7 @@ def overlay_item(
         note: why it is not compiled, if that was requested.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
-    file = upstream.files[plan.files[context.platform]]
+    file = context.release_file(name)
     layers = {} if trees is None else series_of(context, name)
     ours = () if trees is None else tuple(trees[layer] for layer in layers)
     inputs = common_inputs(context, name, layers)
@@ -153,7 +154,7 @@ def overlay_item(
 
         if note:
             log.info(f"{name} is overlaid, not compiled: {note}")
-        wheel = release_wheel(context, name, file)
+        wheel = release_wheel(context, name)
         if not layers and plan.name is None and not plan.drop_requires:
             log.info(f"{name}: no changes: the release wheel is used unmodified")
             os.link(wheel, folder / wheel.name)

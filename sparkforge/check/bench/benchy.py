@@ -7,7 +7,6 @@ nothing is downloaded.
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from sparkforge.core import plain
-from sparkforge.core.disk import write_file
+from sparkforge.core.disk import read_json, write_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.run import call
 from sparkforge.runtime.client import Place
@@ -35,12 +34,12 @@ aiohttp.TCPConnector = lambda **options: pool(**{{**options, 'keepalive_timeout'
 from llama_benchy.__main__ import main
 main()
 """
-METRICS: Mapping[str, tuple[str, str]] = {
-    "decode": ("tg_throughput", "decode, tok/s"),
-    "prefill": ("pp_throughput", "prefill, tok/s"),
-    "ttft": ("e2e_ttft", "first token, ms"),
+METRICS: Mapping[str, str] = {
+    "decode, tok/s": "tg_throughput",
+    "prefill, tok/s": "pp_throughput",
+    "first token, ms": "e2e_ttft",
 }
-"""Fields of llama-benchy, and titles; tokens a second are of all requests together."""
+"""llama-benchy's fields, by our names; tokens a second are of all requests together."""
 TABLES: Mapping[str, str] = {
     "quick": "--pp 512 --tg 32 --depth 0 --concurrency 1 2",
     "seeds": "--pp 512 2048 8192 --tg 32 128 --depth 0 --concurrency 1",
@@ -49,45 +48,31 @@ TABLES: Mapping[str, str] = {
         " --concurrency 1 2 5 10 --enable-prefix-caching"
     ),
 }
-"""By the name for ``--profile-table``: llama-benchy's options, in tokens but for the last.
+"""By the name for ``--table``: llama-benchy's options, in tokens but for the last.
 
-``seeds``: the shape of the first published figures of gpt-oss-120b on one Spark. ``community``: the
-shape of spark-arena's profiles v1 and v2 (read on 2026-11-20), with prefix caching; the depths
-between its ends are ours.
+``seeds``: as the first published figures of gpt-oss-120b on one Spark. ``community``: as
+spark-arena's profiles v1 and v2 (read on 2026-11-20), with depths of ours in between.
 """
-
-
-def text_for(root: Path) -> str:
-    """Return the text for all prompts: the licence, often enough for the longest of 100,000 tokens.
-
-    Speed depends on the number of tokens. A router's choice of experts depends on the words, too,
-    so a comparison uses one text.
-    """
-    return (root / "LICENSE").read_text(encoding="utf-8") * 200
 
 
 @dataclass(frozen=True)
 class Call:
-    """llama-benchy's interpreter, its home for the text, and the options of all runs."""
+    """llama-benchy's interpreter and home, and the options and the text of all runs."""
 
     python: Path
     home: Path
     options: Sequence[str]
+    text: str
+    coherent: bool = False
+    """Ask a simple question first, which a model with random weights cannot answer."""
 
-    def prepare(self, text: str) -> None:
-        """Write the text into llama-benchy's cache of books."""
-        # its name for a file: the MD5 of the address
-        name = hashlib.md5(_BOOK.encode(), usedforsecurity=False).hexdigest()
+    def run(self, place: Place, model: str, tokenizer: Path, file: Path) -> None:
+        """Measure a server; write llama-benchy's result to ``file``, its log beside it."""
         cache = self.home / ".cache" / "llama-benchy"
-        cache.mkdir(parents=True)
-        (cache / f"{name}.txt").write_text(text, encoding="utf-8")
-
-    def run(self, place: Place, model: str, tokenizer: Path, file: Path, *, coherent: bool) -> None:
-        """Measure a server; write llama-benchy's result to ``file``, its log beside it.
-
-        Raises:
-            ServerError: llama-benchy failed, or did not use the ``tokenizer``'s folder.
-        """
+        cache.mkdir(parents=True, exist_ok=True)
+        # a book's file is named after its address
+        name = hashlib.md5(_BOOK.encode(), usedforsecurity=False).hexdigest()
+        (cache / f"{name}.txt").write_text(self.text, encoding="utf-8")
         variables = {
             "HOME": str(self.home),
             "PYTHONPATH": "",
@@ -97,7 +82,7 @@ class Call:
         }
         words = ["--base-url", place.url, "--model", model, "--tokenizer", str(tokenizer)]
         words += ["--book-url", _BOOK, "--exit-on-first-fail", "--format", "json", *self.options]
-        words += ["--save-result", str(file), *([] if coherent else ["--skip-coherence"])]
+        words += ["--save-result", str(file), *([] if self.coherent else ["--skip-coherence"])]
         lines: list[str] = []
         command: list[str | Path] = [self.python, "-u", "-P", "-c", _START, *words]
         log_path = file.with_suffix(".log")
@@ -107,24 +92,18 @@ class Call:
             log_path.write_text("\n".join([*lines, ""]), encoding="utf-8")
         fell_back = any("Falling back" in line for line in lines)  # to another model's tokenizer
         if done.returncode or fell_back or not file.exists():
-            told = list(filter(re.compile("FAILED|back|HTTP |rror|failed").search, lines))
-            why = (told or lines[-1:] or ["no output"])[0].strip()[:300]
-            hint = f"see {log_path}, and the server's log; --skip-coherence omits the question"
+            why = (lines or ["no output"])[-1].strip()[:300]
+            hint = f"see {log_path}, and the server's log"
             raise ServerError(f"llama-benchy failed: {why}", hint)
-
-
-# -- results -----------------------------------------------------------------------------
 
 
 @dataclass
 class Result:
-    """What was measured: values of each run by test and metric."""
+    """What was measured: values of each run, by test and metric."""
 
-    started: str
-    """UTC, ISO 8601."""
     identity: dict[str, Any]
-    """Server, model, machine, tool and text, as ``command.py`` names them."""
-    tests: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Server, model, machine and tool, as ``command.py`` names them."""
+    tests: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, file: Path) -> None:
         """Add what llama-benchy wrote."""
@@ -134,39 +113,27 @@ class Result:
             name += f" @ d{run['context_size']}" if run["context_size"] else ""
             name += f" (c{run['concurrency']})"
             name += ", loading the context" * run["is_context_prefill_phase"]
-            for metric, (source, _) in METRICS.items():
+            for metric, source in METRICS.items():
                 values = (run[source] or {"values": []})["values"]
-                if metric == "ttft" and len(values) % run["concurrency"] == 0:
+                if source == "e2e_ttft" and len(values) % run["concurrency"] == 0:
                     # requests of a run wait for each other: their mean is one sample
                     steps = range(0, len(values), run["concurrency"])
                     values = [fmean(values[at : at + steps.step]) for at in steps]
                 # none if the answer came in one piece
                 if values := [float(value) for value in values if value > 0]:
-                    self.tests.setdefault(name, {}).setdefault(metric, []).extend(values)
+                    self.tests.setdefault(f"{name}: {metric}", []).extend(values)
 
     def save(self, folder: Path) -> None:
         """Write the result."""
         document = json.dumps(plain.as_json(self), indent=1, sort_keys=True)
         write_file(folder / FILE, f"{document}\n".encode())
 
-    def flat(self) -> dict[tuple[str, str], list[float]]:
-        """Return the values by test and metric, in the order of ``METRICS``."""
-        return {
-            (test, metric): values[metric]
-            for test, values in self.tests.items()
-            for metric in METRICS
-            if metric in values
-        }
-
 
 def load(path: Path) -> Result:
     """Read a result, a file or its folder; ServerError if it is missing or of another shape."""
     file = path / FILE if path.is_dir() else path
-    try:
-        result = plain.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        result = None
-    if result is None or any(min(each, default=0) <= 0 for each in result.flat().values()):
+    result = plain.load(Result, read_json(file))
+    if result is None or any(min(each, default=0) <= 0 for each in result.tests.values()):
         msg = f"{file}: not a result of `build.py bench`"
         raise ServerError(msg, "give the folder or result.json of a run of this version")
     return result
@@ -174,10 +141,10 @@ def load(path: Path) -> Result:
 
 def table(result: Result) -> list[tuple[str, ...]]:
     """Return medians and extremes as rows of text, the head first."""
-    rows: list[tuple[str, ...]] = [("test", "metric", "median", "least", "most", "runs")]
-    for (test, metric), values in result.flat().items():
+    rows: list[tuple[str, ...]] = [("test", "median", "least", "most", "runs")]
+    for test, values in result.tests.items():
         texts = (f"{number:.2f}" for number in (median(values), min(values), max(values)))
-        rows.append((test, METRICS[metric][1], *texts, str(len(values))))
+        rows.append((test, *texts, str(len(values))))
     return rows
 
 
@@ -186,9 +153,9 @@ def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
 
     ``low`` and ``high`` are 5 % and 95 % of the ratios of all pairs of runs; 0: less than 3 runs.
     """
-    rows, theirs = [], b.flat()
-    for (test, metric), old in a.flat().items():
-        new = theirs.get((test, metric), [])
+    rows = []
+    for test, old in a.tests.items():
+        new = b.tests.get(test, [])
         if not new:
             continue
         low = high = 0.0
@@ -197,17 +164,16 @@ def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
             ratios = [y / x for x, y in itertools.product(old, new)]
             low, *_, high = quantiles(ratios, n=20, method="inclusive")
             # the first token is better sooner
-            worst, best = (low, high) if metric != "ttft" else (1 / high, 1 / low)
+            worst, best = (1 / high, 1 / low) if "first token" in test else (low, high)
             if best < 1 - tolerance:
                 verdict = "slower"
             elif worst > 1 + tolerance:
                 verdict = "faster"
             elif worst >= 1 - tolerance and best <= 1 + tolerance:
                 verdict = "same"
-        row = {"name": test, "metric": metric, "a": median(old), "b": median(new)}
-        row |= {"ratio": median(new) / median(old), "low": low, "high": high, "verdict": verdict}
-        rows.append(row)
+        row = {"name": test, "a": median(old), "b": median(new), "low": low, "high": high}
+        rows.append({**row, "ratio": median(new) / median(old), "verdict": verdict})
     if not rows:
         msg = "the two results have no test in common"
-        raise ServerError(msg, "measure both with the same --profile-table")
+        raise ServerError(msg, "measure both with the same --table")
     return rows

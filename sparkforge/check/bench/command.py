@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,8 +16,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import cached, composing, serve
-from sparkforge.build.graph import Build, unpatched_environment
+from sparkforge.build import cached, composing, serve, smoke
+from sparkforge.build.graph import Build, last_build, unpatched_environment
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -29,18 +27,9 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.build.serve import CHAT_OPTIONS, chat_model, runs_python
-from sparkforge.build.setup import last_build
-from sparkforge.build.smoke import (
-    SMOKE_VARIABLES,
-    UNPATCHED_VARIABLES,
-    of_release,
-    originals,
-    start_server,
-)
 from sparkforge.check import tools
 from sparkforge.check.bench import benchy
-from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
+from sparkforge.check.bench.benchy import TABLES, Call, Result
 from sparkforge.checkpoints.tiny import expand
 from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
@@ -56,24 +45,21 @@ from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.store.store import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
-TOLERANCE = 3.0
-"""Smallest change that counts, in percent."""
+Restored = Mapping[str, Path] | None
+"""Files of the release by their path below site-packages, which an image serves instead of ours."""
+_TOLERANCE = 3.0  # percent: the smallest change that counts
 
 
 @command_options
 class RunOptions:
-    """Options of ``bench``."""
-
-    target: str
-    """target to measure"""
+    target: str | None = None
+    """target whose last build to measure"""
     url: str | None = None
     """measure this server, http://HOST:PORT (default: start the last build)"""
     vs: Literal["unpatched"] | None = None
     """measure the unpatched release too, in the same session, rounds in turns"""
-    profile_table: Annotated[str, Parameter(choices=tuple(TABLES))] = "seeds"
+    table: Annotated[str, Parameter(choices=tuple(TABLES))] = "seeds"
     """what to measure: quick, seeds or community (default: seeds)"""
-    quick: bool = False
-    """short for --profile-table quick"""
     runs: PositiveInt = 3
     """runs of each test (default: 3); with --vs rounds"""
     model: Path | None = None
@@ -82,10 +68,6 @@ class RunOptions:
     profile: str | None = None
     """exact, balanced or fast: format of the dense layers; with --url, that of the running server
     (default: the target's)"""
-    skip_coherence: bool = False
-    """do not ask the model a simple question first"""
-    out: Path | None = None
-    """new folder for the result (default: dist/TARGET/bench/TIME-TABLE)"""
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
@@ -95,74 +77,72 @@ class RunOptions:
 
 @command_options
 class CompareOptions:
-    """Options of ``bench compare``."""
-
     a: Path = field(kw_only=False)
     """the earlier result: a folder of `bench`, or its result.json"""
     b: Path = field(kw_only=False)
     """the later one"""
-    tolerance: NonNegativeFloat = TOLERANCE
+    tolerance: NonNegativeFloat = _TOLERANCE
     """smallest change that counts, in percent (default: 3)"""
     output: OutputOptions = OutputOptions()
 
 
-def run(options: RunOptions) -> int:
+@dataclass(frozen=True)
+class Side:
+    """A server to measure; ``start`` yields when it is ready."""
+
+    name: str  # of its folder below the result's
+    model: Path  # the folder with its tokenizer.json
+    start: Callable[[], AbstractContextManager[Place]]
+    identity: Mapping[str, Any]
+
+
+def run(options: RunOptions = RunOptions()) -> int:
     """Measure the speed of a server."""
-    name = "quick" if options.quick else options.profile_table
-    if options.url is not None and (options.vs or options.arguments):
-        msg = "--vs and arguments after -- are for a server that bench starts, not for --url"
-        raise UsageError(msg, "omit them")
-    project = Project.open(options.project)
-    no_tiny = project.pins.target(options.target).smoke is None
-    if options.model is None and (options.url is not None or no_tiny):
+    own = options.url is None  # a server that bench starts
+    if (own and options.target is None) or (not own and (options.vs or options.arguments)):
+        msg = "bench needs --target NAME, or --url without --vs and arguments after --"
+        raise UsageError(msg, "build.py bench run --help")
+    project, model = Project.open(options.project), options.model
+    no_tiny = options.target is None or project.pins.target(options.target).smoke is None
+    if model is None and (no_tiny or not own):
         msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
         raise UsageError(msg, "name the model's folder with --model DIR")
-    place = None
-    if options.url is not None:
-        place = client.place_of(composing.seen(project.root / ".env"), options.url)
-    out = options.out or new_folder(project.root / "dist" / options.target / "bench", name)
-    out = out.absolute()  # llama-benchy has another current folder
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out {out}: exists already", "name a new folder")
+    place = None if own else client.place_of(composing.seen(project.root / ".env"), options.url)
     tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
-    text = benchy.text_for(project.root)
-    common = {
-        "target": options.target,
-        "machine": _machine(),
-        "table": name,
-        "tool": f"llama-benchy {version}",
-        "text": hashlib.sha256(text.encode()).hexdigest(),
-    }
+    query = ("--query-gpu=name,driver_version", "--format=csv,noheader")
+    gpus = glimpse("nvidia-smi", *query, timeout_s=20).out.splitlines()
+    machine = "; ".join([platform.machine(), f"{os.cpu_count()} cores", *gpus])
+    common = {"machine": machine, "table": options.table, "tool": f"llama-benchy {version}"}
     rounds, runs = (options.runs, 1) if options.vs else (1, options.runs)
+    out = new_folder(project.root / "dist" / (options.target or ""), options.table)
     with project.store.temporary("bench") as work:
-        if place is not None and options.model is not None:
+        if place is not None and model is not None:
             known = {"origin": "url", "profile": options.profile or ""}
-            sides = [Side("", options.model, lambda: nullcontext(place), known)]
+            sides = [Side("", model, lambda: nullcontext(place), known)]
         else:
-            build = last_build(
-                project, options.target, options.variant, options.server, options.arguments
-            )
+            target = str(options.target)
+            build = last_build(project, target, options.variant, options.server, options.arguments)
             profile = build.context.serving
             if options.profile is not None:
                 profile = serve.chosen(build.context, options.profile)
-            model = None if options.model is None else serve.checkpoint(options.model)
+            checkpoint = None if model is None else serve.checkpoint(model)
             build.run("image")
-            sides = of_build(build, model, profile, work, versus=options.vs is not None)
-        call = Call(
-            tool / "bin" / "python", work / "home", (*TABLES[name].split(), "--runs", str(runs))
-        )
-        call.prepare(text)
-        coherent = not options.skip_coherence and options.model is not None
-        results = measure(sides, common, call, rounds, out, coherent=coherent)
-    document: dict[str, Any] = {"results": [plain.as_json(one) for one in results.values()]}
-    document["folders"] = [str(out / name) for name in results]
+            sides = of_build(build, checkpoint, profile, work, versus=options.vs is not None)
+        words = (*TABLES[options.table].split(), "--runs", str(runs))
+        # Often enough for the longest prompt, of 100,000 tokens. A router's choice of experts
+        # depends on the words, so all results have one text.
+        text = (project.root / "LICENSE").read_text(encoding="utf-8") * 200
+        call = Call(tool / "bin" / "python", work / "home", words, text, model is not None)
+        results = measure(sides, common, call, rounds, out)
+    document: dict[str, Any] = {"folders": [str(out / name) for name in results]}
+    document["results"] = [plain.as_json(one) for one in results.values()]
     for name, result in results.items():
         log.heading(f"{name or 'result'}: {out / name}")
         log.table(benchy.table(result))
     if len(results) == 2:
         a, b = results.values()
-        changes = benchy.compare(a, b, TOLERANCE / 100)
-        document["comparison"] = {"changes": changes}
+        changes = benchy.compare(a, b, _TOLERANCE / 100)
+        document["changes"] = changes
         log.heading("B, patched, compared with A, unpatched")
         log.table(_table(changes))
     log.document(document)
@@ -170,21 +150,10 @@ def run(options: RunOptions) -> int:
 
 
 def measure(
-    sides: Sequence[Side],
-    common: dict[str, Any],
-    call: Call,
-    rounds: int,
-    out: Path,
-    *,
-    coherent: bool,
+    sides: Sequence[Side], common: Mapping[str, Any], call: Call, rounds: int, out: Path
 ) -> dict[str, Result]:
     """Measure servers in rounds that take turns; returns the results by side."""
-    results = {}
-    for side in sides:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        identity = {**common, **side.identity}
-        identity["options"] = redacted(identity.get("options", ()))  # results are also for others
-        results[side.name] = Result(started, identity)
+    results = {side.name: Result({**common, **side.identity}) for side in sides}
     for number in range(rounds):
         # A B, B A, …: drift over time affects both
         for side in sides if number % 2 == 0 else reversed(sides):
@@ -194,41 +163,22 @@ def measure(
             title = f"{side.name or 'server'}, round {number + 1} of {rounds}"
             with log.step(title), side.start() as place:
                 model = client.served_model(place).name
-                call.run(place, model, side.model, file, coherent=coherent and number == 0)
+                call.run(place, model, side.model, file)
             result.identity["model"] = model
             result.add(file)
             result.save(folder)
     return results
 
 
-# -- servers -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Side:
-    """A server to measure; ``start`` yields when it is ready."""
-
-    name: str
-    """Of its folder below the result's."""
-    model: Path
-    """Folder with its tokenizer.json."""
-    start: Callable[[], AbstractContextManager[Place]]
-    identity: Mapping[str, Any]
-
-
 @contextmanager
 def started(
-    build: Build,
-    product: Artefact[Product],
-    launch: Launch,
-    work: Path,
-    restored: Mapping[str, Path] | None = None,
+    build: Build, product: Artefact[Product], launch: Launch, work: Path, restored: Restored = None
 ) -> Iterator[Place]:
     """Start a build's server, and yield its place when it is ready."""
     folder = Path(tempfile.mkdtemp(prefix="server-", dir=work))
     cache, engine = build.context.store.cache_path("serve"), build.tools.engine
     with (
-        start_server(engine, product, launch, folder, cache, restored) as server,
+        smoke.start_server(engine, product, launch, folder, cache, restored) as server,
         kept_log(server, build.context.server_log),
     ):
         took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
@@ -251,100 +201,76 @@ def of_build(
     variables = {"SPARKFORGE_PROFILE": profile.choice} if built and profile.choice else {}
     tiny = model is None
     if tiny:
-        arguments = (*CHAT_OPTIONS, *arguments)
-        variables |= SMOKE_VARIABLES
-    bare = of_release(options), of_release(arguments)
+        arguments = (*serve.CHAT_OPTIONS, *arguments)
+        variables |= smoke.SMOKE_VARIABLES
+    bare = smoke.of_release(options), smoke.of_release(arguments)
     if tiny and versus:
         options, arguments = bare
         if built:
             variables |= instead(options)  # the image's own do not fit the BF16 model
-    model, gpus = model or _tiny(build, wide=versus), context.target.cuda_arch is not None
+    if model is None:
+        model = serve.chat_model(context.dist, serve.runs_python(build.tools.engine, product))
+        if versus:
+            model = made(context.dist / "tiny-chat-model-bf16", partial(expand, model))
+    gpus = context.target.cuda_arch is not None
     ours = Launch(model, options, arguments, variables, build.serving.port, gpus)
-    pins = sha256_file(context.pins_path)
-
-    def side(
-        name: str,
-        product: Artefact[Product],
-        launch: Launch,
-        known: Mapping[str, Any],
-        restored: Mapping[str, Path] | None = None,
-    ) -> Side:
-        start = partial(started, build, product, launch, work, restored)
-        served = {"options": [*launch.options, *launch.arguments], "checkpoint": launch.model.name}
-        return Side(name, launch.model, start, {**known, **served, "pins": pins})
-
-    known = {
+    known: dict[str, Any] = {
         "origin": "build",
         "release": context.release,
         "wheels": {item.result.file: item.result.sha256 for item in build.graph.own},
         "image": (built.digest or built.image_id) if built else "",
         "profile": profile.choice or "",
     }
-    patched = side("patched" if versus else "", product, ours, known)
-    if not versus:
-        return [patched]
-    theirs = replace(
-        ours, options=bare[0], arguments=bare[1], variables={**variables, **UNPATCHED_VARIABLES}
-    )
-    version = context.pins.upstream(next(iter(context.target.wheels))).version
-    known = {"origin": "release", "release": version}
-    if built:
-        folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
-        restored = originals(context, build.graph.wheels, build.graph.trees, folder)
-        return [side("unpatched", product, theirs, known, restored), patched]
-    item = unpatched_environment(context)
-    cached.run(context, cached.ordered([item]))
-    return [side("unpatched", item.artefact, theirs, known), patched]
+    restored: Restored = None
+    sides = [("patched" if versus else "", product, ours, known, restored)]
+    if versus:
+        variables = {**variables, **smoke.UNPATCHED_VARIABLES}
+        theirs = replace(ours, options=bare[0], arguments=bare[1], variables=variables)
+        version = context.pins.upstream(next(iter(context.target.wheels))).version
+        known = {"origin": "release", "release": version}
+        if built:
+            folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
+            restored = smoke.originals(context, build.graph.wheels, folder)
+        else:
+            item = unpatched_environment(context)
+            cached.run(context, cached.ordered([item]))
+            product = item.artefact
+        sides.insert(0, ("unpatched", product, theirs, known, restored))
+    result = []
+    for name, product, launch, known, restored in sides:
+        words = redacted((*launch.options, *launch.arguments))  # results are also for others
+        known |= {"target": context.target_name, "checkpoint": model.name, "options": words}
+        known["pins"] = sha256_file(context.pins_path)
+        start = partial(started, build, product, launch, work, restored)
+        result.append(Side(name, model, start, known))
+    return result
 
 
-def _tiny(build: Build, *, wide: bool) -> Path:
-    """Return the tiny checkpoint for chats, in MXFP4, or with ``wide`` in BF16."""
-    folder = build.context.dist
-    model = chat_model(folder, runs_python(build.tools.engine, build.graph.product.artefact))
-    if not wide:
-        return model
-    return made(folder / "tiny-chat-model-bf16", lambda new: expand(model, new))
-
-
-# -- results -----------------------------------------------------------------------------
-
-
-def _machine() -> str:
-    """Return this machine in words: CPU, cores, and GPUs with their driver."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    cpu = re.search(r"(?m)^model name\s*: (.+)$", text)  # arm64 has none
-    query = ("--format=csv,noheader", "--query-gpu=name,driver_version")
-    gpus = glimpse("nvidia-smi", *query, timeout_s=20).out.split("\n")
-    words = [platform.machine(), cpu[1] if cpu else "", f"{os.cpu_count()} cores", *gpus]
-    return "; ".join(filter(None, words))
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    """Return a new folder's path, named after the time."""
-    return parent / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
+def new_folder(dist: Path, name: str) -> Path:
+    """Return a new folder for a result, named after the time."""
+    return dist / "bench" / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
 
 
 def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a comparison as rows of text, the head first."""
-    rows: list[tuple[str, ...]] = [("test", "metric", "A", "B", "B / A", "5 % to 95 %", "verdict")]
+    rows: list[tuple[str, ...]] = [("test", "A", "B", "B / A", "5 % to 95 %", "verdict")]
     for one in changes:
         spread = f"{one['low']:.3f} to {one['high']:.3f}" if one["high"] else "too few runs"
         values = (f"{one['a']:.2f}", f"{one['b']:.2f}", f"{one['ratio']:.3f}", spread)
-        rows.append((one["name"], METRICS[one["metric"]][1], *values, one["verdict"]))
+        rows.append((one["name"], *values, one["verdict"]))
     return rows
 
 
 def compare_results(options: CompareOptions) -> int:
     """Compare two results; CheckError if the second is slower."""
     a, b = benchy.load(options.a), benchy.load(options.b)
-    names = ("machine", "tool", "text", "target", "model", "profile", "options")
+    names = ("machine", "tool", "target", "model", "profile", "options")
     differs = [name for name in names if a.identity.get(name) != b.identity.get(name)]
     changes = benchy.compare(a, b, options.tolerance / 100)
     if differs:
         log.warning(f"these differ, too: {', '.join(differs)}")
     log.document({"changes": changes, "differs": differs})
     log.table(_table(changes))
-    slower = [f"{one['name']}: {one['metric']}" for one in changes if one["verdict"] == "slower"]
+    slower = [one["name"] for one in changes if one["verdict"] == "slower"]
     if not slower:
         return 0
     hint = "find the cause with build.py ablate --bisect, or allow more with --tolerance"

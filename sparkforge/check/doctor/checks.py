@@ -1,38 +1,130 @@
-"""Checks of machine, memory, GPU, container engine, disks, model, and the settings of Compose.
+"""Checks of machine, memory, GPU, container engine, disks and model.
 
 No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the clocks of a machine
 after a power fault. So every value may be missing, which is never a fault by itself.
 """
 
+import platform
 import re
 import shlex
-from dataclasses import replace
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree as ET
 
-from sparkforge.build import receipt
-from sparkforge.build.composing import MODELS_VOLUME
-from sparkforge.check.doctor.machine import (
-    CHECKS,
-    Finding,
-    Machine,
-    Need,
-    Want,
-    check,
-    error,
-    ok,
-    unseen,
-    warning,
-)
+from sparkforge.build import composing, receipt
+from sparkforge.build.context import profile_of
 from sparkforge.core import plain
-from sparkforge.pins.pins import ModelPin
+from sparkforge.core.run import Glimpse, glimpse
+from sparkforge.pins.pins import ModelPin, Pins, Target
+from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import OLDEST_ENGINE
 from sparkforge.serving import devices, memory
 from sparkforge.serving.cluster import ROLE
+from sparkforge.serving.options import SECRET_NAME
+from sparkforge.serving.profile import Profile
 
-_GB = 10**9
-_LEAST = 2 * _GB  # on each disk
+_T = TypeVar("_T")
+State = Literal["ok", "warning", "error", "not checked"]
+"""``error``: the target cannot be built or served; ``warning``: it may fail."""
+Need = Literal["", "platform", "gpu", "pack", "image", "model"]
+"""A machine of the target's platform; on it, a target with one of these."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of a check; ``hint``: a command, mostly; ``judge`` sets the name."""
+
+    state: State
+    seen: str
+    hint: str = ""
+    name: str = ""
+
+
+ok, warning = partial(Finding, "ok"), partial(Finding, "warning")
+error, unseen = partial(Finding, "error"), partial(Finding, "not checked")
+
+
+@dataclass(frozen=True)
+class Want:
+    """The target that a machine is judged for, and its pinned model, or None."""
+
+    name: str
+    target: Target
+    profile: Profile
+    model: ModelPin | None
+
+
+def want_of(pins: Pins, name: str) -> Want:
+    """Return what a target wants; UsageError if there is no such target."""
+    target = pins.target(name)
+    model = pins.models[target.model] if target.model else None
+    return Want(name, target, profile_of(pins, name), model)
+
+
+class Machine:
+    """This machine; ``taken`` has its readings so far, for an archive: JSON values."""
+
+    def __init__(self, root: Path, store: Path) -> None:
+        self.taken: dict[str, Any] = {}
+        self.root, self.store = root, str(store)
+        self.variables = self.value("variables", self._variables) or {}
+        machine = self.value("machine", platform.machine) or "unknown"
+        self.platform = MACHINES.get(machine, machine)
+
+    def _variables(self) -> dict[str, str]:
+        """Return the variables that the checks need, none of them a secret."""
+        return {
+            name: value
+            for name, value in composing.seen(self.root / ".env").items()
+            if re.match("SPARKFORGE_|NCCL_|GLOO_|HF_|DOCKER_HOST$", name)
+            and not re.search(SECRET_NAME, name, re.IGNORECASE)
+        }
+
+    def value(self, name: str, read: Callable[[], _T | None]) -> _T | None:
+        """Return a reading, taken once; None if it failed."""
+        if name not in self.taken:
+            self.taken[name] = None
+            with suppress(OSError):  # missing or unreadable
+                self.taken[name] = read()
+        found: _T | None = self.taken[name]
+        return found
+
+    def text(self, path: str) -> str:
+        """Return a file's text; "" if it is missing or unreadable."""
+        return self.value(path, lambda: Path(path).read_text(errors="replace")) or ""
+
+    def run(self, *words: str) -> Glimpse:
+        """Return a program's output; it has some seconds."""
+        line = f"$ {shlex.join(words)}"
+        found = self.value(line, lambda: asdict(glimpse(*words, timeout_s=8.0)))
+        return Glimpse(**(found or {"code": None, "problem": f"{words[0]}: cannot be started"}))
+
+    def first_line(self, *words: str) -> str:
+        """Return the first line of a program's output, or the reason why it failed."""
+        seen = self.run(*words)
+        text = seen.out if seen.code == 0 else seen.err + seen.out
+        return seen.problem or text.strip().partition("\n")[0][:120] or f"exit code {seen.code}"
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file or folder that this user may know of."""
+        return bool(self.value(f"exists {path}", Path(path).exists))
+
+    def disk(self, path: str) -> tuple[int, int] | None:
+        """Return the device that a path is on, or would be, and its free bytes."""
+
+        def read() -> tuple[int, int]:
+            near = next(one for one in (Path(path), *Path(path).parents) if one.exists())
+            return near.stat().st_dev, shutil.disk_usage(near).free
+
+        return self.value(f"disk {path}", read)
+
+
 # Reports of Sparks after a power fault: permanently 500 to 850 of 3003 MHz at full load, without a
 # reason for a slow-down (eugr/spark-vllm-docker 255, 334; NVIDIA/dgx-spark-playbooks 97, 116).
 _STUCK_MHZ = 900
@@ -54,64 +146,29 @@ def _numbers(text: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-@check()
 def machine(seen: Machine, want: Want) -> Finding:
     """An image is built and served on its own platform; wheels are built anywhere."""
-    release = re.search(r'^PRETTY_NAME="?([^"\n]*)', seen.text("/etc/os-release"), re.MULTILINE)
+    release = re.search(r'(?m)^PRETTY_NAME="?([^"\n]*)', seen.text("/etc/os-release"))
     text = f"{seen.platform}, {release[1] if release else 'unknown system'}"
-    if seen.platform in want.target.platforms:
-        return ok(text)
-    hint = f"python3 build.py --target {want.name} --until wheels   # or use another machine"
-    return error(f"{text}; target {want.name} is for {', '.join(want.target.platforms)}", hint)
-
-
-@check()
-def instructions(seen: Machine, want: Want) -> Finding | None:
-    """vLLM's CPU wheel for x86-64 has no kernels for less than AVX2."""
+    if seen.platform not in want.target.platforms:
+        hint = f"python3 build.py --target {want.name} --until wheels   # or use another machine"
+        return error(f"{text}; target {want.name} is for {', '.join(want.target.platforms)}", hint)
     if want.target.cuda_arch or seen.platform != "linux/amd64":
-        return None
+        return ok(text)
+    # vLLM's CPU wheel for x86-64 has no kernels for less than AVX2
     best = isa.best(seen.text("/proc/cpuinfo"))
-    return ok(best) if best else error("no AVX2 in /proc/cpuinfo", "use a machine with AVX2")
+    return ok(f"{text}, {best}") if best else error(f"{text}, no AVX2", "use one with AVX2")
 
 
-def _program(
-    name: str, command: str, hint: str, *needs: Need, least: tuple[int, int] = (0, 0)
-) -> None:
-    """Add a check of a program by the version that it prints."""
+def _program(command: str, least: str, hint: str, seen: Machine, want: Want) -> Finding:
     words = command.split()
-
-    def read(seen: Machine, want: Want) -> Finding:
-        output, line = seen.run(*words), seen.first_line(*words)
-        if output.code != 0:
-            return error(line, hint)
-        if _numbers(output.out) < least:
-            return error(f"{line}: older than {least[0]}.{least[1]}", hint)
-        return ok(line)
-
-    CHECKS[name] = needs, read
+    output, line = seen.run(*words), seen.first_line(*words)
+    if output.code != 0:
+        return error(line, hint)
+    older = _numbers(output.out) < _numbers(least)
+    return error(f"{line}: older than {least}", hint) if older else ok(line)
 
 
-_program("git", "git --version", f"{_APT} git", least=(2, 34))
-# for the host code of FlashInfer's modules (docs/build.md)
-_program("compiler", "g++ --version", f"{_APT} g++; or --pack none", "platform", "pack")
-_program(
-    "engine",
-    "docker version --format {{.Server.Version}}",
-    # members of the group have root rights
-    "permission denied: sudo usermod -aG docker $USER && newgrp docker; not running: sudo systemctl"
-    " start docker; missing or old: curl -fsSL https://get.docker.com | sudo sh",
-    *("platform", "image"),
-    least=(OLDEST_ENGINE, 0),
-)
-_program("buildx", "docker buildx version", f"{_APT} docker-buildx-plugin", "platform", "image")
-_program(  # Compose's health check needs 2.20 (tested with 2.26.1)
-    *("compose", "docker compose version --short", f"{_APT} docker-compose-plugin"),
-    *("platform", "image"),
-    least=(2, 20),
-)
-
-
-@check("platform")
 def memory_(seen: Machine, want: Want) -> Finding:
     """The server does not start with less than the profile needs (docs/serving.md)."""
     have = memory.meminfo(seen.text("/proc/meminfo"))
@@ -127,8 +184,8 @@ def memory_(seen: Machine, want: Want) -> Finding:
     try:
         share = memory.utilisation(plan, reading, cuda_total, machines)
     except memory.MemoryShortError:
-        text += f"; {plan.keep_free_gib} are kept free, and the model needs"
-        text += f" {plan.least_gib / machines:g}"
+        least = plan.least_gib / machines
+        text += f"; {plan.keep_free_gib} are kept free, and the model needs {least:g}"
         return error(text, "ps aux --sort=-rss | head; docker ps   # then stop what uses memory")
     return ok(f"{text}; vLLM would be given {share:.2f} of all")
 
@@ -142,7 +199,6 @@ def _smi(seen: Machine) -> ET.Element | None:
         return None
 
 
-@check("platform", "gpu")
 def gpu(seen: Machine, want: Want) -> Finding:
     """Kernels are compiled for one compute capability and do not load on another."""
     tree = _smi(seen)
@@ -157,10 +213,9 @@ def gpu(seen: Machine, want: Want) -> Finding:
     if want.target.cuda_arch in found:
         return ok(text)
     text += f"; target {want.name} is for {want.target.cuda_arch}"
-    return error(text, "grep -n cuda_arch pins.yaml   # another target?") if found else unseen(text)
+    return error(text, "give another --target") if found else unseen(text)
 
 
-@check("platform", "gpu")
 def driver(seen: Machine, want: Want) -> Finding | None:
     """A container includes CUDA, but not the driver."""
     if (tree := _smi(seen)) is None:
@@ -175,7 +230,6 @@ def driver(seen: Machine, want: Want) -> Finding | None:
     return error(f"{text}; the target's CUDA is {needed}", hint) if any(cuda) else unseen(text)
 
 
-@check("platform", "gpu")
 def clocks(seen: Machine, want: Want) -> Finding | None:
     """After a power fault a Spark may stay at 500 to 850 MHz, and is several times slower."""
     tree = _smi(seen)
@@ -204,70 +258,40 @@ def _info(seen: Machine) -> dict[str, object]:
         return {}
 
 
-@check("platform", "image", "gpu")
 def container_toolkit(seen: Machine, want: Want) -> Finding:
     """Without it, docker compose up fails: could not select device driver nvidia."""
     if "nvidia" in f"{_info(seen).get('Runtimes')} {_info(seen).get('DiscoveredDevices')}":
         return ok("nvidia is among the engine's runtimes or devices")
-    hint = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
-    if seen.run("nvidia-ctk", "--version").code != 0:
-        return error("not installed", f"{_APT} nvidia-container-toolkit && {hint}")
-    # Docker finds the toolkit's hook itself, so this may still work
-    return warning("the engine has no runtime nvidia", hint)
+    # Docker may find the toolkit's hook itself, so this may still work
+    hint = f"{_APT} nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker"
+    return warning("the engine has no runtime nvidia", f"{hint} && sudo systemctl restart docker")
 
 
-@check()
-def store(seen: Machine, want: Want) -> Finding:
-    """It has downloads, wheels and environments."""
-    if seen.access(seen.store) in ("write", "new"):
-        return ok(f"{seen.store} is writable")
-    hint = f"ls -ld {seen.store}; or SPARKFORGE_STORE=/another/folder"
-    return error(f"{seen.store} is not writable", hint)
-
-
-@check()
 def disk(seen: Machine, want: Want) -> list[Finding]:
     """Store, image and model often share one disk, so their needs are added up for each disk."""
     here = seen.platform in want.target.platforms  # elsewhere only wheels are built
-    built = seen.access(seen.root / "dist" / want.name / receipt.NAME) in ("read", "write")
+    built = seen.exists(f"{seen.root}/dist/{want.name}/{receipt.NAME}")
     docker = str(_info(seen).get("DockerRootDir") or "/var/lib/docker")
-    # measured after a first build for cpu, an estimate with CUDA
+    # GB; measured after a first build for cpu, an estimate with CUDA
     needs = [("store", seen.store, 2 if built else 30 if want.target.cuda_arch else 5)]
     if here and want.target.base is not None and not built:
         needs.append(("image", docker, 35))  # with the build cache; an estimate
-    if here and want.model is not None:
+    if here and want.model is not None and not _there(seen, want.model):
         size = round(_MODEL_GB.get(str(want.target.model), 0))
-        if not _there(seen, want.model):
-            needs.append(("model", mounted(seen) or docker, size))
-    findings: list[Finding] = []
-    disks: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
+        needs.append(("model", mounted(seen) or docker, size))
+    disks: dict[tuple[int, int] | None, list[tuple[str, str, int]]] = {}
     for need in needs:
-        if (found := seen.disk(need[1])) is None:
-            findings.append(unseen(f"{need[1]} is not readable", "df -h"))
-        else:
-            disks.setdefault(found, []).append(need)
-    for (_, free), on_it in disks.items():
-        whole = sum(size for *_, size in on_it)
+        disks.setdefault(seen.disk(need[1]), []).append(need)
+    findings = []
+    for found, on_it in disks.items():
+        if found is None:  # not readable
+            continue
+        whole, free = sum(size for *_, size in on_it), found[1] / 10**9
         parts = ", ".join(f"{name} {size}" for name, _, size in on_it)
-        text = f"{on_it[0][1]}: {free / _GB:.0f} GB free, needs {whole} ({parts})"
-        short = error if free < _LEAST else warning
-        findings.append(ok(text) if free >= whole * _GB else short(text, _FREE))
+        text = f"{on_it[0][1]}: {free:.0f} GB free, needs {whole} ({parts})"
+        short = error if free < 2 else warning
+        findings.append(ok(text) if free >= whole else short(text, _FREE))
     return findings
-
-
-@check()
-def port(seen: Machine, want: Want) -> Finding:
-    """The server cannot use a port that another program uses."""
-    text = seen.variables.get("SPARKFORGE_PORT") or "8000"
-    if not text.isdecimal() or not 0 < int(text) <= 65535:
-        return error(f"SPARKFORGE_PORT is {text!r}", "SPARKFORGE_PORT=8000")
-    # listeners have the state 0A
-    row = rf"^\s*\d+: [0-9A-F]+:{int(text):04X} [0-9A-F]+:[0-9A-F]{{4}} 0A "
-    tables = f"{seen.text('/proc/net/tcp')}\n{seen.text('/proc/net/tcp6')}"
-    if not re.search(row, tables, re.MULTILINE):
-        return ok(f"{text} is free")
-    hint = f"ss -ltnp 'sport = :{text}'; or another: echo SPARKFORGE_PORT=8001 >>.env"
-    return warning(f"{text} is in use, perhaps by the server itself", hint)
 
 
 # -- the model ---------------------------------------------------------------------------
@@ -281,25 +305,22 @@ def mounted(seen: Machine) -> str:
 
 def _there(seen: Machine, model: ModelPin) -> bool:
     """Return whether the model is in a folder of the host; only root sees what a volume has."""
-    name = f"models--{model.repository.replace('/', '--')}"
-    snapshot = f"{mounted(seen)}/hub/{name}/snapshots/{model.revision}"
-    return bool(mounted(seen)) and seen.access(snapshot) in ("read", "write")
+    hub = f"{mounted(seen)}/hub/models--{model.repository.replace('/', '--')}"
+    return bool(mounted(seen)) and seen.exists(f"{hub}/snapshots/{model.revision}")
 
 
-@check("model")
 def model(seen: Machine, want: Want) -> Finding:
     """A missing model is downloaded at the first start; every start checks its files."""
     assert want.model is not None  # the check needs one
-    folder, revision = mounted(seen), want.model.revision[:12]
+    folder = mounted(seen)
     if _there(seen, want.model):
-        return ok(f"revision {revision} is in {folder}")
-    text = f"Compose downloads {_MODEL_GB.get(str(want.target.model), 'some')} GB into"
-    text += f" {folder or f'its volume {MODELS_VOLUME}'} at the first start"
-    text += "" if folder else ", unless it has them"
+        return ok(f"revision {want.model.revision[:12]} is in {folder}")
+    to = folder or f"its volume {composing.MODELS_VOLUME}, unless it has them,"
+    size = _MODEL_GB.get(str(want.target.model), "some")
+    text = f"Compose downloads {size} GB into {to} at the first start"
     return warning(text, f"python3 build.py model fetch --target {want.name}   # after the build")
 
 
-@check("model", "image")
 def model_rights(seen: Machine, want: Want) -> Finding | None:
     """The container runs as user 10001: it reads at each start and writes when it downloads."""
     if not (folder := mounted(seen)):
@@ -307,41 +328,67 @@ def model_rights(seen: Machine, want: Want) -> Finding | None:
     quoted = shlex.quote(folder)
     # for new files, too, and the owner keeps access
     share = f"setfacl -R -m u:{_USER}:rwX,d:u:{_USER}:rwX,d:u:$(id -u):rwX {quoted}"
-    if seen.access(folder) not in ("read", "write"):
+    if not seen.exists(folder):
         return error(f"{folder} does not exist", f"mkdir -p {quoted} && {share}")
     # user:10001:rwx, if need be with its effective rights; else the last line: other::r-x
     output = seen.run("getfacl", "-n", folder).out
     who = "" if f"# owner: {_USER}\n" in output else _USER
     rights = re.search(rf"(?m)^(?:user:{who}|other:):(?:.*effective:)?([r-][w-][x-])", output)
     if rights is None:
-        return unseen(f"getfacl tells nothing of {folder}", "sudo apt-get install acl")
-    if rights[1] == "rwx":
-        return ok(f"user {_USER} of the container may use {folder}")
-    short = warning if rights[1] == "r-x" else error  # a complete model is only read
-    return short(f"user {_USER} of the container has only {rights[1]} in {folder}", share)
+        return unseen(f"getfacl tells nothing of {folder}", f"{_APT} acl")
+    text = f"user {_USER} of the container has {rights[1]} in {folder}"
+    # a complete model is only read
+    short = warning if rights[1] == "r-x" else error
+    return ok(text) if rights[1] == "rwx" else short(text, share)
 
 
 # -- all checks --------------------------------------------------------------------------
 
+# members of the group docker have root rights
+_ENGINE = (
+    "permission denied: sudo usermod -aG docker $USER && newgrp docker; not running: sudo systemctl"
+    " start docker; missing or old: curl -fsSL https://get.docker.com | sudo sh"
+)
+_VERSION, _OLDEST = "docker version --format {{.Server.Version}}", f"{OLDEST_ENGINE}.0"
+_PLUGINS = f"{_APT} docker-buildx-plugin docker-compose-plugin"
+CHECKS: Mapping[str, tuple[Need, Callable[[Machine, Want], Finding | list[Finding] | None]]] = {
+    "machine": ("", machine),
+    "git": ("", partial(_program, "git --version", "2.34", f"{_APT} git")),
+    # for the host code of FlashInfer's modules (docs/build.md)
+    "compiler": ("pack", partial(_program, "g++ --version", "", f"{_APT} g++; or --pack none")),
+    "engine": ("image", partial(_program, _VERSION, _OLDEST, _ENGINE)),
+    "buildx": ("image", partial(_program, "docker buildx version", "", _PLUGINS)),
+    # Compose's health check needs 2.20 (tested with 2.26.1)
+    "compose": ("image", partial(_program, "docker compose version --short", "2.20", _PLUGINS)),
+    "memory": ("platform", memory_),
+    "gpu": ("gpu", gpu),
+    "driver": ("gpu", driver),
+    "clocks": ("gpu", clocks),
+    "container-toolkit": ("gpu", container_toolkit),
+    "disk": ("", disk),
+    "model": ("model", model),
+    "model-rights": ("model", model_rights),
+}
+"""What each needs, and its function, which returns None where another check reports the fault."""
+
 
 def judge(seen: Machine, want: Want) -> list[Finding]:
-    """Run all checks that concern the target; one that fails is a finding."""
-    needs = {
-        "gpu": want.target.cuda_arch is not None,
-        "pack": bool(want.target.pack),
-        "image": want.target.base is not None,
-        "model": want.model is not None,
+    """Run all checks that concern the target on this machine; one that fails is a finding."""
+    there: dict[Need, object] = {
+        "platform": True,
+        "gpu": want.target.cuda_arch,
+        "pack": want.target.pack,
+        "image": want.target.base,
+        "model": want.model,
     }
-    platforms = " or ".join(want.target.platforms)
+    here = seen.platform in want.target.platforms
     findings: list[Finding] = []
-    for name, (needed, run_it) in CHECKS.items():
-        if not all(needs.get(need, True) for need in needed):
+    for name, (need, run) in CHECKS.items():
+        if need and not (here and there[need]):
             continue
         found: Finding | list[Finding] | None
         try:
-            found = unseen(f"this machine is {seen.platform}; run doctor on {platforms}")
-            if "platform" not in needed or seen.platform in want.target.platforms:
-                found = run_it(seen, want)
+            found = run(seen, want)
         except Exception as why:  # a machine may report anything: the other checks still count
             text = f"the check failed: {type(why).__name__}: {why}"
             found = unseen(text, "build.py doctor --report   # and attach it to an issue")

@@ -8,16 +8,14 @@ import shlex
 import socket
 import time
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from sparkforge import __version__
 from sparkforge.build import composing, receipt
 from sparkforge.build.options import OutputOptions, command_options
-from sparkforge.check.doctor.checks import judge
-from sparkforge.check.doctor.machine import Machine, want_of
+from sparkforge.check.doctor.checks import Machine, judge, want_of
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CheckError
 from sparkforge.core.log import log
@@ -27,18 +25,12 @@ from sparkforge.runtime import client
 from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
 
-_MARKS = {
-    "ok": ("32", "✓"),
-    "not checked": ("2", "·"),
-    "warning": ("33", "!"),
-    "error": ("31;1", "✗"),
-}
+_MARKS = {"ok": ("32", "✓"), "not checked": ("2", "·"), "warning": ("33", "!")}
+_MARKS["error"] = "31;1", "✗"
 
 
 @command_options
 class Options:
-    """Options of ``doctor``."""
-
     target: str | None = None
     """target to check for (default: spark on arm64, else cpu)"""
     report: bool = False
@@ -57,12 +49,8 @@ def run(options: Options = Options()) -> int:
     seen = Machine(here.root, store_of(options.store).root)
     findings = judge(seen, want)
     stops = [finding.name for finding in findings if finding.state == "error"]
-    document: dict[str, object] = {
-        "target": want.name,
-        "ok": not stops,
-        "counts": Counter(finding.state for finding in findings),
-        "findings": [asdict(finding) for finding in findings],
-    }
+    document: dict[str, object] = {"target": want.name, "ok": not stops}
+    document["findings"] = [asdict(finding) for finding in findings]
     for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         colour, mark = _MARKS[finding.state]
         state = log.painted(colour, f"{mark} {finding.state:11}")
@@ -84,28 +72,12 @@ def run(options: Options = Options()) -> int:
 
 # -- the archive -------------------------------------------------------------------------
 
-# without its variables, which may be secrets
-_CONTAINER = (
-    '{"image": "{{.Image}}", "restarts": {{.RestartCount}}, "state": {{json .State}},'
-    ' "host": {{json .HostConfig}}}'
-)
-_MEMORY = "cd /sys/fs/cgroup && head -v -n 50 memory.current memory.peak memory.max memory.stat"
-
 
 def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
     """Collect, mask, and write the archive; return the names of its files."""
-    mask = mask_of(composing.seen(seen.root / ".env"))
-    with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
-            archive.writestr(name, masked_json(value, mask))
-        for name, text in _parts(seen.root, target):
-            archive.writestr(name, mask(text).encode(errors="replace"))
-        return archive.namelist()
-
-
-def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each file; what is missing has the reason as its text."""
-    here = shlex.quote(str(root))
+    here = shlex.quote(str(seen.root))
+    # without its variables, which may be secrets
+    inspected = '{"image": "{{.Image}}", "state": {{json .State}}, "host": {{json .HostConfig}}}'
     box = f'"$(docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1)"'
     scripts = {
         "checkout.txt": f"cd {here}; echo sparkforge {__version__}; git log -1; git status -s",
@@ -114,41 +86,36 @@ def _parts(root: Path, target: str) -> Iterator[tuple[str, str]]:
         "build.log": f"tail -c 30000000 {here}/build.log",
         "kernel.log": "journalctl -kb -o short-iso"
         " | grep -iE 'nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:'",
-        "container.json": f"docker inspect --format '{_CONTAINER}' {box}",
-        "memory.txt": f"docker exec {box} sh -c '{_MEMORY}'",
+        "container.json": f"docker inspect --format '{inspected}' {box}",
+        "memory.txt": f"docker exec {box} sh -c 'head -v -n 50 /sys/fs/cgroup/memory.*'",
         # two streams; sorted by the time at the start of each line
         "container.log": f"docker logs --timestamps {box} 2>&1 | sort",
     }
-    for name, script in scripts.items():
-        seen = glimpse("sh", "-c", script, timeout_s=60.0)
-        yield name, f"{seen.out}{seen.err}" or seen.problem
+    mask = mask_of(composing.seen(seen.root / ".env"))
+    with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
+            archive.writestr(name, masked_json(value, mask))
+        for name, script in scripts.items():
+            output = glimpse("sh", "-c", script, timeout_s=60.0)
+            text = f"{output.out}{output.err}" or output.problem  # why a part is missing
+            archive.writestr(name, mask(text).encode(errors="replace"))
+        return archive.namelist()
 
-
-# -- secrets -----------------------------------------------------------------------------
 
 _NAME = rf"[\w.-]*{SECRET_NAME}[\w.-]*"
 _PATTERNS = (
-    (re.compile(r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)"), "***"),
-    (IN_URL, "***@"),
-    (
-        re.compile(
-            r"\b(hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|xox[abprs]-)[A-Za-z0-9_-]{16,}"
-        ),
-        r"\1***",
-    ),
-    (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}"), r"\1 ***"),
+    (r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)", "***"),
+    (IN_URL.pattern, "***@"),
+    # tokens by their form, and a GPU's serial number
+    (r"\b(hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|xox[abprs]-|GPU-)[\w-]{16,}", r"\1***"),
+    (r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}", r"\1 ***"),
     # a name and its value in quotes, which may be escaped: "name": "…", 'name': '…', name="…"
-    (
-        re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*"),
-        r"\1\2***",
-    ),
+    (rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*", r"\1\2***"),
     # name=…, name: …, and --name … with several values
-    (re.compile(rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+"), r"\1***"),
-    (re.compile(rf"(?i)(--{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+"), r"\1 ***"),
-    # serial numbers of this device
-    (re.compile(r"\bGPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "GPU-***"),
-    (re.compile(r"(<(serial|board_id|uuid|pdi)>)[^<]*"), r"\1***"),
-    (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.I), "xx:xx:xx:xx:xx:xx"),
+    (rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+", r"\1***"),
+    (rf"(?i)(--{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+", r"\1 ***"),
+    (r"(<(?:serial|board_id|uuid|pdi)>)[^<]*", r"\1***"),
+    (r"(?i)\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", "xx:xx:xx:xx:xx:xx"),
 )
 
 
@@ -160,8 +127,8 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
     found = {one for one in (*secrets, client.api_key(variables)) if not kept.fullmatch(one)}
     own = dict.fromkeys(sorted(found, key=len, reverse=True), "***")  # one may be part of another
     host = socket.gethostname()
-    names = {str(Path.home()): "~", getpass.getuser(): "USER", host: "HOST"}
-    names |= {host.partition(".")[0]: "HOST"}
+    names = {str(Path.home()): "~", getpass.getuser(): "USER"}
+    names |= dict.fromkeys((host, host.partition(".")[0]), "HOST")
     own |= {name: word for name, word in names.items() if len(name) > 1 and name != "root"}
 
     def mask(text: str) -> str:
@@ -170,7 +137,7 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
             whole = rf"(?<![\w.-]){pattern}(?![\w-])"
             text = re.sub(pattern if instead == "***" and len(one) > 5 else whole, instead, text)
         for known, instead in _PATTERNS:
-            text = known.sub(instead, text)
+            text = re.sub(known, instead, text)
         return text
 
     return mask

@@ -1,8 +1,6 @@
-"""Results in the store: what is made again, what is read whole before something is made of it."""
+"""Results in the store: what is made again."""
 
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,72 +15,6 @@ from sparkforge.store.store import Store
 
 def context_with(store: Store) -> Any:
     return SimpleNamespace(store=store, target_name="tiny")
-
-
-@dataclass
-class Bench:
-    """Two items, the second made of the first; what was made and read whole, in order."""
-
-    store: Store
-    done: list[str] = field(default_factory=list)
-    sound: bool = True
-
-    def run(self, *force: str) -> list[str]:
-        """Run both; returns what was done since."""
-        self.done.clear()
-        items = [self.item("house", "wheelhouse"), self.item("image", "image")]
-        cached.run(context_with(self.store), items, force)
-        return list(self.done)
-
-    def run_smoke(self, *force: str) -> list[str]:
-        """Run the smoke stage: its test, and the release that it compares with."""
-        self.done.clear()
-        items = [self.item("release", "smoke", intermediate=True), self.item("smoke", "smoke")]
-        cached.run(context_with(self.store), items, force)
-        planned = cached.plan(context_with(self.store), items, force)
-        assert [one.made for one in planned] == [False, bool(force)]
-        return list(self.done)
-
-    def item(self, label: str, stage: str, *, intermediate: bool = False) -> Cached[FilesResult]:
-        def make(folder: Path) -> FilesResult:
-            self.done.append(f"made {label}")
-            self.sound = True
-            return FilesResult({})
-
-        def sound(_: object) -> bool:
-            self.done.append(f"read {label}")
-            return self.sound
-
-        return Cached(
-            stage,
-            label,
-            {"label": label},
-            FilesResult,
-            make,
-            sound=sound,
-            intermediate=intermediate,
-        )
-
-
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    made = Bench(store)
-    assert made.run() == ["made house", "made image"]
-    assert made.run() == []  # nothing is read whole without changes
-    return made
-
-
-def test_damaged_input_is_made_again(bench: Bench) -> None:
-    assert bench.run("image") == ["read house", "made image"]
-    bench.sound = False
-    assert bench.run("image") == ["read house", "made house", "made image"]
-
-
-def test_force_keeps_what_a_stage_only_compares_with(bench: Bench) -> None:
-    assert bench.run_smoke() == ["made release", "made smoke"]
-    assert bench.run_smoke("smoke") == ["read release", "made smoke"]
-    bench.sound = False
-    assert bench.run_smoke("smoke") == ["read release", "made release", "made smoke"]
 
 
 def test_lost_release_is_made_again_only_for_a_test(store: Store) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.graph import graph_of
+from sparkforge.build.graph import Build
 from sparkforge.build.packs import modules, pack, recipe
 from sparkforge.build.packs.modules import MODULES
 from sparkforge.build.packs.recipe import Described, Host, Unit
@@ -60,10 +60,10 @@ def test_pack_without_compiler_is_planned_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     context = context_of("spark")
-    there = graph_of(context).pack
+    there = Build(context).graph.pack
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("PATH", "/nowhere")
-    item = graph_of(context).pack
+    item = Build(context).graph.pack
     assert there is not None and item is not None
     assert item.inputs == {**there.inputs, "host": "none on this machine"}
     with pytest.raises(MachineError) as error:

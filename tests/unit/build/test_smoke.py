@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,18 +12,13 @@ from typing import Any
 import pytest
 
 from sparkforge.build import smoke
-from sparkforge.build.results import (
-    SourceResult,
-    WheelResult,
-)
+from sparkforge.build.results import WheelResult
 from sparkforge.build.smoke import from_environment, of_release, originals
-from sparkforge.build.stages.trees import Tree
-from sparkforge.core import git
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.runtime import servers
 from sparkforge.runtime.servers import LOOPBACK, Launch, Server
-from sparkforge.store.store import Store
 from tests.results import context_of, item, reached
+from tests.support import make_wheel
 
 TIMEOUT_S = 60.0
 CLEAN = (0, 0.1, False)
@@ -120,7 +115,8 @@ def serving(behaviour: Behaviour) -> Iterator[FakeServer]:
 
 
 def test_a_right_server_passes() -> None:
-    report = smoke.exercise(lambda: serving(Behaviour()), TIMEOUT_S)
+    with serving(Behaviour()) as server:
+        report = smoke.exercise(server, TIMEOUT_S)
     assert report.tokens == 24
     assert report.release == ""
 
@@ -139,8 +135,9 @@ def test_a_right_server_passes() -> None:
     ],
 )
 def test_a_wrong_answer_fails(wrong: Any, complaint: str) -> None:
-    with pytest.raises(ServerError) as caught:
-        smoke.exercise(lambda: serving(replace(Behaviour(), **wrong)), TIMEOUT_S)
+    broken = serving(replace(Behaviour(), **wrong))
+    with broken as server, pytest.raises(ServerError) as caught:
+        smoke.exercise(server, TIMEOUT_S)
     assert complaint in str(caught.value)
     assert "the last words" in str(caught.value)
 
@@ -166,46 +163,14 @@ def test_the_release_must_refuse_for_the_known_reason(release: Behaviour, passes
 # -- how servers are started ---------------------------------------------------------------------
 
 
-def test_files_come_from_their_own_place(store: Store, tmp_path: Path) -> None:
-    """Of a folder in a folder, and of an upstream in another one's wheel.
-
-    FlashInfer's csrc/ lies in its wheel below flashinfer/, which has a place of its own.
-    triton-kernels lies in vLLM's wheel, below vllm/.
-    """
-
-    def source(upstream: str, files: Mapping[str, bytes]) -> Any:
-        repo = store.git_path(upstream)
-        git.init_bare(repo)
-        tree = [git.TreeFile(path, "100644", data) for path, data in files.items()]
-        author = "A <a@example.invalid>"
-        commit = git.import_tree(repo, tree, ref="refs/x", message="x", author=author, epoch=0)
-        result = SourceResult("release", commit, commit, "here")
-        return Tree(upstream, reached(item(result), result), None)
-
-    def wheel(*replaced: str) -> Any:
-        result = WheelResult("x.whl", "0" * 64, "1", replaced=replaced)
-        return reached(item(result), result)
-
-    context = context_of("spark", store=store)
-    kernels = "python/triton_kernels/triton_kernels/a.py"
-    sources = {
-        "flashinfer": source("flashinfer", {"flashinfer/a.py": b"1", "csrc/b.cu": b"2"}),
-        "vllm": source("vllm", {"vllm/a.py": b"3"}),
-        "triton-kernels": source("triton-kernels", {kernels: b"4"}),
-    }
-    wheels = {
-        "flashinfer": wheel("flashinfer/a.py", "flashinfer/data/csrc/b.cu"),
-        "vllm": wheel("vllm/a.py", "vllm/third_party/triton_kernels/a.py"),
-        "triton": wheel(),
-    }
-    assert wheels.keys() == context.target.wheels.keys()
-    restored = originals(context, wheels, sources, tmp_path)
-    assert {member: path.read_text() for member, path in restored.items()} == {
-        "flashinfer/a.py": "1",
-        "flashinfer/data/csrc/b.cu": "2",
-        "vllm/a.py": "3",
-        "vllm/third_party/triton_kernels/a.py": "4",
-    }
+def test_originals_are_those_of_the_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = make_wheel(tmp_path, "vllm", "1.0", {"vllm/a.py": b"1", "vllm/b.py": b"2"})
+    monkeypatch.setattr(smoke, "release_wheel", lambda *_: release)
+    result = WheelResult("x.whl", "0" * 64, "1", replaced=("vllm/a.py",))
+    restored = originals(context_of("cpu"), {"vllm": reached(item(result), result)}, tmp_path)
+    assert {name: path.read_text() for name, path in restored.items()} == {"vllm/a.py": "1"}
 
 
 def started(

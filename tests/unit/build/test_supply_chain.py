@@ -1,4 +1,4 @@
-"""SBOM and provenance of the real pins: valid by their formats' own definitions."""
+"""The SBOM of the real pins, valid by its format's own definition; labels and recipe."""
 
 import json
 import os
@@ -11,26 +11,14 @@ from typing import Any
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from google.protobuf.json_format import ParseDict
-from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
-from in_toto_attestation.v1 import statement_pb2
-from in_toto_attestation.v1.statement import Statement
 
 from sparkforge.build import image, sbom
 from sparkforge.build.context import Context
-from sparkforge.build.graph import Build
-from sparkforge.build.results import (
-    ImageResult,
-    PackResult,
-    PluginResult,
-    SeriesResult,
-    SourceResult,
-    WheelResult,
-)
-from sparkforge.pins.pins import Provider
+from sparkforge.build.results import PackResult, PluginResult, WheelResult
+from sparkforge.core.errors import StoreError
 from sparkforge.release.command import inputs
 from sparkforge.runtime.engine import BaseImage
-from tests.results import build_of, context_of, reached
+from tests.results import context_of
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = BaseImage("base", f"sha256:{'5' * 64}")
@@ -120,12 +108,15 @@ def test_third_party_wheels_have_hashes(tmp_path: Path, monkeypatch: pytest.Monk
     inside = make_wheel(house, "anyio", "9.0", {"anyio/__init__.py": b""})
     make_wheel(house, "uv", "1.0", {"uv/__init__.py": b""})
     lock = tmp_path / "lock.txt"
-    lock.write_text(f"anyio==9.0 --hash=sha256:{'0' * 64}\n")
+    lock.write_text(f"anyio==9.0 --hash=sha256:{sha256(inside.read_bytes())}\n")
     monkeypatch.setattr(Context, "lock", lock)
     components = of_spark(third_party=house)["components"]
     (wheel,) = [one for one in components if one["bom-ref"].startswith("wheel-")]
     assert wheel["purl"] == "pkg:pypi/anyio@9.0"
     assert wheel["hashes"][0]["content"] == sha256(inside.read_bytes())
+    inside.write_bytes(b"")
+    with pytest.raises(StoreError, match="anyio"):
+        of_spark(third_party=house)
 
 
 def test_system_packages() -> None:
@@ -153,70 +144,3 @@ def test_the_recipe_is_all_that_a_build_reads() -> None:
     assert let_in == {name for name in image.RECIPE if name != "Dockerfile"}
     for name in (*image.RECIPE, ".dockerignore"):
         assert any(Path(name).is_relative_to(one) for one in inputs(context().pins)), name
-
-
-def built(provider: Provider = "release", **more: Any) -> Build:
-    build = build_of("spark", base=BASE, **more)
-    graph = build.graph
-    tree = graph.trees["vllm"]
-    assert tree.series is not None
-    reached(tree.source, SourceResult(provider, "a" * 40, "b" * 40, "here"))
-    reached(tree.series, SeriesResult("a" * 40, "c" * 40, "d" * 40, {}))
-    for name, wheel in WHEELS.items():
-        reached(graph.wheels[name], wheel)
-    reached(graph.product, ImageResult("x:1", "sha256:1", None, BASE.reference, ()))
-    return build
-
-
-def test_provenance_is_valid_slsa(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, "anyio", "9.0", {"anyio/__init__.py": b""})
-    text = json.loads(json.dumps(sbom.statement(built(), {"x.whl": "9" * 64}, [wheel])))
-    predicate = text["predicate"]
-    # an unknown field is an error, so this holds every name in statement and predicate
-    Statement.copy_from_pb(ParseDict(text, statement_pb2.Statement())).validate()
-    parsed = ParseDict(predicate, provenance_pb2.Provenance())
-    assert parsed.build_definition.build_type == sbom.BUILD_TYPE
-    named = {one["name"]: one for one in predicate["buildDefinition"]["resolvedDependencies"]}
-    digests = {name: one["digest"].get("sha256") for name, one in named.items()}
-    vllm = context().pins.upstream("vllm")
-    # the release file was read and not the commit, so it is what is named
-    sdist, release = vllm.files["sdist"], vllm.files["cuda-arm64"]
-    assert named[sdist.file]["annotations"]["standsFor"] == f"git+{vllm.git}@refs/tags/{vllm.tag}"
-    assert "vllm" not in named
-    wanted = {
-        sdist.file: sdist.sha256,
-        release.file: release.sha256,
-        "base image": "5" * 64,
-        wheel.name: sha256(wheel.read_bytes()),
-        **{
-            f"patches/{upstream}/{patch.name}": patch.sha256
-            for upstream in ("vllm", "triton-kernels", "flashinfer", "triton")
-            for patch in context().series_of(upstream).patches
-        },
-    }
-    assert digests.items() >= wanted.items()
-    # a git source is a commit
-    pins = context().pins
-    known = pins.upstream("vllm").model_copy(update={"commit": "e" * 40})
-    upstreams = {**pins.upstreams, "vllm": known}
-    build = built("git", pins=pins.model_copy(update={"upstreams": upstreams}))
-    made = sbom.statement(build, {"x.whl": "9" * 64})
-    found = made["predicate"]["buildDefinition"]["resolvedDependencies"]
-    (one,) = [one for one in found if one["name"] == "vllm"]
-    assert one["digest"] == {"gitCommit": "e" * 40}
-    assert sdist.file not in {one["name"] for one in found}
-
-
-def test_provenance_names_the_checkouts_commit(tmp_path: Path) -> None:
-    assert sbom.checkout_commit(tmp_path) == []
-    identity = ("-c", "user.name=x", "-c", "user.email=x@x.invalid")
-    for words in (("init", "-q"), (*identity, "commit", "-qm", "x", "--allow-empty")):
-        subprocess.run(["git", "-C", tmp_path, *words], check=True)
-    (clean,) = sbom.checkout_commit(tmp_path)
-    head = subprocess.check_output(["git", "-C", tmp_path, "rev-parse", "HEAD"], text=True)
-    assert clean["digest"] == {"gitCommit": head.strip()}
-    assert clean["annotations"] == {"clean": True}
-    (tmp_path / "new").touch()
-    assert sbom.checkout_commit(tmp_path)[0]["annotations"] == {"clean": False}
-    (tmp_path / "below").mkdir()
-    assert sbom.checkout_commit(tmp_path / "below") == []  # another project's repository around it

@@ -87,8 +87,8 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
     monkeypatch.setattr(engines, "call", call)
     engine: Any = type("Engine", (), {"containerd_store": False, "context": "default"})
     with pytest.raises(BuildError) as caught:
-        contents = image.Contents({}, tmp_path, {}, {})
-        image.build(engine, Tools(), context_of("rtx"), BaseImage("b", "b"), contents, tmp_path)
+        tools = Tools(engine, BaseImage("b", "b"))
+        image.build(context_of("rtx"), tools, {}, tmp_path, {}, {}, tmp_path)
     assert caught.value.what == line
     assert "targets.rtx" in str(caught.value.remedy)
 

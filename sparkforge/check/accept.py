@@ -10,10 +10,12 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.parse import urlsplit
 
 from cyclopts.types import PositiveInt
 
@@ -21,33 +23,22 @@ from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions, command_options
-from sparkforge.check.accept.subject import (
-    CHECKS,
-    Subject,
-    Unseen,
-    check,
-    container_of,
-    judge,
-    need,
-    shown,
-)
-from sparkforge.core import pages
+from sparkforge.core import pages, plain
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import in_parallel
+from sparkforge.core.run import glimpse, in_parallel
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client
-from sparkforge.runtime.client import Place, Said
-from sparkforge.serving.profile import Watch
+from sparkforge.runtime.client import Model, Place, Said
+from sparkforge.serving.profile import Profile, Watch
 from sparkforge.sources.project import PinsFile, checkout
 
-STATES = {"ok": ("32", "✓"), "fail": ("31;1", "✗"), "not checked": ("2", "·")}
-"""Of a check, with colour and mark."""
+_STATES = {"ok": ("32", "✓"), "fail": ("31;1", "✗"), "not checked": ("2", "·")}
+_ASK_S = 60.0  # for a look at /metrics, or one call of docker
 IDLE_S = 60.0
 """Time for the gauges to reach 0: the engine handles an abort between two steps."""
-GROWTH_MIB = 64
-"""Limit for the growth of memory in 32 chats; an estimate."""
+_TOKENS = 512  # of an answer: reasoning of low effort takes tens, the rest is a reserve
 _FEW = 5  # tokens: less than the shortest answer, whose frame alone has that many
 _LINE_TOKENS = 8  # minimum for a line of the long text; 14 by o200k's vocabulary
 _RESERVE = 600  # tokens for the answer to the long prompt, and for the frame of messages
@@ -62,7 +53,103 @@ _IN_JSON = f"In Paris it is {_DEGREES} degrees. How warm is Paris? Answer in JSO
 _PARSER = "see --reasoning-parser and --tool-call-parser in the server's log (docs/serving.md)"
 
 
+# -- the server --------------------------------------------------------------------------
+
+
+Asked = str | Sequence[Mapping[str, Any]]  # one question, or messages
+
+
+class Unmet(Exception):
+    """A check failed; the message says what was expected, and what came."""
+
+
+class Unseen(Exception):
+    """A check is not possible here; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A server's output since its last start, and its image."""
+
+    log: str = ""
+    image: str = ""
+    problem: str = ""  # why none was found
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The server under test."""
+
+    place: Place
+    model: Model
+    profile: Profile = field(default_factory=Profile)
+    container: Container = field(default_factory=Container)
+    options: Sequence[str] = ()  # the user's own of ``vllm serve``
+    long_tokens: int = 100_000
+
+    def body(self, asked: Asked, **options: Any) -> dict[str, Any]:
+        """Return a chat at temperature 0."""
+        return {
+            "model": self.model.name,
+            "messages": [{"role": "user", "content": asked}] if isinstance(asked, str) else asked,
+            "temperature": 0,
+            "reasoning_effort": "low",
+            "max_tokens": min(_TOKENS, max(1, self.model.max_len // 2)),
+            **options,
+        }
+
+    def chat(self, asked: Asked, *, stream: bool = False, **options: Any) -> Said:
+        """Ask, with or without streaming."""
+        ask = client.streamed if stream else client.chat
+        return ask(self.place, self.body(asked, **options))
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the values of a metric in /metrics, by labels; raises Unseen."""
+        text = client.look(self.place, "/metrics", _ASK_S).text
+        found = re.findall(rf"(?m)^{name}(?:\{{(.*)\}})? (\S+)$", text)
+        if not found:
+            raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
+        return {labels: float(value) for labels, value in found}
+
+
+def container_of(place: Place) -> Container:
+    """Return Compose's container that publishes a port of this machine."""
+    url = urlsplit(place.url)
+    if url.hostname not in ("127.0.0.1", "::1", "localhost"):
+        return Container(problem=f"{url.hostname} may be another machine: name its log with --log")
+    port = f"publish={url.port or (443 if url.scheme == 'https' else 80)}"
+    service = "label=com.docker.compose.service"
+    try:
+        names = _docker("ps", "-q", "--filter", service, "--filter", port).split()
+        if not names:
+            return Container(problem=f"no container of Compose has {port}")
+        wanted = "{{.State.StartedAt}} {{.Config.Image}}"
+        started, image = _docker("inspect", "--format", wanted, names[0]).split()
+        return Container(_docker("logs", "--since", started, names[0]), image)
+    except Unseen as why:
+        return Container(problem=str(why))
+
+
+def _docker(*words: str) -> str:
+    seen = glimpse("docker", *words, timeout_s=_ASK_S)
+    if seen.code != 0:
+        raise Unseen(f"docker {words[0]}: {shown(seen.problem or seen.err)}")
+    return seen.out + (seen.err if words[0] == "logs" else "")
+
+
 # -- the checks --------------------------------------------------------------------------
+
+
+def need(truth: object, expected: str, got: object) -> None:
+    """Raise Unmet unless ``truth`` is true."""
+    if not truth:
+        raise Unmet(f"expected {expected}, got {shown(got)}")
+
+
+def shown(value: object) -> str:
+    """Return a value on one short line."""
+    line = plain.escaped(" ".join((value if isinstance(value, str) else repr(value)).split()))
+    return (line if len(line) <= 160 else f"{line[:160]}…") or "nothing"
 
 
 def _word(subject: Subject, pattern: str, text: str) -> None:
@@ -71,19 +158,13 @@ def _word(subject: Subject, pattern: str, text: str) -> None:
 
 
 def _whole(subject: Subject, said: Said) -> None:
-    """Check a complete answer to ``_SUM``."""
-    need(
-        said.reasoning or said.content,
-        "reasoning and content (vllm#37030)",
-        "status 200 without both",
-    )
+    need(said.reasoning or said.content, "reasoning and content (vllm#37030)", "neither")
     need(said.content.strip(), "content", f"reasoning alone: {said.reasoning}")
     need("<|" not in said.content + said.reasoning, "no token of Harmony", said.content)
     _word(subject, _RESULT, said.content)
     need(said.finish == "stop", "finish_reason stop", said.finish)
 
 
-@check("try another --moe-backend; status 400: the cpu target chats only with serve --chat")
 def chat(subject: Subject) -> str:
     """Reasoning and content apart, without Harmony's tokens; with real weights: 42."""
     said = subject.chat(_SUM, reasoning_effort="medium")
@@ -94,18 +175,17 @@ def chat(subject: Subject) -> str:
     return f"{shown(said.content)} ({said.tokens} tokens)"
 
 
-@check(_PARSER)
 def streamed_chat(subject: Subject) -> str:
     """Pieces, `[DONE]`, usage, reasoning before content."""
-    said = subject.streamed(_SUM)
+    said = subject.chat(_SUM, stream=True)
     _whole(subject, said)
     need(said.complete, "[DONE] at the end", "the end of the stream")
     # vLLM joins tokens that wait for its front end: on a busy machine, a tiny model's whole answer
-    several = len(said.moments) > 1 or not subject.profile.answers
-    need(several, "more than one piece", len(said.moments))
+    pieces = len(said.moments)
+    need(pieces > 1 or not subject.profile.answers, "more than one piece", pieces)
     need(said.tokens > 0, "usage at the end", "none")
     need(not said.reasoning_last, "reasoning before content", "content first")
-    return f"{len(said.moments)} pieces, {said.tokens} tokens"
+    return f"{pieces} pieces, {said.tokens} tokens"
 
 
 def _called(subject: Subject, said: Said) -> Mapping[str, Any]:
@@ -121,11 +201,10 @@ def _called(subject: Subject, said: Said) -> Mapping[str, Any]:
     return {"role": "assistant", "reasoning": said.reasoning, "tool_calls": [made]}
 
 
-@check(_PARSER)
 def tool_call(subject: Subject) -> str:
     """A call, also streamed; its result is answered."""
     back = _called(subject, subject.chat([_WEATHER], tools=_TOOLS))
-    _called(subject, subject.streamed([_WEATHER], tools=_TOOLS))
+    _called(subject, subject.chat([_WEATHER], tools=_TOOLS, stream=True))
     (call,) = back["tool_calls"]
     result = {"role": "tool", "tool_call_id": call["id"], "content": f'{{"degrees": {_DEGREES}}}'}
     said = subject.chat([_WEATHER, back, result], tools=_TOOLS)
@@ -134,17 +213,14 @@ def tool_call(subject: Subject) -> str:
     return f"{call['function']['arguments']}; then {shown(said.content)}"
 
 
-@check("see xgrammar in the server's log")
 def structured_output(subject: Subject) -> str:
     """Content that fits a JSON schema."""
     schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
-    said = subject.chat(_IN_JSON, response_format=schema)
-    wanted = {"temperature": _DEGREES}
-    need(json.loads(said.content) == wanted, json.dumps(wanted), said.content)
-    return shown(said.content)
+    said = subject.chat(_IN_JSON, response_format=schema).content
+    need(json.loads(said) == {"temperature": _DEGREES}, f"the temperature {_DEGREES}", said)
+    return shown(said)
 
 
-@check("see the server's log; a lower --max-model-len needs less memory")
 def long_prompt(subject: Subject) -> str:
     """An answer to as much as the server takes, at most `--long-prompt`."""
     number = min(subject.long_tokens, subject.model.max_len - _RESERVE) // 16
@@ -152,53 +228,45 @@ def long_prompt(subject: Subject) -> str:
     words = [_WORD if at == number // 2 else "heron" for at in range(number)]
     lines = [f"Line {at}: the word is {word}, and nothing else." for at, word in enumerate(words)]
     question = f"Which word is on line {number // 2}? Answer with the word alone."
-    said = subject.streamed("\n".join([*lines, question]))
-    least = _LINE_TOKENS * number
-    need(said.prompt_tokens >= least, f"a prompt of {least} tokens or more", said.prompt_tokens)
+    said = subject.chat("\n".join([*lines, question]), stream=True)
+    whole = said.prompt_tokens >= _LINE_TOKENS * number
+    need(whole, f"a prompt of {_LINE_TOKENS * number} tokens or more", said.prompt_tokens)
     need(said.content.strip(), "content", said.reasoning)
     _word(subject, _WORD, said.content)
     return f"{said.prompt_tokens} tokens, first piece after {said.moments[0]:.1f} s"
 
 
-@check("a proxy in front of the server may change answers")
 def limits(subject: Subject) -> str:
     """`max_tokens` ends a chat; 404, 400 and (with a key) 401 for bad requests."""
     said = subject.chat(_SUM, max_tokens=_FEW)
     need(said.tokens == _FEW, f"{_FEW} tokens", said.tokens)
     need(said.finish == "length", "finish_reason length", said.finish)
-    good, place = subject.body("Hello", max_tokens=1), subject.place
+    place = subject.place
     cases: list[tuple[Place, dict[str, Any], int]]
     cases = [(place, {"model": "no-such-model"}, 404), (place, {"max_tokens": -1}, 400)]
     cases += [(Place(place.url), {}, 401)] if place.key else []
     for where, change, status in cases:
-        reply = client.post(where, client.CHAT, {**good, **change})
+        reply = client.post(where, client.CHAT, subject.body("Hello", **change))
         need(reply.status == status, f"status {status}", f"{reply.status} {reply.text}")
     return f"{_FEW} tokens; {len(cases)} bad requests refused"
 
 
-def _crowd(subject: Subject) -> None:
-    """Stream eight answers at once, while four clients leave after the first piece."""
+def eight_at_once(subject: Subject) -> str:
+    """Eight streamed chats, while four clients go away."""
     endless = {"model": subject.model.name, "prompt": "Hello", "stream": True, "ignore_eos": True}
     endless["max_tokens"] = max(1, subject.model.max_len // 2)
 
     def ask(leaves: bool, _: Event) -> None:
         if not leaves:
-            return _whole(subject, subject.streamed(_SUM))
+            return _whole(subject, subject.chat(_SUM, stream=True))
         stream = client.events(subject.place, client.COMPLETIONS, endless)
         need(next(stream, None) is not None, "a piece before the client leaves", "none")
         return stream.close()
 
     list(in_parallel(ask, [True] * 4 + [False] * 8, 12))
-
-
-@check("vllm#37030 showed first with requests at once: try another --moe-backend")
-def eight_at_once(subject: Subject) -> str:
-    """Eight streamed chats, while four clients go away."""
-    _crowd(subject)
     return "8 answers, 4 cancelled"
 
 
-@check("other clients? otherwise requests leak: doctor --report")
 def idle_afterwards(subject: Subject) -> str:
     """No request runs or waits, the KV cache is free."""
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -209,43 +277,59 @@ def idle_afterwards(subject: Subject) -> str:
     return "0 running, 0 waiting"
 
 
-@check("SPARKFORGE_EXTRA_ARGS may choose another; else the wheel lacks the kernel")
 def backends(subject: Subject) -> str:
     """The log names those of the profile's `expect`."""
     # as if layers were quantised: vLLM's log shows whether some are
-    expected = subject.profile.expectations(("--mxfp4-layers", "any"), subject.options())
-    if not expected:
-        raise Unseen("the profile expects none")
+    box = subject.container
+    expected = subject.profile.expectations(("--mxfp4-layers", "any"), subject.options)
+    if box.problem or not expected:
+        raise Unseen(box.problem or "the profile expects none")
     watch = Watch(expected)
-    for line in subject.output().splitlines():
-        watch.feed(line)
+    wrong = list(filter(None, map(watch.feed, box.log.splitlines())))
     if not watch.seen:
         raise Unseen("the log names no backend (rotated, or VLLM_LOGGING_LEVEL)")
-    for kind, wanted in expected.items():
-        names = watch.seen.get(kind, {wanted} if kind == "linear" else {"no line in the log"})
-        need(names == {wanted}, f"{kind} {wanted}", "/".join(sorted(names)))
-    return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in watch.seen.items())
+    wrong += [one for one in watch.missing() if "linear" not in one]  # none may be quantised
+    need(not wrong, "the profile's backends", "; ".join(wrong))
+    return str(watch)
 
 
-@check("the log has the reason (docs/kernels.md)")
 def decode_kernels(subject: Subject) -> str:
     """`/metrics`: each kind passed its self-check."""
     found = subject.metrics("vllm:decode_kernels_in_use")  # none on a CPU
-    kinds = {labels.rpartition('kind="')[2].rstrip('"'): value for labels, value in found.items()}
-    need(all(kinds.values()), "every kind in use", kinds)
-    return ", ".join(kinds)
+    need(all(found.values()), "every kind in use", found)
+    return f"{len(found)} kinds in use"
 
 
-@check("run it again; if it grows each time: doctor --report")
-def memory(subject: Subject) -> str:
-    """Before and after 32 chats."""
-    _crowd(subject)  # buffers for that many users at once
-    before, whose = subject.memory()
-    for _ in range(4):
-        _crowd(subject)
-    grown = (subject.memory()[0] - before) / (1 << 20)
-    need(grown <= GROWTH_MIB, f"at most {GROWTH_MIB} MiB more", f"{grown:.0f} MiB more of {whose}")
-    return f"{before >> 20} MiB, {grown:+.1f} in 32 chats ({whose})"
+_HINTS: Mapping[Callable[[Subject], str], str] = {
+    chat: "try another --moe-backend; status 400: the cpu target chats only with serve --chat",
+    streamed_chat: _PARSER,
+    tool_call: _PARSER,
+    structured_output: "see xgrammar in the server's log",
+    long_prompt: "see the server's log; a lower --max-model-len needs less memory",
+    limits: "a proxy in front of the server may change answers",
+    eight_at_once: "vllm#37030 showed first with requests at once: try another --moe-backend",
+    idle_afterwards: "other clients? otherwise requests leak: doctor --report",
+    backends: "SPARKFORGE_EXTRA_ARGS may choose another; else the wheel lacks the kernel",
+    decode_kernels: "the log has the reason (docs/kernels.md)",
+}
+CHECKS = {read.__name__.replace("_", " "): (hint, read) for read, hint in _HINTS.items()}
+"""The checks by name, in their order, each with the hint for a failure."""
+
+
+def judge(name: str, subject: Subject) -> dict[str, Any]:
+    """Return the result of a check, whatever the server does."""
+    (hint, read), began, state = CHECKS[name], time.monotonic(), "fail"
+    try:
+        state, seen = "ok", read(subject)
+    except Unseen as reason:
+        state, seen = "not checked", str(reason)
+    except Unmet as why:
+        seen = str(why)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as why:
+        # no answer, or one of another shape
+        seen = f"expected an answer, got {type(why).__name__}: {shown(str(why))}"
+    row = {"name": name, "state": state, "seconds": round(time.monotonic() - began, 2)}
+    return row | {"seen": seen, "hint": hint if state == "fail" else ""}
 
 
 # -- the command -------------------------------------------------------------------------
@@ -253,8 +337,6 @@ def memory(subject: Subject) -> str:
 
 @command_options
 class Options:
-    """Options of ``accept``."""
-
     target: str | None = None
     """target that the server was built as (default: the one that Compose serves)"""
     url: str | None = None
@@ -279,30 +361,24 @@ def run(options: Options = Options()) -> int:
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
     place = client.place_of(variables, options.url)
     model, container = client.served_model(place), container_of(place)
-    subject = Subject(place, model, profile, container, options.log, options.long_prompt)
+    if options.log is not None:
+        container = replace(container, log=options.log.read_text(errors="replace"), problem="")
+    own = (variables.get("SPARKFORGE_EXTRA_ARGS") or "").split()
+    subject = Subject(place, model, profile, container, own, options.long_prompt)
     log.heading(f"{model.name} at {place.url}")
     rows = []
     for name in CHECKS:
         rows.append(row := judge(name, subject))
-        mark = log.painted(*STATES[row["state"]])
+        mark = log.painted(*_STATES[row["state"]])
         log.info(f"{mark} {name}  {row['seconds']:.1f} s  {row['seen']}")
         if row["hint"]:
             log.info(f"  hint: {row['hint']}")
-    counts = dict.fromkeys(STATES, 0) | Counter(row["state"] for row in rows)
+    counts = dict.fromkeys(_STATES, 0) | Counter(row["state"] for row in rows)
     log.info(", ".join(f"{number} {state}" for state, number in counts.items()))
     when = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
-    report = {
-        "target": target,
-        "version": __version__,
-        "when": when,
-        "url": place.url,
-        "model": model.name,
-        "max_model_len": model.max_len,
-        "image": "" if isinstance(container, str) else container["Config"].get("Image", ""),
-        "ok": not counts["fail"],
-        "counts": counts,
-        "checks": rows,
-    }
+    report: dict[str, Any] = {"target": target, "version": __version__, "when": when}
+    report |= {"url": place.url, "model": model.name, "max_model_len": model.max_len}
+    report |= {"image": container.image, "ok": not counts["fail"], "counts": counts, "checks": rows}
     file = here.root / "dist" / target / "accept" / f"accept-{when}.json"
     write_file(file, f"{json.dumps(report, indent=1)}\n".encode())
     log.info(f"report   {file}")

@@ -1,1 +1,0 @@
-"""``build.py accept``: checks of a running server against the promises of this build."""

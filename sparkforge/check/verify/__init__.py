@@ -1,1 +1,0 @@
-"""Check wheels and images: against a second build, or against this checkout."""
