@@ -9,11 +9,10 @@ from typing import Any
 
 from sparkforge.build import cached, receipt
 from sparkforge.build.cached import Cached, Planned, ordered, result_of
-from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
+from sparkforge.build.context import STAGES, Context, Serving, Tools
 from sparkforge.build.image import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.options import ServerOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import (
-    EnvironmentResult,
     FilesResult,
     ImageResult,
     OwnWheel,
@@ -21,7 +20,6 @@ from sparkforge.build.results import (
     PluginResult,
     Product,
     SmokeResult,
-    WheelhouseResult,
     WheelResult,
 )
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
@@ -74,17 +72,13 @@ class Graph:
             tree = self.trees.get(modules.UPSTREAM)
             self.pack = packs_item(context, tree, modules.pinned(context.pack), tools.jobs)
         self.product: Cached[Product]
-        unpatched = None
         if tools.engine is not None and tools.base is not None:
             self.product = image_item(context, tools, tools.engine, tools.base, self)
         else:
-            self.product = environment_item(context, self.own, self.house, "environment")
-            # with arguments of the user's there is no proof: it is about the target as it is
-            if not serving.arguments:
-                unpatched = unpatched_environment(context, self.house)
+            self.product = environment_item(context, self.own, self.house)
         self.smoke: Cached[SmokeResult] | None = None
         if target.smoke is not None:
-            self.smoke = smoke_item(context, tools, serving, self, unpatched)
+            self.smoke = smoke_item(context, tools, serving, self)
 
     @property
     def own(self) -> tuple[Cached[OwnWheel], ...]:
@@ -129,15 +123,6 @@ class Build:
         items = self.graph.until(until)
         cached.run(self.context, items, self.force, planned)
         return items
-
-
-def unpatched_environment(
-    context: Context, house: Cached[WheelhouseResult] | None = None
-) -> Cached[EnvironmentResult]:
-    """Return the release without our series, in a virtual environment."""
-    wheels = [overlay_item(context, name, None) for name in context.target.wheels]
-    house = house or wheelhouse_item(context)
-    return environment_item(context, wheels, house, f"environment ({UNPATCHED})", release=True)
 
 
 def inputs_of_image(context: Context, base: engine.BaseImage) -> dict[str, Mapping[str, Any]]:

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkforge.build import cached
 from sparkforge.build.cached import Cached, result_of, undamaged
-from sparkforge.build.context import WHEELS, Context, Serving, Tools
+from sparkforge.build.context import UNPATCHED, WHEELS, Context, Serving, Tools
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import (
     EnvironmentResult,
@@ -25,7 +26,8 @@ from sparkforge.build.results import (
     WheelhouseResult,
     all_intact,
 )
-from sparkforge.build.stages.wheels import hashed
+from sparkforge.build.stages.thirdparty import wheelhouse_item
+from sparkforge.build.stages.wheels import hashed, overlay_item
 from sparkforge.core import plain
 from sparkforge.core.disk import code_digest, key_of, sha256_file
 from sparkforge.core.errors import BuildError
@@ -77,16 +79,11 @@ def environment_item(
     context: Context,
     wheels: Sequence[Cached[OwnWheel]],
     house: Cached[WheelhouseResult],
-    label: str,
-    *,
-    release: bool = False,
+    label: str = "environment",
+    stage: str = "image",
 ) -> Cached[EnvironmentResult]:
-    """Return the environment with these wheels and those of a wheelhouse.
-
-    ``release``: they are the release's, for the smoke test, which keeps it when it runs again.
-    """
-    stage, kind = "smoke" if release else "image", EnvironmentResult
-    version = context.target.python
+    """Return the environment with these wheels and those of a wheelhouse."""
+    version, kind = context.target.python, EnvironmentResult
     inputs = {
         "wheels": {item.label: item.key for item in wheels},
         "wheelhouse": house.key,
@@ -124,8 +121,16 @@ def environment_item(
         needs=(*wheels, house),
         fetches=fetches,
         valid=stands,
-        intermediate=release,
     )
+
+
+def unpatched(context: Context) -> Artefact[EnvironmentResult]:
+    """Return the release without our series, in a virtual environment; made where missing."""
+    wheels = [overlay_item(context, name, None) for name in context.target.wheels]
+    label = f"environment ({UNPATCHED})"
+    item = environment_item(context, wheels, wheelhouse_item(context), label, "smoke")
+    cached.run(context, cached.ordered([item]))
+    return item.artefact
 
 
 # -- images ------------------------------------------------------------------------------
@@ -352,23 +357,13 @@ def build(
 
 
 def smoke_item(
-    context: Context,
-    tools: Tools,
-    serving: Serving,
-    graph: Graph,
-    unpatched: Cached[EnvironmentResult] | None,
+    context: Context, tools: Tools, serving: Serving, graph: Graph
 ) -> Cached[SmokeResult]:
-    """Return the smoke test of an image or an environment.
-
-    Args:
-        unpatched: the release without our series, to compare with; None for an image, whose
-            original files are put back, and where nothing is compared.
-    """
+    """Return the smoke test of an image or an environment."""
     inputs = {
         "product": graph.product.key,
         "cpu": isa.here(),
         "kind": "image" if tools.engine is not None else "environment",
-        "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
         "serve": list(context.serve),
         "arguments": list(serving.arguments),
     }
@@ -376,10 +371,12 @@ def smoke_item(
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
 
-        release = None if unpatched is None else unpatched.artefact
+        # an image gets its original files back; with arguments of the user's there is no proof,
+        # which is about the target as it is
+        alone = tools.engine is not None or serving.arguments
+        release = None if alone else unpatched(context)
         return smoke.run(context, tools.engine, serving, graph, release, folder)
 
-    further = () if unpatched is None else (unpatched,)
     label = "smoke with arguments" if serving.arguments else "smoke"
-    needs = (graph.product, *further, *graph.wheels.values())
+    needs = (graph.product, *graph.wheels.values())
     return Cached("smoke", label, inputs, SmokeResult, make, needs)

@@ -166,6 +166,5 @@ def overlay_item(
         *(stage, label, inputs, WheelResult, make),
         needs=tuple(item for tree in ours for item in tree.items),
         valid=holds_wheel,
-        intermediate=trees is None,
         fetches=lambda: to_fetch(context, file),
     )

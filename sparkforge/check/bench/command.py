@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import cached, composing, serve
-from sparkforge.build.graph import Build, last_build, unpatched_environment
+from sparkforge.build import composing, image, serve
+from sparkforge.build.graph import Build, last_build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -291,9 +291,7 @@ def of_build(
         folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
         restored = originals(context, build.graph.wheels, folder)
         return [side("unpatched", product, theirs, known, restored), patched]
-    item = unpatched_environment(context)
-    cached.run(context, cached.ordered([item]))
-    return [side("unpatched", item.artefact, theirs, known), patched]
+    return [side("unpatched", image.unpatched(context), theirs, known), patched]
 
 
 def _tiny(build: Build, *, wide: bool) -> Path:
