@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.build import cached
-from sparkforge.build.cached import Cached, result_of, undamaged
+from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import UNPATCHED, WHEELS, Context, Serving, Tools
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import (
@@ -231,10 +231,7 @@ def image_item(
     def make(folder: Path) -> ImageResult | ImageArchiveResult:
         from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
-        third_party = parts.house.path / WHEELS
-        wheels = {name: item.result for name, item in parts.wheels.items()}
-        plugin, pack = result_of(parts.plugin), result_of(parts.pack)
-        document = sbom.document(context, wheels, plugin, pack, third_party=third_party, base=base)
+        document = sbom.document(context, parts, base)
         share = {SBOM: document, NOTE: _json(note, 1)}
         if context.profile:
             share["profile.json"] = _json(context.profile, 2)
@@ -245,8 +242,8 @@ def image_item(
             KEY_LABEL: key_of(note["image"]),
             SBOM_LABEL: hashlib.sha256(document).hexdigest(),
         }
-        own = hashed(parts.own)
-        return build(context, tools, own, third_party, share, labels, folder)
+        own, house = hashed(parts.own), parts.house.path / WHEELS
+        return build(context, tools, own, house, share, labels, folder)
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result

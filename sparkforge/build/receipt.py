@@ -57,18 +57,17 @@ class Run:
     items: Mapping[str, Time]
     """By label."""
     options: VariantOptions = field(default_factory=VariantOptions)
-    """They give a build like this one again: the defaults of commands that use the last build."""
+    """The defaults of commands that use the last build."""
     commit: str = ""
     """Of the checkout, when the files were published; "": it had changes, or is not in git."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """The receipt of a build."""
+    """The receipt of a build, and the version that wrote it."""
 
     schema: int
     sparkforge: str
-    """The version that wrote it."""
     target: str
     platform: str
     pins_sha256: str

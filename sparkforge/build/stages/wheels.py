@@ -27,14 +27,10 @@ def holds_wheel(artefact: Artefact[OwnWheel]) -> bool:
     return intact(artefact.path / artefact.result.file, artefact.result.sha256)
 
 
-def wheel_path(item: Cached[OwnWheel]) -> Path:
-    """Return the wheel that was made, read again for this; raises what ``undamaged`` does."""
-    return undamaged(item.path / item.result.file, item.result.sha256)
-
-
 def hashed(wheels: Iterable[Cached[OwnWheel]]) -> dict[Path, str]:
-    """Return the wheels that were made, each with its recorded sha256; raises as ``wheel_path``."""
-    return {wheel_path(item): item.result.sha256 for item in wheels}
+    """Return the wheels that were made, each with its sha256; raises what ``undamaged`` does."""
+    made = ((item.path / item.result.file, item.result.sha256) for item in wheels)
+    return {undamaged(path, sha256): sha256 for path, sha256 in made}
 
 
 def series_of(context: Context, name: str) -> dict[str, Series]:

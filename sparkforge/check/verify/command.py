@@ -22,7 +22,7 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.results import ImageArchiveResult
-from sparkforge.build.stages.wheels import wheel_path
+from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
@@ -103,7 +103,7 @@ def _build_again(options: Options, name: str, project: Project) -> int:
         finally:
             os.umask(before)
         made = (item for item in again.graph.own if item.found is not None)  # up to that stage
-        for new in map(wheel_path, made):
+        for new in hashed(made):
             old = dist / new.name
             results.append((new.name, sha256_file(old) if old.is_file() else "", sha256_file(new)))
             if results[-1][1] != results[-1][2] and have("diffoscope"):
