@@ -24,8 +24,7 @@ from sparkforge.build.results import (
 )
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
 from sparkforge.build.stages.thirdparty import wheelhouse_item
-from sparkforge.build.stages.trees import tree_of
-from sparkforge.build.stages.wheels import overlay_item
+from sparkforge.build.stages.wheels import overlay_item, tree_of
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import Pins, Target

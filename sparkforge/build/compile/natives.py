@@ -19,8 +19,9 @@ from sparkforge.build.results import (
     NativeFile,
     WheelResult,
 )
-from sparkforge.build.stages.trees import Tree, chosen, to_fetch
 from sparkforge.build.stages.wheels import (
+    Tree,
+    chosen,
     common_inputs,
     holds_wheel,
     overlay_item,
@@ -28,6 +29,7 @@ from sparkforge.build.stages.wheels import (
     request_of,
     seal,
     series_of,
+    to_fetch,
 )
 from sparkforge.core import git
 from sparkforge.core.errors import BuildError
