@@ -86,11 +86,6 @@ class Context(Project):
         return self.root / "dist" / self.target_name
 
     @property
-    def server_log(self) -> Path:
-        """File with the output of a server that did not start, or is being served."""
-        return self.dist / "server.log"
-
-    @property
     def lock(self) -> Path:
         """The hash-locked requirements of the other wheels."""
         return self.root / self.target.requirements[self.platform]
@@ -105,14 +100,12 @@ class Context(Project):
         return self.pins.upstream(wheel).files[key]
 
     def upstream(self, name: str) -> Upstream:
-        """Return an upstream; its source file, if a wheel, is the one that the target installs.
-
-        Python files are the same in all platforms' wheels, as the recorded tree proves.
-        """
+        """Return an upstream; its source file, if a wheel, is the one that the target installs."""
         upstream = self.pins.upstream(name)
         if not upstream.from_wheel:
             return upstream
         holder = next(wheel for wheel in self.target.wheels if name in self.layers(wheel))
+        # Python files are the same in all platforms' wheels, as the recorded tree proves
         key = self.target.wheels[holder].files[self.platform]
         files = {**upstream.files, key: self.release_file(holder)}
         return upstream.model_copy(update={"source_file": key, "files": files})
@@ -136,10 +129,6 @@ class Tools:
     """Compilers at once; None: as many as memory holds."""
     cold: bool = False
     """The image is built without the engine's cache, into a file and not into the engine."""
-
-    def width(self, gib: float) -> int:
-        """Return the number of compilers to run at once, if one takes that much memory."""
-        return self.jobs or width(gib)
 
 
 def width(gib: float) -> int:

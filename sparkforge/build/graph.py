@@ -12,16 +12,7 @@ from sparkforge.build.cached import Cached, Planned, ordered, result_of
 from sparkforge.build.context import STAGES, Context, Serving, Tools
 from sparkforge.build.image import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.options import ServerOptions, ToolOptions, VariantOptions, platform_of
-from sparkforge.build.results import (
-    FilesResult,
-    ImageResult,
-    OwnWheel,
-    PackResult,
-    PluginResult,
-    Product,
-    SmokeResult,
-    WheelResult,
-)
+from sparkforge.build.results import ImageResult, OwnWheel, PackResult, Product, WheelResult
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
 from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.build.stages.wheels import overlay_item, tree_of
@@ -38,12 +29,7 @@ _TOOLS, _SERVER = ToolOptions(), ServerOptions()
 class Graph:
     """The results of a target; all but ``product`` and ``smoke`` are what the product is made of.
 
-    Attributes:
-        trees, wheels: by upstream.
-        kernels, plugin: None where pins.yaml has no plugin.
-        pack: FlashInfer's modules, compiled ahead of time.
-        product: the image, or the virtual environment.
-        smoke: None where the target has no smoke test.
+    ``trees`` and ``wheels`` are by upstream; what a target does not have is None.
     """
 
     def __init__(self, context: Context, tools: Tools, serving: Serving) -> None:
@@ -57,11 +43,8 @@ class Graph:
             self.wheels = natives.compiled(context, tools, self.trees)
         else:
             self.wheels = {name: overlay_item(context, name, self.trees) for name in target.wheels}
-        self.kernels: Cached[FilesResult] | None = None
-        self.plugin: Cached[PluginResult] | None = None
-        if pin is not None:
-            self.kernels = kernels_item(context, pin)
-            self.plugin = plugin_item(context, pin, self.kernels)
+        self.kernels = kernels_item(context, pin) if pin else None
+        self.plugin = plugin_item(context, pin, self.kernels) if pin and self.kernels else None
         self.house = wheelhouse_item(context)
         self.pack: Cached[PackResult] | None = None
         if context.pack:
@@ -75,15 +58,12 @@ class Graph:
             self.product = image_item(context, tools, tools.engine, tools.base, self)
         else:
             self.product = environment_item(context, self.own, self.house)
-        self.smoke: Cached[SmokeResult] | None = None
-        if target.smoke is not None:
-            self.smoke = smoke_item(context, tools, serving, self)
+        self.smoke = smoke_item(context, tools, serving, self) if target.smoke else None
 
     @property
     def own(self) -> tuple[Cached[OwnWheel], ...]:
         """The wheels that the build makes."""
-        others = (self.plugin, self.pack)
-        return (*self.wheels.values(), *(item for item in others if item is not None))
+        return (*self.wheels.values(), *filter(None, (self.plugin, self.pack)))
 
     def until(self, stage: str) -> list[Cached[Any]]:
         """Return what a build makes up to and with a stage, in order."""

@@ -61,7 +61,7 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
             write_file(folder / SBOM, document)
             files[SBOM] = hashlib.sha256(document).hexdigest()
             write_file(folder / SUMS, receipt.sums(files))
-        context.server_log.unlink(missing_ok=True)  # of a failure that is fixed
+        (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
         run = replace(built.run, commit=_commit(context.root))
         built = replace(built, files=files, run=run)
         text = json.dumps(plain.as_json(built), indent=1, sort_keys=True)

@@ -66,7 +66,7 @@ def run(
     launch = Launch(work / "model", context.serve, arguments, SMOKE_VARIABLES, serving.port)
     with (
         start_server(engine, product, launch, work, cache) as server,
-        kept_log(server, context.server_log),
+        kept_log(server, context.dist / "server.log"),
     ):
         report = exercise(server, serving.ready_timeout_s)
     if serving.arguments:

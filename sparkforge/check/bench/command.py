@@ -228,7 +228,7 @@ def started(
     cache, engine = build.context.store.cache_path("serve"), build.tools.engine
     with (
         start_server(engine, product, launch, folder, cache, restored) as server,
-        kept_log(server, build.context.server_log),
+        kept_log(server, build.context.dist / "server.log"),
     ):
         took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
         log.info(f"the server is ready after {took:.0f} s")
