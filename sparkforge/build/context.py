@@ -1,4 +1,4 @@
-"""What is built (``Context``), with which tools (``Tools``), and how it is served (``Serving``)."""
+"""What is built (``Context``), and with which tools (``Tools``)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,10 @@ class Context(Project):
 
 @dataclass(frozen=True)
 class Tools:
-    """The means to make images and compiled code; without an engine: a virtual environment."""
+    """The means to make images and compiled code, and to serve what a build made.
+
+    Without an engine that is a virtual environment.
+    """
 
     engine: Engine | None = None
     base: BaseImage | None = None
@@ -129,22 +132,16 @@ class Tools:
     """Compilers at once; None: as many as memory holds."""
     cold: bool = False
     """The image is built without the engine's cache, into a file and not into the engine."""
+    port: int = 0
+    ready_timeout_s: float = 300.0
+    arguments: tuple[str, ...] = ()
+    """The user's options of ``vllm serve`` for one run, after the target's own."""
 
 
 def width(gib: float) -> int:
     """Return the number of jobs that CPUs and memory allow at once; 4 GiB of it stay free."""
     room = memory.read().room / memory.GIB - 4
     return max(1, min(len(os.sched_getaffinity(0)), int(room / gib)))
-
-
-@dataclass(frozen=True)
-class Serving:
-    """How a build's server is started, for the smoke test or by a command."""
-
-    port: int = 0
-    ready_timeout_s: float = 300.0
-    arguments: tuple[str, ...] = ()
-    """The user's options of ``vllm serve`` for one run, after the target's own."""
 
 
 def profile_of(pins: Pins, target_name: str) -> Profile:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkforge.build import cached, receipt
 from sparkforge.build.cached import Cached, Planned, ordered, result_of
-from sparkforge.build.context import STAGES, Context, Serving, Tools
+from sparkforge.build.context import STAGES, Context, Tools
 from sparkforge.build.image import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.options import ServerOptions, ToolOptions, VariantOptions, platform_of
 from sparkforge.build.results import ImageResult, OwnWheel, PackResult, Product, WheelResult
@@ -32,7 +32,7 @@ class Graph:
     ``trees`` and ``wheels`` are by upstream; what a target does not have is None.
     """
 
-    def __init__(self, context: Context, tools: Tools, serving: Serving) -> None:
+    def __init__(self, context: Context, tools: Tools) -> None:
         target, pin = context.target, context.pins.plugin
         layers = dict.fromkeys(one for name in target.wheels for one in context.layers(name))
         self.trees = {layer: tree_of(context, layer) for layer in layers}
@@ -58,7 +58,7 @@ class Graph:
             self.product = image_item(context, tools, tools.engine, tools.base, self)
         else:
             self.product = environment_item(context, self.own, self.house)
-        self.smoke = smoke_item(context, tools, serving, self) if target.smoke else None
+        self.smoke = smoke_item(context, tools, self) if target.smoke else None
 
     @property
     def own(self) -> tuple[Cached[OwnWheel], ...]:
@@ -78,14 +78,13 @@ class Build:
 
     context: Context
     tools: Tools = field(default_factory=Tools)
-    serving: Serving = field(default_factory=Serving)
     force: frozenset[str] = frozenset()
     """Stages."""
 
     @cached_property
     def graph(self) -> Graph:
         """Its results; PinsError, BuildError, UsageError if there are none by pins.yaml."""
-        return Graph(self.context, self.tools, self.serving)
+        return Graph(self.context, self.tools)
 
     @property
     def image(self) -> ImageResult | None:
@@ -139,11 +138,11 @@ def build_of(
     )
     # a busy machine gets as much longer as there are processes that wait for a core
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    timeout_s = server.ready_timeout or Serving.ready_timeout_s * busy
+    timeout_s = server.ready_timeout or Tools.ready_timeout_s * busy
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
-    serving = Serving(server.port, timeout_s, arguments)
-    return Build(context, made_with, serving, frozenset(force))
+    made_with = replace(made_with, port=server.port, ready_timeout_s=timeout_s, arguments=arguments)
+    return Build(context, made_with, frozenset(force))
 
 
 def _tools(

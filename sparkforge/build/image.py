@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkforge.build import cached
 from sparkforge.build.cached import Cached, undamaged
-from sparkforge.build.context import UNPATCHED, WHEELS, Context, Serving, Tools
+from sparkforge.build.context import UNPATCHED, WHEELS, Context, Tools
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import (
     EnvironmentResult,
@@ -116,12 +116,8 @@ def environment_item(
         here = environment.find_python(context.store, version) is not None
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
-    return Cached(
-        *(stage, label, inputs, kind, make),
-        needs=(*wheels, house),
-        fetches=fetches,
-        valid=stands,
-    )
+    needs = (*wheels, house)
+    return Cached(stage, label, inputs, kind, make, needs, valid=stands, fetches=fetches)
 
 
 def unpatched(context: Context) -> Artefact[EnvironmentResult]:
@@ -353,16 +349,14 @@ def build(
 # -- the smoke test ----------------------------------------------------------------------
 
 
-def smoke_item(
-    context: Context, tools: Tools, serving: Serving, graph: Graph
-) -> Cached[SmokeResult]:
+def smoke_item(context: Context, tools: Tools, graph: Graph) -> Cached[SmokeResult]:
     """Return the smoke test of an image or an environment."""
     inputs = {
         "product": graph.product.key,
         "cpu": isa.here(),
         "kind": "image" if tools.engine is not None else "environment",
         "serve": list(context.serve),
-        "arguments": list(serving.arguments),
+        "arguments": list(tools.arguments),
     }
 
     def make(folder: Path) -> SmokeResult:
@@ -370,10 +364,10 @@ def smoke_item(
 
         # an image gets its original files back; with arguments of the user's there is no proof,
         # which is about the target as it is
-        alone = tools.engine is not None or serving.arguments
+        alone = tools.engine is not None or tools.arguments
         release = None if alone else unpatched(context)
-        return smoke.run(context, tools.engine, serving, graph, release, folder)
+        return smoke.run(context, tools, graph, release, folder)
 
-    label = "smoke with arguments" if serving.arguments else "smoke"
+    label = "smoke with arguments" if tools.arguments else "smoke"
     needs = (graph.product, *graph.wheels.values())
     return Cached("smoke", label, inputs, SmokeResult, make, needs)

@@ -230,7 +230,7 @@ def started(
         start_server(engine, product, launch, folder, cache, restored) as server,
         kept_log(server, build.context.dist / "server.log"),
     ):
-        took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
+        took = wait_ready(server, max(build.tools.ready_timeout_s, _LOAD_S))
         log.info(f"the server is ready after {took:.0f} s")
         yield Place(f"{server.url}/v1")
 
@@ -246,7 +246,7 @@ def of_build(
     context, product = build.context, build.graph.product.artefact
     built = product.result if isinstance(product.result, ImageResult) else None
     options: Sequence[str] = context.serve_with(profile)
-    arguments: Sequence[str] = build.serving.arguments
+    arguments: Sequence[str] = build.tools.arguments
     variables = {"SPARKFORGE_PROFILE": profile.choice} if built and profile.choice else {}
     tiny = model is None
     if tiny:
@@ -258,7 +258,7 @@ def of_build(
         if built:
             variables |= instead(options)  # the image's own do not fit the BF16 model
     model, gpus = model or _tiny(build, wide=versus), context.target.cuda_arch is not None
-    ours = Launch(model, options, arguments, variables, build.serving.port, gpus)
+    ours = Launch(model, options, arguments, variables, build.tools.port, gpus)
     pins = sha256_file(context.pins_path)
 
     def side(

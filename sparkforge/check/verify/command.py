@@ -146,7 +146,7 @@ def _cold(build: Build) -> Iterator[Build]:
                 shutil.copyfile(path, root / name)
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
         again = replace(context, pins_path=root / context.pins_path.name, store=store)
-        yield Build(again, replace(build.tools, cold=True), build.serving)
+        yield Build(again, replace(build.tools, cold=True))
 
 
 # -- an image ----------------------------------------------------------------------------
