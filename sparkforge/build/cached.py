@@ -26,19 +26,16 @@ _NEW = ("never built for this target",)
 
 @dataclass(eq=False)
 class Cached(Generic[T_co]):
-    """A function whose result the store keeps; ``run`` calls it where needed.
-
-    ``make`` reads the results of ``needs`` from these objects themselves.
-    """
+    """A function whose result the store keeps; ``run`` calls it where needed."""
 
     stage: str
     label: str
     """Unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
-    """Everything that determines the result, as JSON values; the code of builds is added."""
+    """All that determines the result, as JSON values; the code of builds is added."""
     kind: type[T_co]
     make: Callable[[Path], T_co]
-    """Fills a folder and returns the result."""
+    """Fills a folder and returns the result; it reads those of ``needs`` from these themselves."""
     needs: tuple[Cached[Any], ...] = ()
     valid: Callable[[Artefact[T_co]], bool] = lambda _: True
     """Check a result in the store: its other half may be gone, or it may be damaged."""
@@ -90,11 +87,7 @@ def undamaged(path: Path, sha256: str) -> Path:
 
 
 def ordered(goals: Iterable[Cached[Any]]) -> list[Cached[Any]]:
-    """Return goals and all that they need: by stage, and each after its needs.
-
-    No item needs one of a later stage. So the sources of all upstreams come first, and nothing
-    large is fetched before the series apply.
-    """
+    """Return goals and all that they need: by stage, and each after its needs."""
     found: dict[Cached[Any], None] = {}
 
     def visit(item: Cached[Any]) -> None:
@@ -129,7 +122,6 @@ class Planned:
     label: str
     key: str
     state: str
-    """``in the store``, ``to make`` or ``to make again`` (asked for with --force)."""
     why: Sequence[str] = ()
     """Inputs that differ from the newest build of this target; empty if it is cached."""
     download: int = 0

@@ -204,9 +204,8 @@ def note_of(context: Context, parts: Graph, base: BaseImage) -> dict[str, Mappin
         "recipe": code_digest(*(context.root / name for name in RECIPE)),
         "code": code_of(__name__),
     }
-    return {
-        "image": inputs,
-        **{item.label: item.inputs for item in (*parts.own, parts.house, trial)},
+    return {"image": inputs} | {
+        item.label: item.inputs for item in (*parts.own, parts.house, trial)
     }
 
 
@@ -245,13 +244,13 @@ def image_item(
         made = artefact.result
         return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
 
-    kind = ImageArchiveResult if tools.cold else ImageResult
-    return Cached(
-        *("image", "image", note["image"], kind, make),
-        needs=(*parts.own, parts.house, trial),
-        valid=valid,
-        fetches=lambda: Fetches(unknown=("base image and system packages",)),
+    fetches = Fetches(unknown=("base image and system packages",))
+    kind, needs = (
+        ImageArchiveResult if tools.cold else ImageResult,
+        (*parts.own, parts.house, trial),
     )
+    what = ("image", "image", note["image"], kind, make, needs)
+    return Cached(*what, valid=valid, fetches=lambda: fetches)
 
 
 def _json(value: object, indent: int) -> bytes:

@@ -62,19 +62,14 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
             files[SBOM] = hashlib.sha256(document).hexdigest()
             write_file(folder / SUMS, receipt.sums(files))
         (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
-        run = replace(built.run, commit=_commit(context.root))
+        commit = git.head(context.root)
+        if commit and git.git(context.root, "status", "--porcelain", "--untracked-files=normal"):
+            commit = ""  # files differ from it
+        run = replace(built.run, commit=commit)
         built = replace(built, files=files, run=run)
         text = json.dumps(plain.as_json(built), indent=1, sort_keys=True)
         write_file(folder / receipt.NAME, f"{text}\n".encode())
     return folder, built
-
-
-def _commit(root: Path) -> str:
-    """Return the checkout's commit; "" outside of git, or if files differ from it."""
-    commit = git.head(root)
-    if commit and git.git(root, "status", "--porcelain", "--untracked-files=normal"):
-        return ""
-    return commit
 
 
 def link(source: Path, target: Path) -> None:
@@ -110,17 +105,11 @@ def made(model: Path, make: Callable[[Path], object]) -> Path:
 
 def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> None:
     """Have `docker compose up` serve an image: by .env, and the volume of the models."""
-    env_file = context.root / ".env"
-    name = composing.variable(context.target_name)
+    env_file, name = context.root / ".env", composing.variable(context.target_name)
     before = composing.read(env_file).get(name, image.tag)
-    composing.put(
-        env_file,
-        {
-            "COMPOSE_PROFILES": context.target_name,
-            name: image.tag,
-            "SPARKFORGE_MODEL_DIR": str(tiny_model(context.dist)) if context.target.smoke else "",
-        },
-    )
+    model = str(tiny_model(context.dist)) if context.target.smoke else ""
+    chosen = {"COMPOSE_PROFILES": context.target_name, name: image.tag}
+    composing.put(env_file, {**chosen, "SPARKFORGE_MODEL_DIR": model})
     if before != image.tag:
         back = f"build.py rollback --target {context.target_name}"
         log.info(f"Compose now uses {image.tag} instead of {before}; to switch back: {back}")

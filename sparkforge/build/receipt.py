@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sparkforge.build.cached import Cached
     from sparkforge.build.context import Context
 
-SCHEMA = 1
 NAME = "receipt.json"
 # files next to the receipt, which names them by sha256
 SBOM = "sbom.cdx.json"
@@ -93,21 +92,13 @@ def of(
     context: Context, items: Sequence[Cached[Any]], seconds: float, options: VariantOptions
 ) -> Receipt:
     """Return the receipt of a run that reached these items, without published files."""
-    made = [
-        {
-            **{name: getattr(item, name) for name in ("stage", "label", "key", "inputs")},
-            "outputs": plain.as_json(item.result),
-        }
-        for item in items
-    ]
-    times = {
-        item.label: {
-            "state": "made" if item.made_now else "in the store",
-            "seconds": item.artefact.seconds,
-        }
-        for item in items
-    }
+    made, times = [], {}
+    for item in items:
+        what = {"stage": item.stage, "label": item.label, "key": item.key, "inputs": item.inputs}
+        made.append({**what, "outputs": plain.as_json(item.result)})
+        state = "made" if item.made_now else "in the store"
+        times[item.label] = {"state": state, "seconds": item.artefact.seconds}
     machine, python = platform.machine(), platform.python_version()
     run = Run(machine, python, round(seconds, 2), times, options)
     names = (context.target_name, context.platform)
-    return Receipt(SCHEMA, __version__, *names, sha256_file(context.pins_path), tuple(made), run)
+    return Receipt(1, __version__, *names, sha256_file(context.pins_path), tuple(made), run)

@@ -89,10 +89,9 @@ def checkpoint(model: Path) -> Path:
 
 def chosen(context: Context, name: str | None) -> Profile:
     """Return the target's profile with the choice of ``--profile``; UsageError: there is none."""
+    profile = context.serving
     try:
-        return (
-            context.serving if name is None else profiles.pick(context.serving, name, "--profile")
-        )
+        return profile if name is None else profiles.pick(profile, name, "--profile")
     except profiles.ChoiceError as error:
         raise UsageError(error.what, error.hint) from None
 

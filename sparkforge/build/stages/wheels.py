@@ -17,7 +17,7 @@ from sparkforge.build.results import OwnWheel, SeriesResult, SourceResult, Wheel
 from sparkforge.core import git
 from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.log import counted, log
-from sparkforge.pins.pins import ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.pins import ReleaseFile, SourcePlan
 from sparkforge.series import series
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
@@ -56,18 +56,17 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         source = sources.ensure(context.store, name, upstream, context.source, context.access)
         return SourceResult(source.provider, source.commit, source.tree, source.origin)
 
+    def stands(artefact: Artefact[SourceResult]) -> bool:
+        return git.has_commit(repo, artefact.result.commit)
+
     def fetches() -> Fetches:
         if file is not None and inputs["provider"] == "release":
             return to_fetch(context, file)
-        if upstream.commit is not None and git.has_commit(repo, upstream.commit):
-            return Fetches()
-        return Fetches(unknown=(f"{name} by git",))
+        there = upstream.commit is not None and git.has_commit(repo, upstream.commit)
+        return Fetches(unknown=() if there else (f"{name} by git",))
 
-    return Cached(
-        *("sources", f"source {name}", inputs, SourceResult, make),
-        valid=lambda artefact: git.has_commit(repo, artefact.result.commit),
-        fetches=fetches,
-    )
+    what = ("sources", f"source {name}", inputs, SourceResult, make)
+    return Cached(*what, valid=stands, fetches=fetches)
 
 
 def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Cached[SeriesResult]:
@@ -95,8 +94,8 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
         repo = context.store.git_path(name)
         return same and git.has_commit(repo, artefact.result.commit)
 
-    label = f"series {name}"
-    return Cached("series", label, inputs, SeriesResult, make, (source,), valid=stands)
+    what = ("series", f"series {name}", inputs, SeriesResult, make, (source,))
+    return Cached(*what, valid=stands)
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,10 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
         "series": {layer: patches.sha256 for layer, patches in layers.items()},
         "wheel": plan.model_dump(mode="json", exclude={"files"}),
         "local": f"{plan.local}.{context.pins.release.counter}",
-        "paths": {layer: _paths(context.pins.upstream(layer)) for layer in layers},
+        "paths": {
+            layer: [rule.model_dump() for rule in context.pins.upstream(layer).paths]
+            for layer in layers
+        },
         "version_file": upstream.version_file,
         "epoch": context.epoch,
     }
@@ -175,10 +177,6 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
         sdist = upstream.files[upstream.source_file].sha256 if upstream.source_file else None
         inputs["release"] = [upstream.version, sdist]
     return inputs
-
-
-def _paths(upstream: Upstream) -> list[dict[str, Any]]:
-    return [rule.model_dump() for rule in upstream.paths]
 
 
 def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) -> Path:
@@ -204,7 +202,7 @@ def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) 
         "wheel": file.sha256,
         "natives": older.model_dump(mode="json"),
         "tree": source.tree,
-        "paths": _paths(upstream),
+        "paths": [rule.model_dump() for rule in upstream.paths],
         "code": code_of(__name__),
         **common,
     }
@@ -226,8 +224,8 @@ def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
     from sparkforge.wheels import overlay
 
     plan, version_file = context.target.wheels[name], context.pins.upstream(name).version_file
-    given = (wheel, plan.name, local, plan.drop_requires, version_file, context.epoch)
-    return overlay.Request(*given)
+    names = (wheel, plan.name, local)
+    return overlay.Request(*names, plan.drop_requires, version_file, context.epoch)
 
 
 def seal(made: Overlaid) -> WheelResult:
@@ -248,9 +246,8 @@ def overlay_item(
 ) -> Cached[WheelResult]:
     """Return an upstream's wheel with our files put in place.
 
-    Args:
-        trees: by upstream; None: the release without our series, for the proof that it fails.
-        note: why it is not compiled, if that was requested.
+    Without trees it is the release without our series, for the proof that this fails. ``note``:
+    why it is not compiled, if that was requested.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = context.release_file(name)

@@ -141,9 +141,7 @@ def run(options: RunOptions) -> int:
             build = last_build(
                 project, options.target, options.variant, options.server, options.arguments
             )
-            profile = build.context.serving
-            if options.profile is not None:
-                profile = serve.chosen(build.context, options.profile)
+            profile = serve.chosen(build.context, options.profile)
             model = None if options.model is None else serve.checkpoint(options.model)
             build.run("image")
             sides = of_build(build, model, profile, work, versus=options.vs is not None)
