@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkforge.build.cached import Cached
-from sparkforge.build.context import Context, Serving, Tools
+from sparkforge.build.context import Context, Tools
 from sparkforge.build.graph import Build
 from sparkforge.core.index import Index
 from sparkforge.pins import pins
@@ -35,14 +35,9 @@ def context_of(name: str, checkout: Path = ROOT, /, **fields: Any) -> Context:
 
 
 def build_of(name: str, checkout: Path = ROOT, /, **chosen: Any) -> Build:
-    """Return a build; ``chosen``: fields of its tools, its serving, its context."""
-
-    def taken(kind: Any) -> dict[str, Any]:
-        names = {field.name for field in fields(kind)}
-        return {name: chosen.pop(name) for name in list(chosen) if name in names}
-
-    tools, serving = Tools(**taken(Tools)), Serving(**taken(Serving))
-    return Build(context_of(name, checkout, **chosen), tools, serving)
+    """Return a build; ``chosen``: fields of its tools, its context."""
+    tools = {one.name: chosen.pop(one.name) for one in fields(Tools) if one.name in chosen}
+    return Build(context_of(name, checkout, **chosen), Tools(**tools))
 
 
 def older_natives(context: Context) -> bool:

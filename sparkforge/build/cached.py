@@ -26,24 +26,19 @@ _NEW = ("never built for this target",)
 
 @dataclass(eq=False)
 class Cached(Generic[T_co]):
-    """A function whose result the store keeps; ``run`` calls it where needed.
-
-    ``make`` reads the results of ``needs`` from these objects themselves.
-    """
+    """A function whose result the store keeps; ``run`` calls it where needed."""
 
     stage: str
     label: str
     """Unique in a build, e.g. ``wheel vllm``."""
     inputs: Mapping[str, Any]
-    """Everything that determines the result, as JSON values; the code of builds is added."""
+    """All that determines the result, as JSON values; the code of builds is added."""
     kind: type[T_co]
     make: Callable[[Path], T_co]
-    """Fills a folder and returns the result."""
+    """Fills a folder and returns the result; it reads those of ``needs`` from these themselves."""
     needs: tuple[Cached[Any], ...] = ()
     valid: Callable[[Artefact[T_co]], bool] = lambda _: True
     """Check a result in the store: its other half may be gone, or it may be damaged."""
-    intermediate: bool = False
-    """Valid as long as those that need it, and not made by ``--force`` of its stage."""
     fetches: Callable[[], Fetches] = Fetches
     found: Artefact[T_co] | None = field(default=None, init=False)
     """Its result, once a run has reached it."""
@@ -92,11 +87,7 @@ def undamaged(path: Path, sha256: str) -> Path:
 
 
 def ordered(goals: Iterable[Cached[Any]]) -> list[Cached[Any]]:
-    """Return goals and all that they need: by stage, and each after its needs.
-
-    No item needs one of a later stage. So the sources of all upstreams come first, and nothing
-    large is fetched before the series apply.
-    """
+    """Return goals and all that they need: by stage, and each after its needs."""
     found: dict[Cached[Any], None] = {}
 
     def visit(item: Cached[Any]) -> None:
@@ -109,25 +100,15 @@ def ordered(goals: Iterable[Cached[Any]]) -> list[Cached[Any]]:
     return sorted(found, key=lambda item: STAGES.index(item.stage))
 
 
-def _forced(item: Cached[Any], force: Collection[str]) -> bool:
-    return item.stage in force and not item.intermediate
-
-
-def _stands(
-    store: Store, items: Sequence[Cached[Any]], force: Collection[str], item: Cached[Any]
-) -> bool:
-    """Return whether the store's result of one of these items is used as it is."""
-    found = None if _forced(item, force) else item.find(store)
-    if found is None:
-        return False
-    users = [other for other in items if item.intermediate and item in other.needs]
-    used = users and all(_stands(store, items, force, user) for user in users)
-    return bool(used) or item.valid(found)
+def _stands(item: Cached[Any], store: Store, force: Collection[str]) -> bool:
+    """Return whether the store's result of an item is used as it is."""
+    found = None if item.stage in force else item.find(store)
+    return found is not None and item.valid(found)
 
 
 def _missing(store: Store, items: Sequence[Cached[Any]], force: Collection[str]) -> list[bool]:
     # four at once: it hashes wheels, and asks git and the engine
-    return list(in_parallel(lambda item, _: not _stands(store, items, force, item), items, 4))
+    return list(in_parallel(lambda item, _: not _stands(item, store, force), items, 4))
 
 
 # -- plans -------------------------------------------------------------------------------
@@ -141,7 +122,6 @@ class Planned:
     label: str
     key: str
     state: str
-    """``in the store``, ``to make`` or ``to make again`` (asked for with --force)."""
     why: Sequence[str] = ()
     """Inputs that differ from the newest build of this target; empty if it is cached."""
     download: int = 0
@@ -165,7 +145,7 @@ def plan(
     for item, missing in zip(items, _missing(store, items, force), strict=True):
         one = Planned(item.stage, item.label, item.key, CACHED)
         if missing:
-            last, forced = store.last(context.target_name, item.label), _forced(item, force)
+            last, forced = store.last(context.target_name, item.label), item.stage in force
             lost = "--force" if forced else "its result is missing or damaged in the store"
             why = _NEW if last is None else differences(last["inputs"], item.inputs) or (lost,)
             fetches = item.fetches()
@@ -237,9 +217,9 @@ def run(
         for item, lacking in zip(items, missing, strict=True):
             found = item.find(store)
             # an input of this item may have just been made anew
-            again = not _stands(store, items, force, item) if any_made else lacking
+            again = not _stands(item, store, force) if any_made else lacking
             if found is None or again:
-                if found is not None and not _forced(item, force):
+                if found is not None and item.stage not in force:
                     log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
                 what = (item.stage, item.inputs, item.kind, item.make)
                 with log.step(item.label):

@@ -44,14 +44,11 @@ def seen(path: Path) -> dict[str, str]:
 
 
 def put(path: Path, ours: Mapping[str, str]) -> None:
-    """Set variables in a .env, atomically.
-
-    All other lines stay unchanged. An empty value removes the line of its variable.
-    """
+    """Set variables in a .env, atomically; an empty value removes the line of its variable."""
     path = path.resolve()  # the target of a link
-    before = path.read_text(errors="surrogateescape") if path.exists() else None
+    before = path.read_text(errors="surrogateescape") if path.exists() else ""
     names = re.compile(rf"\s*(?:export\s+)?(?:{'|'.join(ours)})\s*=")
-    lines = [line for line in (before or "").splitlines() if not names.match(line)]
+    lines = [line for line in before.splitlines() if not names.match(line)]
     for name, value in ours.items():
         # `$`, `#` and quotes are special in Compose
         plain = re.fullmatch(r"[\w@%+=:,./-]*", value)
@@ -77,18 +74,17 @@ def in_use(variables: Mapping[str, str], target: str) -> str:
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """A name of an image of a target in the engine; a published image has several."""
+    """A name of an image of a target in the engine; a published image has several.
+
+    ``size`` counts layers that other images share; ``used``: by Compose.
+    """
 
     target: str
     image: str
-    """The name, which no other image ever gets."""
     image_id: str
     made: str
-    """Time when it was built or loaded."""
     size: int
-    """Bytes of all its layers, including shared ones."""
     used: bool
-    """Compose uses it."""
 
 
 def on_engine(
@@ -107,8 +103,8 @@ def on_engine(
         for name in names if target in targets else ():
             used = in_use(variables, target) in (name, held.id)
             found.append(BuiltImage(target, name, str(held.id), str(made), int(size), used))
-    newest = sorted(found, key=lambda built: built.made, reverse=True)
-    return sorted(newest, key=lambda built: built.target)
+    found.sort(key=lambda built: built.made, reverse=True)
+    return sorted(found, key=lambda built: built.target)
 
 
 @command_options

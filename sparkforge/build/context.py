@@ -1,4 +1,4 @@
-"""What is built (``Context``), with which tools (``Tools``), and how it is served (``Serving``)."""
+"""What is built (``Context``), and with which tools (``Tools``)."""
 
 from __future__ import annotations
 
@@ -86,11 +86,6 @@ class Context(Project):
         return self.root / "dist" / self.target_name
 
     @property
-    def server_log(self) -> Path:
-        """File with the output of a server that did not start, or is being served."""
-        return self.dist / "server.log"
-
-    @property
     def lock(self) -> Path:
         """The hash-locked requirements of the other wheels."""
         return self.root / self.target.requirements[self.platform]
@@ -105,14 +100,12 @@ class Context(Project):
         return self.pins.upstream(wheel).files[key]
 
     def upstream(self, name: str) -> Upstream:
-        """Return an upstream; its source file, if a wheel, is the one that the target installs.
-
-        Python files are the same in all platforms' wheels, as the recorded tree proves.
-        """
+        """Return an upstream; its source file, if a wheel, is the one that the target installs."""
         upstream = self.pins.upstream(name)
         if not upstream.from_wheel:
             return upstream
         holder = next(wheel for wheel in self.target.wheels if name in self.layers(wheel))
+        # Python files are the same in all platforms' wheels, as the recorded tree proves
         key = self.target.wheels[holder].files[self.platform]
         files = {**upstream.files, key: self.release_file(holder)}
         return upstream.model_copy(update={"source_file": key, "files": files})
@@ -126,7 +119,10 @@ class Context(Project):
 
 @dataclass(frozen=True)
 class Tools:
-    """The means to make images and compiled code; without an engine: a virtual environment."""
+    """The means to make images and compiled code, and to serve what a build made.
+
+    Without an engine that is a virtual environment.
+    """
 
     engine: Engine | None = None
     base: BaseImage | None = None
@@ -136,26 +132,16 @@ class Tools:
     """Compilers at once; None: as many as memory holds."""
     cold: bool = False
     """The image is built without the engine's cache, into a file and not into the engine."""
-
-    def width(self, gib: float) -> int:
-        """Return the number of compilers to run at once, if one takes that much memory."""
-        return self.jobs or width(gib)
+    port: int = 0
+    ready_timeout_s: float = 300.0
+    arguments: tuple[str, ...] = ()
+    """The user's options of ``vllm serve`` for one run, after the target's own."""
 
 
 def width(gib: float) -> int:
     """Return the number of jobs that CPUs and memory allow at once; 4 GiB of it stay free."""
     room = memory.read().room / memory.GIB - 4
     return max(1, min(len(os.sched_getaffinity(0)), int(room / gib)))
-
-
-@dataclass(frozen=True)
-class Serving:
-    """How a build's server is started, for the smoke test or by a command."""
-
-    port: int = 0
-    ready_timeout_s: float = 300.0
-    arguments: tuple[str, ...] = ()
-    """The user's options of ``vllm serve`` for one run, after the target's own."""
 
 
 def profile_of(pins: Pins, target_name: str) -> Profile:

@@ -9,25 +9,13 @@ from typing import Any
 
 from sparkforge.build import cached, receipt
 from sparkforge.build.cached import Cached, Planned, ordered, result_of
-from sparkforge.build.context import STAGES, UNPATCHED, Context, Serving, Tools
+from sparkforge.build.context import STAGES, Context, Tools
 from sparkforge.build.image import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.options import ServerOptions, ToolOptions, VariantOptions, platform_of
-from sparkforge.build.results import (
-    EnvironmentResult,
-    FilesResult,
-    ImageResult,
-    OwnWheel,
-    PackResult,
-    PluginResult,
-    Product,
-    SmokeResult,
-    WheelhouseResult,
-    WheelResult,
-)
+from sparkforge.build.results import ImageResult, OwnWheel, PackResult, Product, WheelResult
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
 from sparkforge.build.stages.thirdparty import wheelhouse_item
-from sparkforge.build.stages.trees import tree_of
-from sparkforge.build.stages.wheels import overlay_item
+from sparkforge.build.stages.wheels import overlay_item, tree_of
 from sparkforge.core.errors import MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.pins import Pins, Target
@@ -41,15 +29,10 @@ _TOOLS, _SERVER = ToolOptions(), ServerOptions()
 class Graph:
     """The results of a target; all but ``product`` and ``smoke`` are what the product is made of.
 
-    Attributes:
-        trees, wheels: by upstream.
-        kernels, plugin: None where pins.yaml has no plugin.
-        pack: FlashInfer's modules, compiled ahead of time.
-        product: the image, or the virtual environment.
-        smoke: None where the target has no smoke test.
+    ``trees`` and ``wheels`` are by upstream; what a target does not have is None.
     """
 
-    def __init__(self, context: Context, tools: Tools, serving: Serving) -> None:
+    def __init__(self, context: Context, tools: Tools) -> None:
         target, pin = context.target, context.pins.plugin
         layers = dict.fromkeys(one for name in target.wheels for one in context.layers(name))
         self.trees = {layer: tree_of(context, layer) for layer in layers}
@@ -60,11 +43,8 @@ class Graph:
             self.wheels = natives.compiled(context, tools, self.trees)
         else:
             self.wheels = {name: overlay_item(context, name, self.trees) for name in target.wheels}
-        self.kernels: Cached[FilesResult] | None = None
-        self.plugin: Cached[PluginResult] | None = None
-        if pin is not None:
-            self.kernels = kernels_item(context, pin)
-            self.plugin = plugin_item(context, pin, self.kernels)
+        self.kernels = kernels_item(context, pin) if pin else None
+        self.plugin = plugin_item(context, pin, self.kernels) if pin and self.kernels else None
         self.house = wheelhouse_item(context)
         self.pack: Cached[PackResult] | None = None
         if context.pack:
@@ -74,23 +54,16 @@ class Graph:
             tree = self.trees.get(modules.UPSTREAM)
             self.pack = packs_item(context, tree, modules.pinned(context.pack), tools.jobs)
         self.product: Cached[Product]
-        unpatched = None
         if tools.engine is not None and tools.base is not None:
             self.product = image_item(context, tools, tools.engine, tools.base, self)
         else:
-            self.product = environment_item(context, self.own, self.house, "environment")
-            # with arguments of the user's there is no proof: it is about the target as it is
-            if not serving.arguments:
-                unpatched = unpatched_environment(context, self.house)
-        self.smoke: Cached[SmokeResult] | None = None
-        if target.smoke is not None:
-            self.smoke = smoke_item(context, tools, serving, self, unpatched)
+            self.product = environment_item(context, self.own, self.house)
+        self.smoke = smoke_item(context, tools, self) if target.smoke else None
 
     @property
     def own(self) -> tuple[Cached[OwnWheel], ...]:
         """The wheels that the build makes."""
-        others = (self.plugin, self.pack)
-        return (*self.wheels.values(), *(item for item in others if item is not None))
+        return (*self.wheels.values(), *filter(None, (self.plugin, self.pack)))
 
     def until(self, stage: str) -> list[Cached[Any]]:
         """Return what a build makes up to and with a stage, in order."""
@@ -105,14 +78,13 @@ class Build:
 
     context: Context
     tools: Tools = field(default_factory=Tools)
-    serving: Serving = field(default_factory=Serving)
     force: frozenset[str] = frozenset()
     """Stages."""
 
     @cached_property
     def graph(self) -> Graph:
         """Its results; PinsError, BuildError, UsageError if there are none by pins.yaml."""
-        return Graph(self.context, self.tools, self.serving)
+        return Graph(self.context, self.tools)
 
     @property
     def image(self) -> ImageResult | None:
@@ -129,15 +101,6 @@ class Build:
         items = self.graph.until(until)
         cached.run(self.context, items, self.force, planned)
         return items
-
-
-def unpatched_environment(
-    context: Context, house: Cached[WheelhouseResult] | None = None
-) -> Cached[EnvironmentResult]:
-    """Return the release without our series, in a virtual environment."""
-    wheels = [overlay_item(context, name, None) for name in context.target.wheels]
-    house = house or wheelhouse_item(context)
-    return environment_item(context, wheels, house, f"environment ({UNPATCHED})", release=True)
 
 
 def inputs_of_image(context: Context, base: engine.BaseImage) -> dict[str, Mapping[str, Any]]:
@@ -175,11 +138,11 @@ def build_of(
     )
     # a busy machine gets as much longer as there are processes that wait for a core
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    timeout_s = server.ready_timeout or Serving.ready_timeout_s * busy
+    timeout_s = server.ready_timeout or Tools.ready_timeout_s * busy
     if not plan_only:  # a plan changes nothing
         context.store.sweep()
-    serving = Serving(server.port, timeout_s, arguments)
-    return Build(context, made_with, serving, frozenset(force))
+    made_with = replace(made_with, port=server.port, ready_timeout_s=timeout_s, arguments=arguments)
+    return Build(context, made_with, frozenset(force))
 
 
 def _tools(

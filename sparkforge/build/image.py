@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.build.cached import Cached, result_of, undamaged
-from sparkforge.build.context import WHEELS, Context, Serving, Tools
+from sparkforge.build import cached
+from sparkforge.build.cached import Cached, undamaged
+from sparkforge.build.context import UNPATCHED, WHEELS, Context, Tools
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.results import (
     EnvironmentResult,
@@ -25,7 +26,8 @@ from sparkforge.build.results import (
     WheelhouseResult,
     all_intact,
 )
-from sparkforge.build.stages.wheels import hashed
+from sparkforge.build.stages.thirdparty import wheelhouse_item
+from sparkforge.build.stages.wheels import hashed, overlay_item
 from sparkforge.core import plain
 from sparkforge.core.disk import code_digest, key_of, sha256_file
 from sparkforge.core.errors import BuildError
@@ -77,16 +79,11 @@ def environment_item(
     context: Context,
     wheels: Sequence[Cached[OwnWheel]],
     house: Cached[WheelhouseResult],
-    label: str,
-    *,
-    release: bool = False,
+    label: str = "environment",
+    stage: str = "image",
 ) -> Cached[EnvironmentResult]:
-    """Return the environment with these wheels and those of a wheelhouse.
-
-    ``release``: they are the release's, for the smoke test, which keeps it when it runs again.
-    """
-    stage, kind = "smoke" if release else "image", EnvironmentResult
-    version = context.target.python
+    """Return the environment with these wheels and those of a wheelhouse."""
+    version, kind = context.target.python, EnvironmentResult
     inputs = {
         "wheels": {item.label: item.key for item in wheels},
         "wheelhouse": house.key,
@@ -119,13 +116,17 @@ def environment_item(
         here = environment.find_python(context.store, version) is not None
         return Fetches() if here else Fetches(unknown=(f"Python {version} by uv",))
 
-    return Cached(
-        *(stage, label, inputs, kind, make),
-        needs=(*wheels, house),
-        fetches=fetches,
-        valid=stands,
-        intermediate=release,
-    )
+    needs = (*wheels, house)
+    return Cached(stage, label, inputs, kind, make, needs, valid=stands, fetches=fetches)
+
+
+def unpatched(context: Context) -> Artefact[EnvironmentResult]:
+    """Return the release without our series, in a virtual environment; made where missing."""
+    wheels = [overlay_item(context, name, None) for name in context.target.wheels]
+    label = f"environment ({UNPATCHED})"
+    item = environment_item(context, wheels, wheelhouse_item(context), label, "smoke")
+    cached.run(context, cached.ordered([item]))
+    return item.artefact
 
 
 # -- images ------------------------------------------------------------------------------
@@ -203,9 +204,8 @@ def note_of(context: Context, parts: Graph, base: BaseImage) -> dict[str, Mappin
         "recipe": code_digest(*(context.root / name for name in RECIPE)),
         "code": code_of(__name__),
     }
-    return {
-        "image": inputs,
-        **{item.label: item.inputs for item in (*parts.own, parts.house, trial)},
+    return {"image": inputs} | {
+        item.label: item.inputs for item in (*parts.own, parts.house, trial)
     }
 
 
@@ -226,10 +226,7 @@ def image_item(
     def make(folder: Path) -> ImageResult | ImageArchiveResult:
         from sparkforge.build import sbom  # not needed by a build in which nothing changed
 
-        third_party = parts.house.path / WHEELS
-        wheels = {name: item.result for name, item in parts.wheels.items()}
-        plugin, pack = result_of(parts.plugin), result_of(parts.pack)
-        document = sbom.document(context, wheels, plugin, pack, third_party=third_party, base=base)
+        document = sbom.document(context, parts, base)
         share = {SBOM: document, NOTE: _json(note, 1)}
         if context.profile:
             share["profile.json"] = _json(context.profile, 2)
@@ -240,20 +237,20 @@ def image_item(
             KEY_LABEL: key_of(note["image"]),
             SBOM_LABEL: hashlib.sha256(document).hexdigest(),
         }
-        own = hashed(parts.own)
-        return build(context, tools, own, third_party, share, labels, folder)
+        own, house = hashed(parts.own), parts.house.path / WHEELS
+        return build(context, tools, own, house, share, labels, folder)
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result
         return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
 
-    kind = ImageArchiveResult if tools.cold else ImageResult
-    return Cached(
-        *("image", "image", note["image"], kind, make),
-        needs=(*parts.own, parts.house, trial),
-        valid=valid,
-        fetches=lambda: Fetches(unknown=("base image and system packages",)),
+    fetches = Fetches(unknown=("base image and system packages",))
+    kind, needs = (
+        ImageArchiveResult if tools.cold else ImageResult,
+        (*parts.own, parts.house, trial),
     )
+    what = ("image", "image", note["image"], kind, make, needs)
+    return Cached(*what, valid=valid, fetches=lambda: fetches)
 
 
 def _json(value: object, indent: int) -> bytes:
@@ -351,35 +348,25 @@ def build(
 # -- the smoke test ----------------------------------------------------------------------
 
 
-def smoke_item(
-    context: Context,
-    tools: Tools,
-    serving: Serving,
-    graph: Graph,
-    unpatched: Cached[EnvironmentResult] | None,
-) -> Cached[SmokeResult]:
-    """Return the smoke test of an image or an environment.
-
-    Args:
-        unpatched: the release without our series, to compare with; None for an image, whose
-            original files are put back, and where nothing is compared.
-    """
+def smoke_item(context: Context, tools: Tools, graph: Graph) -> Cached[SmokeResult]:
+    """Return the smoke test of an image or an environment."""
     inputs = {
         "product": graph.product.key,
         "cpu": isa.here(),
         "kind": "image" if tools.engine is not None else "environment",
-        "unpatched": {} if unpatched is None else {unpatched.label: unpatched.key},
         "serve": list(context.serve),
-        "arguments": list(serving.arguments),
+        "arguments": list(tools.arguments),
     }
 
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
 
-        release = None if unpatched is None else unpatched.artefact
-        return smoke.run(context, tools.engine, serving, graph, release, folder)
+        # an image gets its original files back; with arguments of the user's there is no proof,
+        # which is about the target as it is
+        alone = tools.engine is not None or tools.arguments
+        release = None if alone else unpatched(context)
+        return smoke.run(context, tools, graph, release, folder)
 
-    further = () if unpatched is None else (unpatched,)
-    label = "smoke with arguments" if serving.arguments else "smoke"
-    needs = (graph.product, *further, *graph.wheels.values())
+    label = "smoke with arguments" if tools.arguments else "smoke"
+    needs = (graph.product, *graph.wheels.values())
     return Cached("smoke", label, inputs, SmokeResult, make, needs)

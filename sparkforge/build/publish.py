@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparkforge.build import composing, receipt
 from sparkforge.build.cached import Cached, result_of
-from sparkforge.build.context import WHEELS, Context
+from sparkforge.build.context import Context
 from sparkforge.build.receipt import SBOM, SUMS, Receipt
 from sparkforge.build.results import ImageResult
 from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import git, plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.types import MACHINES
 from sparkforge.runtime.engine import Engine
 from sparkforge.store.store import code_of
 
@@ -56,40 +54,22 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
                 old.unlink()
             for wheel in wheels:
                 link(wheel, folder / wheel.name)
-            document = _sbom(build, image)
+            from sparkforge.build import sbom  # not needed by a build in which nothing changed
+
+            on = (None, ()) if image is None else (build.tools.base, image.system)
+            document = sbom.document(context, build.graph, *on)
             write_file(folder / SBOM, document)
             files[SBOM] = hashlib.sha256(document).hexdigest()
             write_file(folder / SUMS, receipt.sums(files))
-        context.server_log.unlink(missing_ok=True)  # of a failure that is fixed
-        run = replace(built.run, commit=_commit(context.root))
+        (folder / "server.log").unlink(missing_ok=True)  # of a failure that is fixed
+        commit = git.head(context.root)
+        if commit and git.git(context.root, "status", "--porcelain", "--untracked-files=normal"):
+            commit = ""  # files differ from it
+        run = replace(built.run, commit=commit)
         built = replace(built, files=files, run=run)
         text = json.dumps(plain.as_json(built), indent=1, sort_keys=True)
         write_file(folder / receipt.NAME, f"{text}\n".encode())
     return folder, built
-
-
-def _sbom(build: Build, image: ImageResult | None) -> bytes:
-    from sparkforge.build import sbom  # not needed by a build in which nothing changed
-
-    graph = build.graph
-    return sbom.document(
-        build.context,
-        # a build that ended behind the plugin's wheel has no others
-        {name: item.result for name, item in graph.wheels.items() if item.found is not None},
-        result_of(graph.plugin),
-        result_of(graph.pack),
-        third_party=None if graph.house.found is None else graph.house.path / WHEELS,
-        base=build.tools.base if image is not None else None,
-        system=image.system if image is not None else (),
-    )
-
-
-def _commit(root: Path) -> str:
-    """Return the checkout's commit; "" outside of git, or if files differ from it."""
-    commit = git.head(root)
-    if commit and git.git(root, "status", "--porcelain", "--untracked-files=normal"):
-        return ""
-    return commit
 
 
 def link(source: Path, target: Path) -> None:
@@ -125,17 +105,11 @@ def made(model: Path, make: Callable[[Path], object]) -> Path:
 
 def for_compose(context: Context, engine: Engine | None, image: ImageResult) -> None:
     """Have `docker compose up` serve an image: by .env, and the volume of the models."""
-    env_file = context.root / ".env"
-    name = composing.variable(context.target_name)
+    env_file, name = context.root / ".env", composing.variable(context.target_name)
     before = composing.read(env_file).get(name, image.tag)
-    composing.put(
-        env_file,
-        {
-            "COMPOSE_PROFILES": context.target_name,
-            name: image.tag,
-            "SPARKFORGE_MODEL_DIR": str(tiny_model(context.dist)) if context.target.smoke else "",
-        },
-    )
+    model = str(tiny_model(context.dist)) if context.target.smoke else ""
+    chosen = {"COMPOSE_PROFILES": context.target_name, name: image.tag}
+    composing.put(env_file, {**chosen, "SPARKFORGE_MODEL_DIR": model})
     if before != image.tag:
         back = f"build.py rollback --target {context.target_name}"
         log.info(f"Compose now uses {image.tag} instead of {before}; to switch back: {back}")
@@ -157,16 +131,9 @@ def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: f
         if report.release:
             log.info("release  unpatched, it rejects the same checkpoint")
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
-    served = build.graph.product.found is not None
-    log.info(f"next     {next_step(build.context, served=served)}")
-
-
-def next_step(context: Context, *, served: bool) -> str:
-    """Return the next command after a build, with or without something to serve."""
-    name, model = context.target_name, context.target.model
-    here = MACHINES.get(platform.machine()) == context.platform
-    first = f"   # downloads {context.pins.models[model].repository} first" if model else ""
-    command = f"docker compose up -d{first}; run `docker compose ps` until it is healthy"
-    if not served or context.target.smoke is not None:
-        command = f"python3 build.py {'serve ' if served else ''}--target {name}"
-    return command if here else f"on a machine of {context.platform}: {command}"
+    context, command = build.context, f"python3 build.py --target {build.context.target_name}"
+    if build.graph.product.found is not None:
+        command = "docker compose up -d; run `docker compose ps` until it is healthy"
+        if context.target.smoke is not None:
+            command = f"python3 build.py serve --target {context.target_name}"
+    log.info(f"next     {command}")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sparkforge.build.cached import Cached
     from sparkforge.build.context import Context
 
-SCHEMA = 1
 NAME = "receipt.json"
 # files next to the receipt, which names them by sha256
 SBOM = "sbom.cdx.json"
@@ -29,50 +28,31 @@ SUFFIX = ".sigstore.json"
 
 
 @dataclass(frozen=True)
-class Made:
-    """A result of the build; ``outputs``: its fields."""
-
-    stage: str
-    label: str
-    key: str
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Time:
-    """``made`` or ``in the store``, and the time that making it took, in whatever run."""
-
-    state: str
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Run:
     """The part that depends on the run: two builds of the same inputs agree in everything else."""
 
     machine: str
     python: str
     seconds: float
-    items: Mapping[str, Time]
-    """By label."""
+    items: Mapping[str, Any]
+    """By label: ``made`` or ``in the store``, and the seconds of making it, in whatever run."""
     options: VariantOptions = field(default_factory=VariantOptions)
-    """They give a build like this one again: the defaults of commands that use the last build."""
+    """The defaults of commands that use the last build."""
     commit: str = ""
     """Of the checkout, when the files were published; "": it had changes, or is not in git."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """The receipt of a build."""
+    """The receipt of a build, and the version that wrote it."""
 
     schema: int
     sparkforge: str
-    """The version that wrote it."""
     target: str
     platform: str
     pins_sha256: str
-    items: tuple[Made, ...]
+    items: tuple[Mapping[str, Any], ...]
+    """Each result: stage, label, key, inputs and outputs."""
     run: Run
     files: Mapping[str, str] = field(default_factory=dict)
     """sha256 of each published file; none where the build stopped before its wheels."""
@@ -80,9 +60,9 @@ class Receipt:
     @property
     def image(self) -> ImageResult | None:
         """The image; None where none was built."""
-        images = (item.outputs for item in self.items if item.stage == "image")
-        made = next((outputs for outputs in images if "image_id" in outputs), None)
-        return plain.load(ImageResult, made, exact=False)
+        images = (item.get("outputs") for item in self.items if item.get("stage") == "image")
+        loaded = (plain.load(ImageResult, outputs, exact=False) for outputs in images)
+        return next(filter(None, loaded), None)
 
 
 def load(path: Path) -> Receipt | None:
@@ -114,11 +94,11 @@ def of(
     """Return the receipt of a run that reached these items, without published files."""
     made, times = [], {}
     for item in items:
-        outputs = plain.as_json(item.result)
-        made.append(Made(item.stage, item.label, item.key, item.inputs, outputs))
+        what = {"stage": item.stage, "label": item.label, "key": item.key, "inputs": item.inputs}
+        made.append({**what, "outputs": plain.as_json(item.result)})
         state = "made" if item.made_now else "in the store"
-        times[item.label] = Time(state, item.artefact.seconds)
+        times[item.label] = {"state": state, "seconds": item.artefact.seconds}
     machine, python = platform.machine(), platform.python_version()
     run = Run(machine, python, round(seconds, 2), times, options)
     names = (context.target_name, context.platform)
-    return Receipt(SCHEMA, __version__, *names, sha256_file(context.pins_path), tuple(made), run)
+    return Receipt(1, __version__, *names, sha256_file(context.pins_path), tuple(made), run)

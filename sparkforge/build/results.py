@@ -78,20 +78,6 @@ class WheelResult(OwnWheel):
 
 
 @dataclass(frozen=True)
-class PluginResult(OwnWheel):
-    """The wheel of our plugin for vLLM; sha256 of its machine code, by paths in the wheel."""
-
-    kernels: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class PackResult(OwnWheel):
-    """A wheel of FlashInfer's modules: sha256 of each library."""
-
-    modules: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class NativeFile:
     """A native file of a compiled wheel: of the patched tree, or of the release wheel."""
 
@@ -108,6 +94,20 @@ class CompiledWheelResult(WheelResult):
 
 
 @dataclass(frozen=True)
+class PluginResult(OwnWheel):
+    """The wheel of our plugin for vLLM; sha256 of its machine code, by paths in the wheel."""
+
+    kernels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PackResult(OwnWheel):
+    """A wheel of FlashInfer's modules: sha256 of each library."""
+
+    modules: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class WheelhouseResult:
     """A folder with this number of third-party wheels."""
 
@@ -120,23 +120,22 @@ class EnvironmentResult:
 
 
 @dataclass(frozen=True)
+class ImageArchiveResult:
+    """An image in a file of the result's folder; ``digest``: of its manifest, if that is known."""
+
+    digest: str | None
+    archive: str
+
+
+@dataclass(frozen=True)
 class ImageResult:
-    """An image in the engine; ``digest``: of its manifest, where the engine's store has one."""
+    """An image in the engine; ``system``: the distribution's packages, as in the SBOM."""
 
     tag: str
     image_id: str
     digest: str | None
     base: str
     system: tuple[str, ...]
-    """Packages of the distribution, as ``sbom.system`` lists them."""
-
-
-@dataclass(frozen=True)
-class ImageArchiveResult:
-    """An image in a file of the result's folder, of a build without the engine's cache."""
-
-    digest: str | None
-    archive: str
 
 
 Product = ImageResult | ImageArchiveResult | EnvironmentResult
@@ -145,14 +144,13 @@ Product = ImageResult | ImageArchiveResult | EnvironmentResult
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """Result of the smoke test; times in seconds."""
+    """Times of a start, of one completion of ``tokens`` tokens, and of the end, in seconds.
+
+    ``release``: the line with which the unpatched release refused the checkpoint, if it was tried.
+    """
 
     ready_s: float
-    """From start to the first 200 of ``/health``."""
     completion_s: float
-    """One completion of ``tokens`` tokens, not streamed."""
     tokens: int
     stop_s: float
-    """From SIGTERM to the end of the process."""
     release: str = ""
-    """The line with which the unpatched release refused the checkpoint; "": it was not tried."""

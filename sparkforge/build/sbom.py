@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -28,20 +27,17 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sparkforge.build.context import Context
+from sparkforge.build.cached import result_of
+from sparkforge.build.context import WHEELS, Context
 from sparkforge.build.packs.modules import UPSTREAM
-from sparkforge.build.results import (
-    CompiledWheelResult,
-    PackResult,
-    PluginResult,
-    WheelResult,
-)
+from sparkforge.build.results import CompiledWheelResult, WheelResult
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import StoreError
 from sparkforge.pins.pins import Upstream
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
+    from sparkforge.build.graph import Graph
     from sparkforge.runtime.engine import BaseImage, Engine
 
 PLUGIN, PACK = "own-plugin", "own-pack"
@@ -64,33 +60,27 @@ def system(engine: Engine, image_id: str) -> list[str]:
 
 
 def document(
-    context: Context,
-    wheels: Mapping[str, WheelResult],
-    plugin: PluginResult | None = None,
-    pack: PackResult | None = None,
-    *,
-    third_party: Path | None = None,
-    base: BaseImage | None = None,
-    system: Sequence[str] = (),
+    context: Context, graph: Graph, base: BaseImage | None = None, packages: Sequence[str] = ()
 ) -> bytes:
-    """Return the SBOM of a build, as the bytes of its file; without a base it is of no image.
+    """Return the SBOM of what was made, as the bytes of its file; without a base it is of no image.
 
-    ``third_party`` is the folder of the other verified wheels; ``system`` has the distribution's
-    packages, each as ``DISTRIBUTION NAME VERSION ARCHITECTURE``.
+    ``packages`` are the distribution's, each as ``DISTRIBUTION NAME VERSION ARCHITECTURE``.
     """
-    parts = [_own(context, name, wheel) for name, wheel in wheels.items()]
-    if plugin is not None:
+    # a build that ended behind the plugin's wheel has no others
+    made = {name: item.result for name, item in graph.wheels.items() if item.found is not None}
+    parts = [_own(context, name, wheel) for name, wheel in made.items()]
+    if (plugin := result_of(graph.plugin)) is not None:
         code = {f"kernels:{file}": f"compiled {sha}" for file, sha in plugin.kernels.items()}
         parts.append(_wheel(plugin.file, plugin.sha256, PLUGIN, code))
-    if pack is not None:
+    if (pack := result_of(graph.pack)) is not None:
         code = {f"module:{name}": f"compiled {sha}" for name, sha in pack.modules.items()}
         part = _wheel(pack.file, pack.sha256, PACK, code)
         part.pedigree = _pedigree(context, UPSTREAM, PACK)
         parts.append(part)
-    if third_party is not None:
+    if graph.house.found is not None:
         locked = read_lock(context.lock)
         names, hashes = {one.name for one in locked}, {sha for one in locked for sha in one.sha256s}
-        for path in sorted(third_party.glob("*.whl")):
+        for path in sorted((graph.house.path / WHEELS).glob("*.whl")):
             package = canonicalize_name(parse_wheel_filename(path.name)[0])
             sha256 = sha256_file(path)
             if package in names and sha256 not in hashes:
@@ -101,7 +91,7 @@ def document(
         purl = PackageURL("oci", None, "base-image", base.digest)
         sha256 = base.digest.removeprefix("sha256:")
         parts.append(_part("base-image", base.digest, "base", purl=purl, sha256=sha256))
-    for line in system:
+    for line in packages:
         distribution, name, version, machine = line.split(" ")
         purl = PackageURL("deb", distribution, name, version, {"arch": machine})
         parts.append(_part(name, version, f"deb-{name}-{machine}", purl=purl))

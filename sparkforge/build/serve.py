@@ -67,16 +67,16 @@ def run(options: Options) -> int:
     """Serve the last build until Ctrl-C."""
     if options.chat and options.model is not None:
         raise UsageError("--chat and --model conflict", "give only one")
-    model = None if options.model is None else checkpoint(options.model)
+    if options.model is not None:
+        checkpoint(options.model)
     project = Project.open(options.project)
     build = last_build(project, options.target, options.variant, options.server, options.arguments)
     if options.model is None and build.context.target.smoke is None:
         msg = f"target {options.target} serves a real model; it has no tiny one"
         raise UsageError(msg, "give --model DIR, or: docker compose up -d")
-    profile = None if options.profile is None else chosen(build.context, options.profile)
+    chosen(build.context, options.profile)
     build.run("image")
-    limit = options.server.ready_timeout or float("inf")
-    return serve(build, model, chat=options.chat, profile=profile, limit_s=limit)
+    return serve(build, options)
 
 
 def checkpoint(model: Path) -> Path:
@@ -87,10 +87,11 @@ def checkpoint(model: Path) -> Path:
     return model.resolve()
 
 
-def chosen(context: Context, name: str) -> Profile:
+def chosen(context: Context, name: str | None) -> Profile:
     """Return the target's profile with the choice of ``--profile``; UsageError: there is none."""
+    profile = context.serving
     try:
-        return profiles.pick(context.serving, name, "--profile")
+        return profile if name is None else profiles.pick(profile, name, "--profile")
     except profiles.ChoiceError as error:
         raise UsageError(error.what, error.hint) from None
 
@@ -104,33 +105,27 @@ def curl(url: str, model: str, *, chat: bool) -> str:
     return shlex.join([*words, "-d", json.dumps({"model": model, **asked})])
 
 
-def serve(
-    build: Build,
-    model: Path | None = None,
-    *,
-    chat: bool = False,
-    profile: Profile | None = None,
-    limit_s: float = float("inf"),
-) -> int:
+def serve(build: Build, options: Options) -> int:
     """Serve until Ctrl-C, on loopback and without a key.
 
-    Without a model it is the tiny one, with ``chat`` that for chats; without a profile the
-    target's. ServerError: the server ended by itself, or was not ready in time.
+    ServerError: the server ended by itself, or was not ready in time.
     """
-    context, product = build.context, build.graph.product.artefact
+    context, product, chat = build.context, build.graph.product.artefact, options.chat
     context.dist.mkdir(parents=True, exist_ok=True)
+    model = None if options.model is None else checkpoint(options.model)
     name = CHAT_NAME if chat else MODEL_NAME if model is None else model.name
+    profile = chosen(context, options.profile)
     variables = dict(SMOKE_VARIABLES) if model is None else {}
-    if isinstance(product.result, ImageResult) and profile is not None and profile.choice:
-        variables[profiles.VARIABLE] = profile.choice
+    if isinstance(product.result, ImageResult) and options.profile is not None:
+        variables[profiles.VARIABLE] = options.profile
     if chat:
         model = chat_model(context.dist, runs_python(build.tools.engine, product))
     launch = Launch(
         model or tiny_model(context.dist),
-        context.serve_with(profile or context.serving),
-        (*(CHAT_OPTIONS if chat else ()), *build.serving.arguments),
+        context.serve_with(profile),
+        (*(CHAT_OPTIONS if chat else ()), *build.tools.arguments),
         variables,
-        build.serving.port or 8000,
+        build.tools.port or 8000,
         gpus=context.target.cuda_arch is not None,
         name=name,
     )
@@ -146,7 +141,7 @@ def serve(
                 log.raw(line.rstrip("\n"))
 
         log.info(f"loading {name}; the server's log: {server.output_path}")
-        took = servers.wait_ready(server, limit_s, show)
+        took = servers.wait_ready(server, options.server.ready_timeout or float("inf"), show)
         url = f"{server.url}/v1"
         line = curl(url, name, chat=chat or context.target.smoke is None)
         try:

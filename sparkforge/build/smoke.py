@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.cached import Cached
-from sparkforge.build.context import Context, Serving
+from sparkforge.build.context import Context, Tools
 from sparkforge.build.results import (
     EnvironmentResult,
     ImageResult,
@@ -50,8 +50,7 @@ STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment
 
 def run(
     context: Context,
-    engine: Engine | None,
-    serving: Serving,
+    tools: Tools,
     graph: Graph,
     unpatched: Artefact[EnvironmentResult] | None,
     work: Path,
@@ -62,14 +61,14 @@ def run(
     """
     make_tiny_gpt_oss(work / "model")
     cache, product = context.store.cache_path("serve"), graph.product.artefact
-    arguments = (*SMOKE_ARGUMENTS, *serving.arguments)
-    launch = Launch(work / "model", context.serve, arguments, SMOKE_VARIABLES, serving.port)
+    arguments = (*SMOKE_ARGUMENTS, *tools.arguments)
+    launch = Launch(work / "model", context.serve, arguments, SMOKE_VARIABLES, tools.port)
     with (
-        start_server(engine, product, launch, work, cache) as server,
-        kept_log(server, context.server_log),
+        start_server(tools.engine, product, launch, work, cache) as server,
+        kept_log(server, context.dist / "server.log"),
     ):
-        report = exercise(server, serving.ready_timeout_s)
-    if serving.arguments:
+        report = exercise(server, tools.ready_timeout_s)
+    if tools.arguments:
         return report
     files: dict[str, Path] = {}
     if isinstance(product.result, ImageResult):
@@ -77,8 +76,8 @@ def run(
     # with AMX the release has a backend of its own
     hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.without_amx()}
     launch = replace(launch, options=of_release(context.serve), variables=hidden)
-    with start_server(engine, unpatched or product, launch, work, cache, files) as server:
-        return replace(report, release=refusal(server, serving.ready_timeout_s))
+    with start_server(tools.engine, unpatched or product, launch, work, cache, files) as server:
+        return replace(report, release=refusal(server, tools.ready_timeout_s))
 
 
 def exercise(server: Server, timeout_s: float) -> SmokeResult:
@@ -121,15 +120,14 @@ def _check(server: Server) -> tuple[int, float]:
     found = list(events(place, COMPLETIONS, {**body, "stream": True}))
     choices = [choice for event in found if event is not None for choice in event["choices"]]
     streamed = [token for choice in choices for token in choice["token_ids"] or ()]
-    # the tiny model's tokens are bytes, so counts are known without its tokenizer
-    asked = len(_PROMPT.encode())
-    counts = {"prompt_tokens": asked, "completion_tokens": _TOKENS, "total_tokens": asked + _TOKENS}
     for what, seen, wanted in (
         ("a second completion at temperature 0", ask().json()["choices"][0]["token_ids"], ids),
         ("the streamed completion", streamed, ids),
         ("the end of the stream", found[-1], None),
         ("number of tokens", len(ids), _TOKENS),
-        ("usage", {name: first["usage"].get(name) for name in counts}, counts),
+        # the tiny model's tokens are bytes, so their number is known without its tokenizer
+        ("prompt tokens of usage", first["usage"]["prompt_tokens"], len(_PROMPT.encode())),
+        ("tokens of usage", first["usage"]["completion_tokens"], _TOKENS),
     ):
         if seen != wanted:
             raise _wrong(server, f"{what}: {seen} instead of {wanted}")

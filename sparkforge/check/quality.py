@@ -71,7 +71,7 @@ def measure_quality(options: QualityOptions) -> int:
     project = Project.open(options.project)
     build = last_build(project, options.target, options.variant, options.server, options.arguments)
     context = build.context
-    arguments: tuple[str, ...] = build.serving.arguments
+    arguments: tuple[str, ...] = build.tools.arguments
     variables: Mapping[str, str] = {}
     if options.model is not None:
         model = serve.checkpoint(options.model)
@@ -83,7 +83,7 @@ def measure_quality(options: QualityOptions) -> int:
         raise UsageError(msg, "give one with --model DIR")
     build.run("image")
     gpus = context.target.cuda_arch is not None
-    launch = Launch(model, context.serve, arguments, variables, build.serving.port, gpus)
+    launch = Launch(model, context.serve, arguments, variables, build.tools.port, gpus)
     data = json.loads(Path(__file__).with_name("quality.json").read_text(encoding="utf-8"))
     prompts = [data["template"].replace("{text}", one) for one in data["prompts"]]
     with context.store.temporary("quality") as work:
@@ -98,7 +98,7 @@ def measure_quality(options: QualityOptions) -> int:
         "release": context.release,
         "pins": sha256_file(context.pins_path),
         "model": str(model),
-        "options": redacted((*context.serve, *build.serving.arguments)),
+        "options": redacted((*context.serve, *build.tools.arguments)),
         "layers": found,
     }
     file = command.new_folder(context.dist, "quality") / "quality.json"

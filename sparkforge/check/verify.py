@@ -32,7 +32,7 @@ from sparkforge.build.options import (
     platform_of,
 )
 from sparkforge.build.results import ImageArchiveResult
-from sparkforge.build.stages.wheels import wheel_path
+from sparkforge.build.stages.wheels import hashed
 from sparkforge.core import plain
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
@@ -128,14 +128,14 @@ def _build_again(options: Options, target: str, project: Project) -> int:
                 shutil.copyfile(path, root / name)
         store = context.store.borrowed(work / "store", ("downloads", "partial"))
         cold = replace(context, pins_path=root / context.pins_path.name, store=store)
-        again = Build(cold, replace(build.tools, cold=True), build.serving)
+        again = Build(cold, replace(build.tools, cold=True))
         before = os.umask(0o077)
         try:
             again.run(until)
         finally:
             os.umask(before)
         made = (item for item in again.graph.own if item.found is not None)  # up to that stage
-        for new in map(wheel_path, made):
+        for new in hashed(made):
             old = dist / new.name
             first, second = sha256_file(old) if old.is_file() else "", sha256_file(new)
             results.append({"name": new.name, "first": first, "second": second})

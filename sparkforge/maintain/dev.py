@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sparkforge.build import cached
+from sparkforge.build import cached, image
 from sparkforge.build.context import Context
-from sparkforge.build.graph import Build, build_of, last_variant, unpatched_environment
+from sparkforge.build.graph import Build, build_of, last_variant
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -163,9 +163,7 @@ def _variables(context: Context, folder: Path, links: Callable[[str, str], Path]
 
     Compiled files are the same in all builds.
     """
-    release = unpatched_environment(context)
-    cached.run(context, cached.ordered([release]))
-    venv = environment.python_path(release.path).parent.parent
+    venv = environment.python_path(image.unpatched(context).path).parent.parent
     site = venv / "lib" / f"python{context.target.python}" / "site-packages"
     return {
         **environment.server_env(folder / ".cache"),

@@ -112,7 +112,7 @@ def _problems(
         yield f"no build of {target}"
         return
     yield from receipt.problems(dist)
-    tested = any(item.stage == "smoke" for item in built.items)
+    tested = any(item.get("stage") == "smoke" for item in built.items)
     if here.pins.target(target).smoke is not None and not tested:
         yield "the build ended before its smoke test"
     if pushes and (built.image is None or built.image.digest is None):

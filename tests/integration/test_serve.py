@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from sparkforge.build import serve
-from sparkforge.build.context import Serving, Tools
+from sparkforge.build.context import Tools
 from sparkforge.build.results import EnvironmentResult, ImageResult
 from sparkforge.core.errors import ServerError
 from sparkforge.runtime import servers
@@ -56,15 +56,14 @@ def built(root: Path, result: Any, folder: Path, port: int) -> Any:
     """Return a build that has made its product."""
     context = context_of("cpu", root=root, store=Store(root / "store"))
     product = reached(item(result), result, folder)
-    graph, serving = SimpleNamespace(product=product), Serving(port)
-    return SimpleNamespace(context=context, tools=Tools(), serving=serving, graph=graph)
+    graph = SimpleNamespace(product=product)
+    return SimpleNamespace(context=context, tools=Tools(port=port), graph=graph)
 
 
 def run_it(root: Path, port: int, profile: str | None = None) -> int:
     """Serve what ``bake`` made; in a process of its own, that Ctrl-C ends."""
     build = built(root, EnvironmentResult(), root / "environment", port)
-    chosen = None if profile is None else serve.chosen(build.context, profile)
-    return serve.serve(build, profile=chosen)
+    return serve.serve(build, serve.Options(target="cpu", profile=profile))
 
 
 def test_serve_prints_url_and_stops_at_ctrl_c(tmp_path: Path) -> None:
@@ -148,9 +147,10 @@ def test_an_image_is_served_on_loopback(
     build = built(tmp_path, IMAGE, tmp_path, port)
     labels = {servers.SITE_PACKAGES_LABEL: "/site-packages"}
     images = SimpleNamespace(get=lambda _: SimpleNamespace(labels=labels))
-    build.tools = SimpleNamespace(engine=SimpleNamespace(client=SimpleNamespace(images=images)))
+    engine: Any = SimpleNamespace(client=SimpleNamespace(images=images))
+    build.tools = Tools(engine, port=port)
     with pytest.raises(ServerError, match="the server exited with code 7"):
-        serve.serve(build, profile=serve.chosen(build.context, "fast"))
+        serve.serve(build, serve.Options(target="cpu", profile="fast"))
     words = (tmp_path / "words").read_text()
     assert "--env=SPARKFORGE_PROFILE=fast " in words
     assert words.endswith(f" {IMAGE.image_id} /model\n")

@@ -24,7 +24,7 @@ from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.project import Project as Opened
 from sparkforge.sources.project import ProjectOptions
 from tests.project import PATCHED, PLATFORM, Project
-from tests.results import context_of
+from tests.results import context_of, item, reached
 from tests.support import record_line, sha256
 
 VERIFY = ("verify", "--target", "tiny", "--engine", "none")
@@ -130,7 +130,7 @@ def baked(project: Project) -> Baked:
 
 def bake(project: Project) -> Baked:
     """Build a project's wheels, and put an image of them together."""
-    outputs = {item["label"]: item["outputs"] for item in project.build()["items"]}
+    outputs = {one["label"]: one["outputs"] for one in project.build()["items"]}
     made = plain.load(WheelResult, outputs["wheel demo"])
     plugin = plain.load(PluginResult, outputs.get("plugin"))
     assert made is not None
@@ -138,7 +138,13 @@ def bake(project: Project) -> Baked:
     for name in image.RECIPE:
         (project.root / name).parent.mkdir(exist_ok=True)
         (project.root / name).write_text("recipe\n")
-    document = sbom.document(context, {"demo": made}, plugin, base=BASE)
+    parts: Any = SimpleNamespace(
+        wheels={"demo": reached(item(made), made)},
+        plugin=None if plugin is None else reached(item(plugin), plugin),
+        pack=None,
+        house=SimpleNamespace(found=None),
+    )
+    document = sbom.document(context, parts, BASE)
     note = graph.inputs_of_image(context, BASE)
     labels = {
         **note["image"]["labels"],

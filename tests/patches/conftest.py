@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.build import cached
+from sparkforge.build import cached, image
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.graph import Build
-from sparkforge.build.results import SmokeResult
 from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from sparkforge.core.run import call
@@ -86,11 +85,10 @@ def cpu_context() -> Context:
 @pytest.fixture(scope="session")
 def baked(cpu_context: Context) -> dict[str, Path]:
     """Folders of the patched and the unpatched environment, by label; made where missing."""
-    todo = [
-        item for item in Build(cpu_context).graph.until("smoke") if item.kind is not SmokeResult
-    ]
+    todo = Build(cpu_context).graph.until("image")
     cached.run(cpu_context, todo)
-    return {item.label: item.path for item in todo}
+    release = {UNPATCHED: image.unpatched(cpu_context).path}
+    return release | {item.label: item.path for item in todo}
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +104,7 @@ def stock_python(request: pytest.FixtureRequest) -> Path:
     """Interpreter of the environment that has the release as upstream made it."""
     if stock.VARIABLE in os.environ:
         return python_path(Path(os.environ[stock.VARIABLE], stock.RELEASE))
-    return python_path(request.getfixturevalue("baked")[f"environment ({UNPATCHED})"])
+    return python_path(request.getfixturevalue("baked")[UNPATCHED])
 
 
 @pytest.fixture(scope="session")

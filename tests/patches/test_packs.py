@@ -15,7 +15,7 @@ from sparkforge.build.packs import modules, recipe
 from sparkforge.build.packs.modules import LOCK
 from sparkforge.build.packs.pack import packs_item
 from sparkforge.build.results import PackResult
-from sparkforge.build.stages.trees import tree_of
+from sparkforge.build.stages.wheels import tree_of
 from sparkforge.core.run import call
 from sparkforge.sources.wheelhouse import in_store, read_lock
 from sparkforge.store.store import Artefact

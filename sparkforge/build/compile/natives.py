@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.compile.inputs import ARCHIVE, builder_item, external_item
-from sparkforge.build.context import Context, Tools
+from sparkforge.build.context import Context, Tools, width
 from sparkforge.build.results import (
     BuilderResult,
     CompiledWheelResult,
@@ -19,8 +19,9 @@ from sparkforge.build.results import (
     NativeFile,
     WheelResult,
 )
-from sparkforge.build.stages.trees import Tree, chosen, to_fetch
 from sparkforge.build.stages.wheels import (
+    Tree,
+    chosen,
     common_inputs,
     holds_wheel,
     overlay_item,
@@ -28,6 +29,7 @@ from sparkforge.build.stages.wheels import (
     request_of,
     seal,
     series_of,
+    to_fetch,
 )
 from sparkforge.core import git
 from sparkforge.core.errors import BuildError
@@ -203,7 +205,7 @@ def _compile_item(
         # one a store: the second build of `verify`, in an empty store, compiles everything again
         namespace = sha256(str(context.store.root).encode()).hexdigest()[:16]
         here = (
-            f"export CMAKE_BUILD_PARALLEL_LEVEL={tools.width(gib)}\n"
+            f"export CMAKE_BUILD_PARALLEL_LEVEL={tools.jobs or width(gib)}\n"
             f"export CCACHE_NAMESPACE={namespace}\n"
         )
         with context.store.temporary("compile") as work:

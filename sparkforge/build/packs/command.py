@@ -9,7 +9,7 @@ from sparkforge.build.options import OutputOptions, command_options, platform_of
 from sparkforge.build.packs import recipe
 from sparkforge.build.packs.modules import UPSTREAM, pinned
 from sparkforge.build.packs.pack import packs_item
-from sparkforge.build.stages.trees import tree_of
+from sparkforge.build.stages.wheels import tree_of
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.log import log
 from sparkforge.sources.project import Project, ProjectOptions

@@ -13,8 +13,7 @@ from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
 from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.results import FilesResult, PackResult, all_intact
 from sparkforge.build.stages.thirdparty import compiler, fill, to_fetch, version
-from sparkforge.build.stages.trees import Tree
-from sparkforge.build.stages.wheels import holds_wheel
+from sparkforge.build.stages.wheels import Tree, holds_wheel
 from sparkforge.core import git
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import UsageError

@@ -52,10 +52,8 @@ _USAGE = re.compile(
 
 def _read(root: Path, folder: Path, pattern: str, first: str) -> dict[str, bytes]:
     """Return files by their paths in the checkout; PinsError if the ``first`` is not there."""
-    found = {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob(pattern))
-    }
+    paths = sorted(folder.rglob(pattern))
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
     if first not in found:
         raise PinsError(f"plugin.folder: {first} does not exist", "restore it: git checkout")
     return found
@@ -84,11 +82,8 @@ def kernels_item(context: Context, pin: Plugin) -> Cached[FilesResult]:
             of = version(lock, "nvidia-cuda-nvrtc")
             return FilesResult(build(pin, work / "tree", of, work / "toolchain", folder))
 
-    return Cached(
-        *("kernels", "kernels", inputs, FilesResult, make),
-        valid=all_intact,
-        fetches=lambda: to_fetch(context, compiler(lock)),
-    )
+    what = ("kernels", "kernels", inputs, FilesResult, make)
+    return Cached(*what, valid=all_intact, fetches=lambda: to_fetch(context, compiler(lock)))
 
 
 def plugin_item(

@@ -1,25 +1,142 @@
-"""Overlay wheels, and functions that compiled wheels share."""
+"""An upstream's pinned tree, its patched one, and the overlay wheel of that.
+
+Trees are commits in the store's repository. Compiled wheels share some functions.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import UNPATCHED, Context
-from sparkforge.build.results import OwnWheel, WheelResult
-from sparkforge.build.stages.trees import Tree, to_fetch
+from sparkforge.build.results import OwnWheel, SeriesResult, SourceResult, WheelResult
+from sparkforge.core import git
 from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.log import counted, log
-from sparkforge.pins.pins import ReleaseFile, Upstream
+from sparkforge.pins.pins import ReleaseFile, SourcePlan
+from sparkforge.series import series
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
+from sparkforge.sources.download import Fetches
+from sparkforge.sources.sources import Source
 from sparkforge.store.store import Artefact, code_of
 
 if TYPE_CHECKING:
-    from sparkforge.wheels.overlay import Overlaid, Request
+    from sparkforge.wheels.overlay import Layer, Overlaid, Request
+
+
+def to_fetch(context: Context, file: ReleaseFile) -> Fetches:
+    """Return the download of a release file, unless the store has it."""
+    there = context.store.download_path(file.sha256, file.file).exists()
+    return Fetches({} if there else {file.sha256: file.size})
+
+
+def chosen(context: Context, name: str) -> SourcePlan:
+    """Return the provider of an upstream's source: the build's, or git for a mirror."""
+    return "git" if name in context.access.mirrors else context.source
+
+
+def source_item(context: Context, name: str) -> Cached[SourceResult]:
+    """Return the source of an upstream."""
+    upstream, repo = context.upstream(name), context.store.git_path(name)
+    file = upstream.files[upstream.source_file] if upstream.source_file else None
+    inputs = {
+        "commit": upstream.commit_or_unknown,
+        "tag": upstream.tag,
+        "provider": chosen(context, name),
+        "release_file": file.sha256 if file else None,
+        "paths": [rule.model_dump() for rule in upstream.paths],
+    }
+
+    def make(folder: Path) -> SourceResult:
+        source = sources.ensure(context.store, name, upstream, context.source, context.access)
+        return SourceResult(source.provider, source.commit, source.tree, source.origin)
+
+    def stands(artefact: Artefact[SourceResult]) -> bool:
+        return git.has_commit(repo, artefact.result.commit)
+
+    def fetches() -> Fetches:
+        if file is not None and inputs["provider"] == "release":
+            return to_fetch(context, file)
+        there = upstream.commit is not None and git.has_commit(repo, upstream.commit)
+        return Fetches(unknown=() if there else (f"{name} by git",))
+
+    what = ("sources", f"source {name}", inputs, SourceResult, make)
+    return Cached(*what, valid=stands, fetches=fetches)
+
+
+def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Cached[SeriesResult]:
+    """Return the patched tree of an upstream."""
+    upstream, patches = context.upstream(name), context.series_of(name)
+    inputs = {
+        "source": dict(source.inputs),
+        "series": patches.sha256,
+        "patches": {patch.name: patch.sha256 for patch in patches.patches},
+        "recorded": {kind: record.tree for kind, record in upstream.patched.items()},
+    }
+
+    def make(folder: Path) -> SeriesResult:
+        before = Tree(name, source, None).before(context)
+        patched = series.apply_recorded(context.store, patches, before, upstream)
+        known = before.provider in upstream.patched
+        note = "as recorded" if known else f"from {before.provider}, not recorded in pins.yaml"
+        log.info(f"{name}: patches: {len(patches.patches)}, tree {patched.tree[:12]} ({note})")
+        return SeriesResult(before.commit, patched.commit, patched.tree, dict(patched.touched))
+
+    def stands(artefact: Artefact[SeriesResult]) -> bool:
+        # the source may have been fetched anew, this time from git and not from the release file
+        now = source.find(context.store)
+        same = now is None or now.result.commit == artefact.result.source
+        repo = context.store.git_path(name)
+        return same and git.has_commit(repo, artefact.result.commit)
+
+    what = ("series", f"series {name}", inputs, SeriesResult, make, (source,))
+    return Cached(*what, valid=stands)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An upstream's source, and its series where that has patches."""
+
+    upstream: str
+    source: Cached[SourceResult]
+    series: Cached[SeriesResult] | None
+
+    @property
+    def items(self) -> tuple[Cached[Any], ...]:
+        """What makes the tree."""
+        return (self.source,) if self.series is None else (self.source, self.series)
+
+    def before(self, context: Context) -> Source:
+        """Return the source without patches."""
+        made, repo = self.source.result, context.store.git_path(self.upstream)
+        return Source(self.upstream, made.provider, repo, made.commit, made.tree, made.origin)
+
+    def layer(self, context: Context) -> Layer:
+        """Return the patched tree, and the places of its files in a wheel."""
+        from sparkforge.wheels import overlay
+
+        source = self.before(context)
+        patched = Patched(source, source.commit, source.tree)
+        if self.series is not None:
+            made = self.series.result
+            patched = Patched(source, made.commit, made.tree, made.touched)
+        return overlay.Layer(patched, context.pins.upstream(self.upstream).paths)
+
+
+def tree_of(context: Context, name: str) -> Tree:
+    """Return an upstream's source and series."""
+    series.check_emptied(context.series_of(name), context.upstream(name))
+    source = source_item(context, name)
+    patched = bool(context.series_of(name).patches)
+    return Tree(name, source, series_item(context, name, source) if patched else None)
+
+
+# -- wheels -----------------------------------------------------------------------------
 
 
 def holds_wheel(artefact: Artefact[OwnWheel]) -> bool:
@@ -27,14 +144,10 @@ def holds_wheel(artefact: Artefact[OwnWheel]) -> bool:
     return intact(artefact.path / artefact.result.file, artefact.result.sha256)
 
 
-def wheel_path(item: Cached[OwnWheel]) -> Path:
-    """Return the wheel that was made, read again for this; raises what ``undamaged`` does."""
-    return undamaged(item.path / item.result.file, item.result.sha256)
-
-
 def hashed(wheels: Iterable[Cached[OwnWheel]]) -> dict[Path, str]:
-    """Return the wheels that were made, each with its recorded sha256; raises as ``wheel_path``."""
-    return {wheel_path(item): item.result.sha256 for item in wheels}
+    """Return the wheels that were made, each with its sha256; raises what ``undamaged`` does."""
+    made = ((item.path / item.result.file, item.result.sha256) for item in wheels)
+    return {undamaged(path, sha256): sha256 for path, sha256 in made}
 
 
 def series_of(context: Context, name: str) -> dict[str, Series]:
@@ -53,7 +166,10 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
         "series": {layer: patches.sha256 for layer, patches in layers.items()},
         "wheel": plan.model_dump(mode="json", exclude={"files"}),
         "local": f"{plan.local}.{context.pins.release.counter}",
-        "paths": {layer: _paths(context.pins.upstream(layer)) for layer in layers},
+        "paths": {
+            layer: [rule.model_dump() for rule in context.pins.upstream(layer).paths]
+            for layer in layers
+        },
         "version_file": upstream.version_file,
         "epoch": context.epoch,
     }
@@ -61,10 +177,6 @@ def common_inputs(context: Context, name: str, layers: Mapping[str, Series]) -> 
         sdist = upstream.files[upstream.source_file].sha256 if upstream.source_file else None
         inputs["release"] = [upstream.version, sdist]
     return inputs
-
-
-def _paths(upstream: Upstream) -> list[dict[str, Any]]:
-    return [rule.model_dump() for rule in upstream.paths]
 
 
 def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) -> Path:
@@ -90,7 +202,7 @@ def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) 
         "wheel": file.sha256,
         "natives": older.model_dump(mode="json"),
         "tree": source.tree,
-        "paths": _paths(upstream),
+        "paths": [rule.model_dump() for rule in upstream.paths],
         "code": code_of(__name__),
         **common,
     }
@@ -112,8 +224,8 @@ def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
     from sparkforge.wheels import overlay
 
     plan, version_file = context.target.wheels[name], context.pins.upstream(name).version_file
-    given = (wheel, plan.name, local, plan.drop_requires, version_file, context.epoch)
-    return overlay.Request(*given)
+    names = (wheel, plan.name, local)
+    return overlay.Request(*names, plan.drop_requires, version_file, context.epoch)
 
 
 def seal(made: Overlaid) -> WheelResult:
@@ -134,9 +246,8 @@ def overlay_item(
 ) -> Cached[WheelResult]:
     """Return an upstream's wheel with our files put in place.
 
-    Args:
-        trees: by upstream; None: the release without our series, for the proof that it fails.
-        note: why it is not compiled, if that was requested.
+    Without trees it is the release without our series, for the proof that this fails. ``note``:
+    why it is not compiled, if that was requested.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = context.release_file(name)
@@ -166,6 +277,5 @@ def overlay_item(
         *(stage, label, inputs, WheelResult, make),
         needs=tuple(item for tree in ours for item in tree.items),
         valid=holds_wheel,
-        intermediate=trees is None,
         fetches=lambda: to_fetch(context, file),
     )

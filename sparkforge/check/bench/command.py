@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
 
-from sparkforge.build import cached, composing, serve, smoke
-from sparkforge.build.graph import Build, last_build, unpatched_environment
+from sparkforge.build import composing, image, serve, smoke
+from sparkforge.build.graph import Build, last_build
 from sparkforge.build.options import (
     Behind,
     OutputOptions,
@@ -122,9 +122,7 @@ def run(options: RunOptions = RunOptions()) -> int:
         else:
             target = str(options.target)
             build = last_build(project, target, options.variant, options.server, options.arguments)
-            profile = build.context.serving
-            if options.profile is not None:
-                profile = serve.chosen(build.context, options.profile)
+            profile = serve.chosen(build.context, options.profile)
             checkpoint = None if model is None else serve.checkpoint(model)
             build.run("image")
             sides = of_build(build, checkpoint, profile, work, versus=options.vs is not None)
@@ -179,9 +177,9 @@ def started(
     cache, engine = build.context.store.cache_path("serve"), build.tools.engine
     with (
         smoke.start_server(engine, product, launch, folder, cache, restored) as server,
-        kept_log(server, build.context.server_log),
+        kept_log(server, build.context.dist / "server.log"),
     ):
-        took = wait_ready(server, max(build.serving.ready_timeout_s, _LOAD_S))
+        took = wait_ready(server, max(build.tools.ready_timeout_s, _LOAD_S))
         log.info(f"the server is ready after {took:.0f} s")
         yield Place(f"{server.url}/v1")
 
@@ -197,7 +195,7 @@ def of_build(
     context, product = build.context, build.graph.product.artefact
     built = product.result if isinstance(product.result, ImageResult) else None
     options: Sequence[str] = context.serve_with(profile)
-    arguments: Sequence[str] = build.serving.arguments
+    arguments: Sequence[str] = build.tools.arguments
     variables = {"SPARKFORGE_PROFILE": profile.choice} if built and profile.choice else {}
     tiny = model is None
     if tiny:
@@ -213,7 +211,7 @@ def of_build(
         if versus:
             model = made(context.dist / "tiny-chat-model-bf16", partial(expand, model))
     gpus = context.target.cuda_arch is not None
-    ours = Launch(model, options, arguments, variables, build.serving.port, gpus)
+    ours = Launch(model, options, arguments, variables, build.tools.port, gpus)
     known: dict[str, Any] = {
         "origin": "build",
         "release": context.release,
@@ -232,9 +230,7 @@ def of_build(
             folder = Path(tempfile.mkdtemp(prefix="originals-", dir=work))
             restored = smoke.originals(context, build.graph.wheels, folder)
         else:
-            item = unpatched_environment(context)
-            cached.run(context, cached.ordered([item]))
-            product = item.artefact
+            product = image.unpatched(context)
         sides.insert(0, ("unpatched", product, theirs, known, restored))
     result = []
     for name, product, launch, known, restored in sides:

@@ -17,36 +17,6 @@ def context_with(store: Store) -> Any:
     return SimpleNamespace(store=store, target_name="tiny")
 
 
-def test_lost_release_is_made_again_only_for_a_test(store: Store) -> None:
-    there = {"release": True, "smoke": True}
-
-    def item(label: str, *needs: Cached[Any]) -> Cached[FilesResult]:
-        return Cached(
-            *("smoke", label, {"label": label}, FilesResult, lambda _: FilesResult({}), needs),
-            valid=lambda _: there[label],
-            intermediate=label == "release",
-        )
-
-    def run(*force: str) -> list[str]:
-        release = item("release")
-        items, context = [release, item("smoke", release)], context_with(store)
-        planned = [one.label for one in cached.plan(context, items, force) if one.made]
-        cached.run(context, items, force)
-        assert planned == [one.label for one in items if one.made_now]
-        return planned
-
-    assert run() == ["release", "smoke"]
-    assert run("smoke") == ["smoke"]
-    there["release"] = False
-    assert run() == []
-    assert run("smoke") == ["release", "smoke"]
-    there["smoke"] = False
-    assert run() == ["release", "smoke"]
-    alone = item("release")
-    cached.run(context_with(store), [alone])
-    assert alone.made_now
-
-
 def test_order_is_by_need_then_by_stage() -> None:
     def item(stage: str, label: str, *needs: Cached[Any]) -> Cached[Any]:
         return Cached(stage, label, {}, FilesResult, lambda _: FilesResult({}), needs)

@@ -15,7 +15,7 @@ from sparkforge.build.graph import Build
 from sparkforge.build.packs import modules, pack, recipe
 from sparkforge.build.packs.modules import MODULES
 from sparkforge.build.packs.recipe import Described, Host, Unit
-from sparkforge.build.stages.trees import tree_of
+from sparkforge.build.stages.wheels import tree_of
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError, CommandError, MachineError, PinsError, UsageError
 from sparkforge.core.run import call

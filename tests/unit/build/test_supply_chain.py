@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,11 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from sparkforge.build import image, sbom
 from sparkforge.build.context import Context
-from sparkforge.build.results import PackResult, PluginResult, WheelResult
+from sparkforge.build.results import PackResult, PluginResult, WheelhouseResult, WheelResult
 from sparkforge.core.errors import StoreError
 from sparkforge.release.command import inputs
 from sparkforge.runtime.engine import BaseImage
-from tests.results import context_of
+from tests.results import context_of, item, reached
 from tests.support import ROOT, make_wheel, sha256
 
 BASE = BaseImage("base", f"sha256:{'5' * 64}")
@@ -41,8 +42,15 @@ def context(target: str = "spark") -> Context:
     return context_of(target)
 
 
-def of_spark(**more: Any) -> Any:
-    return json.loads(sbom.document(context(), WHEELS, **more))
+def graph(**more: Any) -> Any:
+    """Return what a build has made: our wheels, and more."""
+    empty = {"plugin": None, "pack": None, "house": SimpleNamespace(found=None)}
+    wheels = {name: reached(item(wheel), wheel) for name, wheel in WHEELS.items()}
+    return SimpleNamespace(**empty | more, wheels=wheels)
+
+
+def of_spark(packages: Sequence[str] = (), **more: Any) -> Any:
+    return json.loads(sbom.document(context(), graph(**more), None, packages))
 
 
 def component(document: Any, ref: str) -> Any:
@@ -54,7 +62,8 @@ def properties(one: Any) -> dict[str, str]:
 
 
 def test_sbom_is_valid_and_has_plugin_and_pack() -> None:
-    text = sbom.document(context(), WHEELS, PLUGIN, PACK, base=BASE, system=SYSTEM).decode()
+    made = graph(plugin=reached(item(PLUGIN), PLUGIN), pack=reached(item(PACK), PACK))
+    text = sbom.document(context(), made, BASE, SYSTEM).decode()
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert validator.validate_str(text) is None
     assert validator.validate_str(text.replace('"libc6"', "6")) is not None  # it does refuse
@@ -94,29 +103,30 @@ def test_a_carried_package_has_its_patches() -> None:
 def test_sbom_is_reproducible() -> None:
     code = (
         "import sys; from tests.unit.build.test_supply_chain import *;"
-        "sys.stdout.buffer.write(sbom.document(context(), WHEELS, base=BASE, system=SYSTEM))"
+        "sys.stdout.buffer.write(sbom.document(context(), graph(), BASE, SYSTEM))"
     )
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # not the one of this process
     env = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC+{seed}"}
     again = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env)
-    assert again == sbom.document(context(), WHEELS, base=BASE, system=SYSTEM)
+    assert again == sbom.document(context(), graph(), BASE, SYSTEM)
     assert json.loads(again)["serialNumber"] != of_spark()["serialNumber"]
 
 
 def test_third_party_wheels_have_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = tmp_path / "house"
+    house = tmp_path / "wheels"
     inside = make_wheel(house, "anyio", "9.0", {"anyio/__init__.py": b""})
     make_wheel(house, "uv", "1.0", {"uv/__init__.py": b""})
     lock = tmp_path / "lock.txt"
     lock.write_text(f"anyio==9.0 --hash=sha256:{sha256(inside.read_bytes())}\n")
     monkeypatch.setattr(Context, "lock", lock)
-    components = of_spark(third_party=house)["components"]
+    made = reached(item(WheelhouseResult(2)), WheelhouseResult(2), tmp_path)
+    components = of_spark(house=made)["components"]
     (wheel,) = [one for one in components if one["bom-ref"].startswith("wheel-")]
     assert wheel["purl"] == "pkg:pypi/anyio@9.0"
     assert wheel["hashes"][0]["content"] == sha256(inside.read_bytes())
     inside.write_bytes(b"")
     with pytest.raises(StoreError, match="anyio"):
-        of_spark(third_party=house)
+        of_spark(house=made)
 
 
 def test_system_packages() -> None:
@@ -124,7 +134,7 @@ def test_system_packages() -> None:
     engine: Any = SimpleNamespace(run=lambda *_: lines + b"installed debian adduser 3.134 all\n")
     found = sbom.system(engine, "sha256:1")
     assert found == ["debian adduser 3.134 all", "debian libc6 2.36-9 amd64"]
-    purls = [one.get("purl") for one in of_spark(system=found)["components"]]
+    purls = [one.get("purl") for one in of_spark(found)["components"]]
     assert "pkg:deb/debian/libc6@2.36-9?arch=amd64" in purls
 
 
