@@ -1,8 +1,5 @@
 """pins."""
 
-from dataclasses import field
-from typing import Any
-
 from sparkforge.build.options import (
     CheckoutOptions,
     OutputOptions,
@@ -10,7 +7,6 @@ from sparkforge.build.options import (
     command_options,
     source_plan,
 )
-from sparkforge.core.disk import write_files
 from sparkforge.core.log import log
 from sparkforge.pins import edit, pins
 from sparkforge.pins.pins import RELEASE_PLAN
@@ -24,14 +20,6 @@ class RecordOptions:
     source: SourceName = None
     """release files; git: commits of the pinned tags; auto: git, or release files if git is
     unreachable (default: release)"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-
-
-@command_options
-class ResolveOptions:
-    upstream: tuple[str, ...] = field(default=(), kw_only=False)
-    """upstreams to look up, even if recorded (default: those without a commit)"""
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
 
@@ -54,7 +42,7 @@ def check_pins(options: CheckoutOptions = CheckoutOptions()) -> int:
     numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
     log.info(f"{here.pins_path.name}: {numbers}; no problems")
     for name in unknown:
-        log.info(f"{name}: commit: unknown (build.py pins resolve)")
+        log.info(f"{name}: commit: unknown")
     log.document({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
     return 0
 
@@ -75,32 +63,4 @@ def record_trees(options: RecordOptions = RecordOptions()) -> int:
             edit.record(path, name, source.provider, recorded)
         log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
     log.document({"pins": str(path)})
-    return 0
-
-
-def resolve_commits(options: ResolveOptions = ResolveOptions()) -> int:
-    """Write the commits that pins.yaml leaves out; check those of upstreams that are named."""
-    project = Project.open(options.project)
-    path, loaded = project.pins_path, project.pins
-    for name in options.upstream:
-        loaded.upstream(name)
-    chosen = options.upstream or [
-        name for name, upstream in loaded.upstreams.items() if upstream.commit is None
-    ]
-    found: dict[str, Any] = {}
-    for name in chosen:
-        upstream = loaded.upstreams[name]
-        resolved = sources.resolve(project.store, name, upstream, project.access)
-        if written := upstream.commit is None:
-            with project.locked():
-                text = path.read_bytes().decode()
-                fresh = edit.with_commit(path, text, name, resolved.commit)
-                write_files({path: fresh.encode()})
-        found[name] = {"commit": resolved.commit, "files": resolved.files, "written": written}
-        agree = f", {resolved.files} files match the release" if resolved.files else ""
-        wrote = "written" if written else "as pinned"
-        log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")
-    if not chosen:
-        log.info("every upstream has its commit; give an upstream to check it")
-    log.document(found)
     return 0

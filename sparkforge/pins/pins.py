@@ -77,7 +77,7 @@ class Upstream(Model):
     git: t.GitUrl
     tag: t.Tag
     commit: t.Commit | None = None
-    """None: unknown, so sources come from release files (``pins resolve``)."""
+    """None: unknown, so sources come from release files."""
     version: str
     files: Mapping[t.Name, ReleaseFile]
     source_file: t.Name | None = None

@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sparkforge.core import git
@@ -20,7 +20,7 @@ from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.pins import RELEASE_PLAN, Provider, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.pins import Provider, ReleaseFile, SourcePlan, Upstream
 from sparkforge.pins.types import PathRule, origin_of
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
@@ -70,14 +70,19 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
     try:
         if upstream.commit is None:
             msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
-            remedy = "on a machine with access to its repository, run build.py pins resolve"
-            raise PinsError(msg, remedy)
+            raise PinsError(msg, how_to_pin(upstream))
         return _git(store, name, upstream, upstream.commit, access)
     except (FetchError, PinsError) as error:
         if not falls_back:
             raise
         log.warning(f"{error.what}: using the release file instead of git")
         return release(store, name, upstream, access)
+
+
+def how_to_pin(upstream: Upstream) -> str:
+    """Return the hint for an upstream whose commit is unknown."""
+    lookup = f"git ls-remote {upstream.git} {upstream.tag} '{upstream.tag}^{{}}'"
+    return f"look it up: {lookup} (the last line), and write it as commit: in pins.yaml"
 
 
 def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
@@ -253,46 +258,3 @@ def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeF
     if not found:
         msg = f"{archive.name}: has no Python file in the folders of paths"
         raise IntegrityError(msg, "fix paths or source_file in pins.yaml")
-
-
-# -- pins resolve ------------------------------------------------------------
-
-# files that a source release replaces
-_GENERATED = frozenset({"PKG-INFO", "setup.cfg", "_version.py", "_build_meta.py"})
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """An upstream's commit, and the number of files in the release file that equal the commit's."""
-
-    commit: str
-    files: int
-
-
-def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Resolved:
-    """Return the commit of the pinned tag in an upstream's repository, compared with the release.
-
-    Raises as ``ensure``; IntegrityError also where a file of the release differs from the commit's.
-    """
-    commit, _ = _tagged(name, upstream, access)
-    known = upstream.model_copy(update={"commit": upstream.commit or commit})
-    fetched = ensure(store, name, known, "git", access)
-    if upstream.source_file is None:
-        return Resolved(commit, 0)
-    found = ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
-    of_git, of_release = _blobs(fetched), _blobs(found)
-    shared = sorted(of_git.keys() & of_release.keys())
-    both = [path for path in shared if PurePosixPath(path).name not in _GENERATED]
-    differing = [path for path in both if of_git[path] != of_release[path]]
-    if differing or not both:
-        msg = (
-            f"{name}: {upstream.tag} is {commit}, but {found.origin} was built from something"
-            f" else: {len(differing)} of {len(both)} files differ: {', '.join(differing[:9])}"
-        )
-        raise IntegrityError(msg, "compare both before pinning either")
-    return Resolved(commit, len(both))
-
-
-def _blobs(source: Source) -> dict[str, str]:
-    every = git.changes(source.repo, git.EMPTY_TREE, source.commit)
-    return {one.path: one.new_blob for one in every if one.new_mode != "160000"}  # a submodule
