@@ -22,7 +22,7 @@ _NETWORK = "check the network, proxy and certificates, then run again: it contin
 @dataclass(frozen=True)
 class Fetches:
     """Downloads of an item: bytes by sha256 (two items may need the same file), and descriptions of
-    those whose size is not recorded."""
+    those whose size is not pinned."""
 
     known: Mapping[str, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()

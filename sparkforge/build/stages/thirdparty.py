@@ -12,7 +12,6 @@ from sparkforge.build.results import WheelhouseResult
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.log import log
 from sparkforge.runtime import environment
-from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
 
@@ -45,11 +44,6 @@ def wheelhouse_item(
         backend = target.torch_backend
         return wheelhouse.Wanted(lock, tools, target.python, context.platform, backend)
 
-    def damaged(wheels: Path) -> object:
-        from sparkforge.sources import wheelhouse
-
-        return wheelhouse.damaged(wheels, wanted())
-
     def make(folder: Path) -> WheelhouseResult:
         count = fill(context, wanted(), folder / WHEELS)
         log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
@@ -58,7 +52,6 @@ def wheelhouse_item(
     return Cached(
         *(stage, label, inputs, WheelhouseResult, make),
         valid=lambda made: len([*(made.path / WHEELS).glob("*.whl")]) == made.result.files,
-        sound=lambda made: not damaged(made.path / WHEELS),
         fetches=lambda: to_fetch(context, wanted()),
     )
 
@@ -82,13 +75,13 @@ def fill(project: Project, wanted: Wanted, into: Path) -> int:
     from sparkforge.sources import wheelhouse
 
     into.mkdir()
-    access, known = project.access, sizes.read(project.root / sizes.FILE)
-    given = (project.store, wanted, access.index, environment.uv_program())
-    return wheelhouse.fill(*given, offline=access.offline, into=into, known=known)
+    given = (project.store, wanted, project.access.index, environment.uv_program())
+    return wheelhouse.fill(*given, offline=project.access.offline, into=into)
 
 
 def to_fetch(project: Project, wanted: Wanted) -> Fetches:
     """Return the downloads of ``fill``."""
     from sparkforge.sources import wheelhouse
 
-    return wheelhouse.to_fetch(project.store, wanted, sizes.read(project.root / sizes.FILE))
+    missing = wheelhouse.missing(project.store, wanted)
+    return Fetches(unknown=(f"{missing} wheels of {wanted.lock.name}",) if missing else ())
