@@ -8,7 +8,7 @@ from sparkforge.build.options import (
     source_plan,
 )
 from sparkforge.core.log import log
-from sparkforge.pins import edit, pins
+from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources
@@ -57,10 +57,11 @@ def record_trees(options: RecordOptions = RecordOptions()) -> int:
         if not series.read(folder).patches:
             continue
         source = sources.ensure(store, name, upstream, plan, project.access)
-        with project.locked():  # a concurrent export must not change the series now
+        with project.locked() as now:  # a concurrent export must not change the series
             patched = series.apply(store, series.read(folder), source)
             recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
-            edit.record(path, name, source.provider, recorded)
+            before = now.pins.upstream(name).patched
+            yamlfile.record(path, name, {**before, source.provider: recorded})
         log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
     log.document({"pins": str(path)})
     return 0

@@ -57,8 +57,7 @@ def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> lis
     for own in every:
         for patch in own.patches:
             text = patch.trailers["Drop-when"]
-            condition = lint.drop_when(text)
-            if condition is not None and condition.holds(versions):
+            if lint.holds(text, versions):
                 name = patch.name.removesuffix(".patch")
                 hint = f"drop its commit, then build.py patches export DIR --drop {patch.name}"
                 found.append((f"{own.upstream}: {name}: its Drop-when holds: {text}", hint))

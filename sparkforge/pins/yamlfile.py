@@ -2,15 +2,26 @@
 
 Plain scalars stay the text that was written (only null is None): 3.10 keeps its zero, a SHA of
 digits its length, ``no`` its letters. The model decides which values are numbers.
+
+Edits of pins.yaml leave every other line as it is. An upstream that is not written one key a line
+is a PinsError.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from sparkforge.core import plain
+from sparkforge.core.disk import write_file
+from sparkforge.core.errors import PinsError
+
+if TYPE_CHECKING:
+    from sparkforge.pins.pins import Provider, Recorded
 
 _DEEPEST = 32  # pins.yaml needs 8
 _WIDEST = 60  # characters of a key that are shown
@@ -105,6 +116,9 @@ def _printable(node: yaml.ScalarNode) -> str:
     return text
 
 
+# -- edits ----------------------------------------------------------------------------------
+
+
 def replace_scalars(text: str, values: Mapping[Where, str]) -> str:
     """Return the text with some values replaced; KeyError: one is no scalar on one line."""
     nodes = read(text).nodes
@@ -117,4 +131,61 @@ def replace_scalars(text: str, values: Mapping[Where, str]) -> str:
         places.append((node.start_mark.line, node.start_mark.column, node.end_mark.column, value))
     for line, start, end, value in sorted(places, reverse=True):  # from the end: columns stay
         lines[line] = lines[line][:start] + value + lines[line][end:]
+    return "".join(lines)
+
+
+def with_commit(path: Path, text: str, upstream: str, commit: str | None) -> str:
+    """Return the text of pins.yaml with an upstream's commit; None leaves the key out."""
+    here: Where = ("upstreams", upstream)
+    if commit is not None and (*here, "commit") in read(text).nodes:
+        return replace_scalars(text, {(*here, "commit"): commit})  # keeps its comment
+    return _block(path, text, here, "commit", [f"commit: {commit}"] if commit else [], "tag")
+
+
+def without_natives(path: Path, text: str, upstream: str, file: str) -> str:
+    """Return the text of pins.yaml with a release file that has native files of its own release."""
+    return _block(path, text, ("upstreams", upstream, "files", file), "natives", [], "size")
+
+
+def with_record(path: Path, text: str, upstream: str, recorded: Mapping[Provider, Recorded]) -> str:
+    """Return the text of pins.yaml with other records of a series; {} leaves the key out."""
+    lines = [
+        f"  {kind}: {{commit: {value.commit}, tree: {value.tree}}}"
+        for kind, value in sorted(recorded.items())
+    ]
+    block = ["patched:", *lines] if lines else []
+    # right after the source file, from which the tree was made
+    return _block(path, text, ("upstreams", upstream), "patched", block, "source_file")
+
+
+def record(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> None:
+    """Write other records of a series into pins.yaml."""
+    # read_text() would change the line ends
+    text = with_record(path, path.read_bytes().decode(), upstream, recorded)
+    write_file(path, text.encode())
+
+
+def _block(path: Path, text: str, mapping: Where, key: str, block: list[str], behind: str) -> str:
+    """Return the text with new lines for one key of a mapping, which must be one key a line.
+
+    They are indented from the mapping's own column; if it lacks ``key``, they follow ``behind``,
+    else they come first.
+    """
+    own = read(text).nodes[mapping]
+    if own.flow_style:
+        msg = f"{path.name}: {dotted(mapping)}: is written on one line"
+        raise PinsError(msg, "write one key per line")
+    first = end = own.start_mark.line
+    for name, value in own.value:
+        if name.value in (key, behind):
+            last = value
+            while isinstance(last, yaml.CollectionNode) and not last.flow_style:
+                last = last.value[-1]  # a block's own end mark is further down
+                last = last[1] if isinstance(last, tuple) else last
+            end = last.end_mark.line + 1
+            first = end if name.value == behind else name.start_mark.line
+            if name.value == key:
+                break
+    lines = text.splitlines(keepends=True)
+    lines[first:end] = [f"{' ' * own.start_mark.column}{line}\n" for line in block]
     return "".join(lines)

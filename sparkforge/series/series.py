@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,11 +54,6 @@ class Series:
         """One digest over names and contents in order."""
         text = "".join(f"{patch.sha256}  {patch.name}\n" for patch in self.patches)
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def without(self, names: Sequence[str]) -> Series:
-        """Return the series without some patches (the unpatched release: without all)."""
-        kept = tuple(patch for patch in self.patches if patch.name not in names)
-        return Series(self.upstream, self.folder, kept)
 
 
 @dataclass(frozen=True)

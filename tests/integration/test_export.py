@@ -130,7 +130,7 @@ def test_commits_that_cannot_be_a_series(tree: Tree) -> None:
     tree.git("reset", "--quiet", "--hard", "HEAD~1")
     tree.commit({"demo/latin.py": b"x\n"}, "Add a module")
     tree.commit({"demo/newer.py": b"y = 1\n"}, "Add a module")
-    tree.refused(f"two commits would write {NEW}")
+    tree.refused(f"{NEW} is listed twice")
     tree.git("reset", "--quiet", "--hard", "HEAD~1")
     tree.git("checkout", "--quiet", "-b", "side", "HEAD~1")
     tree.commit({"demo/new.py": b"y = 1\n"}, "Add another module")
