@@ -25,7 +25,7 @@ from sparkforge.series import lint
 from sparkforge.series.series import Series
 from sparkforge.sources import download, wheelhouse
 from sparkforge.sources.project import Project
-from sparkforge.wheels.archive import UNREADABLE
+from sparkforge.sources.sources import UNREADABLE
 
 Note = tuple[str, str]
 """One thing that no longer agrees, and the edit that makes it agree."""

@@ -27,11 +27,12 @@ from sparkforge.store.store import Store
 
 RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
 """The hint for a wrong tree from git; never applied automatically."""
-# RuntimeError: encrypted, or packed by a method that this Python lacks
-_UNREADABLE = (
-    *(zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error),
-    *(EOFError, RuntimeError, ValueError),
+UNREADABLE = (
+    *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, struct.error),
+    *(EOFError, IndexError, OverflowError, RuntimeError, ValueError),
 )
+"""The standard library's errors for files that are no archives, damaged, encrypted, or packed in
+unknown ways."""
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
 
@@ -64,7 +65,6 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
     is unknown, and no release file may replace it. FetchError: it cannot be downloaded.
     """
     mirrored = name in access.mirrors  # which implies git
-    falls_back = plan == "auto" and not mirrored and upstream.source_file is not None
     if plan == "release" and not mirrored:
         return release(store, name, upstream, access)
     try:
@@ -73,7 +73,7 @@ def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access
             raise PinsError(msg, how_to_pin(upstream))
         return _git(store, name, upstream, upstream.commit, access)
     except (FetchError, PinsError) as error:
-        if not falls_back:
+        if plan != "auto" or mirrored or upstream.source_file is None:
             raise
         log.warning(f"{error.what}: using the release file instead of git")
         return release(store, name, upstream, access)
@@ -106,54 +106,42 @@ def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Acces
     ref = f"refs/pins/{upstream.tag}/{commit}"
     with store.lock(f"git-{name}"):
         if git.ref_commit(repo, ref) != commit:
-            _fetch_git(repo, name, upstream, commit, access)
+            where = access.mirrors.get(name, upstream.git)
+            try:
+                _fetch_git(repo, name, upstream, commit, where, offline=access.offline)
+            except CommandError as error:
+                msg = f"{name}: git could not fetch from {where}:\n{error}"
+                remedy = f"check the network, or give --mirror {name}=URL-or-path"
+                raise FetchError(msg, f"{remedy}; {RELEASE_INSTEAD}") from error
             git.git(repo, "update-ref", ref, commit)
     log.info(f"{name}: git commit {commit[:12]} ({upstream.tag})")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
     return Source(name, "git", repo, commit, tree, f"git {upstream.git}")
 
 
-def _fetch_git(repo: Path, name: str, upstream: Upstream, commit: str, access: Access) -> None:
-    tagged, where = _tagged(name, upstream, access)
-    if tagged != commit:
-        msg = f"{name}: tag {upstream.tag} is {tagged}, but {commit} is pinned"
-        remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
-        raise IntegrityError(msg, f"{remedy} the pin is wrong; {RELEASE_INSTEAD}")
-    log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
-    try:
-        git.init_bare(repo)
-        git.tidy(repo)
-        git.fetch_commit(repo, where, commit)
-    except CommandError as error:
-        raise _unreachable(name, where, error) from error
-
-
-def _tagged(name: str, upstream: Upstream, access: Access) -> tuple[str, str]:
-    """Return the commit of the pinned tag, and the URL or path of the repository."""
-    where = access.mirrors.get(name, upstream.git)
+def _fetch_git(
+    repo: Path, name: str, upstream: Upstream, commit: str, where: str, *, offline: bool
+) -> None:
+    """Fetch the pinned commit, which the pinned tag must name."""
     if "://" not in where and Path(where).exists():
         where = str(Path(where).resolve())
-    elif access.offline:
+    elif offline:
         msg = f"{name}: {upstream.tag} is not in the store, and --offline is set"
         raise FetchError(
             msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
         )
     tags = (f"refs/tags/{upstream.tag}", f"refs/tags/{upstream.tag}^{{}}")
-    try:
-        commit = git.remote_tags(where, *tags).get(upstream.tag)
-    except CommandError as error:
-        raise _unreachable(name, where, error) from error
-    if commit is None:
-        msg = f"{name}: {where} has no tag {upstream.tag}"
-        remedy = f"fix the tag in pins.yaml, or use a mirror that has tags; {RELEASE_INSTEAD}"
-        raise IntegrityError(msg, remedy)
-    return commit, where
-
-
-def _unreachable(name: str, where: str, error: CommandError) -> FetchError:
-    msg = f"{name}: git could not fetch from {where}:\n{error}"
-    remedy = f"check the network, or give --mirror {name}=URL-or-path; {RELEASE_INSTEAD}"
-    return FetchError(msg, remedy)
+    tagged = git.remote_tags(where, *tags).get(upstream.tag)
+    if tagged != commit:
+        what = f"is {tagged}, but {commit} is pinned" if tagged else f"is not in {where}"
+        remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
+        raise IntegrityError(
+            f"{name}: tag {upstream.tag} {what}", f"{remedy} the pin is wrong; {RELEASE_INSTEAD}"
+        )
+    log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
+    git.init_bare(repo)
+    git.tidy(repo)
+    git.fetch_commit(repo, where, commit)
 
 
 # -- release files -----------------------------------------------------------
@@ -195,7 +183,7 @@ def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> 
         return git.import_tree(
             repo, files, ref=ref, message=message, author=_IMPORT_AUTHOR, epoch=946684800
         )
-    except (tarfile.TarError, *_UNREADABLE) as error:
+    except UNREADABLE as error:
         msg = f"{path.name}: not a readable archive: {error}"
         raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
 

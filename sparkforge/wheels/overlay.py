@@ -52,29 +52,25 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plan:
-    """Changed members of a wheel, with their content.
-
-    Attributes:
-        executable: modes of members that a patch sets; others stay.
-        left_out: changed files of the repository that no wheel contains; the build rules among
-            them, ``compile_only``, did not apply to the release's native code.
-    """
+    """Changed members of a wheel, with their content."""
 
     fresh: Mapping[str, bytes] = field(default_factory=dict)
     executable: Mapping[str, bool] = field(default_factory=dict)
+    """Modes of members that a patch sets; others stay."""
     replaced: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    """Changed files of the repository that no wheel contains."""
     compile_only: tuple[str, ...] = ()
+    """The build rules among them: they did not apply to the release's native code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlaid(Plan):
-    """The overlay wheel: its changes, file, distribution and version."""
+    """The overlay wheel: its changes, file and version."""
 
     path: Path
-    name: str
     version: str
 
 
@@ -127,7 +123,11 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
         fresh[request.version_file] = _version_file(stated, old, version, request.version_file)
     record = f"{wheel.info}/RECORD"
     fresh[f"{wheel.info}/METADATA"] = _metadata(wheel, request, name, version)
-    fresh[f"{wheel.info}/WHEEL"] = _wheel_file(wheel)
+    # with the tags of the file name, which installers use
+    about = [header.text for header in wheel.wheel if header.key != "tag"]
+    tags = itertools.product(*(part.split(".") for part in wheel.tags.split("-")))
+    about += [f"Tag: {'-'.join(tag)}" for tag in tags]
+    fresh[f"{wheel.info}/WHEEL"] = ("\n".join(about) + "\n").encode()
     fresh[record] = b""  # known last
     # a signature of the release's RECORD is not valid for ours
     gone = {*changes.removed, f"{record}.jws", f"{record}.p7s"}
@@ -140,8 +140,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     }
     fresh[record] = _record(source, wheel, fresh, renamed)
     out = folder / f"{new_stem}-{wheel.tags}.whl"
-    with out.open("wb", buffering=1 << 20) as file:
-        writer = archive.Writer(file, request.epoch)
+    with archive.writing(out, request.epoch) as writer:
         # metadata last, as the wheel format recommends: readers find it from the end
         for member in sorted(names, key=lambda m: (m.startswith(wheel.info), renamed[m])):
             if member in fresh:
@@ -151,8 +150,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
                 writer.add(renamed[member], fresh[member], executable=executable)
             else:
                 writer.copy(source, source.members[member], renamed[member])
-        writer.finish()
-    return Overlaid(**vars(changes), path=out, name=name, version=version)
+    return Overlaid(**vars(changes), path=out, version=version)
 
 
 # -- which members change --------------------------------------------------------
@@ -238,14 +236,6 @@ def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
     return ("\n".join(kept) + "\n\n" + wheel.description).encode()
 
 
-def _wheel_file(wheel: Wheel) -> bytes:
-    """Return WHEEL with the tags of the file name, which installers use."""
-    kept = [header.text for header in wheel.wheel if header.key != "tag"]
-    pythons, abis, platforms = (part.split(".") for part in wheel.tags.split("-"))
-    kept += [f"Tag: {'-'.join(tag)}" for tag in itertools.product(pythons, abis, platforms)]
-    return ("\n".join(kept) + "\n").encode()
-
-
 def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
     text = data.decode()
     # a compile's own file has no local part
@@ -268,9 +258,10 @@ def _record(
         if member == itself:
             rows.append((name, "", ""))
         elif member in fresh:
-            rows.append((name, archive.record_hash(fresh[member]), str(len(fresh[member]))))
-        elif member in wheel.record:
-            rows.append((name, wheel.record[member], str(source.members[member].file_size)))
+            rows.append(archive.record_row(name, fresh[member]))
+        elif known := wheel.record.get(member):
+            size = str(source.members[member].file_size)
+            rows.append((name, archive.stated(known), size))
         else:
             raise source.wrong(f"{member} has no hash in its RECORD")
     out = io.StringIO()

@@ -22,10 +22,10 @@ from sparkforge.build.image import VENV
 from sparkforge.build.receipt import SBOM
 from sparkforge.build.stages.product import NOTE, comparable
 from sparkforge.check.verify.exported import exported
+from sparkforge.core import plain
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError
 from sparkforge.runtime.engine import BaseImage, Engine
-from sparkforge.runtime.environment import record_rows
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
 
@@ -144,7 +144,7 @@ def records(files: Mapping[str, File], site: str) -> Records:
 
 def _rows(record: bytes, site: str) -> dict[str, str]:
     """Return the paths of a RECORD below the root, with their sha256 in hex, or ""."""
-    rows = record_rows(record).items()
+    rows = plain.record_rows(record).items()
     return {posixpath.normpath(f"/{site}/{path}").lstrip("/"): sha256 for path, sha256 in rows}
 
 
