@@ -87,8 +87,6 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
             if target.cuda_arch is None or not loads(arch, target.cuda_arch):
                 what = f"code for {arch} does not load on {target.cuda_arch or 'a CPU'}"
                 yield (*where, "architectures", i), what
-    if target.pack and (target.cuda_arch is None or "flashinfer" not in target.wheels):
-        yield (*here, "pack"), "the target has no cuda_arch, or no wheel of flashinfer"
     for platform in set(target.platforms) - target.requirements.keys():
         yield (*here, "requirements"), f"none for {platform}"
     locks = {(*here, "requirements", key): lock for key, lock in target.requirements.items()}

@@ -40,12 +40,6 @@ def number(value: Any) -> Any:
     return int(value) if plain else value
 
 
-def _whole(commit: str) -> str:
-    if commit.endswith("0" * 12):  # by chance once in 2.8e14 commits
-        raise ValueError("is an abbreviated SHA padded with zeros; omit a commit that is unknown")
-    return commit
-
-
 def _place(path: str) -> str:
     # git and others read values that begin so as options or patterns
     wrong = "starts like an option or a pattern" if path.startswith(("-", ":")) else None
@@ -62,7 +56,7 @@ def _file(path: str) -> str:
 
 Count = Annotated[int, BeforeValidator(number), Field(gt=0, strict=True)]
 Bytes = Annotated[int, BeforeValidator(number), Field(ge=0, strict=True)]
-Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$"), AfterValidator(_whole)]
+Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, shaped(r"^sha256:[0-9a-f]{64}$")]
 Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", 100)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,14 +117,14 @@ def apply(store: Store, series: Series, source: Source, *, again: bool = False) 
     names = (f"{_ref(series, source)}^{{commit}}", f"{_ref(series, source)}^{{tree}}")
     code, ids = git.attempt(source.repo, "rev-parse", "--quiet", *names)
     if code or again:
-        ids = _applied(store, series, source)
+        _apply(store, series, source, touched)
+        ids = git.git(source.repo, "rev-parse", *names)
     commit, tree = ids.split()
     return Patched(source, commit, tree, touched)
 
 
-def _applied(store: Store, series: Series, source: Source) -> str:
-    """Apply the series, point a ref at it, and return the commit and the tree."""
-    paths = [entry.path for patch in series.patches for entry in patch.entries]
+def _apply(store: Store, series: Series, source: Source, paths: Collection[str]) -> None:
+    """Apply the series, and point a ref at its last commit."""
     with (
         writing(store, source),
         store.temporary("series") as work,
@@ -137,16 +137,18 @@ def _applied(store: Store, series: Series, source: Source) -> str:
         except CommandError as error:
             msg = f"{series.folder}: does not apply to {source.origin}: git am failed:\n{error}"
             raise SeriesError(msg, _remedy(source)) from error
-        ids = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}")
-        commit = ids.partition("\n")[0]
-        _check_canonical(series, source, commit)
+        commit = git.git(tree, "rev-parse", "HEAD")
+        exported = export(source.repo, source.commit, commit)
+        for patch, (_, data) in zip(series.patches, exported, strict=True):
+            if patch.path.read_bytes() != data:
+                msg = f"{patch.path}: applies to {source.origin}, but an export would change it"
+                raise SeriesError(f"{msg}: not exact, or not in canonical form", _remedy(source))
         changed = git.changes(source.repo, source.commit, commit)
         new = {change.path for change in changed if change.old_blob == git.ABSENT}
         names = git.git(source.repo, "ls-tree", "-r", "-z", "--name-only", commit).split("\0")
         check_shadows(new, names, str(series.folder))
         # git keeps a worktree's commits only while something points at them
         git.git(source.repo, "update-ref", _ref(series, source), commit)
-    return ids
 
 
 @contextmanager
@@ -184,16 +186,8 @@ def export(
             f"--output-directory={folder}",
         )
         git.git(repo, "format-patch", *flags, f"{base}..{commit}", env=env)
-        paths = sorted(Path(folder).iterdir(), key=lambda path: int(path.name.partition("-")[0]))
+        paths = sorted(Path(folder).iterdir())  # numbered
         return [(slug(path.stem.partition("-")[2]), path.read_bytes()) for path in paths]
-
-
-def _check_canonical(series: Series, source: Source, commit: str) -> None:
-    exported = export(source.repo, source.commit, commit)
-    for patch, (_, data) in zip(series.patches, exported, strict=True):
-        if patch.path.read_bytes() != data:
-            msg = f"{patch.path}: applies to {source.origin}, but an export would change it"
-            raise SeriesError(f"{msg}: not exact, or not in canonical form", _remedy(source))
 
 
 def _remedy(source: Source) -> str:

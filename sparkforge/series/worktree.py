@@ -1,8 +1,7 @@
 """Work trees: clones with each patch of a series as a commit, to edit with plain git.
 
-A work tree stores its origin: the upstream and its pinned commit (``refs/sparkforge/base``), the
-series (``sparkforge.series``), and its last commit (``refs/sparkforge/tip``; commits on top of it
-are the developer's own).
+A work tree stores its origin: the upstream, its pinned commit (``refs/sparkforge/base``), and the
+series (``sparkforge.series``).
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.run import call
 from sparkforge.series.series import Patched, Series
 
-BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
+_BASE_REF = "refs/sparkforge/base"
 _AUTHOR = {
     "GIT_AUTHOR_NAME": gitsafe.COMMITTER,
     "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
@@ -67,8 +66,7 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
     def remember(fresh: Path) -> None:
         for key, value in settings.items():
             git.git(fresh, "config", key, value)
-        git.git(fresh, "update-ref", BASE_REF, patched.source.commit)
-        git.git(fresh, "update-ref", TIP_REF, patched.commit)
+        git.git(fresh, "update-ref", _BASE_REF, patched.source.commit)
 
     git.clone_at(patched.source.repo, folder, patched.commit, remember)
     return WorkTree(folder, series.upstream, patched.source.commit, (series.sha256,))
@@ -77,7 +75,7 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
 def read(folder: Path) -> WorkTree:
     """Return the origin of a work tree, or of a folder inside; UsageError: ``make`` made none."""
     try:
-        found = git.git(folder, "rev-parse", "--show-toplevel", f"{BASE_REF}^{{commit}}")
+        found = git.git(folder, "rev-parse", "--show-toplevel", f"{_BASE_REF}^{{commit}}")
         path, _, base = found.rpartition("\n")
         settings = git.git(Path(path), "config", "--null", "--get-regexp", r"^sparkforge\.")
         pairs = [entry.split("\n", 1) for entry in settings.split("\0") if entry]
@@ -119,4 +117,3 @@ def exported(tree: WorkTree, series: str) -> None:
     """Record that its commits are now this series (its sha256), too."""
     if series not in tree.series:
         tree.git("config", "--add", "sparkforge.series", series)
-    tree.git("update-ref", TIP_REF, "HEAD")

@@ -29,7 +29,7 @@ RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --sour
 """The hint for a wrong tree from git; never applied automatically."""
 UNREADABLE = (
     *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, struct.error),
-    *(EOFError, IndexError, OverflowError, RuntimeError, ValueError),
+    *(EOFError, LookupError, OverflowError, RuntimeError, ValueError),
 )
 """The standard library's errors for files that are no archives, damaged, encrypted, or packed in
 unknown ways."""
@@ -166,26 +166,20 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
             log.info(f"{name}: importing {file.file} ({human_bytes(file.size)}) into git")
             git.init_bare(repo)
             git.tidy(repo)
-            commit = _import(repo, ref, name, upstream, path)
+            # wheels of all platforms have the same Python files, and one commit
+            told = "Python files of its wheel" if file.is_wheel else f"release file {file.file}"
+            message = f"{name} {upstream.version}, {told}\n"
+            files = _wheel_files(path, upstream.paths) if file.is_wheel else _sdist_files(path)
+            how = {"ref": ref, "message": message, "author": _IMPORT_AUTHOR}
+            try:
+                # 2000-01-01: fixed, and clearly not a date of upstream's
+                commit = git.import_tree(repo, files, **how, epoch=946684800)
+            except UNREADABLE as error:
+                msg = f"{path.name}: not a readable archive: {error}"
+                raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
     log.info(f"{name}: release file {file.file}, imported as commit {commit[:12]}")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
     return Source(name, "release", repo, commit, tree, f"release file {file.file}")
-
-
-def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> str:
-    is_wheel = path.suffix == ".whl"
-    # wheels of all platforms have the same Python files, and one commit
-    told = "Python files of its wheel" if is_wheel else f"release file {path.name}"
-    message = f"{name} {upstream.version}, {told}\n"
-    files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
-    try:
-        # 2000-01-01: fixed, and clearly not a date of upstream's
-        return git.import_tree(
-            repo, files, ref=ref, message=message, author=_IMPORT_AUTHOR, epoch=946684800
-        )
-    except UNREADABLE as error:
-        msg = f"{path.name}: not a readable archive: {error}"
-        raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
 
 
 def _refused(archive: Path, what: str) -> IntegrityError:
@@ -213,18 +207,13 @@ def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
                 target = member.linkname.encode(errors="surrogateescape")
                 yield git.TreeFile(path, "120000", target)
             elif member.isreg() or member.islnk():
-                try:
-                    content = tar.extractfile(member)  # of a hard link: of what it leads to
-                except KeyError:
-                    content = None
+                content = tar.extractfile(member)  # of a hard link: of what it leads to
                 if content is None:
                     raise _refused(archive, f"member {member.name!r} is a dangling link")
                 mode = "100755" if member.mode & stat.S_IXUSR else "100644"
                 yield git.TreeFile(path, mode, content.read())
             elif not member.isdir():
                 raise _refused(archive, f"member {member.name!r} is neither file nor link")
-    if not tops:
-        raise _refused(archive, "has no files")
 
 
 def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeFile]:
