@@ -8,13 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
 from sparkforge.pins import types as t
 from sparkforge.pins.compiling import Compile, Contract, MachineCode, Plugin
-from sparkforge.pins.types import MACHINES, UNKNOWN, Model, PathRule, number
+from sparkforge.pins.types import MACHINES, UNKNOWN, Model, PathRule
 from sparkforge.pins.yamlfile import Document, NotYamlError, dotted
 from sparkforge.serving.profile import Choice, Profile
 
@@ -225,7 +225,7 @@ class Release(Model):
 class Pins(Model):
     """The whole of pins.yaml."""
 
-    version: Annotated[Literal[1], BeforeValidator(number)] = Field(alias="schema")
+    version: Literal["1"] = Field(alias="schema")
     release: Release
     upstreams: Mapping[t.Name, Upstream]
     plugin: Plugin | None = None
@@ -284,31 +284,24 @@ def load(path: Path) -> Pins:
     return parse(path, text)
 
 
+@lru_cache(maxsize=1)  # a command that changes the checkout reads it again in its lock
 def parse(path: Path, text: str) -> Pins:
     """Check the text of pins.yaml; raises as ``load``."""
     try:
-        document, pins = _validated(text)
+        document = yamlfile.read(text)
     except NotYamlError as error:
         msg = f"{path.name}:{error.line}: not valid YAML: {error}"
         raise PinsError(msg, "fix the syntax of that line") from None
-    if isinstance(pins, ValidationError):
-        problems = {_problem(document, detail) for detail in pins.errors()}
+    try:
+        pins = Pins.model_validate(document.data)
+    except ValidationError as error:
+        problems = {_problem(document, detail) for detail in error.errors()}
     else:
         crossed = checks.cross_check(pins, path.parent)
         problems = {(document.line(where), f"{dotted(where)}: {what}") for where, what in crossed}
-    if problems or isinstance(pins, ValidationError):
-        lines = (f"{path.name}:{line}: {text}" for line, text in sorted(problems))
-        raise PinsError("\n".join(lines))
-    return _lend(pins)
-
-
-@lru_cache(maxsize=1)  # a command that changes the checkout reads it again in its lock
-def _validated(text: str) -> tuple[Document, Pins | ValidationError]:
-    document = yamlfile.read(text)
-    try:
-        return document, Pins.model_validate(document.data)
-    except ValidationError as error:
-        return document, error
+        if not problems:
+            return _lend(pins)
+    raise PinsError("\n".join(f"{path.name}:{line}: {text}" for line, text in sorted(problems)))
 
 
 def _lend(pins: Pins) -> Pins:

@@ -4,14 +4,12 @@ Each type accepts plain values of its users (git, CMake, apt, uv, container engi
 system), and nothing that they would read as an option, another place or another command.
 """
 
-import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -34,12 +32,6 @@ def shaped(pattern: str, longest: int = 200) -> StringConstraints:
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
-def number(value: Any) -> Any:
-    """Turn a plain decimal number into an int; 010, 0x10, 1e3 and yes stay text and are refused."""
-    plain = isinstance(value, str) and re.fullmatch(r"0|[1-9][0-9]{0,17}", value)
-    return int(value) if plain else value
-
-
 def _place(path: str) -> str:
     # git and others read values that begin so as options or patterns
     wrong = "starts like an option or a pattern" if path.startswith(("-", ":")) else None
@@ -48,14 +40,8 @@ def _place(path: str) -> str:
     return path
 
 
-def _file(path: str) -> str:
-    if path.endswith("/"):
-        raise ValueError("ends with a slash, but is not a folder")
-    return _place(path)
-
-
-Count = Annotated[int, BeforeValidator(number), Field(gt=0, strict=True)]
-Bytes = Annotated[int, BeforeValidator(number), Field(ge=0, strict=True)]
+Count = Annotated[int, Field(gt=0)]
+Bytes = Annotated[int, Field(ge=0)]
 Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, shaped(r"^sha256:[0-9a-f]{64}$")]
@@ -71,7 +57,7 @@ MACHINES: dict[str, Platform] = {
 Place = Annotated[str, AfterValidator(_place)]
 """A file, or with a trailing slash a folder, below the folder that the key is about."""
 Folder = Annotated[str, shaped(r"/$"), AfterValidator(_place)]
-FilePath = Annotated[str, AfterValidator(_file)]
+FilePath = Annotated[str, shaped(r"[^/]$"), AfterValidator(_place)]
 """A file below that folder."""
 AbsolutePath = Annotated[str, shaped(r"^(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*)+$")]
 Module = Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]

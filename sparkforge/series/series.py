@@ -17,7 +17,7 @@ from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.series.patchfile import Patch, check_shadows, read_patch, slug
-from sparkforge.sources.sources import RELEASE_INSTEAD, Source
+from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store, code_of
 
 # With clean_env(), `git format-patch` gives the same bytes on every machine:
@@ -192,7 +192,7 @@ def export(
 
 def _remedy(source: Source) -> str:
     remedy = f"create it again on the pinned tree: git format-patch {' '.join(EXPORT_FLAGS)}"
-    return f"{RELEASE_INSTEAD}; or {remedy}" if source.provider == "git" else remedy
+    return "; or ".join([*source.instead, remedy])
 
 
 def apply_recorded(

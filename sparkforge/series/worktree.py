@@ -7,17 +7,12 @@ series (``sparkforge.series``).
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.core.run import call
 from sparkforge.series.series import Patched, Series
 
 _BASE_REF = "refs/sparkforge/base"
-_AUTHOR = {
-    "GIT_AUTHOR_NAME": gitsafe.COMMITTER,
-    "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
-    "GIT_NO_REPLACE_OBJECTS": "1",
-}
+_ALONE = {"GIT_NO_REPLACE_OBJECTS": "1"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class WorkTree:
 
     def git(self, *args: str) -> str:
         """Run git in it, isolated from the user's settings but not from the work tree's own."""
-        return git.git(self.folder, *args, env=_AUTHOR)
+        return git.git(self.folder, *args, env=_ALONE)
 
     @property
     def head(self) -> str:
@@ -44,7 +39,7 @@ class WorkTree:
         path = self.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
         # a colon would end the path, so git takes it quoted
         quoted = path.replace("\\", "\\\\").replace('"', '\\"')
-        return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"', "GIT_NO_REPLACE_OBJECTS": "1"}
+        return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"', **_ALONE}
 
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
@@ -56,12 +51,6 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         "core.autocrlf": "false",
         "core.safecrlf": "false",
     }
-    known = [
-        call("git", "config", "--get", key, check=False).stdout.strip()
-        for key in ("user.name", "user.email")
-    ]
-    if not all(known):  # else the first commit would fail
-        settings |= {"user.name": gitsafe.COMMITTER, "user.email": gitsafe.COMMITTER_EMAIL}
 
     def remember(fresh: Path) -> None:
         for key, value in settings.items():

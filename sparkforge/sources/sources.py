@@ -25,8 +25,7 @@ from sparkforge.pins.types import PathRule, origin_of
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
 
-RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
-"""The hint for a wrong tree from git; never applied automatically."""
+_RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
 UNREADABLE = (
     *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, struct.error),
     *(EOFError, LookupError, OverflowError, RuntimeError, ValueError),
@@ -46,6 +45,11 @@ class Source:
     commit: str
     tree: str
     origin: str
+
+    @property
+    def instead(self) -> list[str]:
+        """The hint for a wrong tree from git; never applied automatically."""
+        return [_RELEASE_INSTEAD] if self.provider == "git" else []
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Acces
             except CommandError as error:
                 msg = f"{name}: git could not fetch from {where}:\n{error}"
                 remedy = f"check the network, or give --mirror {name}=URL-or-path"
-                raise FetchError(msg, f"{remedy}; {RELEASE_INSTEAD}") from error
+                raise FetchError(msg, f"{remedy}; {_RELEASE_INSTEAD}") from error
             git.git(repo, "update-ref", ref, commit)
     log.info(f"{name}: git commit {commit[:12]} ({upstream.tag})")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
@@ -136,7 +140,7 @@ def _fetch_git(
         what = f"is {tagged}, but {commit} is pinned" if tagged else f"is not in {where}"
         remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
         raise IntegrityError(
-            f"{name}: tag {upstream.tag} {what}", f"{remedy} the pin is wrong; {RELEASE_INSTEAD}"
+            f"{name}: tag {upstream.tag} {what}", f"{remedy} the pin is wrong; {_RELEASE_INSTEAD}"
         )
     log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
     git.init_bare(repo)

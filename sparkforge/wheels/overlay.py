@@ -15,30 +15,26 @@ from packaging.utils import canonicalize_name
 
 from sparkforge.core import git, gitread
 from sparkforge.core.errors import BuildError
-from sparkforge.core.git import Change
 from sparkforge.pins.types import PathRule, member_of, origin_of, rule_of
 from sparkforge.series.patchfile import check_shadows
 from sparkforge.series.series import Patched
-from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.wheels import archive, intake
 from sparkforge.wheels.intake import Wheel
 
 
 @dataclass(frozen=True)
 class Request:
-    """Changes of a verified release wheel, other than its files.
-
-    ``local`` is the local version part (``cpu.spark.1``), ``release`` the release of its files;
-    None: the wheel's own. ``version_file`` is the module with the version.
-    """
+    """Changes of a verified release wheel, other than its files."""
 
     wheel: Path
     name: str | None
     local: str
+    """The local version part (``cpu.spark.1``)."""
     drop_requires: tuple[str, ...]
     version_file: str | None
     epoch: int
     release: str | None = None
+    """The release of its files; None: the wheel's own."""
     add_requires: tuple[str, ...] = ()
 
 
@@ -176,7 +172,12 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
                         kinds[kind].append(change.path)
                     continue
                 member = rule.wheel + change.path[len(rule.repo) :]
-                _check_before(request, source, origin, change, member)
+                if (found := _blob(source, member)) != change.old_blob:
+                    msg = f"{request.wheel.name}: {member} differs from the pinned source: blob"
+                    msg += f" {found[:12]} in the wheel, {change.old_blob[:12]} in"
+                    msg += f" {origin.upstream} ({origin.origin})"
+                    remedy = "wheel and source in pins.yaml must be from the same release"
+                    raise BuildError(msg, "; ".join([remedy, *origin.instead]))
                 if change.new_blob == git.ABSENT:
                     kinds["removed"].append(member)
                     continue
@@ -191,24 +192,13 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
     return Plan(fresh, executable, **{kind: tuple(names) for kind, names in kinds.items()})
 
 
-def _check_before(
-    request: Request, wheel: archive.Source, source: Source, change: Change, member: str
-) -> None:
-    """Refuse a wheel whose file is not the patch's original."""
-    found = git.ABSENT
-    if member in wheel.members:
-        data = wheel.read(member)
-        # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
-        found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-    if found != change.old_blob:
-        msg = (
-            f"{request.wheel.name}: {member} differs from the pinned source: blob {found[:12]} in"
-            f" the wheel, {change.old_blob[:12]} in {source.upstream} ({source.origin})"
-        )
-        remedy = "wheel and source in pins.yaml must be from the same release"
-        raise BuildError(
-            msg, f"{remedy}; {RELEASE_INSTEAD}" if source.provider == "git" else remedy
-        )
+def _blob(wheel: archive.Source, member: str) -> str:
+    """Return git's name of a member's content."""
+    if member not in wheel.members:
+        return git.ABSENT
+    data = wheel.read(member)
+    # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 # -- the wheel's own files ---------------------------------------------------------
