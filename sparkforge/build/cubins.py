@@ -18,7 +18,7 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
-from sparkforge.pins.compiling import Plugin
+from sparkforge.pins.types import Plugin
 
 MANIFEST = "manifest.json"
 FLAGS = (

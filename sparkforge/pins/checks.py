@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.pins.compiling import loads
+from sparkforge.pins.types import loads
 from sparkforge.pins.yamlfile import Where
 
 if TYPE_CHECKING:
     from sparkforge.pins.pins import Pins, ReleaseFile, Target, Upstream
 
 Problem = tuple[Where, str]
-"""Place and problem."""
 
 
 def cross_check(pins: Pins, root: Path) -> Iterator[Problem]:

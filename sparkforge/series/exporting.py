@@ -91,19 +91,11 @@ def export(
     drop: Sequence[str] = (),
     check: bool = False,
 ) -> tuple[Series, dict[str, Any]]:
-    """Replace the series ``old`` of a locked checkout by the commits after the source's up to one.
+    """Replace the series ``old`` of a locked checkout by the commits from the source to ``tip``.
 
-    Args:
-        tip: the last commit; ``env`` lets git in the store's repository find it.
-
-    Returns:
-        The new series, and its changes as JSON values.
-
-    Raises:
-        SeriesError: a commit cannot be a patch, or a patch would go that is not in ``drop``;
-            nothing was written.
-        UsageError: a patch in ``drop`` does not exist.
-        PinsError: with ``check``, files would be written.
+    ``env`` lets git in the store's repository find them. Returns the new series, and its changes as
+    JSON values. SeriesError: a commit cannot be a patch, or a patch would go that is not in
+    ``drop``. PinsError: with ``check``, files would be written.
     """
     name, before = source.upstream, {patch.name: patch.path.read_bytes() for patch in old.patches}
     if unknown := sorted(set(drop) - before.keys()):
@@ -177,7 +169,6 @@ def imported(store: Store, patched: Patched, files: Sequence[Path]) -> str:
 
     SeriesError: a file is no such mail, or does not apply there.
     """
-    repo, upstream = patched.source.repo, patched.source.upstream
     paths = list(patched.touched)
     for file in files:
         try:
@@ -192,17 +183,13 @@ def imported(store: Store, patched: Patched, files: Sequence[Path]) -> str:
         paths += [field.rpartition("\t")[2] for field in listing.split("\0") if field]
     with (
         store.temporary("import") as work,
-        git.sparse_worktree(repo, work / "tree", patched.commit, paths) as tree,
+        git.sparse_worktree(patched.source.repo, work / "tree", patched.commit, paths) as tree,
     ):
         for file in files:
             try:
                 git.git(tree, *AM, "--3way", str(file.resolve()))
             except CommandError as error:
-                hint = (
-                    f"do it by hand: build.py patches apply {upstream} DIR, there git am --3way"
-                    " FILE (of a plain diff git apply --3way, and commit), then build.py patches"
-                    " export DIR"
-                )
+                hint = "apply it in a work tree: docs/patches-howto.md#patches-from-outside"
                 raise SeriesError(f"{file}: does not apply:\n{error}", hint) from None
         return git.git(tree, "rev-parse", "HEAD")
 

@@ -137,5 +137,3 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
                     log.progress(name, done, total)
             except HTTPError as error:
                 raise requests.ConnectionError(error) from error
-        if total is not None and done < total:
-            raise requests.ConnectionError(f"connection closed after {done} of {total} bytes")

@@ -21,7 +21,6 @@ from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive
 
 _INFO = ".dist-info"
-_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def take(store: Store, path: Path, sha256: str) -> None:
 def verify(source: archive.Source) -> int:
     """Check every member of a wheel with its RECORD; returns their number."""
     wheel = read(source)
-    unsigned = {f"{wheel.info}/{name}" for name in _UNSIGNED}
+    unsigned = {f"{wheel.info}/RECORD{ending}" for ending in ("", ".jws", ".p7s")}
     for member in source.members:
         if not wheel.record.get(member) and member not in unsigned:
             raise source.wrong(f"{member} has no hash in its RECORD")
@@ -97,10 +96,7 @@ def checked(source: archive.Source, record: Mapping[str, str], member: str) -> I
 
 
 def read(source: archive.Source) -> Wheel:
-    """Read a wheel's metadata.
-
-    BuildError: its file name, METADATA, WHEEL or RECORD are invalid, or disagree.
-    """
+    """Read a wheel's metadata; BuildError: METADATA, WHEEL, RECORD or its name are invalid."""
     parts = source.path.name.removesuffix(".whl").split("-")
     if len(parts) != 5 or plain.path_problem(source.path.name):
         msg = f"{source.path.name}: not named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
@@ -119,22 +115,12 @@ def read(source: archive.Source) -> Wheel:
         same = canonicalize_name(name, validate=True) == canonicalize_name(parts[0])
         if not same or Version(version) != Version(parts[1]):
             raise ValueError(f"METADATA is of {name} {version}")
-        for field in headers:
-            if field.key == "requires-dist":
-                Requirement(field.value)
+        for field in (one for one in headers if one.key == "requires-dist"):
+            Requirement(field.value)
     except (ValueError, csv.Error) as error:  # packaging's errors are ValueErrors
         raise source.wrong(f"invalid metadata: {error}") from None
-    return Wheel(
-        stem=stem,
-        name=name,
-        version=version,
-        released=parts[1],
-        tags="-".join(parts[2:]),
-        metadata=headers,
-        description=description,
-        wheel=wheel,
-        record=record,
-    )
+    released, tags = parts[1], "-".join(parts[2:])
+    return Wheel(stem, name, version, released, tags, headers, description, wheel, record)
 
 
 def _parsed(data: bytes) -> tuple[tuple[Field, ...], str]:

@@ -207,21 +207,15 @@ def _blob(wheel: archive.Source, member: str) -> str:
 def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
     """Return METADATA with name, version and requirements corrected."""
     drop = {canonicalize_name(item) for item in request.drop_requires}
-    dropped = set()
     kept = []
     for header in wheel.metadata:
         if drop and header.key == "requires-dist":
             requirement = Requirement(header.value)
-            found = canonicalize_name(requirement.name)
-            # requirements of extras stay: they are installed on request only
-            if found in drop and "extra ==" not in str(requirement.marker):
-                dropped.add(found)
+            extra = "extra ==" in str(requirement.marker)  # installed on request only
+            if canonicalize_name(requirement.name) in drop and not extra:
                 continue
         ours = {"name": f"Name: {name}", "version": f"Version: {version}"}
         kept.append(ours.get(header.key, header.text))
-    if missing := sorted(drop - dropped):
-        msg = f"{request.wheel.name}: does not require {', '.join(missing)}"
-        raise BuildError(msg, "remove the name from drop_requires in pins.yaml")
     kept += [f"Requires-Dist: {requirement}" for requirement in request.add_requires]
     return ("\n".join(kept) + "\n\n" + wheel.description).encode()
 

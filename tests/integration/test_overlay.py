@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -298,18 +297,9 @@ def test_a_change_that_no_overlay_can_have_is_refused(
     assert "python-alone" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changed", "match"),
-    [
-        ({"drop_requires": ("torchaudio", "torchvision")}, r"does not require torchvision"),
-        ({"version_file": "demo/mod.py"}, r"does not state the version 1\.0"),
-    ],
-)
-def test_a_pin_that_does_not_fit_the_wheel_is_refused(
-    bench: Bench, changed: Mapping[str, Any], match: str
-) -> None:
-    with pytest.raises(BuildError, match=match) as caught:
-        bench.build(None, **changed)
+def test_a_pin_that_does_not_fit_the_wheel_is_refused(bench: Bench) -> None:
+    with pytest.raises(BuildError, match=r"does not state the version 1\.0") as caught:
+        bench.build(None, version_file="demo/mod.py")
     assert caught.value.exit_code == 7
 
 

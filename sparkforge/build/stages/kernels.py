@@ -13,7 +13,7 @@ from sparkforge.build.stages.thirdparty import compiler, fill, to_fetch, version
 from sparkforge.build.stages.wheels import holds_wheel
 from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import PinsError
-from sparkforge.pins.compiling import Plugin
+from sparkforge.pins.types import Plugin
 from sparkforge.wheels import archive
 
 CUBINS = "decode/cubins"

@@ -7,8 +7,8 @@ import pytest
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import pins, yamlfile
-from sparkforge.pins.compiling import compiles, loads
 from sparkforge.pins.pins import Recorded
+from sparkforge.pins.types import compiles, loads
 from tests.support import ROOT
 
 COMMIT = "a" * 40
