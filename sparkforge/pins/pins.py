@@ -8,13 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
 from sparkforge.pins import types as t
 from sparkforge.pins.types import MACHINES, Model
-from sparkforge.pins.yamlfile import Document, NotYamlError, dotted
+from sparkforge.pins.yamlfile import Document, dotted
 from sparkforge.serving.profile import Choice, Profile
 
 _T = TypeVar("_T")
@@ -280,8 +281,10 @@ def parse(path: Path, text: str) -> Pins:
     """Check the text of pins.yaml; raises as ``load``."""
     try:
         document = yamlfile.read(text)
-    except NotYamlError as error:
-        msg = f"{path.name}:{error.line}: not valid YAML: {error}"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = str(getattr(error, "problem", None) or error).splitlines()[0]
+        msg = f"{path.name}:{mark.line + 1 if mark else 1}: not valid YAML: {what}"
         raise PinsError(msg, "fix the syntax of that line") from None
     try:
         pins = Pins.model_validate(document.data)

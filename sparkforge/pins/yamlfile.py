@@ -28,14 +28,6 @@ _WIDEST = 60  # characters of a key that are shown
 Where = tuple[str | int, ...]
 
 
-class NotYamlError(Exception):
-    """The text is no YAML; ``line``: of the error."""
-
-    def __init__(self, line: int, what: str) -> None:
-        super().__init__(what)
-        self.line = line
-
-
 @dataclass
 class Document:
     """The values, and the place of each by its path."""
@@ -62,27 +54,26 @@ def dotted(where: Where) -> str:
 
 
 def read(text: str) -> Document:
-    """Parse a text; NotYamlError if it is no YAML, more than one document, or nested too deeply."""
+    """Parse a text; yaml.YAMLError: no YAML, more than one document, or nested too deeply."""
     document = Document()
     # the C parser is five times as fast; a build of PyYAML without libyaml lacks it
     loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth = 0
-    try:
-        for event in yaml.parse(text, Loader=loader):  # compose() recurses without a limit
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise NotYamlError(_line(event), f"values are nested more than {_DEEPEST} deep")
-            if isinstance(event, yaml.AliasEvent):  # no value contains itself
-                raise NotYamlError(_line(event), "an alias (*): write out the value")
-        if (top := yaml.compose(text, Loader=loader)) is not None:
-            document.keys[()] = _line(top)
-            document.data = _value(top, (), document)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        text = str(getattr(error, "problem", None) or error).splitlines()[0]
-        raise NotYamlError(mark.line + 1 if mark else 1, text) from None
+    for event in yaml.parse(text, Loader=loader):  # compose() recurses without a limit
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise _refused(event, f"values are nested more than {_DEEPEST} deep")
+        if isinstance(event, yaml.AliasEvent):  # no value contains itself
+            raise _refused(event, "an alias (*): write out the value")
+    if (top := yaml.compose(text, Loader=loader)) is not None:
+        document.keys[()] = _line(top)
+        document.data = _value(top, (), document)
     return document
+
+
+def _refused(part: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=part.start_mark)
 
 
 def _line(part: Any) -> int:
@@ -101,7 +92,7 @@ def _value(node: yaml.Node, where: Where, document: Document) -> Any:
     values: dict[str, Any] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or _printable(key) in values:
-            raise NotYamlError(_line(key), "a key that is no text, or occurs twice")
+            raise _refused(key, "a key that is no text, or occurs twice")
         inside = (*where, key.value)
         document.keys[inside] = _line(key)
         values[key.value] = _value(value, inside, document)
@@ -112,7 +103,7 @@ def _printable(node: yaml.ScalarNode) -> str:
     text = str(node.value)
     if not plain.printable(text):
         short = plain.escaped(text[:_WIDEST])
-        raise NotYamlError(_line(node), f"{short}: more than a line, or control characters")
+        raise _refused(node, f"{short}: more than a line, or control characters")
     return text
 
 
