@@ -39,7 +39,6 @@ class ReleaseFile(Model):
     file: t.ReleaseFileName
     sha256: t.Sha256
     size: t.Count
-    """Bytes; a dry run adds them up."""
     natives: Natives | None = None
     """The wheel is of an older release and gives native files only."""
 

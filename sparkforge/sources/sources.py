@@ -54,11 +54,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Access:
-    """Access to sources: the index, URLs or paths by upstream instead of the pinned git URL, and
-    whether only the store and mirrors that are paths may be used."""
+    """Access to sources."""
 
     index: Index
     mirrors: Mapping[str, str]
+    """URLs or paths by upstream, instead of the pinned git URL."""
     offline: bool
 
 
@@ -131,17 +131,14 @@ def _fetch_git(
         where = str(Path(where).resolve())
     elif offline:
         msg = f"{name}: {upstream.tag} is not in the store, and --offline is set"
-        raise FetchError(
-            msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
-        )
+        remedy = f"run once without --offline, or give --mirror {name}=PATH of a clone"
+        raise FetchError(msg, remedy)
     tags = (f"refs/tags/{upstream.tag}", f"refs/tags/{upstream.tag}^{{}}")
     tagged = git.remote_tags(where, *tags).get(upstream.tag)
     if tagged != commit:
         what = f"is {tagged}, but {commit} is pinned" if tagged else f"is not in {where}"
-        remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
-        raise IntegrityError(
-            f"{name}: tag {upstream.tag} {what}", f"{remedy} the pin is wrong; {_RELEASE_INSTEAD}"
-        )
+        remedy = f"compare with the release page before changing pins.yaml; {_RELEASE_INSTEAD}"
+        raise IntegrityError(f"{name}: tag {upstream.tag} {what}", remedy)
     log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
     git.init_bare(repo)
     git.tidy(repo)
@@ -223,8 +220,7 @@ def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
 def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeFile]:
     """Yield a wheel's Python files with their paths in the repository.
 
-    Compiled or copied files of a wheel are not sources, and files without a rule belong to another
-    upstream.
+    Its other files are no sources, and files without a rule belong to another upstream.
     """
     found = False
     with zipfile.ZipFile(archive) as wheel:

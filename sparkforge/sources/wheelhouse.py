@@ -103,9 +103,9 @@ def markers(python: str, platform: str) -> dict[str, str]:
 def _ranks(python: str, platform: str) -> Mapping[Tag, int]:
     """Return the wheel tags that an interpreter on a platform installs, the best with 0."""
     machine = _MACHINE[platform]
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC_MINOR[platform], 4, -1)]
-    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}"]
-    platforms.append(f"linux_{machine}")
+    glibcs = (f"manylinux_2_{minor}" for minor in range(_GLIBC_MINOR[platform], 4, -1))
+    kinds = [*glibcs, "manylinux2014", "manylinux2010", "manylinux1", "linux"]
+    platforms = [f"{kind}_{machine}" for kind in kinds]
     major, minor = (int(part) for part in python.split("."))
     # explicit abis: the default is the running interpreter's
     tags = list(cpython_tags((major, minor), abis=[f"cp{major}{minor}"], platforms=platforms))
@@ -145,10 +145,7 @@ def missing(store: Store, wanted: Wanted) -> int:
 
 
 def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool, into: Path) -> int:
-    """Fetch every locked requirement and link the files into a folder; return their number.
-
-    FetchError: also where no file is locked and fits.
-    """
+    """Fetch every locked requirement and link the files into a folder; return their number."""
 
     def fetched(item: Locked, stopping: Event) -> Path:
         found = in_store(store, item, wanted.python, wanted.platform)
