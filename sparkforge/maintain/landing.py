@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from sparkforge.build.context import release_name
 from sparkforge.core import git
 from sparkforge.core.disk import write_files
-from sparkforge.core.errors import PinsError
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, drift
 from sparkforge.maintain.drift import Note
@@ -130,11 +129,7 @@ def _pins_text(
         for key, external in target.externals.items():
             if external != before[name].externals[key]:
                 values[*here, "externals", key, "commit"] = external.commit
-    try:
-        text = yamlfile.replace_scalars(path.read_bytes().decode(), values)
-    except KeyError as error:
-        msg = f"{path.name}: {error.args[0]}: is written on more than one line"
-        raise PinsError(msg, "write it KEY: VALUE on one line") from None
+    text = yamlfile.replace_scalars(path.read_bytes().decode(), values)
     for name, target in plan.moved.items():
         for key, file in target.files.items():
             if file.natives is None and before[name].files[key].natives is not None:

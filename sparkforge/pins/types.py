@@ -101,9 +101,7 @@ def rule_of(rules: Iterable[PathRule], path: str) -> PathRule | None:
 def member_of(rules: Iterable[PathRule], path: str) -> str | None:
     """Return the path in a wheel of a file of the repository; None: not in a wheel, or no rule."""
     rule = rule_of(rules, path)
-    if rule is None or rule.wheel is None:
-        return None
-    return rule.wheel + path[len(rule.repo) :]
+    return rule.wheel + path[len(rule.repo) :] if rule and rule.wheel else None
 
 
 def origin_of(rules: Iterable[PathRule], member: str) -> tuple[PathRule, str] | None:

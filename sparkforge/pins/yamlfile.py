@@ -3,8 +3,7 @@
 Plain scalars stay the text that was written (only null is None): 3.10 keeps its zero, a SHA of
 digits its length, ``no`` its letters. The model decides which values are numbers.
 
-Edits of pins.yaml leave every other line as it is. An upstream that is not written one key a line
-is a PinsError.
+Edits of pins.yaml leave every other line as it is.
 """
 
 from __future__ import annotations
@@ -111,14 +110,15 @@ def _printable(node: yaml.ScalarNode) -> str:
 
 
 def replace_scalars(text: str, values: Mapping[Where, str]) -> str:
-    """Return the text with some values replaced; KeyError: one is no scalar on one line."""
+    """Return the text with some values replaced; PinsError: one is not written on one line."""
     nodes = read(text).nodes
     lines = text.splitlines(keepends=True)
     places = []
     for where, value in values.items():
         node = nodes.get(where)
         if not isinstance(node, yaml.ScalarNode) or node.start_mark.line != node.end_mark.line:
-            raise KeyError(dotted(where))
+            msg = f"pins.yaml: {dotted(where)}: is not written on one line"
+            raise PinsError(msg, "write it KEY: VALUE on one line")
         places.append((node.start_mark.line, node.start_mark.column, node.end_mark.column, value))
     for line, start, end, value in sorted(places, reverse=True):  # from the end: columns stay
         lines[line] = lines[line][:start] + value + lines[line][end:]
@@ -159,8 +159,7 @@ def record(path: Path, upstream: str, recorded: Mapping[Provider, Recorded]) -> 
 def _block(path: Path, text: str, mapping: Where, key: str, block: list[str], behind: str) -> str:
     """Return the text with new lines for one key of a mapping, which must be one key a line.
 
-    They are indented from the mapping's own column; if it lacks ``key``, they follow ``behind``,
-    else they come first.
+    If it lacks ``key``, they follow ``behind``, else they come first.
     """
     own = read(text).nodes[mapping]
     if own.flow_style:

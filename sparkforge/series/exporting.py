@@ -67,11 +67,9 @@ def stage(
             raise SeriesError("\n".join(problems), hint)
         patched = series.apply(store, fresh, source)
     except SeriesError as error:
-        texts = (error.what, error.remedy)  # the folder is gone when they are read
-        shown = f"patches/{folder.name}"
-        raise SeriesError(*(text.replace(str(folder), shown) for text in texts)) from None
+        what = error.what.replace(str(folder), f"patches/{folder.name}")  # that folder goes
+        raise SeriesError(what, error.remedy) from None
     if patched.tree != tree:
-        series.forget(store, fresh, source)
         msg = f"the patches give tree {patched.tree[:12]}, the commits have {tree[:12]}"
         raise SeriesError(msg, "a commit contains a change that a patch cannot express: remove it")
     recorded = Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
@@ -131,8 +129,6 @@ def export(
         how = " ".join(f"--drop {patch}" for patch in unnamed)
         raise SeriesError(msg, f"nothing was written; to remove it: {how}")
     write_files(stale)
-    for path in stale:
-        log.detail(f"written: {path}")
     told = "written" if stale else "nothing to write"
     log.info(f"{name}: {counted(len(files), 'patch', 'patches')}, {told}")
     document = {"upstream": name, **report, "written": [str(path) for path in stale]}
@@ -169,6 +165,7 @@ def imported(store: Store, patched: Patched, files: Sequence[Path]) -> str:
 
     SeriesError: a file is no such mail, or does not apply there.
     """
+    hint = "how to apply patches by hand: docs/patches-howto.md#patches-from-outside"
     paths = list(patched.touched)
     for file in files:
         try:
@@ -176,9 +173,7 @@ def imported(store: Store, patched: Patched, files: Sequence[Path]) -> str:
             nowhere = {"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"}
             listing = git.git(Path(), *how, env=nowhere)
         except CommandError as error:
-            msg = f"{file}: not a patch that git can read:\n{error}"
-            hint = "create it with git format-patch, or download the .patch"
-            raise SeriesError(msg, hint) from None
+            raise SeriesError(f"{file}: git cannot read it:\n{error}", hint) from None
         # both sides of a rename
         paths += [field.rpartition("\t")[2] for field in listing.split("\0") if field]
     with (
@@ -189,7 +184,6 @@ def imported(store: Store, patched: Patched, files: Sequence[Path]) -> str:
             try:
                 git.git(tree, *AM, "--3way", str(file.resolve()))
             except CommandError as error:
-                hint = "apply it in a work tree: docs/patches-howto.md#patches-from-outside"
                 raise SeriesError(f"{file}: does not apply:\n{error}", hint) from None
         return git.git(tree, "rev-parse", "HEAD")
 

@@ -81,15 +81,10 @@ def read(folder: Path) -> Series:
         raise SeriesError(f"{listing}: cannot read it: {error}", "restore it from git") from None
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}
-    problems = [
-        *(
-            f"{listing}: {name} is listed twice"
-            for name in sorted({*names})
-            if names.count(name) > 1
-        ),
-        *(f"{listing}: {name}: no such file" for name in names if name not in files),
-        *(f"{folder / name}: not listed in series" for name in sorted(files - set(names))),
-    ]
+    twice = {name for name in names if names.count(name) > 1}
+    problems = [f"{listing}: {name} is listed twice" for name in sorted(twice)]
+    problems += [f"{listing}: {name}: no such file" for name in names if name not in files]
+    problems += [f"{folder / name}: not listed in series" for name in sorted(files - set(names))]
     if problems:
         raise SeriesError("\n".join(map(plain.escaped, problems)))
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))

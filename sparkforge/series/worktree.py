@@ -17,13 +17,13 @@ _ALONE = {"GIT_NO_REPLACE_OBJECTS": "1"}
 
 @dataclass(frozen=True)
 class WorkTree:
-    """A work tree and its origin: the pinned commit below the series, and the sha256 of the
-    original series and of those that were exported."""
+    """A work tree and its origin."""
 
     folder: Path
     upstream: str
     base: str
     series: tuple[str, ...]
+    """The sha256 of the original series, and of those that were exported."""
 
     def git(self, *args: str) -> str:
         """Run git in it, isolated from the user's settings but not from the work tree's own."""
@@ -44,17 +44,12 @@ class WorkTree:
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
     """Create a work tree of a series; StoreError: the folder exists or cannot be created."""
-    # git reads the user's settings there: override those that would change files
-    settings = {
-        "sparkforge.upstream": series.upstream,
-        "sparkforge.series": series.sha256,
-        "core.autocrlf": "false",
-        "core.safecrlf": "false",
-    }
 
     def remember(fresh: Path) -> None:
-        for key, value in settings.items():
-            git.git(fresh, "config", key, value)
+        git.git(fresh, "config", "sparkforge.upstream", series.upstream)
+        git.git(fresh, "config", "sparkforge.series", series.sha256)
+        for key in ("core.autocrlf", "core.safecrlf"):  # the user's would change files
+            git.git(fresh, "config", key, "false")
         git.git(fresh, "update-ref", _BASE_REF, patched.source.commit)
 
     git.clone_at(patched.source.repo, folder, patched.commit, remember)
@@ -77,10 +72,7 @@ def read(folder: Path) -> WorkTree:
 
 
 def settled(tree: WorkTree) -> list[str]:
-    """Return the untracked files (quoted) that git does not ignore.
-
-    SeriesError: uncommitted changes, a running rebase, or commits that are no line from the base.
-    """
+    """Return the untracked files; SeriesError: other changes, or no line of commits to export."""
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     if any((folder / name).exists() for name in ("rebase-merge", "rebase-apply", "MERGE_HEAD")):
         msg = f"{tree.folder}: a rebase or merge is in progress"

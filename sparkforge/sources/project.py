@@ -40,10 +40,7 @@ class ProjectOptions:
 
 
 def store_of(named: str | Path | None) -> Store:
-    """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder.
-
-    UsageError: no store is named, and the user has no home folder. StoreError: another user's.
-    """
+    """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparkforge")
     try:
         root = Path(named or os.environ.get("SPARKFORGE_STORE") or default).expanduser()

@@ -65,8 +65,7 @@ class Access:
 def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:
     """Return the upstream's source, fetched if the store lacks it.
 
-    IntegrityError: the tag names another commit, or a file has another hash. PinsError: the commit
-    is unknown, and no release file may replace it. FetchError: it cannot be downloaded.
+    IntegrityError: the tag names another commit, or a file has another hash.
     """
     mirrored = name in access.mirrors  # which implies git
     if plan == "release" and not mirrored:
@@ -207,10 +206,7 @@ def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
             if member.issym():
                 target = member.linkname.encode(errors="surrogateescape")
                 yield git.TreeFile(path, "120000", target)
-            elif member.isreg() or member.islnk():
-                content = tar.extractfile(member)  # of a hard link: of what it leads to
-                if content is None:
-                    raise _refused(archive, f"member {member.name!r} is a dangling link")
+            elif content := tar.extractfile(member):  # of a hard link: of what it leads to
                 mode = "100755" if member.mode & stat.S_IXUSR else "100644"
                 yield git.TreeFile(path, mode, content.read())
             elif not member.isdir():

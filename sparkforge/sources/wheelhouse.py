@@ -1,8 +1,7 @@
 """Hash-locked requirements → a folder of verified wheels for one Python and platform.
 
-Environment and image install from this folder alone: their builds need no network and no
-registry settings, and every file in it has passed its sha256. ``pip download`` takes about twice as
-long, and cannot choose among the files of a lock for another platform.
+Environment and image install from this folder alone, so they need no network and no registry
+settings. ``pip download`` cannot choose among the files of a lock for another platform.
 """
 
 from __future__ import annotations

@@ -32,9 +32,8 @@ _PIECE = 1 << 20
 class Source:
     """A wheel whose members are copied, as an open file.
 
-    It accepts only archives that all readers of wheels interpret alike: each name is a plain path,
-    unique and equal in both of its headers; no member is encrypted, or packed other than by
-    deflate. BuildError: it is not such an archive.
+    BuildError: not all readers of wheels interpret it alike. Each name is a plain path, unique and
+    equal in both of its headers; no member is encrypted, or packed other than by deflate.
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:

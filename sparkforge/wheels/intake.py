@@ -58,7 +58,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class IntakeResult:
-    """A wheel that was checked: the number of its members."""
+    """A wheel that was checked."""
 
     members: int
 

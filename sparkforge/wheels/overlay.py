@@ -82,9 +82,8 @@ def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
 def renew(request: Request, layer: Layer, folder: Path) -> Overlaid:
     """Write a wheel with its native files, and a tree's files in place of all others.
 
-    A build for CPUs may be published long after its release. Until then its target takes the
-    native files of the build before, marked as such in pins.yaml (``natives``) and in the wheel's
-    version. ``request.release`` is the tree's.
+    For an upstream that publishes a build for CPUs long after its release (``natives`` in
+    pins.yaml). ``request.release`` is the tree's.
     """
     fresh: dict[str, bytes] = {}
     executable: dict[str, bool] = {}
