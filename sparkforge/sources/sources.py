@@ -218,16 +218,11 @@ def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeF
 
     Its other files are no sources, and files without a rule belong to another upstream.
     """
-    found = False
     with zipfile.ZipFile(archive) as wheel:
         for info in wheel.infolist():
             member = _safe(info.filename, archive) if not info.is_dir() else ""
             origin = origin_of(rules, member)
             if member.endswith(".py") and origin is not None:
-                found = True
                 executable = (info.external_attr >> 16) & stat.S_IXUSR
                 mode = "100755" if executable else "100644"
                 yield git.TreeFile(origin[1], mode, wheel.read(info))
-    if not found:
-        msg = f"{archive.name}: has no Python file in the folders of paths"
-        raise IntegrityError(msg, "fix paths or source_file in pins.yaml")

@@ -48,15 +48,6 @@ def test_other_words_or_lines_change_a_patch(tree: Tree) -> None:
     assert b"+line_20 = 3" in (tree.project.patches / PATCH).read_bytes()
 
 
-def test_another_subject_renames_the_file(tree: Tree) -> None:
-    tree.amend({}, "-m", f"Say it better\n\n{BODY}")
-    tree.refused()
-    report = tree.export("--drop", PATCH)
-    assert (report["dropped"], report["added"]) == ([PATCH], ["say-it-better.patch"])
-    assert series_of(tree.project) == ["say-it-better.patch"]
-    assert not (tree.project.patches / PATCH).exists()
-
-
 def test_order_is_that_of_the_commits_and_a_patch_goes_only_by_its_name(tree: Tree) -> None:
     tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
     tree.export()
