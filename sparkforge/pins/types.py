@@ -25,6 +25,12 @@ def shaped(pattern: str, longest: int = 200) -> StringConstraints:
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
+def _whole(commit: str) -> str:
+    if commit.endswith("0" * 12):  # by chance once in 2.8e14 commits
+        raise ValueError("is an abbreviated SHA padded with zeros; omit a commit that is unknown")
+    return commit
+
+
 def _place(path: str) -> str:
     # git and others read values that begin so as options or patterns
     wrong = "starts like an option or a pattern" if path.startswith(("-", ":")) else None
@@ -35,7 +41,7 @@ def _place(path: str) -> str:
 
 Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(ge=0)]
-Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$")]
+Commit = Annotated[str, shaped(r"^[0-9a-f]{40}$"), AfterValidator(_whole)]
 Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, shaped(r"^sha256:[0-9a-f]{64}$")]
 Name = Annotated[str, shaped(r"^[a-z0-9][a-z0-9._-]*$", 100)]

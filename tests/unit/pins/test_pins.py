@@ -115,6 +115,7 @@ def refusal(folder: Path, text: str) -> list[str]:
 WRONG = rf"""
 upstreams.demo.tagg | tag: v1 | tagg: v1
 upstreams.demo.commit | commit: {COMMIT} | commit: abc1234
+upstreams.demo.commit | commit: {COMMIT} | commit: {"5df63a720".ljust(40, "0")}
 upstreams.demo.tag | tag: v1.2.3 | tag: main
 upstreams.demo.files.wheel.sha256 |         sha256: {HASH}\n |
 profiles.full.model | model: tiny | model: huge
