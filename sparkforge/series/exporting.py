@@ -170,8 +170,7 @@ def imported(store: Store, patched: Patched, files: Sequence[Path]) -> str:
     for file in files:
         try:
             how = ("apply", "--numstat", "-z", str(file.resolve()))
-            nowhere = {"GIT_CEILING_DIRECTORIES": "/", "GIT_DIR": "/dev/null"}
-            listing = git.git(Path(), *how, env=nowhere)
+            listing = git.git(Path(), *how, env={"GIT_DIR": "/dev/null"})
         except CommandError as error:
             raise SeriesError(f"{file}: git cannot read it:\n{error}", hint) from None
         # both sides of a rename

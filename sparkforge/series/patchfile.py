@@ -76,11 +76,7 @@ _SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<!vs)(?<!cf)[.!?](?=\s|$)")
 
 
 def read_patch(path: Path) -> Patch:
-    """Read one patch file.
-
-    SeriesError: it is not a mail-format patch, or it changes a forbidden file:
-    outside of the repository, a submodule, git's own files, no text.
-    """
+    """Read one patch file; SeriesError: no mail-format patch, or it changes a forbidden file."""
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")

@@ -70,10 +70,7 @@ class Patched:
 
 
 def read(folder: Path) -> Series:
-    """Read ``folder/series`` and its patches; no such file: an empty series.
-
-    SeriesError: series and files disagree, or a patch can't be read.
-    """
+    """Read ``folder/series`` and its patches; no such file: an empty series."""
     listing = folder / "series"
     try:
         lines = listing.read_text(encoding="utf-8").splitlines() if listing.exists() else []
