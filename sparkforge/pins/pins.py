@@ -98,7 +98,7 @@ class Upstream(Model):
 
     @property
     def commit_or_unknown(self) -> str:
-        """The commit as receipt, SBOM, provenance and labels name it."""
+        """The commit as receipt, SBOM and labels name it."""
         return self.commit or "unknown"
 
 

@@ -22,13 +22,6 @@ def series_of(project: Project) -> list[str]:
 # -- what comes back ------------------------------------------------------------------
 
 
-def test_nothing_changed_nothing_written(tree: Tree) -> None:
-    before = snapshot(tree.project.root)
-    tree.export("--check")
-    assert tree.export()["written"] == []
-    assert snapshot(tree.project.root) == before
-
-
 def test_a_new_commit_becomes_a_patch_and_the_record_follows(tree: Tree) -> None:
     tree.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
     tree.refused("add-a-module.patch", "--check", code=3)
