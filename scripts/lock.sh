@@ -86,4 +86,3 @@ for name in $wanted; do
     exit 2
   fi
 done
-echo 'next: scripts/sizes.py'

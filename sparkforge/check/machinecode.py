@@ -12,7 +12,7 @@ from sparkforge.build.context import width
 from sparkforge.check import tools
 from sparkforge.core.errors import CheckError, CommandError
 from sparkforge.core.run import call, in_parallel
-from sparkforge.pins.compiling import compiles
+from sparkforge.pins.types import compiles
 from sparkforge.sources.project import Project
 
 LOCK = "requirements/proofs.txt"

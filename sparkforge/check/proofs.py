@@ -15,8 +15,8 @@ from sparkforge.check.machinecode import Library, Readers, readers
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, UsageError
 from sparkforge.core.log import log
-from sparkforge.pins.compiling import Contract, Excused
 from sparkforge.pins.pins import Target
+from sparkforge.pins.types import Contract, Excused
 from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.wheels import archive, intake
 

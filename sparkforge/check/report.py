@@ -17,7 +17,6 @@ from sparkforge.core.disk import intact, sha256_file, write_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import Model
-from sparkforge.series.docs import why
 from sparkforge.sources.project import PinsFile, checkout
 
 
@@ -51,7 +50,6 @@ def run(options: Options) -> int:
             same_pins=built.pins_sha256 == sha256_file(here.pins_path),
             changed=changed,
             series={one.upstream: one.patches for one in series if one.upstream in used},
-            why=why,
             checks=accepted.get("checks", []),
             counts=accepted.get("counts", {}),
             speed=measured.get("tests", {}),

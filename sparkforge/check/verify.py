@@ -37,12 +37,12 @@ from sparkforge.core import plain
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.plain import record_rows
 from sparkforge.core.run import call, have
 from sparkforge.pins.types import MACHINES
 from sparkforge.release.command import check_folder, check_image, check_key, inputs
 from sparkforge.runtime import engine
 from sparkforge.runtime.engine import BaseImage, Engine
-from sparkforge.runtime.environment import record_rows
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.project import Project, ProjectOptions
 

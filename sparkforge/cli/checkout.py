@@ -55,14 +55,14 @@ def docs(options: DocsOptions = DocsOptions()) -> int:
 def pages_of(here: Checkout) -> Mapping[Path, str]:
     """Return the text of every generated page."""
     from sparkforge.check import accept, report, roofline
-    from sparkforge.series import docs
+    from sparkforge.series import exporting
 
     root, all_pins = here.root, here.pins
     folder = root / "docs"
     patches = chosen_series(None, root, all_pins)
     kernels = roofline.markdown(all_pins.target("spark"))
     return {
-        folder / "patches.md": docs.page(patches, all_pins.upstreams),
+        folder / "patches.md": exporting.markdown(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),
         folder / "status.md": report.status(folder / "status.md"),
         folder / "variables.md": variables((root / "docker-compose.yml").read_text("utf-8")),

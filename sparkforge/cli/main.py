@@ -44,7 +44,6 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "pins": ("", "check pins.yaml and record the patched trees"),
         "pins check": ("cli.pins:check_pins", "check pins.yaml"),
         "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
-        "pins resolve": ("cli.pins:resolve_commits", "look up commits that pins.yaml leaves out"),
         "dev": ("maintain.dev:run", "run a shell, or -- COMMAND, on editable patched trees"),
         "rebase": ("maintain.rebase:run", "move a series to another release"),
         "watch": ("maintain.watch:run", "look for newer releases and try the series on them"),

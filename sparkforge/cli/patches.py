@@ -13,7 +13,7 @@ from sparkforge.build.options import (
 from sparkforge.core.errors import PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.series import exporting, importing, lint, series, worktree
+from sparkforge.series import exporting, lint, series, worktree
 from sparkforge.series.series import Series
 from sparkforge.sources import sources
 from sparkforge.sources.project import PinsFile, Project, ProjectOptions, checkout
@@ -146,13 +146,15 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
         if source.commit != tree.base:
             msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
             raise SeriesError(msg, _CHERRY_PICK)
-        chain = exporting.Chain(source, tree.head, tree.objects)
         # changes to the series since then must not be undone: only a no-op may pass
         behind = now.sha256 not in tree.series
         drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
         try:
-            fresh, report, written = exporting.export(
-                project, now, chain, drop=drop, check=options.check or behind
+            fresh, report = exporting.export(
+                *(project, now, source, tree.head),
+                env=tree.objects,
+                drop=drop,
+                check=options.check or behind,
             )
         except PinsError as error:
             if options.check or not behind:
@@ -160,7 +162,7 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
             msg = f"patches/{tree.upstream}: changed since {tree.folder} was created from it"
             raise SeriesError(msg, _CHERRY_PICK) from error
         worktree.exported(tree, fresh.sha256)
-    log.document(exporting.document(fresh, report, written))
+    log.document(report)
     return 0
 
 
@@ -172,8 +174,7 @@ def import_patches(options: ImportOptions) -> int:
     with Project.open(options.project).locked() as project:
         source, now = _source(project, options.upstream)
         patched = series.apply(project.store, now, source)
-        chain = importing.chain(project.store, now, patched, options.file)
-        fix = "add it to the message in the file: docs/patches-howto.md has a template"
-        result = exporting.export(project, now, chain, drop=(), check=False, fix=fix)
-    log.document(exporting.document(*result))
+        tip = exporting.imported(project.store, patched, options.file)
+        _, report = exporting.export(project, now, source, tip)
+    log.document(report)
     return 0

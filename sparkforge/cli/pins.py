@@ -1,17 +1,13 @@
 """pins."""
 
-from dataclasses import field
-from typing import Any
-
 from sparkforge.build.options import (
     CheckoutOptions,
     OutputOptions,
     SourceName,
     command_options,
 )
-from sparkforge.core.disk import write_files
 from sparkforge.core.log import log
-from sparkforge.pins import edit, pins
+from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import series
 from sparkforge.sources import sources
@@ -23,14 +19,6 @@ class RecordOptions:
     source: SourceName = None
     """release files; git: commits of the pinned tags; auto: git, or release files if git is
     unreachable (default: release)"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-
-
-@command_options
-class ResolveOptions:
-    upstream: tuple[str, ...] = field(default=(), kw_only=False)
-    """upstreams to look up, even if recorded (default: those without a commit)"""
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
 
@@ -53,7 +41,7 @@ def check_pins(options: CheckoutOptions = CheckoutOptions()) -> int:
     numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
     log.info(f"{here.pins_path.name}: {numbers}; no problems")
     for name in unknown:
-        log.info(f"{name}: commit: unknown (build.py pins resolve)")
+        log.info(f"{name}: commit: unknown")
     log.document({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
     return 0
 
@@ -68,38 +56,11 @@ def record_trees(options: RecordOptions = RecordOptions()) -> int:
         if not series.read(folder).patches:
             continue
         source = sources.ensure(store, name, upstream, plan, project.access)
-        with project.locked():  # a concurrent export must not change the series now
+        with project.locked() as now:  # a concurrent export must not change the series
             patched = series.apply(store, series.read(folder), source)
             recorded = pins.Recorded(commit=patched.commit, tree=patched.tree)
-            edit.record(path, name, source.provider, recorded)
+            before = now.pins.upstream(name).patched
+            yamlfile.record(path, name, {**before, source.provider: recorded})
         log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
     log.document({"pins": str(path)})
-    return 0
-
-
-def resolve_commits(options: ResolveOptions = ResolveOptions()) -> int:
-    """Write the commits that pins.yaml leaves out; check those of upstreams that are named."""
-    project = Project.open(options.project)
-    path, loaded = project.pins_path, project.pins
-    for name in options.upstream:
-        loaded.upstream(name)
-    chosen = options.upstream or [
-        name for name, upstream in loaded.upstreams.items() if upstream.commit is None
-    ]
-    found: dict[str, Any] = {}
-    for name in chosen:
-        upstream = loaded.upstreams[name]
-        resolved = sources.resolve(project.store, name, upstream, project.access)
-        if written := upstream.commit is None:
-            with project.locked():
-                text = path.read_bytes().decode()
-                fresh = edit.with_commit(path, text, name, resolved.commit)
-                write_files({path: fresh.encode()})
-        found[name] = {"commit": resolved.commit, "files": resolved.files, "written": written}
-        agree = f", {resolved.files} files match the release" if resolved.files else ""
-        wrote = "written" if written else "as pinned"
-        log.info(f"{name}: {upstream.tag} is {resolved.commit}: {wrote}{agree}")
-    if not chosen:
-        log.info("every upstream has its commit; give an upstream to check it")
-    log.document(found)
     return 0

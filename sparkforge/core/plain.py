@@ -1,7 +1,9 @@
-"""Values from outside, that is from pins, patches, wheels and other programs: text, paths, JSON."""
+"""Values from outside, that is from pins, patches, wheels and other programs."""
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +44,15 @@ def path_problem(path: str) -> str | None:
     if max(lengths) > _MOST_OF_A_PART or sum(lengths) + len(parts) > _MOST:
         return "is too long for a file system"
     return None
+
+
+def record_rows(record: bytes) -> dict[str, str]:
+    """Return the paths in a RECORD with their sha256 in hex, or ""; ValueError or csv.Error."""
+    rows = {}
+    for path, stated, *_ in filter(None, csv.reader(record.decode().splitlines())):
+        kind, _, value = stated.partition("=")
+        rows[path] = base64.urlsafe_b64decode(f"{value}==").hex() if kind == "sha256" else ""
+    return rows
 
 
 def json_of(text: str | bytes) -> Any:

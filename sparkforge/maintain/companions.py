@@ -13,31 +13,24 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sparkforge.build.context import STAGES
 from sparkforge.build.options import chosen_series
-from sparkforge.build.packs.modules import LOCK
-from sparkforge.build.stages.thirdparty import PYTHON
 from sparkforge.core.disk import disk_errors, write_files
 from sparkforge.core.errors import CommandError, RebaseStopped
-from sparkforge.core.index import Index
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.maintain import drift, patchtests
 from sparkforge.maintain.drift import exactly, name_of, read
 from sparkforge.maintain.patchtests import Result
 from sparkforge.pins import pins
-from sparkforge.pins.pins import Pins, Upstream
-from sparkforge.pins.types import Platform
+from sparkforge.pins.pins import Upstream
 from sparkforge.runtime import environment
-from sparkforge.sources import sizes, wheelhouse
 from sparkforge.sources.project import ROOT, Project
-from sparkforge.sources.wheelhouse import Locked, Wanted
-from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
     from sparkforge.maintain.job import Plan
@@ -52,7 +45,7 @@ _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/
 def tried(
     project: Project, files: Files, plan: Plan, folder: Path
 ) -> tuple[Project, dict[str, str], list[Result]]:
-    """Make requirements, locks and sizes for a move, and try all of it; the checkout stays.
+    """Make requirements and locks for a move, and try all of it; the checkout stays.
 
     Args:
         folder: for the throw-away checkout.
@@ -76,9 +69,6 @@ def tried(
         _lock(project, folder, plan.moved)
         path = folder / project.pins_path.name
         here = replace(project, pins_path=path, pins=pins.load(path))
-        if (folder / sizes.FILE).is_file():
-            text = sizes_text(folder, here.pins, project.store)
-            (folder / sizes.FILE).write_text(text, encoding="utf-8")
     fresh = {name: text for name, text in texts_of(folder).items() if text != before.get(name)}
     log.info(f"changed: {', '.join(fresh)}")
     for name, lock in _ENVIRONMENTS.items():  # lent where their locks are the same
@@ -250,56 +240,3 @@ def _remedy(here: Project) -> str:
         f"fix the test in your checkout, or amend the patch's commit in {here.root.parent}/tree"
         " (another upstream's: tree-NAME); then --continue; or --abort"
     )
-
-
-# -- sizes of locked files ------------------------------------------------------------------------
-
-_SIZES = "# Bytes of the locked files; made by scripts/sizes.py. Do not edit.\n"
-
-
-def sizes_text(root: Path, pins: Pins, store: Store) -> str:
-    """Return what the file of a checkout has to be."""
-    known = sizes.read(root / sizes.FILE)
-    lines = set()
-    for wanted in _wheelhouses(root, pins):
-        at = (wanted.python, wanted.platform)
-        items = wheelhouse.applying(wheelhouse.read_lock(wanted.lock), wanted.tools, *at)
-        named = [(item, wheelhouse.recorded(item, *at, known)) for item in items]
-        lines |= {f"{one.sha256}  {one.size}  {one.name}\n" for _, one in named if one}
-        if missing := [item for item, one in named if one is None]:
-            _fetch_missing(store, missing, wanted)
-        for item in missing:
-            found = wheelhouse.in_store(store, item, *at)
-            assert found is not None  # fetched just now
-            lines.add(f"{found[0]}  {found[1].stat().st_size}  {found[1].name}\n")
-    return _SIZES + "".join(sorted(lines))
-
-
-def _wheelhouses(root: Path, pins: Pins) -> list[Wanted]:
-    """Return everything that is fetched."""
-    driver = wheelhouse.read_lock(root / "requirements" / "driver.txt")
-    tools = tuple(one for one in driver if one.name == "uv")
-    found = []
-    for target in pins.targets.values():
-        for platform, name in (*target.requirements.items(), *(target.builder or {}).items()):
-            backend = target.torch_backend
-            found.append(Wanted(root / name, tools, target.python, platform, backend))
-    compilers = {LOCK} if pins.plugin is None else {LOCK, pins.plugin.requirements}
-    paths = [root / lock for lock in sorted(compilers) if (root / lock).is_file()]
-    every = [(path, platform) for path in paths for platform in get_args(Platform)]
-    return found + [Wanted(path, (), PYTHON, platform, None) for path, platform in every]
-
-
-def _fetch_missing(store: Store, missing: list[Locked], wanted: Wanted) -> None:
-    """Fetch some lines of a lock into the store."""
-    with store.temporary("sizes") as work:
-        part, wheels = work / wanted.lock.name, work / "wheels"
-        hashes = (
-            " ".join(f"--hash=sha256:{sha}" for sha in sorted(one.sha256s)) for one in missing
-        )
-        lines = (f"{one.requirement} {of}\n" for one, of in zip(missing, hashes, strict=True))
-        part.write_text("".join(lines), encoding="utf-8")
-        wheels.mkdir()
-        these = replace(wanted, lock=part, tools=())
-        uv = environment.uv_program()
-        wheelhouse.fill(store, these, Index(), uv, offline=False, into=wheels)

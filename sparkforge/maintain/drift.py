@@ -25,7 +25,7 @@ from sparkforge.series import lint
 from sparkforge.series.series import Series
 from sparkforge.sources import download, wheelhouse
 from sparkforge.sources.project import Project
-from sparkforge.wheels.archive import UNREADABLE
+from sparkforge.sources.sources import UNREADABLE
 
 Note = tuple[str, str]
 """One thing that no longer agrees, and the edit that makes it agree."""
@@ -57,8 +57,7 @@ def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> lis
     for own in every:
         for patch in own.patches:
             text = patch.trailers["Drop-when"]
-            condition = lint.drop_when(text)
-            if condition is not None and condition.holds(versions):
+            if lint.holds(text, versions):
                 name = patch.name.removesuffix(".patch")
                 hint = f"drop its commit, then build.py patches export DIR --drop {patch.name}"
                 found.append((f"{own.upstream}: {name}: its Drop-when holds: {text}", hint))

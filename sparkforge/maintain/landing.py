@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from sparkforge.build.context import release_name
 from sparkforge.core import git
 from sparkforge.core.disk import write_files
-from sparkforge.core.errors import PinsError
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, drift
 from sparkforge.maintain.drift import Note
-from sparkforge.pins import edit, pins, yamlfile
+from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import Recorded
 from sparkforge.pins.yamlfile import Where
 from sparkforge.series import exporting, series
@@ -79,10 +78,11 @@ def _planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, S
     for part in plan.parts:
         tree = job.tree(part.upstream)
         exported = series.export(tree, part.new.commit, "HEAD")
-        rules = exporting.Rules(root, part.target.paths, "fix the message of that patch")
         aside = job.folder / "landing" / part.upstream
         wanted = git.git(tree, "rev-parse", "HEAD^{tree}")
-        staged = exporting.stage(project.store, aside, exported, part.new, wanted, rules=rules)
+        staged = exporting.stage(
+            project.store, aside, exported, part.new, wanted, root=root, paths=part.target.paths
+        )
         files |= staged.files(project.series_folder(part.upstream), job.series_of(part.upstream))
         fresh[part.upstream], records[part.upstream] = staged.series, staged.recorded
     page = root / "CHANGELOG.md"
@@ -129,21 +129,17 @@ def _pins_text(
         for key, external in target.externals.items():
             if external != before[name].externals[key]:
                 values[*here, "externals", key, "commit"] = external.commit
-    try:
-        text = yamlfile.replace_scalars(path.read_bytes().decode(), values)
-    except KeyError as error:
-        msg = f"{path.name}: {error.args[0]}: is written on more than one line"
-        raise PinsError(msg, "write it KEY: VALUE on one line") from None
+    text = yamlfile.replace_scalars(path.read_bytes().decode(), values)
     for name, target in plan.moved.items():
         for key, file in target.files.items():
             if file.natives is None and before[name].files[key].natives is not None:
-                text = edit.without_natives(path, text, name, key)
-        text = edit.with_commit(path, text, name, target.commit)
+                text = yamlfile.without_natives(path, text, name, key)
+        text = yamlfile.with_commit(path, text, name, target.commit)
     for one in plan.parts:
         recorded = records[one.upstream]
         if recorded is not None or before[one.upstream].patched:
             fresh = {} if recorded is None else {one.new.provider: recorded}
-            text = edit.with_record(path, text, one.upstream, fresh)
+            text = yamlfile.with_record(path, text, one.upstream, fresh)
     return text
 
 

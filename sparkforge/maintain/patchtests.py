@@ -15,7 +15,7 @@ from typing import Any, Literal
 from sparkforge.core import git
 from sparkforge.core.errors import SeriesError
 from sparkforge.core.run import call, failure
-from sparkforge.pins import edit, pins
+from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import RELEASE_PLAN
 from sparkforge.series import exporting, series
 from sparkforge.series.series import Series
@@ -184,10 +184,8 @@ def checkout(project: Project, reduced: Sequence[Reduced]) -> Iterator[Project]:
                 tree = git.git(source.repo, "rev-parse", f"{part.commit}^{{tree}}")
                 fresh = exporting.stage(borrowed, folder, files, source, tree)
                 staged.append((fresh.series, source))
-                edit.forget(here / "pins.yaml", source.upstream)
-                if fresh.recorded is not None:
-                    provider = source.provider
-                    edit.record(here / "pins.yaml", source.upstream, provider, fresh.recorded)
+                recorded = {source.provider: fresh.recorded} if fresh.recorded else {}
+                yamlfile.record(here / "pins.yaml", source.upstream, recorded)
             path = here / "pins.yaml"
             yield replace(project, pins_path=path, pins=pins.load(path), store=borrowed)
         finally:

@@ -120,7 +120,7 @@ def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -
     found = fresh.commit or _stated_commit(source)
     if found is None or len(found) < 40:
         what = f"upstreams.{name}: the commit of {fresh.tag} is unknown; it states {found}"
-        notes.append((what, f"with git access: build.py pins resolve {name}"))
+        notes.append((what, sources.how_to_pin(fresh)))
         found = None
     fresh = fresh.model_copy(update={"files": files, "commit": found})
     return Release(fresh, source, old, tuple(notes))

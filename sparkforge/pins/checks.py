@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.pins.compiling import loads
+from sparkforge.pins.types import loads
 from sparkforge.pins.yamlfile import Where
 
 if TYPE_CHECKING:
-    from sparkforge.pins.pins import Pins, ReleaseFile, Target, Upstream
+    from sparkforge.pins.pins import Pins, Target, Upstream
 
 Problem = tuple[Where, str]
-"""Place and problem."""
 
 
 def cross_check(pins: Pins, root: Path) -> Iterator[Problem]:
@@ -53,7 +52,13 @@ def _upstream(here: Where, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
     if lender is not None:
         yield from _known((*here, "source_file"), upstream.source_file, lender.files)
     for key, file in upstream.files.items():
-        yield from _file((*here, "files", key), file, upstream)
+        release = upstream.version if file.natives is None else file.natives.release
+        stem = file.file.removesuffix(".tar.gz")
+        project, _, rest = stem.partition("-") if file.is_wheel else stem.rpartition("-")
+        same = re.sub(r"[-_.]+", "-", project).lower() == file.project
+        if not same or rest.partition("-")[0].partition("+")[0] != release:
+            what = f"{file.file!r} is not a file of {file.project} {release}"
+            yield (*here, "files", key, "file"), what
     before = set()
     for i, rule in enumerate(upstream.paths):
         where = (*here, "paths", i)
@@ -67,15 +72,6 @@ def _upstream(here: Where, upstream: Upstream, pins: Pins) -> Iterator[Problem]:
             yield (*where, "build"), "build rules cannot be in the wheel: write wheel: null"
 
 
-def _file(here: Where, file: ReleaseFile, upstream: Upstream) -> Iterator[Problem]:
-    release = upstream.version if file.natives is None else file.natives.release
-    stem = file.file.removesuffix(".tar.gz")
-    project, _, rest = stem.partition("-") if file.is_wheel else stem.rpartition("-")
-    same = re.sub(r"[-_.]+", "-", project).lower() == file.project
-    if not same or rest.partition("-")[0].partition("+")[0] != release:
-        yield (*here, "file"), f"{file.file!r} is not a file of {file.project} {release}"
-
-
 def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Problem]:
     yield from _known((*here, "base"), target.base, pins.images)
     yield from _known((*here, "model"), target.model, pins.models)
@@ -87,8 +83,6 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
             if target.cuda_arch is None or not loads(arch, target.cuda_arch):
                 what = f"code for {arch} does not load on {target.cuda_arch or 'a CPU'}"
                 yield (*where, "architectures", i), what
-    if target.pack and (target.cuda_arch is None or "flashinfer" not in target.wheels):
-        yield (*here, "pack"), "the target has no cuda_arch, or no wheel of flashinfer"
     for platform in set(target.platforms) - target.requirements.keys():
         yield (*here, "requirements"), f"none for {platform}"
     locks = {(*here, "requirements", key): lock for key, lock in target.requirements.items()}
@@ -98,22 +92,18 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
         if word.partition("=")[0] in ("--api-key", "--hf-token", "--host"):
             what = f"{word.partition('=')[0]} does not belong in a committed file: docs/serving.md"
             yield (*here, "serve", i), what
-    for name in target.wheels:
-        yield from _wheel((*here, "wheels", name), name, target, pins)
-
-
-def _wheel(here: Where, name: str, target: Target, pins: Pins) -> Iterator[Problem]:
-    if name not in pins.upstreams:
-        yield from _known(here, name, pins.upstreams)
-        return
-    plan, known = target.wheels[name], pins.upstreams[name].files
-    if len({name, *plan.carries}) <= len(plan.carries):
-        yield (*here, "carries"), "repeats an upstream or contains the wheel's own"
-    for carried in plan.carries:
-        yield from _known((*here, "carries"), carried, pins.upstreams)
-    for platform in set(target.platforms) - plan.files.keys():
-        yield (*here, "files"), f"none for {platform}"
-    for platform, file in plan.files.items():
-        yield from _known((*here, "files", platform), file, known)
-        if file in known and not known[file].fits(platform):
-            yield (*here, "files", platform), f"{known[file].file!r} is no wheel for {platform}"
+    for name, plan in target.wheels.items():
+        where = (*here, "wheels", name)
+        yield from _known(where, name, pins.upstreams)
+        known = pins.upstreams[name].files if name in pins.upstreams else {}
+        if len({name, *plan.carries}) <= len(plan.carries):
+            yield (*where, "carries"), "repeats an upstream or contains the wheel's own"
+        for carried in plan.carries:
+            yield from _known((*where, "carries"), carried, pins.upstreams)
+        for platform in set(target.platforms) - plan.files.keys():
+            yield (*where, "files"), f"none for {platform}"
+        for platform, file in plan.files.items():
+            yield from _known((*where, "files", platform), file, known)
+            if file in known and not known[file].fits(platform):
+                what = f"{known[file].file!r} is no wheel for {platform}"
+                yield (*where, "files", platform), what

@@ -8,14 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+import yaml
+from pydantic import Field, ValidationError, model_validator
 
 from sparkforge.core.errors import PinsError, UsageError
 from sparkforge.pins import checks, yamlfile
 from sparkforge.pins import types as t
-from sparkforge.pins.compiling import Compile, Contract, MachineCode, Plugin
-from sparkforge.pins.types import MACHINES, UNKNOWN, Model, PathRule, number
-from sparkforge.pins.yamlfile import Document, NotYamlError, dotted
+from sparkforge.pins.types import MACHINES, Model
+from sparkforge.pins.yamlfile import Document, dotted
 from sparkforge.serving.profile import Choice, Profile
 
 _T = TypeVar("_T")
@@ -39,19 +39,17 @@ class ReleaseFile(Model):
     file: t.ReleaseFileName
     sha256: t.Sha256
     size: t.Count
-    """Bytes; a dry run adds them up."""
     natives: Natives | None = None
     """The wheel is of an older release and gives native files only."""
 
     @property
     def is_wheel(self) -> bool:
-        """Whether it is a wheel, and not an sdist."""
         return self.file.endswith(".whl")
 
     def fits(self, platform: t.Platform) -> bool:
         """Return whether it is a wheel that a platform installs, by its name."""
-        machines = (one for one, other in MACHINES.items() if other == platform)
-        return self.file.endswith(("-any.whl", *(f"_{machine}.whl" for machine in machines)))
+        machines = [f"_{machine}.whl" for machine, one in MACHINES.items() if one == platform]
+        return self.file.endswith(("-any.whl", *machines))
 
 
 class External(Model):
@@ -77,7 +75,7 @@ class Upstream(Model):
     git: t.GitUrl
     tag: t.Tag
     commit: t.Commit | None = None
-    """None: unknown, so sources come from release files (``pins resolve``)."""
+    """None: unknown, so sources come from release files."""
     version: str
     files: Mapping[t.Name, ReleaseFile]
     source_file: t.Name | None = None
@@ -85,13 +83,12 @@ class Upstream(Model):
     source_in: t.Name | None = None
     """Another upstream, the owner of ``source_file``: its wheels carry this one."""
     subdirectory: t.Place = ""
-    paths: tuple[PathRule, ...] = ()
+    paths: tuple[t.PathRule, ...] = ()
     version_file: t.FilePath | None = None
     """Path in the wheel of the module with the version; the overlay corrects it."""
     patched: Mapping[Provider, Recorded] = Field(default_factory=dict)
     externals: Mapping[t.Name, External] = Field(default_factory=dict)
-    compile: Compile = Field(default_factory=Compile)
-    """Settings for compiling its wheels (``--wheels compile``)."""
+    compile: t.Compile = Field(default_factory=t.Compile)
 
     @property
     def from_wheel(self) -> bool:
@@ -102,7 +99,7 @@ class Upstream(Model):
     @property
     def commit_or_unknown(self) -> str:
         """The commit as receipt, SBOM and labels name it."""
-        return self.commit or UNKNOWN
+        return self.commit or "unknown"
 
 
 class BaseImage(Model):
@@ -136,7 +133,7 @@ class WheelPlan(Model):
     """The wheel of an upstream that a target installs, and the overlay's changes of it."""
 
     files: Mapping[t.Platform, t.Name]
-    """Per platform, the release wheel among the upstream's ``files``."""
+    """The release wheel among the upstream's ``files``."""
     name: t.Name | None = None
     """Distribution name of the result; null keeps the release wheel's."""
     local: t.LocalVersion
@@ -148,8 +145,7 @@ class WheelPlan(Model):
 
 
 SourcePlan = Literal["release", "git", "auto"]
-"""The provider of sources: release files, commits of the pinned tags, or these with release files
-where git is unreachable."""
+"""Release files, commits of the pinned tags, or these with release files where git fails."""
 RELEASE_PLAN: SourcePlan = "release"
 """The plan of commands for a series without a target: release files are available everywhere."""
 
@@ -176,7 +172,7 @@ class Need(Model):
 
 
 class Target(Model):
-    """A target: platforms, wheels, model and settings."""
+    """Platforms, wheels, model and settings."""
 
     summary: str
     platforms: Annotated[tuple[t.Platform, ...], Field(min_length=1)]
@@ -187,7 +183,7 @@ class Target(Model):
     source: SourcePlan
     wheels: Mapping[t.Name, WheelPlan]
     requirements: Mapping[t.Platform, t.FilePath]
-    """Per platform, a hash-locked requirements file, relative to pins.yaml."""
+    """A hash-locked requirements file, relative to pins.yaml."""
     torch_backend: t.TorchBackend | None = None
     """The lock's PyTorch build by uv's name (``cpu``, ``cu130``)."""
     base: t.Name | None = None
@@ -201,14 +197,13 @@ class Target(Model):
     absent: tuple[t.FileName, ...] = ()
     """Programs that the image must not have; with any, the build removes NVIDIA's packages."""
     builder: Mapping[t.Platform, t.FilePath] = Field(default_factory=dict)
-    """Per platform, a hash-locked requirements file of the builds of wheels."""
+    """A hash-locked requirements file of the builds of wheels."""
     profile: t.Name | None = None
-    """Its profile among ``profiles``."""
     serve: tuple[str, ...] = ()
     """Further arguments of ``vllm serve``, after the profile's."""
     pack: tuple[str, ...] = ()
     """FlashInfer's modules to compile ahead of time: ``default``, ``all``, or names."""
-    machine_code: MachineCode | None = None
+    machine_code: t.MachineCode | None = None
     """Requirements of ``proofs --wheel`` for the kernels in its wheels."""
     smoke: Literal["tiny-mxfp4"] | None = None
     model: t.Name | None = None
@@ -225,27 +220,25 @@ class Release(Model):
 class Pins(Model):
     """The whole of pins.yaml."""
 
-    version: Annotated[Literal[1], BeforeValidator(number)] = Field(alias="schema")
+    version: Literal["1"] = Field(alias="schema")
     release: Release
     upstreams: Mapping[t.Name, Upstream]
-    plugin: Plugin | None = None
-    """Our plugin for vLLM, which every target gets."""
+    plugin: t.Plugin | None = None
     images: Mapping[t.Name, BaseImage]
     models: Mapping[t.Name, ModelPin]
     vocabularies: Mapping[t.Name, Vocabulary]
     choices: Mapping[t.Name, Choice] = Field(default_factory=dict)
     """Users' choices for a profile with a ``choice``."""
-    contracts: Mapping[t.Name, Contract] = Field(default_factory=dict)
-    """Rules for machine code, by the name in a target's ``machine_code``."""
+    contracts: Mapping[t.Name, t.Contract] = Field(default_factory=dict)
     profiles: Mapping[t.Name, Profile] = Field(default_factory=dict)
     targets: Mapping[t.Name, Target]
 
     def upstream(self, name: str) -> Upstream:
-        """Return an upstream by name; UsageError if there is none of that name."""
+        """Return an upstream; UsageError if there is none of that name."""
         return _pick(self.upstreams, name, "upstream")
 
     def target(self, name: str) -> Target:
-        """Return a target by name; UsageError if there is none of that name."""
+        """Return a target; UsageError if there is none of that name."""
         return _pick(self.targets, name, "target")
 
     def profile_of(self, target: Target) -> dict[str, Any]:
@@ -255,10 +248,8 @@ class Pins(Model):
         profile = self.profiles[target.profile]
         document = profile.document()
         if profile.choice is not None:
-            document["choices"] = {
-                name: choice.model_dump(mode="json", exclude_defaults=True)
-                for name, choice in self.choices.items()
-            }
+            how: dict[str, Any] = {"mode": "json", "exclude_defaults": True}
+            document["choices"] = {key: one.model_dump(**how) for key, one in self.choices.items()}
         if profile.vocabulary is not None:
             document["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256
         if target.cuda_arch is not None:
@@ -284,31 +275,26 @@ def load(path: Path) -> Pins:
     return parse(path, text)
 
 
+@lru_cache(maxsize=1)  # a command that changes the checkout reads it again in its lock
 def parse(path: Path, text: str) -> Pins:
     """Check the text of pins.yaml; raises as ``load``."""
     try:
-        document, pins = _validated(text)
-    except NotYamlError as error:
-        msg = f"{path.name}:{error.line}: not valid YAML: {error}"
+        document = yamlfile.read(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = str(getattr(error, "problem", None) or error).splitlines()[0]
+        msg = f"{path.name}:{mark.line + 1 if mark else 1}: not valid YAML: {what}"
         raise PinsError(msg, "fix the syntax of that line") from None
-    if isinstance(pins, ValidationError):
-        problems = {_problem(document, detail) for detail in pins.errors()}
+    try:
+        pins = Pins.model_validate(document.data)
+    except ValidationError as error:
+        problems = {_problem(document, detail) for detail in error.errors()}
     else:
         crossed = checks.cross_check(pins, path.parent)
         problems = {(document.line(where), f"{dotted(where)}: {what}") for where, what in crossed}
-    if problems or isinstance(pins, ValidationError):
-        lines = (f"{path.name}:{line}: {text}" for line, text in sorted(problems))
-        raise PinsError("\n".join(lines))
-    return _lend(pins)
-
-
-@lru_cache(maxsize=1)  # a command that changes the checkout reads it again in its lock
-def _validated(text: str) -> tuple[Document, Pins | ValidationError]:
-    document = yamlfile.read(text)
-    try:
-        return document, Pins.model_validate(document.data)
-    except ValidationError as error:
-        return document, error
+        if not problems:
+            return _lend(pins)
+    raise PinsError("\n".join(f"{path.name}:{line}: {text}" for line, text in sorted(problems)))
 
 
 def _lend(pins: Pins) -> Pins:

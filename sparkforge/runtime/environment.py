@@ -5,7 +5,6 @@ the one that uv pins: uv, which is locked with the driver, has a CPython build w
 each minor version, and refuses a file with another hash. The download is stored in the store.
 """
 
-import base64
 import csv
 import json
 import os
@@ -18,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkforge.core import plain
 from sparkforge.core.disk import read_json, sha256_file, write_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, IntegrityError
 from sparkforge.core.index import pip_settings
@@ -197,15 +197,6 @@ def _state(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def record_rows(record: bytes) -> dict[str, str]:
-    """Return the paths in a RECORD with their sha256 in hex, or ""; ValueError or csv.Error."""
-    rows = {}
-    for path, stated, *_ in filter(None, csv.reader(record.decode().splitlines())):
-        kind, _, value = stated.partition("=")
-        rows[path] = base64.urlsafe_b64decode(f"{value}==").hex() if kind == "sha256" else ""
-    return rows
-
-
 def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
     """Return the files that differ from their wheels' RECORDs, and from the wheels themselves.
 
@@ -217,7 +208,7 @@ def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
     for record in sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD")):
         rows: Mapping[str, str] = {}
         with suppress(ValueError, csv.Error):
-            rows = record_rows(record.read_bytes())
+            rows = plain.record_rows(record.read_bytes())
         if f"{record.parent.name}/RECORD" not in rows:  # cut off, or no RECORD
             return [record]
         for name, sha256 in rows.items():

@@ -1,35 +1,26 @@
-"""Commits → the series in the checkout: staged, linted, applied again, then changed as a whole."""
+"""Commits → the series in the checkout: checked, applied again, then written as a whole."""
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core import git
+from sparkforge.core import git, pages
 from sparkforge.core.disk import write_files
-from sparkforge.core.errors import PinsError, SeriesError, UsageError
+from sparkforge.core.errors import CommandError, PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
-from sparkforge.pins import edit
-from sparkforge.pins.pins import Pins, Provider, Recorded
+from sparkforge.pins import yamlfile
+from sparkforge.pins.pins import Pins, Provider, Recorded, Upstream
 from sparkforge.pins.types import PathRule
-from sparkforge.series import docs, lint, series
-from sparkforge.series.series import Series
+from sparkforge.series import lint, series
+from sparkforge.series.patchfile import Patch
+from sparkforge.series.series import AM, Patched, Series
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store
 
 # -- candidates: written to their own folder, checked and applied ---------------------------
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Rules for a series: the checkout with the tests in trailers, the upstream's path rules, and
-    the hint for a problem."""
-
-    root: Path
-    paths: Sequence[PathRule]
-    hint: str
 
 
 @dataclass(frozen=True)
@@ -56,13 +47,13 @@ def stage(
     source: Source,
     tree: str,
     *,
-    shown: Path | None = None,
-    rules: Rules | None = None,
+    root: Path | None = None,
+    paths: Sequence[PathRule] = (),
 ) -> Staged:
-    """Write a series to a folder named as the upstream, read, check and apply it.
+    """Write a series to a folder named as the upstream, read and apply it.
 
-    SeriesError: a patch is malformed or does not apply, or the tree differs. It names the folder
-    ``shown``.
+    With ``root``, the checkout with the tests in trailers, it is linted, too. SeriesError: a patch
+    is malformed or does not apply, or the tree differs.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -71,116 +62,77 @@ def stage(
     (folder / "series").write_text("".join(f"{name}\n" for name, _ in files))
     try:
         fresh = series.read(folder)
-        if rules and (problems := lint.lint(fresh, rules.root, rules.paths)):
-            raise SeriesError("\n".join(problems), rules.hint)
+        if root and (problems := lint.lint(fresh, root, paths)):
+            hint = "nothing was written; fix the message: docs/patches-howto.md has a template"
+            raise SeriesError("\n".join(problems), hint)
         patched = series.apply(store, fresh, source)
     except SeriesError as error:
-        texts = (error.what, error.remedy)
-        raise SeriesError(*(t.replace(str(folder), str(shown or folder)) for t in texts)) from None
+        what = error.what.replace(str(folder), f"patches/{folder.name}")  # that folder goes
+        raise SeriesError(what, error.remedy) from None
     if patched.tree != tree:
-        series.forget(store, fresh, source)
         msg = f"the patches give tree {patched.tree[:12]}, the commits have {tree[:12]}"
         raise SeriesError(msg, "a commit contains a change that a patch cannot express: remove it")
     recorded = Recorded(commit=patched.commit, tree=patched.tree) if fresh.patches else None
     return Staged(fresh, recorded)
 
 
-def page(root: Path, pins: Pins, fresh: Mapping[str, Series]) -> dict[Path, bytes | None]:
-    """Return docs/patches.md with some series replaced; nothing where the checkout has no page."""
-    path = root / "docs" / "patches.md"
-    if not path.is_file():
-        return {}
-    every = [fresh.get(name) or series.read(root / "patches" / name) for name in pins.upstreams]
-    return {path: docs.page(every, pins.upstreams).encode()}
-
-
 # -- export ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Commits that become a series: those after the source's up to ``tip``, without merges, and
-    git's variables for the store's repository to find them."""
-
-    source: Source
-    tip: str
-    env: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Report:
-    """Changes of a series by an export, as names of patches."""
-
-    added: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """Return a description, with a line for each patch."""
-        return [f"{what}: {name}" for what, names in asdict(self).items() for name in names]
 
 
 def export(
     project: Project,
     old: Series,
-    chain: Chain,
+    source: Source,
+    tip: str,
     *,
-    drop: Sequence[str],
-    check: bool,
-    fix: str = "fix the commits, then export again",
-) -> tuple[Series, Report, list[Path]]:
-    """Replace the series ``old`` of a locked checkout by a chain of commits.
+    env: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
+    check: bool = False,
+) -> tuple[Series, dict[str, Any]]:
+    """Replace the series ``old`` of a locked checkout by the commits from the source to ``tip``.
 
-    Returns the new series, its changes, and the written files. SeriesError: a commit cannot be a
-    patch, or a patch would go that is not in ``drop``; nothing was written. UsageError: a patch in
-    ``drop`` does not exist. PinsError: with ``check``, files would be written.
+    ``env`` lets git in the store's repository find them. Returns the new series, and its changes as
+    JSON values. SeriesError: a commit cannot be a patch, or a patch would go that is not in
+    ``drop``. PinsError: with ``check``, files would be written.
     """
-    source, folder = chain.source, old.folder
-    if unknown := sorted(set(drop) - {patch.name for patch in old.patches}):
-        msg = f"--drop {unknown[0]}: no such patch in {source.upstream}"
+    name, before = source.upstream, {patch.name: patch.path.read_bytes() for patch in old.patches}
+    if unknown := sorted(set(drop) - before.keys()):
+        msg = f"--drop {unknown[0]}: no such patch in {name}"
         raise UsageError(msg, "see build.py patches list")
-    files = series.export(source.repo, source.commit, chain.tip, chain.env)
-    every = [name for name, _ in files]
-    if twice := {name for name in every if every.count(name) > 1}:
-        raise SeriesError(f"two commits would write {min(twice)}", "change one of their subjects")
-    paths = project.pins.upstream(source.upstream).paths
-    rules = Rules(project.root, paths, f"nothing was written; {fix}")
-    tree = git.git(source.repo, "rev-parse", f"{chain.tip}^{{tree}}", env=chain.env)
+    files = series.export(source.repo, source.commit, tip, env)
+    after = dict(files)
+    report = {
+        "added": [patch for patch in after if patch not in before],
+        "changed": [patch for patch in after if before.get(patch, after[patch]) != after[patch]],
+        "dropped": [patch for patch in before if patch not in after],
+    }
+    tree = git.git(source.repo, "rev-parse", f"{tip}^{{tree}}", env=env)
     with project.store.temporary("export") as work:
-        aside = work / source.upstream
-        staged = stage(project.store, aside, files, source, tree, shown=folder, rules=rules)
+        paths = project.pins.upstream(name).paths
+        staged = stage(
+            project.store, work / name, files, source, tree, root=project.root, paths=paths
+        )
         expected = _expected(project, source.provider, old, staged)
-        report = _report(old, files)
     stale = {
         path: data
         for path, data in expected.items()
         if (path.read_bytes() if path.is_file() else None) != data
     }
-    result = Series(source.upstream, folder, staged.series.patches)
-    if check:
-        if stale:
-            lines = "\n".join(f"  {line}" for line in report.lines())
-            names = ", ".join(path.name for path in stale)
-            msg = f"an export would change {names}\n{lines}".rstrip()
-            raise PinsError(msg, "run build.py patches export")
-        return result, report, []
-    if unnamed := [name for name in report.dropped if name not in drop]:
+    for what, patches in report.items():
+        for patch in patches:
+            log.info(f"{what}: {patch}")
+    if check and stale:
+        msg = f"an export would change {', '.join(path.name for path in stale)}"
+        raise PinsError(msg, "run build.py patches export")
+    if unnamed := [patch for patch in report["dropped"] if patch not in drop]:
         msg = f"no commit is left for {', '.join(unnamed)}"
-        how = " ".join(f"--drop {name}" for name in unnamed)
+        how = " ".join(f"--drop {patch}" for patch in unnamed)
         raise SeriesError(msg, f"nothing was written; to remove it: {how}")
     write_files(stale)
-    return result, report, list(stale)
-
-
-def document(fresh: Series, report: Report, written: Sequence[Path]) -> dict[str, Any]:
-    """Print the changes of an export; returns them as JSON values."""
-    for line in report.lines():
-        log.info(line)
-    for path in written:
-        log.detail(f"written: {path}")
-    told = "written" if written else "nothing to write"
-    log.info(f"{fresh.upstream}: {counted(len(fresh.patches), 'patch', 'patches')}, {told}")
-    return {"upstream": fresh.upstream, **asdict(report), "written": [str(p) for p in written]}
+    told = "written" if stale else "nothing to write"
+    log.info(f"{name}: {counted(len(files), 'patch', 'patches')}, {told}")
+    document = {"upstream": name, **report, "written": [str(path) for path in stale]}
+    return Series(name, old.folder, staged.series.patches), document
 
 
 def _expected(
@@ -201,18 +153,68 @@ def _expected(
     if after != before:
         path = project.pins_path
         text = path.read_bytes().decode()  # read_text() would change the line ends
-        expected[path] = edit.with_record(path, text, fresh.upstream, after).encode()
+        expected[path] = yamlfile.with_record(path, text, fresh.upstream, after).encode()
     return expected
 
 
-def _report(old: Series, files: Sequence[tuple[str, bytes]]) -> Report:
-    before = {patch.name: patch.path.read_bytes() for patch in old.patches}
-    report = Report()
-    for name, data in files:
-        was = before.pop(name, None)
-        if was is None:
-            report.added.append(name)
-        elif was != data:
-            report.changed.append(name)
-    report.dropped.extend(before)
-    return report
+# -- patches from outside -------------------------------------------------------------------
+
+
+def imported(store: Store, patched: Patched, files: Sequence[Path]) -> str:
+    """Put the patches of mails behind a series, and return the last one's commit.
+
+    SeriesError: a file is no such mail, or does not apply there.
+    """
+    hint = "how to apply patches by hand: docs/patches-howto.md#patches-from-outside"
+    paths = list(patched.touched)
+    for file in files:
+        try:
+            how = ("apply", "--numstat", "-z", str(file.resolve()))
+            listing = git.git(Path(), *how, env={"GIT_DIR": "/dev/null"})
+        except CommandError as error:
+            raise SeriesError(f"{file}: git cannot read it:\n{error}", hint) from None
+        # both sides of a rename
+        paths += [field.rpartition("\t")[2] for field in listing.split("\0") if field]
+    with (
+        store.temporary("import") as work,
+        git.sparse_worktree(patched.source.repo, work / "tree", patched.commit, paths) as tree,
+    ):
+        for file in files:
+            try:
+                git.git(tree, *AM, "--3way", str(file.resolve()))
+            except CommandError as error:
+                raise SeriesError(f"{file}: does not apply:\n{error}", hint) from None
+        return git.git(tree, "rev-parse", "HEAD")
+
+
+# -- docs/patches.md ------------------------------------------------------------------------
+
+
+def page(root: Path, pins: Pins, fresh: Mapping[str, Series]) -> dict[Path, bytes | None]:
+    """Return docs/patches.md with some series replaced; nothing where the checkout has no page."""
+    path = root / "docs" / "patches.md"
+    if not path.is_file():
+        return {}
+    every = [fresh.get(name) or series.read(root / "patches" / name) for name in pins.upstreams]
+    return {path: markdown(every, pins.upstreams).encode()}
+
+
+def markdown(all_series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
+    """Return docs/patches.md: a table for each upstream, the patches in the order of the series."""
+
+    def row(upstream: str, patch: Patch) -> tuple[str, ...]:
+        trailer = patch.trailers
+        subject = f"[{pages.escape(patch.subject)}](../patches/{upstream}/{patch.name})"
+        told = (trailer.get(key, "") for key in ("Risk", "Upstream-Status", "Drop-when"))
+        test = f"`{trailer['Test']}`" if "Test" in trailer else ""
+        return (pages.Markdown(subject), patch.why, *told, test)
+
+    return pages.render(
+        Path(__file__).with_name("patches.md.j2"),
+        command=pages.COMMAND,
+        total=sum(len(series.patches) for series in all_series),
+        all_series=all_series,
+        upstreams=upstreams,
+        head=("Patch", "Why", "Risk", "Upstream", "Drop when", "Test"),
+        rows=lambda series: [row(series.upstream, patch) for patch in series.patches],
+    )

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -29,22 +28,11 @@ def lint(series: Series, root: Path, rules: Sequence[PathRule] = ()) -> list[str
     return [
         f"{patch.path}: {plain.escaped(problem)}"
         for patch in series.patches
-        for problem in (*_lint(patch, root), *_lint_native(patch, rules))
+        for problem in _lint(patch, root, rules)
     ]
 
 
-def _lint_native(patch: Patch, rules: Sequence[PathRule]) -> Iterator[str]:
-    """Compare the trailer ``Native`` with the changed files of the patch."""
-    fitting = [(entry.path, rule_of(rules, entry.path)) for entry in patch.entries]
-    build = [path for path, rule in fitting if rule is not None and rule.build]
-    if build and NATIVE not in patch.trailers:
-        which = "list the CMake targets that it affects, or none"
-        yield f"trailer {NATIVE}: missing: it changes {build[0]}: {which}"
-    if NATIVE in patch.trailers and not build:
-        yield f"trailer {NATIVE}: it changes no build rules: remove the trailer"
-
-
-def _lint(patch: Patch, root: Path) -> Iterator[str]:
+def _lint(patch: Patch, root: Path, rules: Sequence[PathRule]) -> Iterator[str]:
     prose = patch.body.strip().rsplit("\n\n", 1)[0] if patch.trailers else patch.body
     if (length := len(patch.subject)) > _LONGEST:
         yield f"subject has {length} characters: use at most {_LONGEST}"
@@ -70,41 +58,41 @@ def _lint(patch: Patch, root: Path) -> Iterator[str]:
             yield f"Test: {file[:60]} does not exist"
         elif defined not in (root / file).read_text(encoding="utf-8", errors="replace"):
             yield f"Test: {file[:60]} has no {function[:60]}"
+    fitting = ((entry.path, rule_of(rules, entry.path)) for entry in patch.entries)
+    build = [path for path, rule in fitting if rule is not None and rule.build]
+    if build and NATIVE not in patch.trailers:
+        which = "list the CMake targets that it affects, or none"
+        yield f"trailer {NATIVE}: missing: it changes {build[0]}: {which}"
+    if NATIVE in patch.trailers and not build:
+        yield f"trailer {NATIVE}: it changes no build rules: remove the trailer"
 
 
-# -- Drop-when ---------------------------------------------------------------------------
+# -- Drop-when: when a move to another release needs the patch no more ---------------------
 
 _FORM = "CONDITION; WORDS, where CONDITION is an upstream's version (vllm>=0.33.0) or 'test'"
 
 
-@dataclass(frozen=True)
-class DropWhen:
-    """The trailer ``Drop-when``: a condition that a move to another release evaluates.
+def drop_when(text: str) -> Requirement | str | None:
+    """Return the version of an upstream that a trailer waits for, or ``test``; None: malformed.
 
     ``vllm>=0.33.0; upstream renders it so`` holds for those versions of an upstream of pins.yaml.
     ``test; upstream renders it so`` holds where the patch's test passes without the patch.
     """
-
-    wanted: Requirement | None
-
-    def holds(self, versions: Mapping[str, str]) -> bool:
-        """Return whether the upstreams' versions, by upstream, meet the condition."""
-        if self.wanted is None:
-            return False
-        known = {canonicalize_name(name): version for name, version in versions.items()}
-        version = known.get(canonicalize_name(self.wanted.name))
-        return version is not None and self.wanted.specifier.contains(version, prereleases=True)
-
-
-def drop_when(text: str) -> DropWhen | None:
-    """Return what a trailer says; None where it has not the form."""
     condition, _, words = (part.strip() for part in text.partition(";"))
-    if condition == "test":
-        return DropWhen(None) if words else None
+    if condition == "test" and words:
+        return condition
     try:
         wanted = Requirement(condition)
     except InvalidRequirement:
         return None
-    if not wanted.specifier or wanted.extras or wanted.url:
-        return None
-    return DropWhen(wanted)
+    return wanted if wanted.specifier else None
+
+
+def holds(text: str, versions: Mapping[str, str]) -> bool:
+    """Return whether the upstreams' versions, by upstream, are those that a trailer waits for."""
+    wanted = drop_when(text)
+    if not isinstance(wanted, Requirement):
+        return False
+    known = {canonicalize_name(name): version for name, version in versions.items()}
+    version = known.get(canonicalize_name(wanted.name))
+    return version is not None and wanted.specifier.contains(version, prereleases=True)

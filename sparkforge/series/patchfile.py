@@ -41,6 +41,13 @@ class Patch:
         return self.path.name
 
     @property
+    def why(self) -> str:
+        """The first sentences of its message, on one line; more than one only after a short one."""
+        first = " ".join(self.body.strip().partition("\n\n")[0].split())
+        ends = (match.end() for match in _SENTENCE_END.finditer(first))
+        return first[: next((end for end in ends if end >= 120), None)]
+
+    @property
     def natives(self) -> tuple[str, ...]:
         """CMake targets that its build rules change; those of other changes follow from paths."""
         named = self.trailers.get(NATIVE, "none")
@@ -60,21 +67,16 @@ _FIRST = re.compile(r"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILIN
 _MODE = re.compile(
     r"^(?:(?:new|deleted) file mode|new mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d+)$", re.MULTILINE
 )
-_MODES = ("100644", "100755")
-# they change git's handling of other files
-_GITS_OWN = (".git", ".gitattributes", ".gitmodules")
 _BINARY = re.compile(r"^(GIT binary patch$|Binary files )", re.MULTILINE)
 _MODULE = re.compile(r"\.(py|so)$")
 # Python runs these without a source
 _UNREAD = re.compile(r"(^|/)__pycache__/|\.(so|pyc|pyd|pth|egg-link)$")
+# neither v0.7.0 nor "e.g. this" ends a sentence
+_SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<!vs)(?<!cf)[.!?](?=\s|$)")
 
 
 def read_patch(path: Path) -> Patch:
-    """Read one patch file.
-
-    SeriesError: it is not a mail-format patch, or it changes a forbidden file:
-    outside of the repository, a submodule, git's own files, no text.
-    """
+    """Read one patch file; SeriesError: no mail-format patch, or it changes a forbidden file."""
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")
@@ -91,59 +93,39 @@ def read_patch(path: Path) -> Patch:
     if not (subject and author and separator):
         msg = f"{path}: not a mail-format patch (From:, Subject:, message, diff)"
         raise SeriesError(msg, "create it with git format-patch; see docs/patches-howto.md")
-    entries = []
     starts = [match.start() for match in _FILE.finditer(diff)] + [len(diff)]
-    for start, end in itertools.pairwise(starts):
-        part = diff[start:end]
-        name = _file_name(path, part)
-        if "\nrename from " in part or "\ncopy from " in part or name is None:
-            line = plain.escaped(part.partition("\n")[0])
-            msg = f"{path}: {line}: written as a rename or copy"
-            raise SeriesError(msg, "export with --no-renames, so that blobs can be compared")
-        _check_kind(path, part, name)
-        entries.append(Entry(name, added="\nnew file mode " in part.partition("\n@@")[0]))
     return Patch(
         path=path,
         subject=_decoded(subject[1]).strip(),  # a long word begins on the next line
         author=_decoded(author[1]),
         body=message,
         trailers=trailers_of(message),
-        entries=tuple(entries),
+        entries=tuple(_entry(path, diff[at:end]) for at, end in itertools.pairwise(starts)),
         sha256=hashlib.sha256(data).hexdigest(),
     )
 
 
-def _file_name(path: Path, part: str) -> str | None:
-    """Return the path of a file's diff; None where it has two (a rename or copy).
-
-    The two names on the line only differ in a/ and b/, so its middle separates them, even with
-    spaces.
-    """
-    names = part.partition("\n")[0].removeprefix("diff --git ")
-    middle = len(names) // 2
-    old, new = names[:middle], names[middle + 1 :]
-    if names.startswith('"'):  # as git quotes a name beyond ASCII
-        raise SeriesError(f"{path}: {plain.escaped(names)}: not a plain path", "rename that file")
-    if not (old.startswith("a/") and new.startswith("b/") and old[2:] == new[2:]):
-        return None
-    name = new[2:]
-    if problem := plain.path_problem(name):
-        msg = f"{path}: a path {problem}: {plain.escaped(name)!r}"
-        raise SeriesError(msg, "change only files inside the repository")
-    return name
-
-
-def _check_kind(path: Path, part: str, name: str) -> None:
-    """Refuse what is not a text file that can be read where it takes effect."""
-    if any(mode not in _MODES for mode in _MODE.findall(part)):
+def _entry(path: Path, part: str) -> Entry:
+    """Read the diff of one file; refuse what is not text that can be read where it takes effect."""
+    line = part.partition("\n")[0].removeprefix("diff --git ")
+    # the two names only differ in a/ and b/, so the middle separates them, even with spaces
+    name = line[len(line) // 2 + 1 :].removeprefix("b/")
+    if line.startswith('"'):  # as git quotes a name beyond ASCII
+        problem: str | None = "not a plain path"
+    elif line != f"a/{name} b/{name}" or "\nrename from " in part or "\ncopy from " in part:
+        problem = "a rename or copy: export with --no-renames, so that blobs can be compared"
+    elif problem := plain.path_problem(name):
+        problem = f"a path that {problem}"
+    elif not {*_MODE.findall(part)} <= {"100644", "100755"}:
         problem = "a link, a submodule, or an unknown kind of file"
-    elif not set(_GITS_OWN).isdisjoint(name.split("/")):
+    elif not {".git", ".gitattributes", ".gitmodules"}.isdisjoint(name.split("/")):
         problem = "controls how git reads other files"
     elif _UNREAD.search(name) or _BINARY.search(part):
         problem = "a binary file, or one that Python runs without a source"
-    else:
-        return
-    raise SeriesError(f"{path}: {name}: {problem}", "a patch brings text only: remove it")
+    if problem is not None:
+        msg = f"{path}: {plain.escaped(line[:200])}: {problem}"
+        raise SeriesError(msg, "a patch changes only text files inside the repository")
+    return Entry(name, added="\nnew file mode " in part.partition("\n@@")[0])
 
 
 def check_shadows(new: Collection[str], there: Collection[str], where: str) -> None:
@@ -170,24 +152,18 @@ def _decoded(header: str) -> str:
 
 
 def trailers_of(message: str) -> dict[str, str]:
-    """Return the trailers of a message by key; of several with one key the last."""
-    return dict(parted(message)[1])
-
-
-def parted(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return a text without its trailers, and these in order: (key, value).
+    """Return the trailers of a message by key; of several with one key the last.
 
     They are the ``Key: value`` lines of the last paragraph; values may be folded.
     """
-    before, _, last = f"\n\n{text.strip()}".rpartition("\n\n")
-    found: list[tuple[str, str]] = []
-    for line in last.splitlines():
-        match = re.match(r"^([A-Z][A-Za-z-]+): (.*)$", line)
-        if match:
-            found.append((match[1], match[2].strip()))
-        elif found and line.startswith((" ", "\t")):
-            key, value = found[-1]
-            found[-1] = (key, f"{value} {line.strip()}")
+    found: dict[str, str] = {}
+    key = None
+    for line in message.strip().rpartition("\n\n")[2].splitlines():
+        if match := re.match(r"^([A-Z][A-Za-z-]+): (.*)$", line):
+            key = match[1]
+            found[key] = match[2].strip()
+        elif key is not None and line.startswith((" ", "\t")):
+            found[key] += f" {line.strip()}"
         else:
-            return text.strip(), []  # prose, not a block of trailers
-    return before.strip(), found
+            return {}  # prose, not a block of trailers
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from sparkforge.core import git, plain
 from sparkforge.core.errors import CommandError, IntegrityError, SeriesError
 from sparkforge.pins.pins import Provider, Upstream
 from sparkforge.series.patchfile import Patch, check_shadows, read_patch, slug
-from sparkforge.sources.sources import RELEASE_INSTEAD, Source
+from sparkforge.sources.sources import Source
 from sparkforge.store.store import Store, code_of
 
 # With clean_env(), `git format-patch` gives the same bytes on every machine:
@@ -55,11 +55,6 @@ class Series:
         text = "".join(f"{patch.sha256}  {patch.name}\n" for patch in self.patches)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def without(self, names: Sequence[str]) -> Series:
-        """Return the series without some patches (the unpatched release: without all)."""
-        kept = tuple(patch for patch in self.patches if patch.name not in names)
-        return Series(self.upstream, self.folder, kept)
-
 
 @dataclass(frozen=True)
 class Patched:
@@ -75,10 +70,7 @@ class Patched:
 
 
 def read(folder: Path) -> Series:
-    """Read ``folder/series`` and its patches; no such file: an empty series.
-
-    SeriesError: series and files disagree, or a patch can't be read.
-    """
+    """Read ``folder/series`` and its patches; no such file: an empty series."""
     listing = folder / "series"
     try:
         lines = listing.read_text(encoding="utf-8").splitlines() if listing.exists() else []
@@ -86,15 +78,10 @@ def read(folder: Path) -> Series:
         raise SeriesError(f"{listing}: cannot read it: {error}", "restore it from git") from None
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     files = {path.name for path in folder.glob("*.patch") if path.is_file()}
-    problems = [
-        *(
-            f"{listing}: {name} is listed twice"
-            for name in sorted({*names})
-            if names.count(name) > 1
-        ),
-        *(f"{listing}: {name}: no such file" for name in names if name not in files),
-        *(f"{folder / name}: not listed in series" for name in sorted(files - set(names))),
-    ]
+    twice = {name for name in names if names.count(name) > 1}
+    problems = [f"{listing}: {name} is listed twice" for name in sorted(twice)]
+    problems += [f"{listing}: {name}: no such file" for name in names if name not in files]
+    problems += [f"{folder / name}: not listed in series" for name in sorted(files - set(names))]
     if problems:
         raise SeriesError("\n".join(map(plain.escaped, problems)))
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
@@ -122,14 +109,14 @@ def apply(store: Store, series: Series, source: Source, *, again: bool = False) 
     names = (f"{_ref(series, source)}^{{commit}}", f"{_ref(series, source)}^{{tree}}")
     code, ids = git.attempt(source.repo, "rev-parse", "--quiet", *names)
     if code or again:
-        ids = _applied(store, series, source)
+        _apply(store, series, source, touched)
+        ids = git.git(source.repo, "rev-parse", *names)
     commit, tree = ids.split()
     return Patched(source, commit, tree, touched)
 
 
-def _applied(store: Store, series: Series, source: Source) -> str:
-    """Apply the series, point a ref at it, and return the commit and the tree."""
-    paths = [entry.path for patch in series.patches for entry in patch.entries]
+def _apply(store: Store, series: Series, source: Source, paths: Collection[str]) -> None:
+    """Apply the series, and point a ref at its last commit."""
     with (
         writing(store, source),
         store.temporary("series") as work,
@@ -142,16 +129,18 @@ def _applied(store: Store, series: Series, source: Source) -> str:
         except CommandError as error:
             msg = f"{series.folder}: does not apply to {source.origin}: git am failed:\n{error}"
             raise SeriesError(msg, _remedy(source)) from error
-        ids = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}")
-        commit = ids.partition("\n")[0]
-        _check_canonical(series, source, commit)
+        commit = git.git(tree, "rev-parse", "HEAD")
+        exported = export(source.repo, source.commit, commit)
+        for patch, (_, data) in zip(series.patches, exported, strict=True):
+            if patch.path.read_bytes() != data:
+                msg = f"{patch.path}: applies to {source.origin}, but an export would change it"
+                raise SeriesError(f"{msg}: not exact, or not in canonical form", _remedy(source))
         changed = git.changes(source.repo, source.commit, commit)
         new = {change.path for change in changed if change.old_blob == git.ABSENT}
         names = git.git(source.repo, "ls-tree", "-r", "-z", "--name-only", commit).split("\0")
         check_shadows(new, names, str(series.folder))
         # git keeps a worktree's commits only while something points at them
         git.git(source.repo, "update-ref", _ref(series, source), commit)
-    return ids
 
 
 @contextmanager
@@ -189,21 +178,13 @@ def export(
             f"--output-directory={folder}",
         )
         git.git(repo, "format-patch", *flags, f"{base}..{commit}", env=env)
-        paths = sorted(Path(folder).iterdir(), key=lambda path: int(path.name.partition("-")[0]))
+        paths = sorted(Path(folder).iterdir())  # numbered
         return [(slug(path.stem.partition("-")[2]), path.read_bytes()) for path in paths]
-
-
-def _check_canonical(series: Series, source: Source, commit: str) -> None:
-    exported = export(source.repo, source.commit, commit)
-    for patch, (_, data) in zip(series.patches, exported, strict=True):
-        if patch.path.read_bytes() != data:
-            msg = f"{patch.path}: applies to {source.origin}, but an export would change it"
-            raise SeriesError(f"{msg}: not exact, or not in canonical form", _remedy(source))
 
 
 def _remedy(source: Source) -> str:
     remedy = f"create it again on the pinned tree: git format-patch {' '.join(EXPORT_FLAGS)}"
-    return f"{RELEASE_INSTEAD}; or {remedy}" if source.provider == "git" else remedy
+    return "; or ".join([*source.instead, remedy])
 
 
 def apply_recorded(

@@ -1,39 +1,33 @@
 """Work trees: clones with each patch of a series as a commit, to edit with plain git.
 
-A work tree stores its origin: the upstream and its pinned commit (``refs/sparkforge/base``), the
-series (``sparkforge.series``), and its last commit (``refs/sparkforge/tip``; commits on top of it
-are the developer's own).
+A work tree stores its origin: the upstream, its pinned commit (``refs/sparkforge/base``), and the
+series (``sparkforge.series``).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
-from sparkforge.core.run import call
 from sparkforge.series.series import Patched, Series
 
-BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
-_AUTHOR = {
-    "GIT_AUTHOR_NAME": gitsafe.COMMITTER,
-    "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
-    "GIT_NO_REPLACE_OBJECTS": "1",
-}
+_BASE_REF = "refs/sparkforge/base"
+_ALONE = {"GIT_NO_REPLACE_OBJECTS": "1"}
 
 
 @dataclass(frozen=True)
 class WorkTree:
-    """A work tree and its origin: the pinned commit below the series, and the sha256 of the
-    original series and of those that were exported."""
+    """A work tree and its origin."""
 
     folder: Path
     upstream: str
     base: str
     series: tuple[str, ...]
+    """The sha256 of the original series, and of those that were exported."""
 
     def git(self, *args: str) -> str:
         """Run git in it, isolated from the user's settings but not from the work tree's own."""
-        return git.git(self.folder, *args, env=_AUTHOR)
+        return git.git(self.folder, *args, env=_ALONE)
 
     @property
     def head(self) -> str:
@@ -45,30 +39,18 @@ class WorkTree:
         path = self.git("rev-parse", "--path-format=absolute", "--git-path", "objects")
         # a colon would end the path, so git takes it quoted
         quoted = path.replace("\\", "\\\\").replace('"', '\\"')
-        return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"', "GIT_NO_REPLACE_OBJECTS": "1"}
+        return {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"', **_ALONE}
 
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
     """Create a work tree of a series; StoreError: the folder exists or cannot be created."""
-    # git reads the user's settings there: override those that would change files
-    settings = {
-        "sparkforge.upstream": series.upstream,
-        "sparkforge.series": series.sha256,
-        "core.autocrlf": "false",
-        "core.safecrlf": "false",
-    }
-    known = [
-        call("git", "config", "--get", key, check=False).stdout.strip()
-        for key in ("user.name", "user.email")
-    ]
-    if not all(known):  # else the first commit would fail
-        settings |= {"user.name": gitsafe.COMMITTER, "user.email": gitsafe.COMMITTER_EMAIL}
 
     def remember(fresh: Path) -> None:
-        for key, value in settings.items():
-            git.git(fresh, "config", key, value)
-        git.git(fresh, "update-ref", BASE_REF, patched.source.commit)
-        git.git(fresh, "update-ref", TIP_REF, patched.commit)
+        git.git(fresh, "config", "sparkforge.upstream", series.upstream)
+        git.git(fresh, "config", "sparkforge.series", series.sha256)
+        for key in ("core.autocrlf", "core.safecrlf"):  # the user's would change files
+            git.git(fresh, "config", key, "false")
+        git.git(fresh, "update-ref", _BASE_REF, patched.source.commit)
 
     git.clone_at(patched.source.repo, folder, patched.commit, remember)
     return WorkTree(folder, series.upstream, patched.source.commit, (series.sha256,))
@@ -77,7 +59,7 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
 def read(folder: Path) -> WorkTree:
     """Return the origin of a work tree, or of a folder inside; UsageError: ``make`` made none."""
     try:
-        found = git.git(folder, "rev-parse", "--show-toplevel", f"{BASE_REF}^{{commit}}")
+        found = git.git(folder, "rev-parse", "--show-toplevel", f"{_BASE_REF}^{{commit}}")
         path, _, base = found.rpartition("\n")
         settings = git.git(Path(path), "config", "--null", "--get-regexp", r"^sparkforge\.")
         pairs = [entry.split("\n", 1) for entry in settings.split("\0") if entry]
@@ -90,10 +72,7 @@ def read(folder: Path) -> WorkTree:
 
 
 def settled(tree: WorkTree) -> list[str]:
-    """Return the untracked files (quoted) that git does not ignore.
-
-    SeriesError: uncommitted changes, a running rebase, or commits that are no line from the base.
-    """
+    """Return the untracked files; SeriesError: other changes, or no line of commits to export."""
     folder = Path(tree.git("rev-parse", "--absolute-git-dir"))
     if any((folder / name).exists() for name in ("rebase-merge", "rebase-apply", "MERGE_HEAD")):
         msg = f"{tree.folder}: a rebase or merge is in progress"
@@ -119,4 +98,3 @@ def exported(tree: WorkTree, series: str) -> None:
     """Record that its commits are now this series (its sha256), too."""
     if series not in tree.series:
         tree.git("config", "--add", "sparkforge.series", series)
-    tree.git("update-ref", TIP_REF, "HEAD")

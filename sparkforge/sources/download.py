@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import FetchError, IntegrityError
-from sparkforge.core.log import human_bytes, log
+from sparkforge.core.log import log
 from sparkforge.store.store import Store
 
 _CHUNK = 1 << 20
@@ -22,7 +22,7 @@ _NETWORK = "check the network, proxy and certificates, then run again: it contin
 @dataclass(frozen=True)
 class Fetches:
     """Downloads of an item: bytes by sha256 (two items may need the same file), and descriptions of
-    those whose size is not recorded."""
+    those whose size is not pinned."""
 
     known: Mapping[str, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
@@ -41,33 +41,25 @@ def fetch(
 
     ``locate`` returns the URL (http, https or file), only if needed. FetchError: offline and not in
     the store, or the network failed repeatedly; the next run continues. IntegrityError: another
-    hash or size than recorded.
+    hash, or more bytes than ``size``.
     """
     with store.lock(f"download-{sha256[:32]}"):
-        if not store.verified(sha256, name):
-            if offline:
-                msg = f"{name}: not in the store, and --offline is set"
-                raise FetchError(msg, "run once without --offline on a machine with network")
-            partial = store.partial_path(sha256)
-            try:
-                _download(locate(), partial, name, size)
-                store.accept_download(partial, sha256, name)
-            except IntegrityError:
-                partial.unlink(missing_ok=True)  # the next run starts over
-                raise
-    final = store.download_path(sha256, name)
-    if size is not None and (length := final.stat().st_size) != size:
-        msg = f"{name}: has {length} bytes, but {size} are recorded"
-        raise IntegrityError(msg, "fix its recorded size")
-    return final
+        if store.verified(sha256, name):
+            return store.download_path(sha256, name)
+        if offline:
+            msg = f"{name}: not in the store, and --offline is set"
+            raise FetchError(msg, "run once without --offline on a machine with network")
+        partial = store.partial_path(sha256)
+        _download(locate(), partial, name, size)
+        return store.accept_download(partial, sha256, name)
 
 
 def size_of(url: str, name: str) -> int:
     """Return the size of a file in bytes without downloading it; FetchError if that fails."""
     import requests
 
-    if urlsplit(url).scheme == "file":
-        return _local(url, name).stat().st_size
+    if local := _local(url, name):
+        return local.stat().st_size
     try:
         # not HEAD, which some mirrors refuse; the body is not read
         headers = {"Accept-Encoding": "identity"}
@@ -79,7 +71,10 @@ def size_of(url: str, name: str) -> int:
         raise FetchError(msg, _NETWORK) from error
 
 
-def _local(url: str, name: str) -> Path:
+def _local(url: str, name: str) -> Path | None:
+    """Return the file that a file: URL names; None: another URL."""
+    if urlsplit(url).scheme != "file":
+        return None
     path = Path(unquote(urlsplit(url).path))
     if not path.is_file():
         raise FetchError(f"{name}: {path} does not exist", "check the index or mirror")
@@ -87,12 +82,11 @@ def _local(url: str, name: str) -> Path:
 
 
 def _download(url: str, partial: Path, name: str, size: int | None) -> None:
-    """Complete a partial file; raises as ``fetch``."""
     import requests
 
-    if urlsplit(url).scheme == "file":
+    if local := _local(url, name):
         with disk_errors(partial):
-            shutil.copyfile(_local(url, name), partial)
+            shutil.copyfile(local, partial)
         return
     # our own loop: urllib3's repeats a request, but does not resume a body, which is where a
     # download of gigabytes fails
@@ -128,19 +122,16 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
         done = have if resumed else 0  # else the server ignored the range: start over
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length else None
-        if done:
-            log.info(f"{name}: continuing at {human_bytes(done)}")
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
             try:
                 # iter_content would unpack a gzip encoding, which servers declare for a .tar.gz
                 for chunk in reply.raw.stream(_CHUNK, decode_content=False):
                     done += len(chunk)
                     if size is not None and done > size:
-                        msg = f"{name}: at least {done} bytes, but {size} are recorded"
-                        raise IntegrityError(msg, "fix a wrong recorded size")
+                        partial.unlink()  # the next run starts over
+                        msg = f"{name}: at least {done} bytes, but {size} are pinned"
+                        raise IntegrityError(msg, "fix a wrong size in pins.yaml")
                     file.write(chunk)
                     log.progress(name, done, total)
             except HTTPError as error:
                 raise requests.ConnectionError(error) from error
-        if total is not None and done < total:
-            raise requests.ConnectionError(f"connection closed after {done} of {total} bytes")

@@ -21,8 +21,6 @@ from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 PinsFile = Annotated[Path | None, Parameter(show=False)]
 """Type of --pins: another checkout's pins.yaml, for tests."""
 
@@ -42,10 +40,7 @@ class ProjectOptions:
 
 
 def store_of(named: str | Path | None) -> Store:
-    """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder.
-
-    UsageError: no store is named, and the user has no home folder. StoreError: another user's.
-    """
+    """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparkforge")
     try:
         root = Path(named or os.environ.get("SPARKFORGE_STORE") or default).expanduser()
@@ -76,17 +71,14 @@ def checkout(named: Path | None) -> Checkout:
 
 @dataclass(frozen=True)
 class Project(Checkout):
-    """A checkout, the store, and the access to its sources.
-
-    With ``locked``, its pins were read after the checkout was locked.
-    """
+    """A checkout, the store, and the access to its sources."""
 
     store: Store
     access: Access
 
     @classmethod
     def open(cls, options: ProjectOptions) -> Project:
-        """Read pins.yaml, and find the store; raises as ``checkout``, ``store_of``, ``mirrors``."""
+        """Read pins.yaml, and find the store."""
         here = checkout(options.pins)
         access = Access(Index(), mirrors(options.mirror, here.pins), options.offline)
         return cls(here.pins_path, here.pins, store_of(options.store), access)
@@ -112,10 +104,7 @@ class Project(Checkout):
 
 
 def mirrors(texts: Sequence[str], all_pins: Pins) -> dict[str, str]:
-    """Return the URL or path of each --mirror, by upstream or UPSTREAM/EXTERNAL.
-
-    UsageError: one is malformed, or pins.yaml has no such upstream or external.
-    """
+    """Return the URL or path of each --mirror, by upstream or UPSTREAM/EXTERNAL."""
     found = {}
     for text in texts:
         name, _, url = text.partition("=")

@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sparkforge.core import git
@@ -20,18 +20,18 @@ from sparkforge.core.disk import code_digest, key_of
 from sparkforge.core.errors import CommandError, FetchError, IntegrityError, PinsError
 from sparkforge.core.index import Index
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins.pins import RELEASE_PLAN, Provider, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.pins import Provider, ReleaseFile, SourcePlan, Upstream
 from sparkforge.pins.types import PathRule, origin_of
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
 
-RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
-"""The hint for a wrong tree from git; never applied automatically."""
-# RuntimeError: encrypted, or packed by a method that this Python lacks
-_UNREADABLE = (
-    *(zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error),
-    *(EOFError, RuntimeError, ValueError),
+_RELEASE_INSTEAD = "to build from the release file: build.py --target NAME --source release"
+UNREADABLE = (
+    *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, struct.error),
+    *(EOFError, LookupError, OverflowError, RuntimeError, ValueError),
 )
+"""The standard library's errors for files that are no archives, damaged, encrypted, or packed in
+unknown ways."""
 _IMPORT_AUTHOR = "sparkforge release import <sparkforge@localhost>"
 
 
@@ -46,38 +46,46 @@ class Source:
     tree: str
     origin: str
 
+    @property
+    def instead(self) -> list[str]:
+        """The hint for a wrong tree from git; never applied automatically."""
+        return [_RELEASE_INSTEAD] if self.provider == "git" else []
+
 
 @dataclass(frozen=True)
 class Access:
-    """Access to sources: the index, URLs or paths by upstream instead of the pinned git URL, and
-    whether only the store and mirrors that are paths may be used."""
+    """Access to sources."""
 
     index: Index
     mirrors: Mapping[str, str]
+    """URLs or paths by upstream, instead of the pinned git URL."""
     offline: bool
 
 
 def ensure(store: Store, name: str, upstream: Upstream, plan: SourcePlan, access: Access) -> Source:
     """Return the upstream's source, fetched if the store lacks it.
 
-    IntegrityError: the tag names another commit, or a file has another hash. PinsError: the commit
-    is unknown, and no release file may replace it. FetchError: it cannot be downloaded.
+    IntegrityError: the tag names another commit, or a file has another hash.
     """
     mirrored = name in access.mirrors  # which implies git
-    falls_back = plan == "auto" and not mirrored and upstream.source_file is not None
     if plan == "release" and not mirrored:
         return release(store, name, upstream, access)
     try:
         if upstream.commit is None:
             msg = f"{name}: no commit in pins.yaml for {upstream.tag}"
-            remedy = "on a machine with access to its repository, run build.py pins resolve"
-            raise PinsError(msg, remedy)
+            raise PinsError(msg, how_to_pin(upstream))
         return _git(store, name, upstream, upstream.commit, access)
     except (FetchError, PinsError) as error:
-        if not falls_back:
+        if plan != "auto" or mirrored or upstream.source_file is None:
             raise
         log.warning(f"{error.what}: using the release file instead of git")
         return release(store, name, upstream, access)
+
+
+def how_to_pin(upstream: Upstream) -> str:
+    """Return the hint for an upstream whose commit is unknown."""
+    lookup = f"git ls-remote {upstream.git} {upstream.tag} '{upstream.tag}^{{}}'"
+    return f"look it up: {lookup} (the last line), and write it as commit: in pins.yaml"
 
 
 def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
@@ -101,54 +109,39 @@ def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Acces
     ref = f"refs/pins/{upstream.tag}/{commit}"
     with store.lock(f"git-{name}"):
         if git.ref_commit(repo, ref) != commit:
-            _fetch_git(repo, name, upstream, commit, access)
+            where = access.mirrors.get(name, upstream.git)
+            try:
+                _fetch_git(repo, name, upstream, commit, where, offline=access.offline)
+            except CommandError as error:
+                msg = f"{name}: git could not fetch from {where}:\n{error}"
+                remedy = f"check the network, or give --mirror {name}=URL-or-path"
+                raise FetchError(msg, f"{remedy}; {_RELEASE_INSTEAD}") from error
             git.git(repo, "update-ref", ref, commit)
     log.info(f"{name}: git commit {commit[:12]} ({upstream.tag})")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
     return Source(name, "git", repo, commit, tree, f"git {upstream.git}")
 
 
-def _fetch_git(repo: Path, name: str, upstream: Upstream, commit: str, access: Access) -> None:
-    tagged, where = _tagged(name, upstream, access)
-    if tagged != commit:
-        msg = f"{name}: tag {upstream.tag} is {tagged}, but {commit} is pinned"
-        remedy = "compare with the release page before changing pins.yaml: the tag moved, or"
-        raise IntegrityError(msg, f"{remedy} the pin is wrong; {RELEASE_INSTEAD}")
-    log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
-    try:
-        git.init_bare(repo)
-        git.tidy(repo)
-        git.fetch_commit(repo, where, commit)
-    except CommandError as error:
-        raise _unreachable(name, where, error) from error
-
-
-def _tagged(name: str, upstream: Upstream, access: Access) -> tuple[str, str]:
-    """Return the commit of the pinned tag, and the URL or path of the repository."""
-    where = access.mirrors.get(name, upstream.git)
+def _fetch_git(
+    repo: Path, name: str, upstream: Upstream, commit: str, where: str, *, offline: bool
+) -> None:
+    """Fetch the pinned commit, which the pinned tag must name."""
     if "://" not in where and Path(where).exists():
         where = str(Path(where).resolve())
-    elif access.offline:
+    elif offline:
         msg = f"{name}: {upstream.tag} is not in the store, and --offline is set"
-        raise FetchError(
-            msg, f"run once without --offline, or give --mirror {name}=PATH of a clone"
-        )
+        remedy = f"run once without --offline, or give --mirror {name}=PATH of a clone"
+        raise FetchError(msg, remedy)
     tags = (f"refs/tags/{upstream.tag}", f"refs/tags/{upstream.tag}^{{}}")
-    try:
-        commit = git.remote_tags(where, *tags).get(upstream.tag)
-    except CommandError as error:
-        raise _unreachable(name, where, error) from error
-    if commit is None:
-        msg = f"{name}: {where} has no tag {upstream.tag}"
-        remedy = f"fix the tag in pins.yaml, or use a mirror that has tags; {RELEASE_INSTEAD}"
-        raise IntegrityError(msg, remedy)
-    return commit, where
-
-
-def _unreachable(name: str, where: str, error: CommandError) -> FetchError:
-    msg = f"{name}: git could not fetch from {where}:\n{error}"
-    remedy = f"check the network, or give --mirror {name}=URL-or-path; {RELEASE_INSTEAD}"
-    return FetchError(msg, remedy)
+    tagged = git.remote_tags(where, *tags).get(upstream.tag)
+    if tagged != commit:
+        what = f"is {tagged}, but {commit} is pinned" if tagged else f"is not in {where}"
+        remedy = f"compare with the release page before changing pins.yaml; {_RELEASE_INSTEAD}"
+        raise IntegrityError(f"{name}: tag {upstream.tag} {what}", remedy)
+    log.info(f"{name}: fetching {commit[:12]} ({upstream.tag}) from {where}")
+    git.init_bare(repo)
+    git.tidy(repo)
+    git.fetch_commit(repo, where, commit)
 
 
 # -- release files -----------------------------------------------------------
@@ -173,26 +166,20 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
             log.info(f"{name}: importing {file.file} ({human_bytes(file.size)}) into git")
             git.init_bare(repo)
             git.tidy(repo)
-            commit = _import(repo, ref, name, upstream, path)
+            # wheels of all platforms have the same Python files, and one commit
+            told = "Python files of its wheel" if file.is_wheel else f"release file {file.file}"
+            message = f"{name} {upstream.version}, {told}\n"
+            files = _wheel_files(path, upstream.paths) if file.is_wheel else _sdist_files(path)
+            how = {"ref": ref, "message": message, "author": _IMPORT_AUTHOR}
+            try:
+                # 2000-01-01: fixed, and clearly not a date of upstream's
+                commit = git.import_tree(repo, files, **how, epoch=946684800)
+            except UNREADABLE as error:
+                msg = f"{path.name}: not a readable archive: {error}"
+                raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
     log.info(f"{name}: release file {file.file}, imported as commit {commit[:12]}")
     tree = git.git(repo, "rev-parse", f"{commit}^{{tree}}")
     return Source(name, "release", repo, commit, tree, f"release file {file.file}")
-
-
-def _import(repo: Path, ref: str, name: str, upstream: Upstream, path: Path) -> str:
-    is_wheel = path.suffix == ".whl"
-    # wheels of all platforms have the same Python files, and one commit
-    told = "Python files of its wheel" if is_wheel else f"release file {path.name}"
-    message = f"{name} {upstream.version}, {told}\n"
-    files = _wheel_files(path, upstream.paths) if is_wheel else _sdist_files(path)
-    try:
-        # 2000-01-01: fixed, and clearly not a date of upstream's
-        return git.import_tree(
-            repo, files, ref=ref, message=message, author=_IMPORT_AUTHOR, epoch=946684800
-        )
-    except (tarfile.TarError, *_UNREADABLE) as error:
-        msg = f"{path.name}: not a readable archive: {error}"
-        raise IntegrityError(msg, "the pinned file is damaged: fix pins.yaml") from error
 
 
 def _refused(archive: Path, what: str) -> IntegrityError:
@@ -219,80 +206,23 @@ def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
             if member.issym():
                 target = member.linkname.encode(errors="surrogateescape")
                 yield git.TreeFile(path, "120000", target)
-            elif member.isreg() or member.islnk():
-                try:
-                    content = tar.extractfile(member)  # of a hard link: of what it leads to
-                except KeyError:
-                    content = None
-                if content is None:
-                    raise _refused(archive, f"member {member.name!r} is a dangling link")
+            elif content := tar.extractfile(member):  # of a hard link: of what it leads to
                 mode = "100755" if member.mode & stat.S_IXUSR else "100644"
                 yield git.TreeFile(path, mode, content.read())
             elif not member.isdir():
                 raise _refused(archive, f"member {member.name!r} is neither file nor link")
-    if not tops:
-        raise _refused(archive, "has no files")
 
 
 def _wheel_files(archive: Path, rules: Sequence[PathRule]) -> Iterator[git.TreeFile]:
     """Yield a wheel's Python files with their paths in the repository.
 
-    Compiled or copied files of a wheel are not sources, and files without a rule belong to another
-    upstream.
+    Its other files are no sources, and files without a rule belong to another upstream.
     """
-    found = False
     with zipfile.ZipFile(archive) as wheel:
         for info in wheel.infolist():
             member = _safe(info.filename, archive) if not info.is_dir() else ""
             origin = origin_of(rules, member)
             if member.endswith(".py") and origin is not None:
-                found = True
                 executable = (info.external_attr >> 16) & stat.S_IXUSR
                 mode = "100755" if executable else "100644"
                 yield git.TreeFile(origin[1], mode, wheel.read(info))
-    if not found:
-        msg = f"{archive.name}: has no Python file in the folders of paths"
-        raise IntegrityError(msg, "fix paths or source_file in pins.yaml")
-
-
-# -- pins resolve ------------------------------------------------------------
-
-# files that a source release replaces
-_GENERATED = frozenset({"PKG-INFO", "setup.cfg", "_version.py", "_build_meta.py"})
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """An upstream's commit, and the number of files in the release file that equal the commit's."""
-
-    commit: str
-    files: int
-
-
-def resolve(store: Store, name: str, upstream: Upstream, access: Access) -> Resolved:
-    """Return the commit of the pinned tag in an upstream's repository, compared with the release.
-
-    Raises as ``ensure``; IntegrityError also where a file of the release differs from the commit's.
-    """
-    commit, _ = _tagged(name, upstream, access)
-    known = upstream.model_copy(update={"commit": upstream.commit or commit})
-    fetched = ensure(store, name, known, "git", access)
-    if upstream.source_file is None:
-        return Resolved(commit, 0)
-    found = ensure(store, name, upstream, RELEASE_PLAN, replace(access, mirrors={}))
-    of_git, of_release = _blobs(fetched), _blobs(found)
-    shared = sorted(of_git.keys() & of_release.keys())
-    both = [path for path in shared if PurePosixPath(path).name not in _GENERATED]
-    differing = [path for path in both if of_git[path] != of_release[path]]
-    if differing or not both:
-        msg = (
-            f"{name}: {upstream.tag} is {commit}, but {found.origin} was built from something"
-            f" else: {len(differing)} of {len(both)} files differ: {', '.join(differing[:9])}"
-        )
-        raise IntegrityError(msg, "compare both before pinning either")
-    return Resolved(commit, len(both))
-
-
-def _blobs(source: Source) -> dict[str, str]:
-    every = git.changes(source.repo, git.EMPTY_TREE, source.commit)
-    return {one.path: one.new_blob for one in every if one.new_mode != "160000"}  # a submodule

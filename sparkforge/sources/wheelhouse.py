@@ -1,20 +1,19 @@
 """Hash-locked requirements → a folder of verified wheels for one Python and platform.
 
-Environment and image install from this folder alone: their builds need no network and no
-registry settings, and every file in it has passed its sha256. ``pip download`` takes about twice as
-long, and cannot choose among the files of a lock for another platform.
+Environment and image install from this folder alone, so they need no network and no registry
+settings. ``pip download`` cannot choose among the files of a lock for another platform.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from packaging.markers import Marker, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
@@ -26,12 +25,8 @@ from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import FetchError, PinsError
 from sparkforge.core.index import Index, address_of, sha256_of, torch_files
 from sparkforge.core.run import in_parallel
-from sparkforge.sources import sizes
-from sparkforge.sources.download import Fetches, fetch
+from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
-
-if TYPE_CHECKING:
-    from unearth.link import Link
 
 _T = TypeVar("_T")
 _PARALLEL = 8
@@ -65,6 +60,12 @@ class Wanted:
     platform: str
     torch_backend: str | None
 
+    def items(self) -> list[Locked]:
+        """Return the lines of the lock, and the tools, that apply."""
+        every = {item.requirement: item for item in [*self.tools, *read_lock(self.lock)]}
+        values = markers(self.python, self.platform)
+        return [one for one in every.values() if one.marker is None or one.marker.evaluate(values)]
+
 
 def read_lock(path: Path) -> list[Locked]:
     """Read a requirements file; PinsError: a line is not NAME==VERSION with hashes."""
@@ -97,22 +98,13 @@ def markers(python: str, platform: str) -> dict[str, str]:
     }
 
 
-def applying(
-    locked: Sequence[Locked], tools: Sequence[Locked], python: str, platform: str
-) -> list[Locked]:
-    """Return the lines of a lock, and the tools, that apply to a Python and platform."""
-    items = {item.requirement: item for item in [*tools, *locked]}  # the lock may have a tool, too
-    values = markers(python, platform)
-    return [one for one in items.values() if one.marker is None or one.marker.evaluate(values)]
-
-
 @cache
-def platform_tags(python: str, platform: str) -> Mapping[Tag, int]:
+def _ranks(python: str, platform: str) -> Mapping[Tag, int]:
     """Return the wheel tags that an interpreter on a platform installs, the best with 0."""
     machine = _MACHINE[platform]
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC_MINOR[platform], 4, -1)]
-    platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}"]
-    platforms.append(f"linux_{machine}")
+    glibcs = (f"manylinux_2_{minor}" for minor in range(_GLIBC_MINOR[platform], 4, -1))
+    kinds = [*glibcs, "manylinux2014", "manylinux2010", "manylinux1", "linux"]
+    platforms = [f"{kind}_{machine}" for kind in kinds]
     major, minor = (int(part) for part in python.split("."))
     # explicit abis: the default is the running interpreter's
     tags = list(cpython_tags((major, minor), abis=[f"cp{major}{minor}"], platforms=platforms))
@@ -120,16 +112,16 @@ def platform_tags(python: str, platform: str) -> Mapping[Tag, int]:
     return {tag: rank for rank, tag in enumerate(dict.fromkeys(tags))}
 
 
-def _best(item: Locked, files: Iterable[tuple[str, _T]], python: str, platform: str) -> _T | None:
+def _best(item: Locked, files: Mapping[str, _T], python: str, platform: str) -> _T | None:
     """Return the value of the file name that an interpreter installs for a line, or None."""
-    rank = platform_tags(python, platform)
+    ranks = _ranks(python, platform)
     found: dict[tuple[int, str], _T] = {}
-    for name, value in files:
+    for name, value in files.items():
         try:
             project, version, _, tags = parse_wheel_filename(name)
         except (InvalidWheelFilename, InvalidVersion):
             continue  # an sdist, or an old name
-        fits = [rank[tag] for tag in tags if tag in rank]
+        fits = [ranks[tag] for tag in tags if tag in ranks]
         if fits and project == item.name and version == Version(item.version):
             found[min(fits), name] = value
     return found[min(found)] if found else None
@@ -137,58 +129,22 @@ def _best(item: Locked, files: Iterable[tuple[str, _T]], python: str, platform: 
 
 def in_store(store: Store, item: Locked, python: str, platform: str) -> tuple[str, Path] | None:
     """Return sha256 and path of a line's file in the store; not hashed again."""
-    files = [
-        (path.name, (sha256, path))
+    files = {
+        path.name: (sha256, path)
         for sha256 in item.sha256s
         for path in store.download_path(sha256, "").glob("*.whl")
-    ]
+    }
     return _best(item, files, python, platform)
 
 
-def recorded(
-    item: Locked, python: str, platform: str, known: Mapping[str, sizes.Known]
-) -> sizes.Known | None:
-    """Return the recorded file of a line for a Python and platform, or None."""
-    files = ((known[one].name, known[one]) for one in sorted(item.sha256s) if one in known)
-    return _best(item, files, python, platform)
+def missing(store: Store, wanted: Wanted) -> int:
+    """Return the number of a wheelhouse's files that the store lacks."""
+    found = [in_store(store, item, wanted.python, wanted.platform) for item in wanted.items()]
+    return found.count(None)
 
 
-def fitting(
-    name: str, version: str, links: Sequence[Link], python: str, platform: str
-) -> Link | None:
-    """Return the wheel of a release that a Python on a platform installs; None: there is none."""
-    item = Locked(str(canonicalize_name(name)), version, frozenset())
-    return _best(item, ((link.filename, link) for link in links), python, platform)
-
-
-def to_fetch(store: Store, wanted: Wanted, known: Mapping[str, sizes.Known]) -> Fetches:
-    """Return the downloads of a wheelhouse."""
-    sized: dict[str, int] = {}
-    unknown = 0
-    for item in applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform):
-        if in_store(store, item, wanted.python, wanted.platform) is not None:
-            continue
-        file = recorded(item, wanted.python, wanted.platform, known)
-        sized |= {} if file is None else {file.sha256: file.size}
-        unknown += file is None
-    return Fetches(sized, (f"{unknown} wheels of {wanted.lock.name}",) if unknown else ())
-
-
-def fill(
-    store: Store,
-    wanted: Wanted,
-    index: Index,
-    uv: Path,
-    *,
-    offline: bool,
-    into: Path,
-    known: Mapping[str, sizes.Known] | None = None,
-) -> int:
-    """Fetch every locked requirement and link the files into a folder; return their number.
-
-    ``known`` has sizes of files, as limits. FetchError: also where no file is locked and fits.
-    """
-    locked = applying(read_lock(wanted.lock), wanted.tools, wanted.python, wanted.platform)
+def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool, into: Path) -> int:
+    """Fetch every locked requirement and link the files into a folder; return their number."""
 
     def fetched(item: Locked, stopping: Event) -> Path:
         found = in_store(store, item, wanted.python, wanted.platform)
@@ -198,33 +154,21 @@ def fill(
             msg = f"{item.requirement}: no locked file is in the store, and --offline is set"
             raise FetchError(msg, "run once without --offline on a machine with network")
         name, url, sha256 = _located(item, wanted, index, uv)
-        size = known[sha256].size if known and sha256 in known else None
-        return fetch(store, name=name, sha256=sha256, locate=lambda: url, size=size)
+        return fetch(store, name=name, sha256=sha256, locate=lambda: url)
 
-    for path in in_parallel(fetched, locked, _PARALLEL):
+    paths = [*in_parallel(fetched, wanted.items(), _PARALLEL)]
+    for path in paths:
         os.link(path, into / path.name)
-    return len(locked)
-
-
-def damaged(folder: Path, wanted: Wanted) -> list[str]:
-    """Return the names of files that match no locked hash of their name."""
-    locked: dict[str, frozenset[str]] = {}
-    for item in [*wanted.tools, *read_lock(wanted.lock)]:
-        locked[item.name] = locked.get(item.name, frozenset()) | item.sha256s
-
-    def differs(path: Path, stopping: Event) -> str | None:
-        project = str(canonicalize_name(path.name.partition("-")[0]))
-        return None if sha256_file(path) in locked.get(project, ()) else path.name
-
-    return [name for name in in_parallel(differs, sorted(folder.glob("*.whl")), _PARALLEL) if name]
+    return len(paths)
 
 
 def _located(item: Locked, wanted: Wanted, index: Index, uv: Path) -> tuple[str, str, str]:
     """Return (file name, url, sha256) of the most suitable locked file."""
+    machine = _MACHINE[wanted.platform]
 
     def best(files: Iterable[tuple[str, str, str | None]]) -> tuple[str, str, str] | None:
-        ours = ((name, (name, url, sha)) for name, url, sha in files if sha in item.sha256s)
-        return _best(item, ours, wanted.python, wanted.platform)
+        locked = {name: (name, url, sha) for name, url, sha in files if sha in item.sha256s}
+        return _best(item, locked, wanted.python, wanted.platform)
 
     # an index without hashes does not identify the locked file; one in a folder is hashed
     found = best(
@@ -235,13 +179,10 @@ def _located(item: Locked, wanted: Wanted, index: Index, uv: Path) -> tuple[str,
         )
         for link in index.links(item.name)
     )
-    if found is None and item.name == "torch" and wanted.torch_backend is not None:
-        machine = _MACHINE[wanted.platform]
-        found = best(
-            torch_files(item.requirement, wanted.python, machine, wanted.torch_backend, uv)
-        )
-    if found is not None:
-        return found
-    msg = f"{item.requirement}: the package index of pip's configuration has no file that is locked"
-    msg += f" in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
-    raise FetchError(msg, "give pip an index or folder that has it (PIP_EXTRA_INDEX_URL)")
+    if found is None and item.name == "torch" and (backend := wanted.torch_backend) is not None:
+        found = best(torch_files(item.requirement, wanted.python, machine, backend, uv))
+    if found is None:
+        msg = f"{item.requirement}: the package index of pip's configuration has no file that is"
+        msg += f" locked in {wanted.lock.name} and fits Python {wanted.python} on {wanted.platform}"
+        raise FetchError(msg, "give pip an index or folder that has it (PIP_EXTRA_INDEX_URL)")
+    return found

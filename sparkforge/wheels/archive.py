@@ -13,49 +13,37 @@ import stat
 import struct
 import time
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from sparkforge.core import plain
 from sparkforge.core.errors import BuildError
+from sparkforge.sources.sources import UNREADABLE
 
 _LOCAL = struct.Struct("<4s5H3L2H")  # the header in front of a member
 _UTF8_NAME, _DESCRIPTOR, _ENCRYPTED = 0x800, 0x8, 0x1  # flags of a member
 _ZIP64 = 0xFFFFFFFF
 _PIECE = 1 << 20
-UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, IndexError, RuntimeError),
-    *(ValueError, OverflowError),
-)
-"""The standard library's errors for files that are not archives, damaged, or packed in unknown
-ways."""
 
 
 class Source:
-    """A wheel whose members are copied; keeps the file open.
+    """A wheel whose members are copied, as an open file.
 
-    It accepts only archives that all readers of wheels interpret alike: each name is a plain path,
-    unique and equal in both of its headers; no member is encrypted, or packed other than by
-    deflate. BuildError: it is not such an archive.
+    BuildError: not all readers of wheels interpret it alike. Each name is a plain path, unique and
+    equal in both of its headers; no member is encrypted, or packed other than by deflate.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("rb")
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self._file = path, file
         try:
-            self._zip = zipfile.ZipFile(self._file)
+            self._zip = zipfile.ZipFile(file)
             infos = self._zip.infolist()
             self.members = {i.filename: i for i in infos if not i.filename.endswith("/")}
             self._check()
-        except BuildError:
-            self._file.close()
-            raise
         except (*UNREADABLE, OSError) as error:  # seeks to an invalid position
-            self._file.close()
             raise self.wrong(f"not a readable wheel: {error}") from error
 
     def wrong(self, what: str) -> BuildError:
@@ -123,22 +111,19 @@ class Source:
             left -= len(piece)
             yield piece
 
-    def close(self) -> None:
-        self._zip.close()
-        self._file.close()
 
-
-def opened(path: Path) -> closing[Source]:
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
     """Open a wheel for copying."""
-    return closing(Source(path))
+    with path.open("rb") as file:
+        yield Source(path, file)
 
 
 class Writer:
-    """Writer of an archive into an empty file; all members have one date (seconds since 1970)."""
+    """Writer of an archive; all members have one date (seconds since 1970)."""
 
-    def __init__(self, file: IO[bytes], epoch: int) -> None:
-        self._file = file
-        self._entries: list[zipfile.ZipInfo] = []
+    def __init__(self, made: zipfile.ZipFile, epoch: int) -> None:
+        self._zip = made
         self._date = time.gmtime(max(epoch, 315532800))[:6]
 
     def copy(self, source: Source, info: zipfile.ZipInfo, name: str) -> None:
@@ -146,13 +131,17 @@ class Writer:
         entry = self._entry(name, bool(info.external_attr >> 16 & stat.S_IXUSR))
         entry.compress_type, entry.CRC = info.compress_type, info.CRC
         entry.compress_size, entry.file_size = info.compress_size, info.file_size
-        self._add(entry, source.packed(info))
+        file = self._zip.fp
+        assert file is not None
+        entry.header_offset = file.tell()
+        file.write(entry.FileHeader(zip64=False))
+        file.writelines(source.packed(info))
+        self._zip.filelist.append(entry)
+        self._zip.start_dir = file.tell()
 
     def add(self, name: str, data: bytes, *, executable: bool = False) -> None:
         """Add new content uncompressed: compressed, it would differ with another zlib."""
-        entry = self._entry(name, executable)
-        entry.CRC, entry.compress_size, entry.file_size = zlib.crc32(data), len(data), len(data)
-        self._add(entry, [data])
+        self._zip.writestr(self._entry(name, executable), data)
 
     def _entry(self, name: str, executable: bool) -> zipfile.ZipInfo:
         entry = zipfile.ZipInfo(name, self._date)
@@ -161,33 +150,26 @@ class Writer:
         entry.create_system = 3  # Unix
         return entry
 
-    def _add(self, entry: zipfile.ZipInfo, pieces: Iterable[bytes]) -> None:
-        entry.header_offset = self._file.tell()
-        try:
-            self._file.write(entry.FileHeader(zip64=False))
-        except (zipfile.LargeZipFile, struct.error) as error:
-            raise BuildError(f"the wheel is too large for its format: {error}") from None
-        self._file.writelines(pieces)
-        self._entries.append(entry)
 
-    def finish(self) -> None:
-        """Write the directory, which completes the archive."""
-        try:
-            # without zip64, which not every reader of wheels knows; ours are far smaller
-            with zipfile.ZipFile(self._file, "w", allowZip64=False) as directory:
-                directory.filelist.extend(self._entries)
-        except (zipfile.LargeZipFile, struct.error) as error:
-            raise BuildError(f"the wheel is too large for its format: {error}") from None
+@contextmanager
+def writing(path: Path, epoch: int) -> Iterator[Writer]:
+    """Write an archive; BuildError: it is too large."""
+    try:
+        # without zip64, which not every reader of wheels knows; ours are far smaller
+        with zipfile.ZipFile(path, "w", allowZip64=False) as made:
+            yield Writer(made, epoch)
+    except zipfile.LargeZipFile as error:
+        raise BuildError(f"{path.name}: too large for the format of wheels: {error}") from None
 
 
-def recorded(digest: hashlib._Hash) -> str:
+def stated(sha256: str) -> str:
     """Return a sha256 as RECORD has it."""
-    return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+    return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
 
 
-def record_hash(data: bytes) -> str:
-    """Return the sha256 of a member as RECORD has it."""
-    return recorded(hashlib.sha256(data))
+def record_row(name: str, data: bytes) -> tuple[str, str, str]:
+    """Return a member's row in RECORD."""
+    return name, stated(hashlib.sha256(data).hexdigest()), str(len(data))
 
 
 @dataclass(frozen=True)
@@ -223,15 +205,13 @@ def write_fresh(wheel: Fresh, epoch: int, folder: Path) -> Path:
         points += [f"[{group}]", *(f"{name} = {at}" for name, at in names.items())]
     if points:
         members[f"{info}/entry_points.txt"] = _lines(*points)
-    record = [f"{name},{record_hash(data)},{len(data)}" for name, data in sorted(members.items())]
+    record = [",".join(record_row(*member)) for member in sorted(members.items())]
     members[f"{info}/RECORD"] = _lines(*record, f"{info}/RECORD,,")
     out = folder / f"{stem}-{wheel.tag}.whl"
-    with out.open("xb") as file:
-        writer = Writer(file, epoch)
+    with writing(out, epoch) as writer:
         # metadata last, as every builder does
         for name in sorted(members, key=lambda name: (".dist-info/" in name, name)):
             writer.add(name, members[name])
-        writer.finish()
     out.chmod(0o444)  # dist/ links to it: a change there must not change the store
     return out
 

@@ -6,7 +6,6 @@ not later by the users of our wheel.
 
 import csv
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from sparkforge.store.store import Store, code_of
 from sparkforge.wheels import archive
 
 _INFO = ".dist-info"
-_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Wheel:
     """A wheel's metadata.
 
     ``stem`` is NAME-VERSION as its ``.dist-info`` folder spells it, ``released`` the version in the
-    file's name, ``tags`` its PYTHON-ABI-PLATFORM; ``record`` has digests as ``sha256=…``.
+    file's name, ``tags`` its PYTHON-ABI-PLATFORM; ``record`` has sha256s in hex, or "".
     """
 
     stem: str
@@ -60,7 +58,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class IntakeResult:
-    """A wheel that was checked: the number of its members."""
+    """A wheel that was checked."""
 
     members: int
 
@@ -78,9 +76,9 @@ def take(store: Store, path: Path, sha256: str) -> None:
 def verify(source: archive.Source) -> int:
     """Check every member of a wheel with its RECORD; returns their number."""
     wheel = read(source)
-    unsigned = {f"{wheel.info}/{name}" for name in _UNSIGNED}
+    unsigned = {f"{wheel.info}/RECORD{ending}" for ending in ("", ".jws", ".p7s")}
     for member in source.members:
-        if member not in wheel.record and member not in unsigned:
+        if not wheel.record.get(member) and member not in unsigned:
             raise source.wrong(f"{member} has no hash in its RECORD")
         for _ in checked(source, wheel.record, member):
             pass  # members without a hash have a check sum
@@ -93,15 +91,12 @@ def checked(source: archive.Source, record: Mapping[str, str], member: str) -> I
     for piece in source.content(member):
         digest.update(piece)
         yield piece
-    if record.get(member, found := archive.recorded(digest)) != found:
+    if record.get(member) not in (None, "", digest.hexdigest()):
         raise source.wrong(f"{member} differs from its RECORD")
 
 
 def read(source: archive.Source) -> Wheel:
-    """Read a wheel's metadata.
-
-    BuildError: its file name, METADATA, WHEEL or RECORD are invalid, or disagree.
-    """
+    """Read a wheel's metadata; BuildError: METADATA, WHEEL, RECORD or its name are invalid."""
     parts = source.path.name.removesuffix(".whl").split("-")
     if len(parts) != 5 or plain.path_problem(source.path.name):
         msg = f"{source.path.name}: not named NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
@@ -114,28 +109,18 @@ def read(source: archive.Source) -> Wheel:
     try:
         headers, description = _parsed(source.read(f"{stem}{_INFO}/METADATA"))
         wheel, _ = _parsed(source.read(f"{stem}{_INFO}/WHEEL"))
-        record = _record(source.read(f"{stem}{_INFO}/RECORD"))
+        record = plain.record_rows(source.read(f"{stem}{_INFO}/RECORD"))
         (name,) = (field.value for field in headers if field.key == "name")
         (version,) = (field.value for field in headers if field.key == "version")
         same = canonicalize_name(name, validate=True) == canonicalize_name(parts[0])
         if not same or Version(version) != Version(parts[1]):
             raise ValueError(f"METADATA is of {name} {version}")
-        for field in headers:
-            if field.key == "requires-dist":
-                Requirement(field.value)
+        for field in (one for one in headers if one.key == "requires-dist"):
+            Requirement(field.value)
     except (ValueError, csv.Error) as error:  # packaging's errors are ValueErrors
         raise source.wrong(f"invalid metadata: {error}") from None
-    return Wheel(
-        stem=stem,
-        name=name,
-        version=version,
-        released=parts[1],
-        tags="-".join(parts[2:]),
-        metadata=headers,
-        description=description,
-        wheel=wheel,
-        record=record,
-    )
+    released, tags = parts[1], "-".join(parts[2:])
+    return Wheel(stem, name, version, released, tags, headers, description, wheel, record)
 
 
 def _parsed(data: bytes) -> tuple[tuple[Field, ...], str]:
@@ -147,14 +132,3 @@ def _parsed(data: bytes) -> tuple[tuple[Field, ...], str]:
         # a line that is not a header stays: a licence's text without indent
         fields.append(Field(key.lower() if colon else "", value.strip(), text))
     return tuple(fields), body
-
-
-def _record(data: bytes) -> dict[str, str]:
-    """Return the sha256 that RECORD has, by member."""
-    rows = [*filter(None, csv.reader(io.StringIO(data.decode()), strict=True))]
-    if len({name for name, _, _ in rows}) < len(rows):
-        raise ValueError("RECORD lists a member twice")
-    found = {name: digest.rstrip("=") for name, digest, _ in rows if digest}
-    if not all(digest.startswith("sha256=") for digest in found.values()):
-        raise ValueError("RECORD has a digest other than sha256")
-    return found

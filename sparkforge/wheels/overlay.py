@@ -15,30 +15,26 @@ from packaging.utils import canonicalize_name
 
 from sparkforge.core import git, gitread
 from sparkforge.core.errors import BuildError
-from sparkforge.core.git import Change
 from sparkforge.pins.types import PathRule, member_of, origin_of, rule_of
 from sparkforge.series.patchfile import check_shadows
 from sparkforge.series.series import Patched
-from sparkforge.sources.sources import RELEASE_INSTEAD, Source
 from sparkforge.wheels import archive, intake
 from sparkforge.wheels.intake import Wheel
 
 
 @dataclass(frozen=True)
 class Request:
-    """Changes of a verified release wheel, other than its files.
-
-    ``local`` is the local version part (``cpu.spark.1``), ``release`` the release of its files;
-    None: the wheel's own. ``version_file`` is the module with the version.
-    """
+    """Changes of a verified release wheel, other than its files."""
 
     wheel: Path
     name: str | None
     local: str
+    """The local version part (``cpu.spark.1``)."""
     drop_requires: tuple[str, ...]
     version_file: str | None
     epoch: int
     release: str | None = None
+    """The release of its files; None: the wheel's own."""
     add_requires: tuple[str, ...] = ()
 
 
@@ -52,29 +48,25 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plan:
-    """Changed members of a wheel, with their content.
-
-    Attributes:
-        executable: modes of members that a patch sets; others stay.
-        left_out: changed files of the repository that no wheel contains; the build rules among
-            them, ``compile_only``, did not apply to the release's native code.
-    """
+    """Changed members of a wheel, with their content."""
 
     fresh: Mapping[str, bytes] = field(default_factory=dict)
     executable: Mapping[str, bool] = field(default_factory=dict)
+    """Modes of members that a patch sets; others stay."""
     replaced: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    """Changed files of the repository that no wheel contains."""
     compile_only: tuple[str, ...] = ()
+    """The build rules among them: they did not apply to the release's native code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlaid(Plan):
-    """The overlay wheel: its changes, file, distribution and version."""
+    """The overlay wheel: its changes, file and version."""
 
     path: Path
-    name: str
     version: str
 
 
@@ -90,9 +82,8 @@ def build(request: Request, layers: Sequence[Layer], folder: Path) -> Overlaid:
 def renew(request: Request, layer: Layer, folder: Path) -> Overlaid:
     """Write a wheel with its native files, and a tree's files in place of all others.
 
-    A build for CPUs may be published long after its release. Until then its target takes the
-    native files of the build before, marked as such in pins.yaml (``natives``) and in the wheel's
-    version. ``request.release`` is the tree's.
+    For an upstream that publishes a build for CPUs long after its release (``natives`` in
+    pins.yaml). ``request.release`` is the tree's.
     """
     fresh: dict[str, bytes] = {}
     executable: dict[str, bool] = {}
@@ -127,7 +118,11 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
         fresh[request.version_file] = _version_file(stated, old, version, request.version_file)
     record = f"{wheel.info}/RECORD"
     fresh[f"{wheel.info}/METADATA"] = _metadata(wheel, request, name, version)
-    fresh[f"{wheel.info}/WHEEL"] = _wheel_file(wheel)
+    # with the tags of the file name, which installers use
+    about = [header.text for header in wheel.wheel if header.key != "tag"]
+    tags = itertools.product(*(part.split(".") for part in wheel.tags.split("-")))
+    about += [f"Tag: {'-'.join(tag)}" for tag in tags]
+    fresh[f"{wheel.info}/WHEEL"] = ("\n".join(about) + "\n").encode()
     fresh[record] = b""  # known last
     # a signature of the release's RECORD is not valid for ours
     gone = {*changes.removed, f"{record}.jws", f"{record}.p7s"}
@@ -140,8 +135,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     }
     fresh[record] = _record(source, wheel, fresh, renamed)
     out = folder / f"{new_stem}-{wheel.tags}.whl"
-    with out.open("wb", buffering=1 << 20) as file:
-        writer = archive.Writer(file, request.epoch)
+    with archive.writing(out, request.epoch) as writer:
         # metadata last, as the wheel format recommends: readers find it from the end
         for member in sorted(names, key=lambda m: (m.startswith(wheel.info), renamed[m])):
             if member in fresh:
@@ -151,8 +145,7 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
                 writer.add(renamed[member], fresh[member], executable=executable)
             else:
                 writer.copy(source, source.members[member], renamed[member])
-        writer.finish()
-    return Overlaid(**vars(changes), path=out, name=name, version=version)
+    return Overlaid(**vars(changes), path=out, version=version)
 
 
 # -- which members change --------------------------------------------------------
@@ -178,7 +171,12 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
                         kinds[kind].append(change.path)
                     continue
                 member = rule.wheel + change.path[len(rule.repo) :]
-                _check_before(request, source, origin, change, member)
+                if (found := _blob(source, member)) != change.old_blob:
+                    msg = f"{request.wheel.name}: {member} differs from the pinned source: blob"
+                    msg += f" {found[:12]} in the wheel, {change.old_blob[:12]} in"
+                    msg += f" {origin.upstream} ({origin.origin})"
+                    remedy = "wheel and source in pins.yaml must be from the same release"
+                    raise BuildError(msg, "; ".join([remedy, *origin.instead]))
                 if change.new_blob == git.ABSENT:
                     kinds["removed"].append(member)
                     continue
@@ -193,24 +191,13 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
     return Plan(fresh, executable, **{kind: tuple(names) for kind, names in kinds.items()})
 
 
-def _check_before(
-    request: Request, wheel: archive.Source, source: Source, change: Change, member: str
-) -> None:
-    """Refuse a wheel whose file is not the patch's original."""
-    found = git.ABSENT
-    if member in wheel.members:
-        data = wheel.read(member)
-        # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
-        found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-    if found != change.old_blob:
-        msg = (
-            f"{request.wheel.name}: {member} differs from the pinned source: blob {found[:12]} in"
-            f" the wheel, {change.old_blob[:12]} in {source.upstream} ({source.origin})"
-        )
-        remedy = "wheel and source in pins.yaml must be from the same release"
-        raise BuildError(
-            msg, f"{remedy}; {RELEASE_INSTEAD}" if source.provider == "git" else remedy
-        )
+def _blob(wheel: archive.Source, member: str) -> str:
+    """Return git's name of a member's content."""
+    if member not in wheel.members:
+        return git.ABSENT
+    data = wheel.read(member)
+    # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 # -- the wheel's own files ---------------------------------------------------------
@@ -219,31 +206,17 @@ def _check_before(
 def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:
     """Return METADATA with name, version and requirements corrected."""
     drop = {canonicalize_name(item) for item in request.drop_requires}
-    dropped = set()
     kept = []
     for header in wheel.metadata:
         if drop and header.key == "requires-dist":
             requirement = Requirement(header.value)
-            found = canonicalize_name(requirement.name)
-            # requirements of extras stay: they are installed on request only
-            if found in drop and "extra ==" not in str(requirement.marker):
-                dropped.add(found)
+            extra = "extra ==" in str(requirement.marker)  # installed on request only
+            if canonicalize_name(requirement.name) in drop and not extra:
                 continue
         ours = {"name": f"Name: {name}", "version": f"Version: {version}"}
         kept.append(ours.get(header.key, header.text))
-    if missing := sorted(drop - dropped):
-        msg = f"{request.wheel.name}: does not require {', '.join(missing)}"
-        raise BuildError(msg, "remove the name from drop_requires in pins.yaml")
     kept += [f"Requires-Dist: {requirement}" for requirement in request.add_requires]
     return ("\n".join(kept) + "\n\n" + wheel.description).encode()
-
-
-def _wheel_file(wheel: Wheel) -> bytes:
-    """Return WHEEL with the tags of the file name, which installers use."""
-    kept = [header.text for header in wheel.wheel if header.key != "tag"]
-    pythons, abis, platforms = (part.split(".") for part in wheel.tags.split("-"))
-    kept += [f"Tag: {'-'.join(tag)}" for tag in itertools.product(pythons, abis, platforms)]
-    return ("\n".join(kept) + "\n").encode()
 
 
 def _version_file(data: bytes, old: str, new: str, path: str) -> bytes:
@@ -268,9 +241,10 @@ def _record(
         if member == itself:
             rows.append((name, "", ""))
         elif member in fresh:
-            rows.append((name, archive.record_hash(fresh[member]), str(len(fresh[member]))))
-        elif member in wheel.record:
-            rows.append((name, wheel.record[member], str(source.members[member].file_size)))
+            rows.append(archive.record_row(name, fresh[member]))
+        elif known := wheel.record.get(member):
+            size = str(source.members[member].file_size)
+            rows.append((name, archive.stated(known), size))
         else:
             raise source.wrong(f"{member} has no hash in its RECORD")
     out = io.StringIO()

@@ -71,11 +71,3 @@ def test_files_that_are_no_patches(tree: Tree, tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         tree.run("patches", "import", "demo", str(path), code=2)
     assert snapshot(tree.project.root) == before
-
-
-def test_a_user_without_a_name_can_commit(tree: Tree) -> None:
-    assert tree.git("config", "user.email") == "sparkforge@localhost"
-    Path.home().joinpath(".gitconfig").write_text("[user]\nname = Eve\nemail = e@example.invalid\n")
-    again = tree.path.parent / "again"
-    tree.run("patches", "apply", "demo", str(again))
-    assert "user.email" not in (again / ".git" / "config").read_text()

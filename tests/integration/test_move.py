@@ -171,7 +171,6 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
         "# Declared, without left.\nhelper==1.0\nengine==1.0\nlib==1.0\nother<1.5\nown\n"
     )
     (folder / "tools.in").write_text("lib==1.0\n")
-    (folder / "sizes.txt").touch()
     (project.root / "scripts").mkdir()
     (project.root / "scripts" / "lock.sh").write_text(lock_script())
     env = {"UV": str(environment.uv_program())}
@@ -241,9 +240,6 @@ def check_landed(up: Upstream) -> None:
     ):
         locked = wheelhouse.read_lock(requirements / f"{name}.txt")
         assert {one.name: one.version for one in locked} == wanted
-    sizes = (requirements / "sizes.txt").read_text()
-    assert "lib-2.0-py3-none-any.whl" in sizes
-    assert "lib-1.0" not in sizes
     up.project.run("patches", "check")
     names = [patch.name for patch in series.read(up.project.patches).patches]
     assert names == ["change-a-line.patch", "follow-a-file.patch", "reworded-one.patch"]

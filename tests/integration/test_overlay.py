@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -181,7 +180,7 @@ def test_an_older_wheel_gives_its_native_files_and_requirements_alone(bench: Ben
 def test_the_patched_files_are_in_place_and_the_rest_is_untouched(bench: Bench) -> None:
     made = bench.build(bench.patched({**CHANGE, "cmake/a.cmake": b"# a\n"}))
     assert made.path.name == f"demo_pkg-1.0+spark.1-{TAG}.whl"
-    assert (made.name, made.version) == ("Demo_Pkg", "1.0+spark.1")
+    assert made.version == "1.0+spark.1"
     assert made.replaced == ("demo/mod.py", "demo/data/include/a.h")
     assert made.added == ("demo/new/__init__.py",)
     assert made.removed == ("demo/old.py",)
@@ -298,18 +297,9 @@ def test_a_change_that_no_overlay_can_have_is_refused(
     assert "python-alone" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changed", "match"),
-    [
-        ({"drop_requires": ("torchaudio", "torchvision")}, r"does not require torchvision"),
-        ({"version_file": "demo/mod.py"}, r"does not state the version 1\.0"),
-    ],
-)
-def test_a_pin_that_does_not_fit_the_wheel_is_refused(
-    bench: Bench, changed: Mapping[str, Any], match: str
-) -> None:
-    with pytest.raises(BuildError, match=match) as caught:
-        bench.build(None, **changed)
+def test_a_pin_that_does_not_fit_the_wheel_is_refused(bench: Bench) -> None:
+    with pytest.raises(BuildError, match=r"does not state the version 1\.0") as caught:
+        bench.build(None, version_file="demo/mod.py")
     assert caught.value.exit_code == 7
 
 

@@ -1,4 +1,4 @@
-"""A pin without a commit: shown as unknown, built from release files, filled in where git is."""
+"""A pin without a commit: shown as unknown, built from release files."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,8 @@ def unpin(project: Project) -> str:
 def test_a_build_says_that_the_commit_is_unknown(project: Project) -> None:
     unpin(project)
     assert "demo: commit: unknown" in "".join(project.run("pins", "check"))
+    git_alone = ("build", "--target", "tiny", "--until", "sources", "--source", "git")
+    assert "git ls-remote https://" in project.run(*git_alone, code=3)[1]
     project.edit_pins("source: release", "source: auto")
     receipt = project.build()
     (source,) = (item for item in receipt["items"] if item["label"] == "source demo")
@@ -30,30 +32,6 @@ def test_a_build_says_that_the_commit_is_unknown(project: Project) -> None:
     assert {"name": "sparkforge:commit", "value": "unknown"} in said
 
 
-def test_resolve_fills_it_in_and_checks_the_release(project: Project) -> None:
-    commit = unpin(project)
-    path = project.root / "pins.yaml"
-    before = path.read_text()
-    git_alone = ("build", "--target", "tiny", "--until", "sources", "--source", "git")
-    assert "build.py pins resolve" in project.run(*git_alone, code=3)[1]
-    mirror = ("--mirror", f"demo={project.repo.path}")
-    out, _ = project.run("pins", "resolve", "--json", *mirror)
-    assert json.loads(out)["demo"] == {"commit": commit, "files": 4, "written": True}
-    after = path.read_text()
-    assert after == before.replace("    tag: v1.0\n", f"    tag: v1.0\n    commit: {commit}\n")
-    assert json.loads(project.run("pins", "resolve", "--json", *mirror)[0]) == {}
-    named = json.loads(project.run("pins", "resolve", "demo", "--json", *mirror)[0])
-    assert named["demo"]["written"] is False
-    # a tag of another tree than the release's
-    path.write_text(before)
-    project.repo("checkout", "--quiet", "--detach", "v1.0")
-    project.repo.commit({"demo/mod.py": b"other = 1\n"}, "Another tree")
-    project.repo("tag", "--force", "v1.0")
-    _, err = project.run("pins", "resolve", *mirror, code=5)
-    assert "1 of 4 files differ: demo/mod.py" in err
-    assert path.read_text() == before
-
-
 def test_a_release_whose_commit_nobody_knows_lands(upstream: Upstream, tmp_path: Path) -> None:
     text = FILES["demo/mod.py"]
     upstream.series({"First one": {"demo/mod.py": with_line(text, 3, b"ours = 1")}})
@@ -63,6 +41,6 @@ def test_a_release_whose_commit_nobody_knows_lands(upstream: Upstream, tmp_path:
     for found in (dry, landed):
         (one,) = (one for one in found["companions"] if "commit of v2.0 is unknown" in one["what"])
         assert "c0ffeec0f" in one["what"]
-        assert "pins resolve demo" in one["mend"]
+        assert "git ls-remote https://" in one["mend"]
     demo = load(upstream.root / "pins.yaml").upstreams["demo"]
     assert (demo.tag, demo.version, demo.commit) == ("v2.0", NEW, None)

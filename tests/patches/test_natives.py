@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.pins import pins
-from sparkforge.pins.compiling import Native
+from sparkforge.pins.types import Native
 from tests.patches import trees
 from tests.patches.checkout import ROOT
 

@@ -35,9 +35,8 @@ from sparkforge.core import git
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.pins.compiling import Native
 from sparkforge.pins.pins import Upstream
-from sparkforge.pins.types import PathRule, rule_of
+from sparkforge.pins.types import Native, PathRule, rule_of
 from sparkforge.runtime.engine import build_image
 from sparkforge.series.series import Series
 

@@ -24,7 +24,7 @@ from sparkforge.core.disk import digests, sha256_file
 from sparkforge.core.errors import BuildError, PinsError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
-from sparkforge.pins.compiling import Plugin
+from sparkforge.pins.types import Plugin
 from sparkforge.wheels import archive
 
 CUBINS = "decode/cubins"

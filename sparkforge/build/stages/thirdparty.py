@@ -12,7 +12,6 @@ from sparkforge.build.results import WheelhouseResult
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.log import log
 from sparkforge.runtime import environment
-from sparkforge.sources import sizes
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
 
@@ -76,13 +75,13 @@ def fill(project: Project, wanted: Wanted, into: Path) -> int:
     from sparkforge.sources import wheelhouse
 
     into.mkdir()
-    access, known = project.access, sizes.read(project.root / sizes.FILE)
-    given = (project.store, wanted, access.index, environment.uv_program())
-    return wheelhouse.fill(*given, offline=access.offline, into=into, known=known)
+    given = (project.store, wanted, project.access.index, environment.uv_program())
+    return wheelhouse.fill(*given, offline=project.access.offline, into=into)
 
 
 def to_fetch(project: Project, wanted: Wanted) -> Fetches:
     """Return the downloads of ``fill``."""
     from sparkforge.sources import wheelhouse
 
-    return wheelhouse.to_fetch(project.store, wanted, sizes.read(project.root / sizes.FILE))
+    missing = wheelhouse.missing(project.store, wanted)
+    return Fetches(unknown=(f"{missing} wheels of {wanted.lock.name}",) if missing else ())

@@ -10,7 +10,7 @@ import pytest
 from sparkforge.build.compile import natives
 from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.pins import pins
-from sparkforge.pins.compiling import Native
+from sparkforge.pins.types import Native
 from sparkforge.runtime.engine import BaseImage
 from tests import forked
 from tests.results import build_of

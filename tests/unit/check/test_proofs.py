@@ -10,7 +10,7 @@ import pytest
 from sparkforge.check import machinecode, proofs
 from sparkforge.check.machinecode import Kernel, Library
 from sparkforge.core.errors import CheckError
-from sparkforge.pins.compiling import Contract
+from sparkforge.pins.types import Contract
 from tests.support import ROOT
 
 DATA = ROOT / "tests" / "data" / "proofs"

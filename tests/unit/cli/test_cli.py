@@ -46,7 +46,7 @@ def test_usage_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert all(more or f"\n│ {name} " in shown for name, *more in NAMES)
     assert main(["pins"]) == 2
-    assert "resolve" in capsys.readouterr().out
+    assert "record" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", NAMES, ids=" ".join)
@@ -165,12 +165,11 @@ def plan_of(capsys: pytest.CaptureFixture[str], store: Path, *words: str) -> dic
 
 def test_a_plan_sums_what_is_fetched(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = plan_of(capsys, tmp_path / "s", "--target", "rtx", "--source", "git")
-    house = next(step for step in found["plan"] if step["stage"] == "wheelhouse")
-    assert house["download"] > 500 << 20  # PyTorch and CUDA's libraries
-    made = ("wheels", "kernels", "packs")
-    others = [step["download"] for step in found["plan"] if step["stage"] in made]
-    assert found["fetches"]["known"] == house["download"] + sum(others) > house["download"]
-    assert found["fetches"]["unknown"]
+    wheels = [step["download"] for step in found["plan"] if step["stage"] == "wheels"]
+    assert found["fetches"]["known"] == sum(wheels) > 0
+    assert any(
+        text.endswith("wheels of rtx-linux-amd64.txt") for text in found["fetches"]["unknown"]
+    )
 
 
 def test_a_plan_for_another_platform_says_what_is_not_made_here(

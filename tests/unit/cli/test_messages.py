@@ -54,7 +54,6 @@ patches apply vllm
 patches import vllm
 patches import vllm no/such
 pins chek
-pins resolve vlm
 pins check --pins no/such
 bench quality --target cpu --layers qv
 bench quality --target cpu --max-kl x

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.errors import PinsError, UsageError
-from sparkforge.pins import edit, pins
-from sparkforge.pins.compiling import compiles, loads
+from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import Recorded
+from sparkforge.pins.types import compiles, loads
 from tests.support import ROOT
 
 COMMIT = "a" * 40
@@ -214,7 +214,7 @@ AGAIN = Recorded(commit="3" * 40, tree="4" * 40)
 def test_a_record_adds_its_lines_and_nothing_else(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     path.chmod(0o640)
-    edit.record(path, "demo", "release", RECORDED)
+    yamlfile.record(path, "demo", {"release": RECORDED})
     assert path.read_text() == changed(
         "    source_file: sdist\n",
         "    source_file: sdist\n    patched:\n"
@@ -232,24 +232,23 @@ def test_a_file_of_another_upstream_stands_in(tmp_path: Path) -> None:
     )
     loaded = pins.load(path)
     assert loaded.upstream("other").files == {"wheel": loaded.upstream("demo").files["wheel"]}
-    edit.record(path, "other", "release", RECORDED)
+    yamlfile.record(path, "other", {"release": RECORDED})
     assert pins.load(path).upstream("other").patched == {"release": RECORDED}
 
 
 def test_records_change_and_go_and_leave_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    edit.forget(path, "demo")  # nothing is recorded
-    edit.record(path, "demo", "release", RECORDED)
-    edit.record(path, "demo", "git", RECORDED)
-    edit.record(path, "demo", "release", AGAIN)
-    edit.record(path, "other", "git", AGAIN)
+    yamlfile.record(path, "demo", {})  # nothing is recorded
+    yamlfile.record(path, "demo", {"release": RECORDED})
+    yamlfile.record(path, "demo", {"git": RECORDED, "release": AGAIN})
+    yamlfile.record(path, "other", {"git": AGAIN})
     loaded = pins.load(path)
     assert loaded.upstream("demo").patched == {"git": RECORDED, "release": AGAIN}
     assert loaded.upstream("other").patched == {"git": AGAIN}
-    edit.forget(path, "demo")
+    yamlfile.record(path, "demo", {})
     assert pins.load(path).upstream("demo").patched == {}
     assert pins.load(path).upstream("other").patched == {"git": AGAIN}
-    edit.forget(path, "other")
+    yamlfile.record(path, "other", {})
     assert path.read_text() == GOOD
 
 
@@ -270,7 +269,7 @@ def test_records_change_and_go_and_leave_the_rest(tmp_path: Path) -> None:
 )
 def test_a_record_copes_with_other_ways_of_writing(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
-    edit.record(path, "demo", "release", RECORDED)
+    yamlfile.record(path, "demo", {"release": RECORDED})
     assert pins.load(path).upstream("demo").patched == {"release": RECORDED}
     left = path.read_bytes().decode().splitlines(keepends=True)
     wanted = text.splitlines(keepends=True)
@@ -290,7 +289,7 @@ def test_a_record_is_refused_where_the_upstream_stands_on_one_line(tmp_path: Pat
     path = write(tmp_path, GOOD[:start] + line + GOOD[end:])
     before = path.read_bytes()
     with pytest.raises(PinsError, match="one key per line"):
-        edit.record(path, "other", "git", RECORDED)
+        yamlfile.record(path, "other", {"git": RECORDED})
     assert path.read_bytes() == before
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sparkforge.cli.main import main
 from sparkforge.pins import pins
-from sparkforge.series import docs, series
+from sparkforge.series import exporting, series
 from tests.support import ROOT
 
 
@@ -19,7 +19,7 @@ def ours() -> list[series.Series]:
 
 def test_every_patch_has_its_row_in_order(ours: list[series.Series]) -> None:
     upstreams = pins.load(ROOT / "pins.yaml").upstreams
-    lines = docs.page(ours, upstreams).splitlines()
+    lines = exporting.markdown(ours, upstreams).splitlines()
     rows = [line for line in lines if line.startswith("| [")]
     patches = [(one.upstream, patch) for one in ours for patch in one.patches]
     for row, (upstream, patch) in zip(rows, patches, strict=True):

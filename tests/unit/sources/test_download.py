@@ -44,11 +44,12 @@ def test_download_is_stored_and_offline_uses_no_network(store: Store, server: Se
     assert len(server.requests) == 1
 
 
-def test_wrong_recorded_size_is_refused(store: Store, server: Server) -> None:
+def test_more_bytes_than_pinned_are_refused(store: Store, server: Server) -> None:
     url = server.add("/f", Page(DATA))
-    for _ in range(2):
-        with pytest.raises(IntegrityError, match="are recorded"):
-            fetch(store, name=NAME, sha256=SHA, locate=lambda: url, size=len(DATA) + 5)
+    with pytest.raises(IntegrityError, match="are pinned"):
+        fetch(store, name=NAME, sha256=SHA, locate=lambda: url, size=len(DATA) - 5)
+    assert get(store, url).read_bytes() == DATA
+    assert server.ranges("/f") == [None, None]
 
 
 def test_wrong_hash_is_refused(store: Store, server: Server) -> None:

@@ -8,10 +8,10 @@ import pytest
 from packaging.markers import Marker
 
 from sparkforge.core import index
-from sparkforge.core.errors import FetchError, IntegrityError, PinsError
+from sparkforge.core.errors import FetchError, PinsError
 from sparkforge.core.index import Index
-from sparkforge.sources import download, sizes, wheelhouse
-from sparkforge.sources.wheelhouse import Locked, Wanted, fill, read_lock
+from sparkforge.sources import download
+from sparkforge.sources.wheelhouse import Locked, Wanted, fill, missing, read_lock
 from sparkforge.store.store import Store
 from tests.support import PATIENCE_S, Page, Server, add_project, make_wheel, sha256
 
@@ -62,21 +62,6 @@ marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
 def test_unhashed_line_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(PinsError, match=r"lock\.txt: "):
         read_lock(lock(tmp_path, text))
-
-
-def test_unlocked_bytes_are_damage(tmp_path: Path) -> None:
-    folder = tmp_path / "wheels"
-    good, bad, other = (make_wheel(folder, name) for name in ("Some_Thing", "damaged", "unknown"))
-    lines = "".join(
-        f"{name}==1.0 --hash=sha256:{sha256(path.read_bytes())}\n"
-        for name, path in (("some-thing", good), ("damaged", bad))
-    )
-    wanted = Wanted(lock(tmp_path, lines), (), "3.11", "linux/amd64", None)
-    other.unlink()
-    assert wheelhouse.damaged(folder, wanted) == []
-    bad.write_bytes(bad.read_bytes()[:-1])
-    other.write_bytes(good.read_bytes())
-    assert wheelhouse.damaged(folder, wanted) == [bad.name, other.name]
 
 
 # -- filling ------------------------------------------------------------------------------
@@ -153,25 +138,21 @@ def test_stored_wheels_need_no_index(
     want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
     with pytest.raises(FetchError, match=r"demo==1\.0: no locked file .*--offline is set"):
         filled(store, want, offline=True)
+    assert missing(store, want) == 1
     assert filled(store, want) == [name]
+    assert missing(store, want) == 0
     shutil.rmtree(tmp_path / "links")
     assert filled(store, want, offline=True) == [name]
     assert web.requests == []
 
 
-def test_a_file_that_is_not_locked_or_too_large_is_not_taken(
-    store: Store, web: Server, tmp_path: Path
-) -> None:
+def test_a_file_that_is_not_locked_is_not_taken(store: Store, web: Server, tmp_path: Path) -> None:
     name, data = wheel(tmp_path, "demo", "py3-none-any")
     add_project(web, "demo", {name: data})
     with pytest.raises(FetchError, match=r"has no file that is locked in lock\.txt") as caught:
         filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{HASH}"))
     assert caught.value.exit_code == 4
     assert not any(path.startswith("/files") for path, _ in web.requests)
-    want = wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(data)}")
-    known = {sha256(data): sizes.Known(sha256(data), len(data) - 1, name)}
-    with store.temporary("house") as house, pytest.raises(IntegrityError, match="at least"):
-        fill(store, want, Index(), Path("uv"), offline=False, into=house, known=known)
 
 
 def test_failure_cancels_other_downloads(

@@ -114,7 +114,6 @@ REFUSED = [
     patched(GOOD, LOCAL, 8, b"\0"),
     patched(GOOD, LOCAL, 22, struct.pack("<L", 7)),
     patched(GOOD, LOCAL, 46, b"\xff\xff"),
-    packed(record_of(lambda rows: rows.append(rows[0]))),
     packed(record_of(lambda rows: rows.pop(0))),
     packed(record_of(lambda rows: rows[0].__setitem__(1, rows[1][1]))),
 ]
