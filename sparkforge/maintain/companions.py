@@ -27,14 +27,14 @@ from sparkforge.core.errors import CommandError, RebaseStopped
 from sparkforge.core.index import Index
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.maintain import drift, patchtests
+from sparkforge.maintain import ablate, drift
+from sparkforge.maintain.ablate import Result
 from sparkforge.maintain.drift import exactly, name_of, read
-from sparkforge.maintain.patchtests import Result
 from sparkforge.pins import pins
-from sparkforge.pins.pins import Pins, Upstream
+from sparkforge.pins.pins import RELEASE_PLAN, Pins, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.runtime import environment
-from sparkforge.sources import sizes, wheelhouse
+from sparkforge.sources import sizes, sources, wheelhouse
 from sparkforge.sources.project import ROOT, Project
 from sparkforge.sources.wheelhouse import Locked, Wanted
 from sparkforge.store.store import Store
@@ -221,17 +221,19 @@ def _tested(here: Project, moved: Collection[str]) -> list[Result]:
     One that passes there needs no patch: upstream has it.
     """
     every = chosen_series(None, here.root, here.pins)
-    chosen = [own for own in every if own.upstream in moved and own.patches]
-    patches = [(own.upstream, patch) for own in chosen for patch in own.patches]
-    tests = [patch.trailers["Test"] for _, patch in patches]
+    patches = [(own.upstream, one) for own in every if own.upstream in moved for one in own.patches]
+    tests = [ablate.test_of(patch) for _, patch in patches]
     if not tests:
         return []
-    python = patchtests.dev_python(here.root)
+    python = ablate.dev_python(here.root)
     with log.step("the patches' tests, with the series and without it"):
-        whole = patchtests.run(python, here, tests)
-        none = [patchtests.prefixes(here, own)[0] for own in chosen]
-        with patchtests.checkout(here, none) as bare:
-            without = patchtests.run(python, here, tests, bare)
+        whole = ablate.run_tests(python, here, tests)
+        releases = [
+            sources.ensure(here.store, name, here.pins.upstreams[name], RELEASE_PLAN, here.access)
+            for name in dict.fromkeys(name for name, _ in patches)
+        ]
+        with ablate.checkout(here, [(source, source.commit) for source in releases]) as bare:
+            without = ablate.run_tests(python, here, tests, bare)
     results = [
         Result(up, patch.name, test, whole[test], without[test])
         for (up, patch), test in zip(patches, tests, strict=True)

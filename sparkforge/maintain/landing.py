@@ -23,8 +23,8 @@ from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
+    from sparkforge.maintain.ablate import Result
     from sparkforge.maintain.job import Job, Plan
-    from sparkforge.maintain.patchtests import Result
 
 
 Files = dict[Path, bytes | None]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.core.run import call
-from sparkforge.maintain import patchtests
+from sparkforge.maintain import ablate
 from sparkforge.pins.pins import load
 from sparkforge.runtime import environment
 from sparkforge.series import series
@@ -139,7 +139,7 @@ def up(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     project = upstream.project
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("UV_EXCLUDE_NEWER", "")  # the index of tests gives no upload times
-    monkeypatch.setattr(patchtests, "dev_python", lambda root: Path(sys.executable))
+    monkeypatch.setattr(ablate, "dev_python", lambda root: Path(sys.executable))
     for name in PARTS:
         for version in ("1.0", "2.0", "3.0"):
             publish(project, name, version)
