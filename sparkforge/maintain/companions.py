@@ -40,8 +40,8 @@ from sparkforge.sources.wheelhouse import Locked, Wanted
 from sparkforge.store.store import Store
 
 if TYPE_CHECKING:
-    from sparkforge.maintain.job import Plan
     from sparkforge.maintain.landing import Files
+    from sparkforge.maintain.rebase import Plan
 
 Wheels = dict[str, list[Requirement]]
 
@@ -84,7 +84,7 @@ def tried(
     for name, lock in _ENVIRONMENTS.items():  # lent where their locks are the same
         if (root / name).is_dir() and lock not in fresh:
             (folder / name).symlink_to((root / name).resolve())
-    moved = {part.upstream for part in plan.parts}
+    moved = {move.upstream for move in plan.moves}
     for name, target in here.pins.targets.items():
         if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}:
             _build(here, name)

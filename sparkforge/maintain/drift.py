@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from sparkforge.core.errors import FetchError, UsageError
 from sparkforge.maintain import releases
+from sparkforge.maintain.releases import Note
 from sparkforge.pins.pins import ReleaseFile, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import lint
@@ -26,9 +27,6 @@ from sparkforge.series.series import Series
 from sparkforge.sources import download, wheelhouse
 from sparkforge.sources.project import Project
 from sparkforge.wheels.archive import UNREADABLE
-
-Note = tuple[str, str]
-"""One thing that no longer agrees, and the edit that makes it agree."""
 
 
 def find(project: Project, name: str, release: Upstream) -> list[Note]:

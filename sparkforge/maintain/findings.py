@@ -4,19 +4,26 @@ Git merges text: a patch whose own lines call a function merges silently into a 
 function has another name.
 """
 
+from __future__ import annotations
+
 import json
+import os
 import re
+import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sparkforge.core import git
 from sparkforge.core.run import call
-from sparkforge.pins.types import PathRule, rule_of
+from sparkforge.pins.types import rule_of
+
+if TYPE_CHECKING:
+    from sparkforge.maintain.releases import Move
 
 
 class Verdict(StrEnum):
@@ -67,15 +74,6 @@ _HUNK = re.compile(
 _IMPORT = re.compile(rb"(from \S+ import\b|import\s|#\s*include\b|[\w.]+( as \w+)?,$|[()]+$)")
 
 
-Unmerged = Mapping[str, dict[int, str]]
-"""The files in conflict: blobs by stage (1 base, 2 the new release, 3 the patch)."""
-
-
-def blob(repo: Path, name: str | None) -> bytes:
-    """Return a blob's content; without a name, nothing."""
-    return git.git_bytes(repo, "cat-file", "blob", name) if name else b""
-
-
 def _kind(hunk: re.Match[bytes]) -> Literal["imports", "both insert", "overlap"]:
     """Return the kind of a hunk: lines of the new release, of the base and of the patch."""
     if all(
@@ -112,48 +110,44 @@ _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
 _LINE = re.compile(rb"^([-+])(?!-- |\+\+ )(.*)$", re.MULTILINE)
 
 
-def of_merged(
-    tree: Path,
-    ruff: str | None,
-    rules: Sequence[PathRule],
-    releases: tuple[str, str],
-    moved: Sequence[tuple[str, str]],
-) -> dict[str, list[str]]:
+def of_merged(tree: Path, root: Path, move: Move, moved: Mapping[str, str]) -> dict[str, list[str]]:
     """Return what git cannot see in patches that merged, as lines, by their new commits.
 
-    Names that a patch uses and the new release lacks, and what is wrong with Python files.
+    Names that a patch uses and the new release lacks, and what is wrong with Python files. Tests
+    and docs, which do not ship, keep old names for long.
 
     Args:
-        ruff: the program; None: Python files are only compiled.
-        rules: the upstream's ``paths``: tests and docs, which do not ship, keep old names for long.
-        releases: commits of the old and the new release.
-        moved: pairs of a patch's commit on the old release and on the new one.
+        root: the checkout, whose own environment of tests has ruff.
+        moved: the new commits of patches by their commits on the old release.
     """
 
     def ships(path: str) -> bool:
         rule = rule_of(rules, path)
         return rule is None or rule.wheel is not None or rule.build
 
-    used = {}
-    for _, new in moved:
+    rules, used = move.target.paths, {}
+    for new in moved.values():
         files = [change.path for change in git.changes(tree, f"{new}^", new) if ships(change.path)]
         words = ("--literal-pathspecs", "diff-tree", "-p", "--no-renames", f"{new}^", new)
-        used[new] = _names(git.git_bytes(tree, *words, "--", *files)) if files else set()
+        diff = git.git_bytes(tree, *words, "--", *files) if files else b""
+        added = (line[2] for line in _LINE.finditer(diff) if line[1] == b"+")
+        used[new] = {word for text in added for word in _WORD.findall(text) if _is_name(word)}
     others = [f":(exclude,literal){rule.repo}" for rule in rules if not ships(rule.repo)]
+    releases = (move.old.commit, move.new.commit)
     lost = _vanished(tree, set().union(*used.values()), others, *releases)
+    path = f"{root / '.venv-dev' / 'bin'}:{os.environ.get('PATH', '')}"
+    ruff = shutil.which("ruff", path=path)
     found = {}
-    for old, new in moved:
+    for old, new in moved.items():
         gone = sorted(map(bytes.decode, used[new] & lost))
         found[new] = [f"uses {name}, which the new release no longer has" for name in gone]
         found[new] += _broken(tree, ruff, old, new)
     return found
 
 
-def _names(diff: bytes) -> set[bytes]:
-    """Return the words of a diff's added lines that look like names of code, not like prose."""
-    added = (line[2] for line in _LINE.finditer(diff) if line[1] == b"+")
-    words = {word for text in added for word in _WORD.findall(text)}
-    return {word for word in words if b"_" in word or word[1:] != word[1:].lower()}
+def _is_name(word: bytes) -> bool:
+    """Return whether a word looks like a name of code, not like prose."""
+    return b"_" in word or word[1:] != word[1:].lower()
 
 
 def _vanished(tree: Path, wanted: set[bytes], but: list[str], old: str, new: str) -> set[bytes]:
@@ -176,19 +170,19 @@ def _broken(tree: Path, ruff: str | None, old: str, new: str) -> list[str]:
     lines = []
     for change in git.changes(tree, f"{new}^", new):
         if change.path.endswith(".py") and change.status != "D":
-            found = _problems(ruff, blob(tree, change.new_blob))
+            found = _problems(tree, ruff, change.new_blob)
             if found and change.status != "A":
-                found -= _problems(ruff, blob(tree, change.old_blob))
-            if found:  # on the old release, too?
-                was = git.blobs_at(tree, old, [change.path]).get(change.path)
-                found -= _problems(ruff, blob(tree, was))
+                found -= _problems(tree, ruff, change.old_blob)
+            if found and (was := git.blobs_at(tree, old, [change.path])):
+                found -= _problems(tree, ruff, was[change.path])  # on the old release, too
             lines += [f"{change.path}: {what}" for what in found]
     return lines
 
 
-def _problems(ruff: str | None, data: bytes) -> Counter[str]:
+def _problems(tree: Path, ruff: str | None, blob: str) -> Counter[str]:
     """Return what is wrong with a Python file, without line numbers: each patch moves them."""
     found: Counter[str] = Counter()
+    data = git.git_bytes(tree, "cat-file", "blob", blob)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -14,7 +14,7 @@ from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, drift
-from sparkforge.maintain.drift import Note
+from sparkforge.maintain.releases import Note
 from sparkforge.pins import edit, pins, yamlfile
 from sparkforge.pins.pins import Recorded
 from sparkforge.pins.yamlfile import Where
@@ -24,32 +24,44 @@ from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
     from sparkforge.maintain.ablate import Result
-    from sparkforge.maintain.job import Job, Plan
+    from sparkforge.maintain.findings import PatchResult
+    from sparkforge.maintain.rebase import Job, Plan
 
 
 Files = dict[Path, bytes | None]
 """What a rebase writes into the checkout; None: removed."""
+Results = Mapping[str, "list[PatchResult]"]
+"""The results of patches by upstream."""
 
 
-def land(job: Job, plan: Plan) -> tuple[list[Path], list[Note], list[Result]]:
+def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note], list[Result]]:
     """Write pins, series and changelog, and commit them; with companions, try all of it before.
 
-    A checkout that is not under git gets the files alone.
-
-    Returns:
-        The files that changed, what no longer agrees, and the patches' tests.
+    A checkout that is not under git gets the files alone. Returns the files that changed, what no
+    longer agrees, and the patches' tests.
     """
     # before the checkout is read: changes of an export in the meantime would be lost
     with job.project.locked() as project:
-        root, own, here = project.root, plan.parts[0], project
-        files, moved = _planned(job, project, plan)
+        job = replace(job, project=project)
+        job.check_clean(plan.companions)
+        job.check_same(plan)
+        root, here = project.root, project
+        files, moved = _planned(job, plan, results)
         tests: list[Result] = []
         if plan.companions:
-            here, requirements, tests = companions.tried(
-                project, files, plan, job.folder / "checkout"
-            )
+            folder = job.folder / "checkout"
+            here, requirements, tests = companions.tried(project, files, plan, folder)
             files |= {root / name: text.encode() for name, text in requirements.items()}
-        notes = _disagreeing(replace(here, pins=project.pins), plan, moved)
+        notes: list[Note] = []
+        upstreams = {**project.pins.upstreams, **plan.moved}
+        for move in plan.moves:
+            if move.upstream in plan.moved:
+                # its own pin as it was: the difference shows which wheels are new
+                own = {**upstreams, move.upstream: project.pins.upstreams[move.upstream]}
+                seen = project.pins.model_copy(update={"upstreams": own})
+                notes += move.notes
+                notes += drift.find(replace(here, pins=seen), move.upstream, move.target)
+        notes += drift.droppable(moved.values(), upstreams)
         changed = [
             path
             for path, data in files.items()
@@ -59,8 +71,8 @@ def land(job: Job, plan: Plan) -> tuple[list[Path], list[Note], list[Result]]:
         if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):  # the user's own git
             paths = [str(path.relative_to(root)) for path in changed]
             call("git", "-C", root, "add", "--all", "--", *paths)
-            lines = [f"Move {own.upstream} to {own.target.tag}", ""]
-            lines += [": ".join(one.row()) for part in plan.parts for one in part.results]
+            lines = [f"Move {job.upstream} to {plan.moves[0].target.tag}", ""]
+            lines += [": ".join(one.row()) for found in results.values() for one in found]
             lines += [f"{one.test}: {one.whole.result}; {one.verdict}" for one in tests]
             message = "\n".join(lines)
             call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
@@ -68,23 +80,22 @@ def land(job: Job, plan: Plan) -> tuple[list[Path], list[Note], list[Result]]:
         return changed, notes, tests
 
 
-def _planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Series]]:
+def _planned(job: Job, plan: Plan, results: Results) -> tuple[Files, dict[str, Series]]:
     """Return what a rebase writes, and the moved series by upstream; changes nothing."""
-    job.check_clean(plan.companions)
-    job.check_same(plan)
-    root, path = project.root, project.pins_path
+    project, root, path = job.project, job.project.root, job.project.pins_path
     files: Files = {}
     fresh: dict[str, Series] = {}
     records: dict[str, Recorded | None] = {}
-    for part in plan.parts:
-        tree = job.tree(part.upstream)
-        exported = series.export(tree, part.new.commit, "HEAD")
-        rules = exporting.Rules(root, part.target.paths, "fix the message of that patch")
-        aside = job.folder / "landing" / part.upstream
+    for move in plan.moves:
+        name, tree = move.upstream, job.tree(move.upstream)
+        exported = series.export(tree, move.new.commit, "HEAD")
+        rules = exporting.Rules(root, move.target.paths, "fix the message of that patch")
         wanted = git.git(tree, "rev-parse", "HEAD^{tree}")
-        staged = exporting.stage(project.store, aside, exported, part.new, wanted, rules=rules)
-        files |= staged.files(project.series_folder(part.upstream), job.series_of(part.upstream))
-        fresh[part.upstream], records[part.upstream] = staged.series, staged.recorded
+        aside = job.folder / "landing" / name
+        staged = exporting.stage(project.store, aside, exported, move.new, wanted, rules=rules)
+        folder = project.series_folder(name)
+        files |= staged.files(folder, series.read(folder))
+        fresh[name], records[name] = staged.series, staged.recorded
     page = root / "CHANGELOG.md"
     log = page.read_text(encoding="utf-8") if page.exists() else "# Changelog\n"
     newest = _SECTION.search(log)
@@ -93,23 +104,9 @@ def _planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, S
     text = _pins_text(project, plan, project.pins.release.counter + raised, records)
     files[path] = text.encode()
     after = pins.parse(path, text)
-    targets = sorted(after.targets.values(), key=lambda one: plan.upstream not in one.wheels)
-    files[page] = _changelog(log, plan, release_name(after, targets[0])).encode()
+    targets = sorted(after.targets.values(), key=lambda one: job.upstream not in one.wheels)
+    files[page] = _changelog(log, plan, results, release_name(after, targets[0])).encode()
     return files | exporting.page(root, after, fresh), fresh
-
-
-def _disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:
-    """Return what a checkout does not have as the new releases want it; its pins are the old."""
-    notes: list[Note] = []
-    upstreams = {**project.pins.upstreams, **plan.moved}
-    for part in plan.parts:
-        if part.upstream in plan.moved:
-            # its own pin as it was: the difference shows which wheels are new
-            own = {**upstreams, part.upstream: project.pins.upstreams[part.upstream]}
-            seen = project.pins.model_copy(update={"upstreams": own})
-            notes += part.notes
-            notes += drift.find(replace(project, pins=seen), part.upstream, part.target)
-    return notes + drift.droppable(moved.values(), upstreams)
 
 
 def _pins_text(
@@ -139,30 +136,30 @@ def _pins_text(
             if file.natives is None and before[name].files[key].natives is not None:
                 text = edit.without_natives(path, text, name, key)
         text = edit.with_commit(path, text, name, target.commit)
-    for one in plan.parts:
-        recorded = records[one.upstream]
-        if recorded is not None or before[one.upstream].patched:
-            fresh = {} if recorded is None else {one.new.provider: recorded}
-            text = edit.with_record(path, text, one.upstream, fresh)
+    for move in plan.moves:
+        recorded = records[move.upstream]
+        if recorded is not None or before[move.upstream].patched:
+            fresh = {} if recorded is None else {move.new.provider: recorded}
+            text = edit.with_record(path, text, move.upstream, fresh)
     return text
 
 
 _SECTION = re.compile(r"^## \S+ \(([^)\n]*)\)[ \t]*$", re.MULTILINE)
 
 
-def _changelog(text: str, plan: Plan, release: str) -> str:
+def _changelog(text: str, plan: Plan, results: Results, release: str) -> str:
     """Return the changelog with lines about a rebase at the end of the unreleased section.
 
     That becomes the section of the release. Without one there will be a new one, on top.
     """
     lines = []
-    for part in plan.parts:
-        if part.upstream in plan.moved:
-            lines.append(f"* {part.upstream} {part.pinned} → {part.target.tag}.\n")
-        for result in part.results:
+    for move in plan.moves:
+        if move.upstream in plan.moved:
+            lines.append(f"* {move.upstream} {move.pinned} → {move.target.tag}.\n")
+        for result in results[move.upstream]:
             if result.commit is None:
                 name, why = result.patch.removesuffix(".patch"), result.detail[-1]
-                lines.append(f"  * {part.upstream}: dropped {name} ({result.verdict}): {why}\n")
+                lines.append(f"  * {move.upstream}: dropped {name} ({result.verdict}): {why}\n")
     newest, heading = _SECTION.search(text), f"## {release} (unreleased)"
     if newest is None or newest[1] != "unreleased":
         at = len(text) if newest is None else newest.start()

@@ -7,9 +7,9 @@ is fetched and checked; a build checks the others when it fetches them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 from packaging.utils import (
     InvalidSdistFilename,
@@ -18,11 +18,14 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 from packaging.version import InvalidVersion, Version
+from pydantic import PlainSerializer
 
 from sparkforge.core import git
 from sparkforge.core.errors import CommandError, FetchError, UsageError
 from sparkforge.core.index import sha256_of
+from sparkforge.maintain.findings import PatchResult
 from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream
+from sparkforge.series import series
 from sparkforge.sources import download, sources
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Access, Source
@@ -37,17 +40,43 @@ _SHAS = re.compile(r"^-.*\b([0-9a-f]{40})\b.*\n\+.*\b([0-9a-f]{40})\b", re.MULTI
 _FETCHES = re.compile(r"^\+\s*(.*(?:GIT_TAG|GIT_REPOSITORY|set\s*\(\w*TAG\b).*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Release:
-    """A release to move to."""
+Note = tuple[str, str]
+"""One thing that is unknown or no longer agrees, and the edit that mends it."""
 
-    upstream: Upstream
-    """As pins.yaml would have it; its commit is None if unknown."""
-    source: Source
+
+def _pin(pin: Upstream) -> dict[str, Any]:
+    """Return the values that a pin has: a default need not be a value that pins.yaml may have."""
+    return pin.model_dump(mode="json", exclude_defaults=True)
+
+
+@dataclass
+class Move:
+    """One series on its way to another release."""
+
+    upstream: str
+    series: str
+    """Its digest when the move began."""
+    pinned: str
+    """The pinned tag when the move began."""
+    target: Annotated[Upstream, PlainSerializer(_pin)]
+    """The upstream as pins.yaml will have it; its commit is None if unknown."""
     old: Source
-    """The pinned source, of the same kind if possible."""
-    notes: tuple[tuple[str, str], ...] = ()
-    """What is unknown of it, each with a hint."""
+    """The pinned source, of the same kind as the new one if possible."""
+    new: Source
+    notes: tuple[Note, ...] = ()
+    """What is unknown of the release."""
+    stops: dict[str, PatchResult] = field(default_factory=dict)
+    """The patches that did not merge by themselves, by name, and their answers."""
+
+
+def move_to(
+    project: Project, name: str, target: Upstream, plan: SourcePlan, access: Access
+) -> Move:
+    """Bring both sources of a move into the store; IntegrityError: the series has changed."""
+    pinned, own = project.pins.upstream(name), series.read(project.series_folder(name))
+    new, old = (sources.ensure(project.store, name, pin, plan, access) for pin in (target, pinned))
+    series.apply_recorded(project.store, own, old, pinned)
+    return Move(name, own.sha256, pinned.tag, target, old, new)
 
 
 def listed(access: Access, package: str) -> dict[Version, list[Link]]:
@@ -79,7 +108,7 @@ def version_of(file: str) -> Version | None:
         return None
 
 
-def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -> Release:
+def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -> Move:
     """Find a release and bring its source into the store.
 
     With a mirror of the upstream it is a tag of that repository, else a version on the index.
@@ -102,13 +131,10 @@ def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -
     else:
         key, like = str(pinned.source_file), _source_file(pinned)
         values["files"] = {**pinned.files, key: _entry(access, like, version)}
-    fresh = pinned.model_copy(update=values)
-    source, old = (
-        sources.ensure(project.store, name, pin, plan, access) for pin in (fresh, pinned)
-    )
+    move = move_to(project, name, pinned.model_copy(update=values), plan, access)
     if not complete:
-        return Release(fresh, source, old)
-    fresh, notes = _externals(fresh, source, old)
+        return move
+    fresh, notes = _externals(move)
     files = dict(fresh.files)
     for key, like in pinned.files.items():
         try:
@@ -117,13 +143,14 @@ def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -
         except (FetchError, UsageError) as error:
             what = f"files.{key}: {error.what}; {like.file} stays"
             notes.append((what, f"add it to upstreams.{name}.files.{key} when it is published"))
-    found = fresh.commit or _stated_commit(source)
+    found = fresh.commit or _stated_commit(move.new)
     if found is None or len(found) < 40:
         what = f"upstreams.{name}: the commit of {fresh.tag} is unknown; it states {found}"
         notes.append((what, f"with git access: build.py pins resolve {name}"))
         found = None
-    fresh = fresh.model_copy(update={"files": files, "commit": found})
-    return Release(fresh, source, old, tuple(notes))
+    move.target = fresh.model_copy(update={"files": files, "commit": found})
+    move.notes = tuple(notes)
+    return move
 
 
 def _source_file(upstream: Upstream) -> ReleaseFile:
@@ -192,19 +219,17 @@ def _tagged(access: Access, name: str, tag: str) -> str:
         raise UsageError(f"{name}: {url} has no tag {tag}", "see its tags") from None
 
 
-def _externals(
-    release: Upstream, source: Source, old: Source
-) -> tuple[Upstream, list[tuple[str, str]]]:
+def _externals(move: Move) -> tuple[Upstream, list[Note]]:
     """Return a pin with the full SHAs that its CMake fetches now, and other such lines."""
-    words = ("diff", "-U0", "--no-ext-diff", old.commit, source.commit, "--")
-    diff = git.git(source.repo, *words, "CMakeLists.txt", "cmake")
+    words = ("diff", "-U0", "--no-ext-diff", move.old.commit, move.new.commit, "--")
+    diff = git.git(move.new.repo, *words, "CMakeLists.txt", "cmake")
     shas = dict(_SHAS.findall(diff))
     fresh = {
         key: one if one.tag else one.model_copy(update={"commit": shas.get(one.commit, one.commit)})
-        for key, one in release.externals.items()
+        for key, one in move.target.externals.items()
     }
     done = {one.commit for one in fresh.values()}
-    hint = f"compare externals of upstreams.{source.upstream}, and what it contains, in pins.yaml"
+    hint = f"compare externals of upstreams.{move.upstream}, and what it contains, in pins.yaml"
     lines = (line for line in _FETCHES.findall(diff) if not any(sha in line for sha in done))
     notes = [(f"CMake: {line}", hint) for line in lines]
-    return release.model_copy(update={"externals": fresh}), notes
+    return move.target.model_copy(update={"externals": fresh}), notes

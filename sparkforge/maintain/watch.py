@@ -18,7 +18,6 @@ from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageErr
 from sparkforge.core.log import log
 from sparkforge.maintain import releases
 from sparkforge.maintain.findings import PatchResult
-from sparkforge.maintain.job import Job
 from sparkforge.maintain.mover import dry_run
 from sparkforge.maintain.rebase import table
 from sparkforge.sources.project import Project, ProjectOptions
@@ -92,13 +91,12 @@ def _look(project: Project, name: str) -> Found:
     found = Found(name, str(pinned), str(newest))
     if newest <= pinned:
         return found
-    job = Job(project, name)
     with log.step(f"{name} {pinned} → {newest}"):
         try:
             new = releases.resolve(project, name, str(newest))
         except UsageError as error:  # wheels come before sdists, and not all at once
             return replace(found, state=f"not complete yet: {error.what}")
-        moves = dry_run(project.store, job.series_of(name), new, upstream.paths, job.memory(name))
+        moves = dry_run(project, new)
         stuck = any(move.stops for move in moves)
         state = "a person is needed" if stuck else "carries over"
         return replace(found, state=state, moves=tuple(moves))

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from sparkforge.core import disk, git
-from sparkforge.maintain import job, landing
+from sparkforge.maintain import landing
 from sparkforge.pins.pins import load
 from sparkforge.series import series
 from tests.forked import killed
@@ -330,7 +331,7 @@ def test_what_stops_a_continue(upstream: Upstream) -> None:
     clash(upstream)
     upstream.rebase("demo", "--onto", NEW, code=STOPPED)
     resolve(upstream)
-    with job.locked(upstream.root):
+    with FileLock(upstream.root / "dist/rebase/lock"):
         said = upstream.rebase("demo", "--continue", code=2)
     assert "another rebase is running" in said["error"]["what"]
     listing = upstream.project.patches / "series"
