@@ -115,19 +115,17 @@ def _declarations(project: Project, moved: Mapping[str, Upstream]) -> tuple[Whee
     new: Wheels = {}
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
-        for wheel in drift.wheels_of(project, up, release):
-            lock = project.root / wheel.plan.requirements[wheel.platform]
-            dropped = {*map(canonicalize_name, wheel.plan.wheels[up].drop_requires)}
-            for name in _INPUT.findall(lock.read_text(encoding="utf-8")):
-                for found, file in (
-                    (old, pinned.files[wheel.key]),
-                    (new, release.files[wheel.key]),
-                ):
-                    found.setdefault(name, []).extend(
-                        one
-                        for one in drift.declared(project, file)
-                        if name_of(one) not in dropped and "extra ==" not in str(one.marker)
-                    )
+        for plan, platform, key in drift.wheels_of(project, up, release):
+            dropped = {*map(canonicalize_name, plan.wheels[up].drop_requires)}
+            lock = project.root / plan.requirements[platform]
+            for found, file in ((old, pinned.files[key]), (new, release.files[key])):
+                every = [
+                    one
+                    for one in drift.declared(project, file)
+                    if name_of(one) not in dropped and "extra ==" not in str(one.marker)
+                ]
+                for name in _INPUT.findall(lock.read_text(encoding="utf-8")):
+                    found.setdefault(name, []).extend(every)
     return old, new
 
 

@@ -1,30 +1,27 @@
 """What a new release needs, compared with pins.yaml and the locks.
 
-Its wheels declare a torch, a FlashInfer and more; its CMake names the sources that a compile
-fetches. All of this is read, not run.
+Its wheels declare a torch, a FlashInfer and more. All of this is read, not run.
 """
 
-import io
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from sparkforge.core.errors import FetchError, UsageError
+from sparkforge.core.index import address_of
 from sparkforge.maintain import releases
 from sparkforge.maintain.releases import Note
 from sparkforge.pins.pins import ReleaseFile, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import lint
 from sparkforge.series.series import Series
-from sparkforge.sources import download, wheelhouse
+from sparkforge.sources import sources, wheelhouse
 from sparkforge.sources.project import Project
 from sparkforge.wheels.archive import UNREADABLE
 
@@ -33,8 +30,8 @@ def find(project: Project, name: str, release: Upstream) -> list[Note]:
     """Return what the locks and pins.yaml have and a new release does not want."""
     notes: dict[Note, None] = {}
     try:
-        for wheel, one, up, has, met in _needs(project, name, release):
-            wanted, lock = one.specifier or "any", wheel.plan.requirements[wheel.platform]
+        for lock, one, up, has, met in _needs(project, name, release):
+            wanted = one.specifier or "any"
             if not met and up is not None:
                 to = exactly(one.specifier) or "VERSION"
                 what = f"{one.name}: {name} wants {wanted}, upstreams.{up} is {has}"
@@ -66,51 +63,53 @@ def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> lis
 # -- requirements ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """A wheel of a new release that a target installs, and what it requires there."""
-
-    plan: Target
-    platform: Platform
-    key: str
-    """Of the upstream's ``files``."""
-    requires: list[Requirement]
-    ours: Mapping[str, str]
-    """Our other upstreams with a wheel in the target, by package."""
-
-
-def wheels_of(project: Project, name: str, release: Upstream) -> Iterator[Wheel]:
-    """Yield the new wheels of a release."""
-    upstreams = project.pins.upstreams
+def wheels_of(
+    project: Project, name: str, release: Upstream
+) -> Iterator[tuple[Target, Platform, str]]:
+    """Yield the new wheels of a release that targets install, by their key in ``files``."""
     for plan in project.pins.targets.values():
         for platform in plan.platforms if name in plan.wheels else ():
             key = plan.wheels[name].files[platform]
-            if release.files[key] == upstreams[name].files[key]:
-                continue  # the index lacks the new release's file: reported elsewhere
-            ours = {
-                str(canonicalize_name(upstreams[up].files[wheel.files[platform]].project)): up
-                for up, wheel in plan.wheels.items()
-                if up != name
-            }
-            every = applying(declared(project, release.files[key]), plan.python, platform)
-            yield Wheel(plan, platform, key, every, ours)
+            # else the index lacks the new release's file: reported elsewhere
+            if release.files[key] != project.pins.upstreams[name].files[key]:
+                yield plan, platform, key
 
 
-def exact(text: str) -> dict[str, str]:
-    """Return the versions that a requirements text pins with ==, by distribution."""
-    found = ((name_of(one), exactly(one.specifier)) for one in listed(text))
-    return {name: version for name, version in found if version is not None}
+def declared(project: Project, file: ReleaseFile) -> list[Requirement]:
+    """Return what a wheel declares; FetchError: its METADATA can be neither fetched nor read.
 
+    Where the index has METADATA apart from the wheel (PEP 658), the wheel is not fetched. No
+    sha256 checks it then: it serves to warn and to propose, never to build.
+    """
+    import requests
 
-def listed(text: str) -> list[Requirement]:
-    """Return the requirements of a list or lock, in order."""
-    return [one for line in text.splitlines() if (one := read(line)) is not None]
+    access, here = project.access, project.store.download_path(file.sha256, file.file)
+    try:
+        text = None
+        if not here.is_file() and not access.offline:
+            links = access.index.links(file.project)
+            apart = next((one.dist_info_link for one in links if one.filename == file.file), None)
+            if apart is not None:
+                reply = requests.get(address_of(apart), timeout=60)
+                reply.raise_for_status()
+                text = reply.content
+        if text is None:
+            path = sources.fetch_release_file(project.store, file, access)
+            with zipfile.ZipFile(path) as wheel:
+                names = wheel.namelist()
+                (member,) = (one for one in names if one.endswith(".dist-info/METADATA"))
+                text = wheel.read(member)
+        lines = BytesHeaderParser().parsebytes(text).get_all("Requires-Dist") or []
+        return [Requirement(str(line)) for line in lines]
+    except (requests.RequestException, InvalidRequirement, *UNREADABLE) as error:
+        msg = f"{file.file}: cannot read its METADATA: {type(error).__name__}: {error}"
+        raise FetchError(msg, "try again, or with another index") from error
 
 
 def read(line: str) -> Requirement | None:
     """Return the requirement of a line; None: a comment, an option, or empty."""
     try:
-        return Requirement(re.split(r"\s#|\s--hash|\\$", line.strip())[0].strip())
+        return Requirement(re.split(r"\s#", line)[0].strip())
     except InvalidRequirement:
         return None
 
@@ -127,24 +126,30 @@ def name_of(requirement: Requirement) -> str:
 
 def _needs(
     project: Project, name: str, release: Upstream
-) -> Iterator[tuple[Wheel, Requirement, str | None, str | None, bool]]:
-    """Yield each requirement of the new wheels, the upstream if it is ours, and what is there.
+) -> Iterator[tuple[str, Requirement, str | None, str | None, bool]]:
+    """Yield what the new wheels require, without what we drop.
 
-    Yields:
-        The wheel, the requirement, our upstream, the version in the lock or of our wheel, and
-        whether that meets it.
+    With the lock, our upstream if it is one, the version in the lock or of our wheel, and whether
+    that meets it.
     """
-    for wheel in wheels_of(project, name, release):
-        dropped = {*map(canonicalize_name, wheel.plan.wheels[name].drop_requires)}
-        path = project.root / wheel.plan.requirements[wheel.platform]
-        have = exact(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        for one in wheel.requires:
-            package = canonicalize_name(one.name)
-            up = wheel.ours.get(package)
-            has = have.get(package) if up is None else project.pins.upstreams[up].version
+    upstreams = project.pins.upstreams
+    for plan, platform, key in wheels_of(project, name, release):
+        ours = {
+            str(canonicalize_name(upstreams[up].files[wheel.files[platform]].project)): up
+            for up, wheel in plan.wheels.items()
+            if up != name
+        }
+        dropped = {*map(canonicalize_name, plan.wheels[name].drop_requires)}
+        lock, env = plan.requirements[platform], wheelhouse.markers(plan.python, platform)
+        have = {one.name: one.version for one in wheelhouse.read_lock(project.root / lock)}
+        for one in declared(project, release.files[key]):
+            package = name_of(one)
+            up = ours.get(package)
+            has = have.get(package) if up is None else upstreams[up].version
             met = has is not None and one.specifier.contains(has, prereleases=True)
-            if up is not None or package not in dropped:
-                yield wheel, one, up, has, met
+            applies = one.marker is None or one.marker.evaluate(env)
+            if applies and (up is not None or package not in dropped):
+                yield lock, one, up, has, met
 
 
 def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
@@ -164,56 +169,3 @@ def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
                 raise UsageError(msg, f"move it first: build.py rebase {upstream} --onto RELEASE")
             found[upstream] = fits[0]
     return found
-
-
-# -- METADATA of wheels, without fetching the wheel -----------------------------------------------
-
-_TAIL = 4 << 20  # bytes; METADATA is near the end, before vLLM's 600 kB list of members
-_TIMEOUT_S = (15, 60)  # to connect, and between two reads
-
-
-def applying(requirements: list[Requirement], python: str, platform: str) -> list[Requirement]:
-    """Return the requirements for a Python (``3.12``) and platform (``linux/arm64``)."""
-    env = wheelhouse.markers(python, platform)
-    return [one for one in requirements if one.marker is None or one.marker.evaluate(env)]
-
-
-def declared(project: Project, file: ReleaseFile) -> list[Requirement]:
-    """Return what a wheel of a release declares; FetchError if its METADATA cannot be read."""
-    here = project.store.download_path(file.sha256, file.file)
-    if here.is_file():
-        return _declared(here.as_uri(), file.file)
-    if project.access.offline:
-        raise FetchError(f"{file.file}: not in the store", "run without --offline")
-    return _declared(project.access.index.url_of(file.project, file.file), file.file)
-
-
-def _declared(url: str, name: str) -> list[Requirement]:
-    try:
-        end = io.BytesIO(_end_of(url, name))
-        with zipfile.ZipFile(end) as wheel:  # a list of members is enough to find one at the end
-            (path,) = (one for one in wheel.namelist() if one.endswith(".dist-info/METADATA"))
-            text = wheel.read(path)
-        lines = BytesHeaderParser().parsebytes(text).get_all("Requires-Dist") or []
-        return [Requirement(str(line)) for line in lines]
-    except (OSError, InvalidRequirement, *UNREADABLE) as error:  # requests' errors are OSErrors
-        msg = f"{name}: cannot read its METADATA: {type(error).__name__}: {error}"
-        raise FetchError(msg, "use an index that supports range requests") from error
-
-
-def _end_of(url: str, name: str) -> bytes:
-    """Return the end of a file. Its sha256 cannot check that: it serves to warn, never to build."""
-    import requests
-
-    first = max(0, download.size_of(url, name) - _TAIL)
-    if urlsplit(url).scheme == "file":
-        with Path(unquote(urlsplit(url).path)).open("rb") as file:
-            file.seek(first)
-            return file.read()
-    headers = {"Accept-Encoding": "identity", "Range": f"bytes={first}-"}
-    # not read at once: a server that ignores the range would send all of it
-    with requests.get(url, headers=headers, timeout=_TIMEOUT_S, stream=True) as reply:
-        reply.raise_for_status()
-        if first and reply.status_code != 206:
-            raise ValueError("its server does not support range requests")
-        return bytes(reply.raw.read(_TAIL))
