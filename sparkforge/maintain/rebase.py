@@ -8,7 +8,7 @@ tried. Where a run is killed while git works, the next one rebases again with re
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from sparkforge.maintain import drift, landing, mover, releases
 from sparkforge.maintain.findings import HEAD, PatchResult
 from sparkforge.maintain.mover import Mover
 from sparkforge.maintain.releases import Move, Note
-from sparkforge.pins.pins import RELEASE_PLAN, Upstream
+from sparkforge.pins.pins import Upstream
 from sparkforge.series import series
 from sparkforge.sources.project import Project, ProjectOptions
 
@@ -35,7 +35,7 @@ class Options:
     upstream: str = field(kw_only=False)
     """upstream whose series to move"""
     onto: str | None = None
-    """new base: a version or its tag, from the index or from --mirror's repository"""
+    """new base: a version on the package index, or its tag"""
     dry_run: bool = False
     """show the result without changing files"""
     companions: Annotated[bool, Parameter(name="--with-companions")] = False
@@ -126,7 +126,7 @@ def _status(job: "Job", plan: "Plan") -> int:
 
 
 def _dry_run(project: Project, upstream: str, spec: str) -> int:
-    move = releases.resolve(project, upstream, spec, complete=True)
+    move = releases.resolve(project, upstream, spec)
     results = mover.dry_run(project, move)
     notes = [*move.notes, *drift.find(project, upstream, move.target)]
     own = series.read(project.series_folder(upstream))
@@ -230,17 +230,17 @@ class Job:
         if pinned.source_in is not None:
             msg = f"{upstream}: its sources are part of {pinned.source_in}'s wheels"
             raise UsageError(msg, f"rebase {pinned.source_in}: this series moves with it")
-        move = releases.resolve(project, upstream, spec, complete=True)
+        move = releases.resolve(project, upstream, spec)
         if move.target.tag == pinned.tag:
             raise UsageError(f"{upstream}: {pinned.tag} is pinned already", "name another release")
         yield move
-        access, new = replace(project.access, mirrors={}), move.target.files
+        new = move.target.files
         for name, other in project.pins.upstreams.items():
             key = other.source_file
             if other.source_in == upstream and key is not None and key in new:
                 files = {**other.files, key: new[key]}
                 fresh = other.model_copy(update={"files": files, "patched": {}})
-                yield releases.move_to(project, name, fresh, RELEASE_PLAN, access)
+                yield releases.move_to(project, name, fresh)
 
     def check_clean(self, companions: bool) -> None:
         """Refuse a checkout with uncommitted changes in files that a rebase writes."""

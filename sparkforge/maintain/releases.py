@@ -7,9 +7,8 @@ is fetched and checked; a build checks the others when it fetches them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated
 
 from packaging.utils import (
     InvalidSdistFilename,
@@ -21,10 +20,10 @@ from packaging.version import InvalidVersion, Version
 from pydantic import PlainSerializer
 
 from sparkforge.core import git
-from sparkforge.core.errors import CommandError, FetchError, UsageError
+from sparkforge.core.errors import FetchError, UsageError
 from sparkforge.core.index import sha256_of
 from sparkforge.maintain.findings import PatchResult
-from sparkforge.pins.pins import RELEASE_PLAN, ReleaseFile, SourcePlan, Upstream
+from sparkforge.pins.pins import RELEASE_PLAN, External, ReleaseFile, Upstream
 from sparkforge.series import series
 from sparkforge.sources import download, sources
 from sparkforge.sources.project import Project
@@ -44,9 +43,10 @@ Note = tuple[str, str]
 """One thing that is unknown or no longer agrees, and the edit that mends it."""
 
 
-def _pin(pin: Upstream) -> dict[str, Any]:
-    """Return the values that a pin has: a default need not be a value that pins.yaml may have."""
-    return pin.model_dump(mode="json", exclude_defaults=True)
+# without defaults, which need not be values that pins.yaml may have
+_Pin = Annotated[
+    Upstream, PlainSerializer(lambda pin: pin.model_dump(mode="json", exclude_defaults=True))
+]
 
 
 @dataclass
@@ -58,10 +58,9 @@ class Move:
     """Its digest when the move began."""
     pinned: str
     """The pinned tag when the move began."""
-    target: Annotated[Upstream, PlainSerializer(_pin)]
+    target: _Pin
     """The upstream as pins.yaml will have it; its commit is None if unknown."""
     old: Source
-    """The pinned source, of the same kind as the new one if possible."""
     new: Source
     notes: tuple[Note, ...] = ()
     """What is unknown of the release."""
@@ -69,12 +68,13 @@ class Move:
     """The patches that did not merge by themselves, by name, and their answers."""
 
 
-def move_to(
-    project: Project, name: str, target: Upstream, plan: SourcePlan, access: Access
-) -> Move:
-    """Bring both sources of a move into the store; IntegrityError: the series has changed."""
+def move_to(project: Project, name: str, target: Upstream) -> Move:
+    """Bring both sources of a move into the store; IntegrityError: the series is not its record."""
     pinned, own = project.pins.upstream(name), series.read(project.series_folder(name))
-    new, old = (sources.ensure(project.store, name, pin, plan, access) for pin in (target, pinned))
+    access = replace(project.access, mirrors={})  # release files on both sides
+    new, old = (
+        sources.ensure(project.store, name, pin, RELEASE_PLAN, access) for pin in (target, pinned)
+    )
     series.apply_recorded(project.store, own, old, pinned)
     return Move(name, own.sha256, pinned.tag, target, old, new)
 
@@ -108,34 +108,20 @@ def version_of(file: str) -> Version | None:
         return None
 
 
-def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -> Move:
-    """Find a release and bring its source into the store.
-
-    With a mirror of the upstream it is a tag of that repository, else a version on the index.
-
-    Args:
-        onto: a version or its tag.
-        complete: also find the commit and all of the upstream's files, for pins.yaml.
-    """
+def resolve(project: Project, name: str, onto: str) -> Move:
+    """Find a release (a version or its tag) on the index, and bring its source into the store."""
     access, pinned = project.access, project.pins.upstream(name)
     v = "v" if pinned.tag.startswith("v") else ""
     version = version_of(f"{name}-{onto.removeprefix('v')}.tar.gz")
     if version is None:
         raise UsageError(f"--onto {onto}: not a version", "for example --onto 0.34.0")
-    values: dict[str, object] = {"patched": {}}
+    source = _entry(access, _source_file(pinned), version)
+    files = {**pinned.files, str(pinned.source_file): source}
+    values: dict[str, object] = {"patched": {}, "files": files}
     if not pinned.source_in:  # what a release contains need not have a version of its own
         values |= {"version": str(version), "tag": f"{v}{version}", "commit": None}
-    plan: SourcePlan = "git" if name in access.mirrors else RELEASE_PLAN
-    if plan == "git":
-        values["commit"] = _tagged(access, name, f"{v}{version}")
-    else:
-        key, like = str(pinned.source_file), _source_file(pinned)
-        values["files"] = {**pinned.files, key: _entry(access, like, version)}
-    move = move_to(project, name, pinned.model_copy(update=values), plan, access)
-    if not complete:
-        return move
-    fresh, notes = _externals(move)
-    files = dict(fresh.files)
+    move = move_to(project, name, pinned.model_copy(update=values))
+    externals, notes = _externals(move)
     for key, like in pinned.files.items():
         try:
             if files[key] == like:
@@ -143,13 +129,13 @@ def resolve(project: Project, name: str, onto: str, *, complete: bool = False) -
         except (FetchError, UsageError) as error:
             what = f"files.{key}: {error.what}; {like.file} stays"
             notes.append((what, f"add it to upstreams.{name}.files.{key} when it is published"))
-    found = fresh.commit or _stated_commit(move.new)
-    if found is None or len(found) < 40:
-        what = f"upstreams.{name}: the commit of {fresh.tag} is unknown; it states {found}"
+    commit = _stated_commit(move.new)
+    if commit is None or len(commit) < 40:
+        what = f"upstreams.{name}: the commit of {move.target.tag} is unknown; it states {commit}"
         notes.append((what, f"with git access: build.py pins resolve {name}"))
-        found = None
-    move.target = fresh.model_copy(update={"files": files, "commit": found})
-    move.notes = tuple(notes)
+        commit = None
+    values |= {"files": files, "externals": externals, "commit": commit}
+    move.target, move.notes = pinned.model_copy(update=values), tuple(notes)
     return move
 
 
@@ -199,28 +185,15 @@ def _entry(access: Access, like: ReleaseFile, version: Version) -> ReleaseFile:
 
 def _stated_commit(source: Source) -> str | None:
     """Return the commit that a release says it was made from, maybe abbreviated."""
-    listing = git.git(source.repo, "ls-tree", "-r", "--name-only", "-z", source.commit)
-    for path in listing.split("\0"):
-        if Path(path).name in ("_version.py", "_build_meta.py") and path.count("/") <= 1:
-            text = git.git(source.repo, "show", f"{source.commit}:{path}")
-            if found := _STATED.search(text):
-                return found[1]
-    return None
+    names = ("_version.py", "_build_meta.py")
+    where = [f":(glob){folder}{name}" for name in names for folder in ("", "*/")]
+    _, text = git.attempt(source.repo, "grep", "-h", "-e", "", source.commit, "--", *where)
+    found = _STATED.search(text)
+    return found[1] if found else None
 
 
-def _tagged(access: Access, name: str, tag: str) -> str:
-    """Return the commit of a tag in the upstream's mirror."""
-    url = access.mirrors[name]
-    try:
-        return git.remote_tags(str(Path(url).resolve()) if Path(url).exists() else url)[tag]
-    except CommandError as error:
-        raise FetchError(f"{name}: git could not read {url}:\n{error}", "see --mirror") from error
-    except KeyError:
-        raise UsageError(f"{name}: {url} has no tag {tag}", "see its tags") from None
-
-
-def _externals(move: Move) -> tuple[Upstream, list[Note]]:
-    """Return a pin with the full SHAs that its CMake fetches now, and other such lines."""
+def _externals(move: Move) -> tuple[dict[str, External], list[Note]]:
+    """Return the externals with the full SHAs that CMake fetches now, and other such lines."""
     words = ("diff", "-U0", "--no-ext-diff", move.old.commit, move.new.commit, "--")
     diff = git.git(move.new.repo, *words, "CMakeLists.txt", "cmake")
     shas = dict(_SHAS.findall(diff))
@@ -231,5 +204,4 @@ def _externals(move: Move) -> tuple[Upstream, list[Note]]:
     done = {one.commit for one in fresh.values()}
     hint = f"compare externals of upstreams.{move.upstream}, and what it contains, in pins.yaml"
     lines = (line for line in _FETCHES.findall(diff) if not any(sha in line for sha in done))
-    notes = [(f"CMake: {line}", hint) for line in lines]
-    return move.target.model_copy(update={"externals": fresh}), notes
+    return fresh, [(f"CMake: {line}", hint) for line in lines]

@@ -117,17 +117,6 @@ def test_python_that_a_merge_breaks_is_reported(
     assert second["detail"] == []  # as broken as on the old release
 
 
-def test_a_tag_of_a_repository(upstream: Upstream) -> None:
-    text, repo = FILES["demo/mod.py"], upstream.project.repo
-    upstream.series({"Taken one": {"demo/mod.py": with_line(text, 10, b"both = 1")}})
-    repo("checkout", "--quiet", "main")
-    repo.commit({"demo/mod.py": with_line(text, 10, b"both = 1")}, "Take the change")
-    repo("tag", "v2.0")
-    mirror = ("--mirror", f"demo={repo.path}")
-    (move,) = upstream.rebase("demo", "--onto", "v2.0", "--dry-run", *mirror)["patches"]
-    assert move["verdict"] == "upstreamed"
-
-
 def test_a_name_that_vanished_is_reported(upstream: Upstream) -> None:
     text = lines("t")
     helper = b"def compute_answer(x):\n    return x\n\n\ndef kept_function(x):\n    return x\n"
