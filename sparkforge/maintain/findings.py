@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkforge.core import git
 from sparkforge.core.run import call
-from sparkforge.pins.types import rule_of
 
 if TYPE_CHECKING:
     from sparkforge.maintain.releases import Move
@@ -106,63 +105,46 @@ def hints(tree: Path, files: Iterable[str]) -> Iterator[str]:
 
 # -- what merged ---------------------------------------------------------------------------------
 
-_WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{5,}")
-_LINE = re.compile(rb"^([-+])(?!-- |\+\+ )(.*)$", re.MULTILINE)
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,}")
 
 
 def of_merged(tree: Path, root: Path, move: Move, moved: Mapping[str, str]) -> dict[str, list[str]]:
     """Return what git cannot see in patches that merged, as lines, by their new commits.
 
-    Names that a patch uses and the new release lacks, and what is wrong with Python files. Tests
-    and docs, which do not ship, keep old names for long.
+    Names that a patch uses and the new release lacks, and what is wrong with Python files.
 
     Args:
         root: the checkout, whose own environment of tests has ruff.
         moved: the new commits of patches by their commits on the old release.
     """
-
-    def ships(path: str) -> bool:
-        rule = rule_of(rules, path)
-        return rule is None or rule.wheel is not None or rule.build
-
-    rules, used = move.target.paths, {}
+    # tests and docs, which do not ship, keep old names for long
+    others = [rule.repo for rule in move.target.paths if rule.wheel is None and not rule.build]
+    within = ("--", ".", *(f":(exclude,literal){folder}" for folder in others))
+    used = {}
     for new in moved.values():
-        files = [change.path for change in git.changes(tree, f"{new}^", new) if ships(change.path)]
-        words = ("--literal-pathspecs", "diff-tree", "-p", "--no-renames", f"{new}^", new)
-        diff = git.git_bytes(tree, *words, "--", *files) if files else b""
-        added = (line[2] for line in _LINE.finditer(diff) if line[1] == b"+")
-        used[new] = {word for text in added for word in _WORD.findall(text) if _is_name(word)}
-    others = [f":(exclude,literal){rule.repo}" for rule in rules if not ships(rule.repo)]
-    releases = (move.old.commit, move.new.commit)
-    lost = _vanished(tree, set().union(*used.values()), others, *releases)
-    path = f"{root / '.venv-dev' / 'bin'}:{os.environ.get('PATH', '')}"
-    ruff = shutil.which("ruff", path=path)
+        diff = git.git(tree, "diff-tree", "-p", "--no-renames", f"{new}^", new, *within)
+        added = re.findall(r"^\+(?!\+\+ )(.*)", diff, re.MULTILINE)
+        words = {word for line in added for word in _WORD.findall(line)}
+        # names of code, not prose
+        used[new] = {word for word in words if "_" in word or word[1:] != word[1:].lower()}
+    there = _present(tree, set().union(*used.values()), move.old.commit, within)
+    lost = there - _present(tree, there, move.new.commit, within)
+    ruff = shutil.which("ruff", path=f"{root}/.venv-dev/bin:{os.environ.get('PATH', '')}")
     found = {}
     for old, new in moved.items():
-        gone = sorted(map(bytes.decode, used[new] & lost))
+        gone = sorted(used[new] & lost)
         found[new] = [f"uses {name}, which the new release no longer has" for name in gone]
         found[new] += _broken(tree, ruff, old, new)
     return found
 
 
-def _is_name(word: bytes) -> bool:
-    """Return whether a word looks like a name of code, not like prose."""
-    return b"_" in word or word[1:] != word[1:].lower()
-
-
-def _vanished(tree: Path, wanted: set[bytes], but: list[str], old: str, new: str) -> set[bytes]:
-    """Return those names that the old release has and the new one lacks."""
-    words = ("diff-tree", "-p", "-U0", "--no-renames", old, new, "--", ".", *but)
-    sides: dict[bytes, set[bytes]] = {b"-": set(), b"+": set()}
-    for line in _LINE.finditer(git.git_bytes(tree, *words)) if wanted else ():
-        sides[line[1]] |= wanted.intersection(_WORD.findall(line[2]))
-    gone = sides[b"-"] - sides[b"+"]  # removed somewhere, and not added elsewhere
-    if not gone:
+def _present(tree: Path, names: set[str], commit: str, within: Iterable[str]) -> set[str]:
+    """Return those names that a commit has as words."""
+    if not names:
         return set()
-    named = [part for word in sorted(gone) for part in ("-e", word.decode())]
-    grep = ("grep", "-h", "-o", "-w", "-F", "-I", *named, new, "--", ".", *but)
-    code, listing = git.attempt(tree, *grep)
-    return gone - ({line.encode() for line in listing.splitlines()} if code == 0 else set())
+    # one pattern: many are slow
+    _, listing = git.attempt(tree, "grep", "-howIE", "|".join(sorted(names)), commit, *within)
+    return names & {*listing.splitlines()}
 
 
 def _broken(tree: Path, ruff: str | None, old: str, new: str) -> list[str]:
