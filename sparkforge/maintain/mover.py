@@ -55,8 +55,7 @@ class Mover:
     def __init__(self, project: Project, move: Move, folder: Path) -> None:
         """Apply the series to the old release, and make the work tree if it is missing."""
         self.project, self.move, self.folder = project, move, folder
-        old, new = move.old, move.new
-        own = series.read(project.series_folder(move.upstream))
+        old, own = move.old, series.read(project.series_folder(move.upstream))
         self.tip = series.apply(project.store, own, old).commit
         commits = git.git(old.repo, "rev-list", "--reverse", f"{old.commit}..{self.tip}")
         self.patches: dict[str, Patch] = dict(zip(commits.split(), own.patches, strict=True))
@@ -69,9 +68,7 @@ class Mover:
         git.git(fresh, "init", "--quiet", "--template=", "--initial-branch=main", ".")
         (fresh / ".git/objects/info").mkdir(parents=True, exist_ok=True)
         alternates = fresh / ".git/objects/info/alternates"
-        alternates.write_text(f"{new.repo.resolve() / 'objects'}\n")
-        if (new.repo / "shallow").exists():  # the store fetches commits without their history
-            shutil.copyfile(new.repo / "shallow", fresh / ".git/shallow")
+        alternates.write_text(f"{move.new.repo.resolve() / 'objects'}\n")
         memory = memory_of(project, move.upstream)
         if memory.is_dir():
             (fresh / ".git/rr-cache").symlink_to(memory.resolve())
@@ -124,27 +121,20 @@ class Mover:
         """
         stops = self.move.stops
         while (name := stopped_in(self.folder)) is not None:
-            unmerged = self._unmerged()
             if name in stops and stops[name].answer == _DROPPED:
                 self._rebase("--skip")
-            elif self._committed:
-                self._rebase("--continue")
-            elif not unmerged:
-                stops.setdefault(name, PatchResult(name, Verdict.CONFLICT, answer="remembered"))
-                self._proceed()
-            else:
+                continue
+            if unmerged := self._unmerged():
                 stops[name] = self._stop(name, unmerged)
                 if not guess:
                     return stops[name]
                 findings.resolve_provisionally(self.folder, unmerged)
                 self.git("add", "--all")
                 self.git("rerere", "clear")  # a guess is nothing to remember
-                self._proceed()
+            elif not self._committed:
+                stops.setdefault(name, PatchResult(name, Verdict.CONFLICT, answer="remembered"))
+            self._rebase("--continue" if self._committed or self._commit() else "--skip")
         return None
-
-    def _proceed(self) -> None:
-        """Commit the resolved files, and go on."""
-        self._rebase("--continue" if self._commit() else "--skip")
 
     def _commit(self) -> bool:
         """Commit the index with the patch's message; returns whether there was a change."""
@@ -232,11 +222,10 @@ class Mover:
             elif stop is None:
                 why = "the new release has it: merging leaves no change"
                 result = PatchResult(patch.name, Verdict.UPSTREAMED, detail=(why,))
-            elif stop.answer != _DROPPED:
-                self.skip(patch.name, "by git rebase --skip")
-                result = stops[patch.name]
             else:
-                result = stop
+                if stop.answer != _DROPPED:
+                    self.skip(patch.name, "by git rebase --skip")
+                result = stops[patch.name]
             results.append(result)
         return results
 

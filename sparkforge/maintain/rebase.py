@@ -57,10 +57,9 @@ def run(options: Options) -> int:
     answers = [options.onto is not None, options.go_on, options.skip is not None, options.abort]
     wrong = {
         "--onto, --continue, --skip and --abort exclude each other": sum(answers) > 1,
-        "--dry-run and --with-companions need --onto": options.onto is None
-        and (options.dry_run or options.companions),
+        "give --dry-run or --with-companions with --onto": options.dry_run + options.companions
+        > (options.onto is not None),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
-        "--dry-run and --with-companions conflict": options.dry_run and options.companions,
     }
     for what, found in wrong.items():
         if found:
@@ -205,9 +204,8 @@ class Job:
     def remove(self) -> bool:
         """Remove all of it, the plan first; returns whether there was any."""
         there = self.folder.exists()
-        with disk_errors(self.folder):
-            (self.folder / "plan.json").unlink(missing_ok=True)
-            shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "plan.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         return there
 
     def begin(self, spec: str, *, companions: bool) -> Plan:
