@@ -27,9 +27,9 @@ from sparkforge.core.errors import CommandError, RebaseStopped
 from sparkforge.core.index import Index
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.maintain import ablate, drift
+from sparkforge.maintain import ablate, releases
 from sparkforge.maintain.ablate import Result
-from sparkforge.maintain.drift import exactly, name_of, read
+from sparkforge.maintain.releases import exactly, name_of, read
 from sparkforge.pins import pins
 from sparkforge.pins.pins import RELEASE_PLAN, Pins, Upstream
 from sparkforge.pins.types import Platform
@@ -115,13 +115,13 @@ def _declarations(project: Project, moved: Mapping[str, Upstream]) -> tuple[Whee
     new: Wheels = {}
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
-        for plan, platform, key in drift.wheels_of(project, up, release):
+        for plan, platform, key in releases.wheels_of(project, up, release):
             dropped = {*map(canonicalize_name, plan.wheels[up].drop_requires)}
             lock = project.root / plan.requirements[platform]
             for found, file in ((old, pinned.files[key]), (new, release.files[key])):
                 every = [
                     one
-                    for one in drift.declared(project, file)
+                    for one in releases.declared(project, file)
                     if name_of(one) not in dropped and "extra ==" not in str(one.marker)
                 ]
                 for name in _INPUT.findall(lock.read_text(encoding="utf-8")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from sparkforge.core import git
 from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError
 from sparkforge.core.run import call
-from sparkforge.maintain import companions, drift
+from sparkforge.maintain import companions, releases
 from sparkforge.maintain.releases import Note
 from sparkforge.pins import edit, pins, yamlfile
 from sparkforge.pins.pins import Recorded
@@ -60,8 +60,8 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
                 own = {**upstreams, move.upstream: project.pins.upstreams[move.upstream]}
                 seen = project.pins.model_copy(update={"upstreams": own})
                 notes += move.notes
-                notes += drift.find(replace(here, pins=seen), move.upstream, move.target)
-        notes += drift.droppable(moved.values(), upstreams)
+                notes += releases.find(replace(here, pins=seen), move.upstream, move.target)
+        notes += releases.droppable(moved.values(), upstreams)
         changed = [
             path
             for path, data in files.items()
@@ -98,15 +98,32 @@ def _planned(job: Job, plan: Plan, results: Results) -> tuple[Files, dict[str, S
         fresh[name], records[name] = staged.series, staged.recorded
     page = root / "CHANGELOG.md"
     log = page.read_text(encoding="utf-8") if page.exists() else "# Changelog\n"
-    newest = _SECTION.search(log)
+    newest = re.search(r"^## \S+ \(([^)\n]*)\)[ \t]*$", log, re.MULTILINE)
+    unreleased = newest is not None and newest[1] == "unreleased"
     # once the last release was made, the counter is raised
-    raised = newest is None or newest[1] != "unreleased"
-    text = _pins_text(project, plan, project.pins.release.counter + raised, records)
+    text = _pins_text(project, plan, project.pins.release.counter + (not unreleased), records)
     files[path] = text.encode()
     after = pins.parse(path, text)
     targets = sorted(after.targets.values(), key=lambda one: job.upstream not in one.wheels)
-    files[page] = _changelog(log, plan, results, release_name(after, targets[0])).encode()
+    # at the top of the section of what is not released, which is of the new release now
+    start, end = newest.span() if newest else (len(log), len(log))
+    rest = log[end if unreleased else start :].lstrip()
+    heading = f"## {release_name(after, targets[0])} (unreleased)"
+    gap = "\n" if rest and not rest.startswith("* ") else ""
+    lines = "".join(_changes(plan, results)) + gap
+    files[page] = f"{log[:start].rstrip()}\n\n{heading}\n\n{lines}{rest}".encode()
     return files | exporting.page(root, after, fresh), fresh
+
+
+def _changes(plan: Plan, results: Results) -> Iterator[str]:
+    """Yield the changelog's lines about a rebase."""
+    for move in plan.moves:
+        if move.upstream in plan.moved:
+            yield f"* {move.upstream} {move.pinned} → {move.target.tag}.\n"
+        for result in results[move.upstream]:
+            if result.commit is None:
+                name, why = result.patch.removesuffix(".patch"), result.detail[-1]
+                yield f"  * {move.upstream}: dropped {name} ({result.verdict}): {why}\n"
 
 
 def _pins_text(
@@ -142,30 +159,3 @@ def _pins_text(
             fresh = {} if recorded is None else {move.new.provider: recorded}
             text = edit.with_record(path, text, move.upstream, fresh)
     return text
-
-
-_SECTION = re.compile(r"^## \S+ \(([^)\n]*)\)[ \t]*$", re.MULTILINE)
-
-
-def _changelog(text: str, plan: Plan, results: Results, release: str) -> str:
-    """Return the changelog with lines about a rebase at the end of the unreleased section.
-
-    That becomes the section of the release. Without one there will be a new one, on top.
-    """
-    lines = []
-    for move in plan.moves:
-        if move.upstream in plan.moved:
-            lines.append(f"* {move.upstream} {move.pinned} → {move.target.tag}.\n")
-        for result in results[move.upstream]:
-            if result.commit is None:
-                name, why = result.patch.removesuffix(".patch"), result.detail[-1]
-                lines.append(f"  * {move.upstream}: dropped {name} ({result.verdict}): {why}\n")
-    newest, heading = _SECTION.search(text), f"## {release} (unreleased)"
-    if newest is None or newest[1] != "unreleased":
-        at = len(text) if newest is None else newest.start()
-        rest = f"\n{text[at:]}" if text[at:] else ""
-        return f"{text[:at].rstrip()}\n\n{heading}\n\n{''.join(lines)}{rest}"
-    following = text.find("\n## ", newest.end())
-    end = len(text) if following < 0 else following
-    section = text[newest.end() : end].rstrip()
-    return f"{text[: newest.start()]}{heading}{section}\n{''.join(lines)}{text[end:]}"

@@ -19,7 +19,7 @@ from sparkforge.core import git, plain
 from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import RebaseStopped, StoreError, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain import drift, landing, mover, releases
+from sparkforge.maintain import landing, mover, releases
 from sparkforge.maintain.findings import HEAD, PatchResult
 from sparkforge.maintain.mover import Mover
 from sparkforge.maintain.releases import Move, Note
@@ -127,9 +127,9 @@ def _status(job: "Job", plan: "Plan") -> int:
 def _dry_run(project: Project, upstream: str, spec: str) -> int:
     move = releases.resolve(project, upstream, spec)
     results = mover.dry_run(project, move)
-    notes = [*move.notes, *drift.find(project, upstream, move.target)]
+    notes = [*move.notes, *releases.find(project, upstream, move.target)]
     own = series.read(project.series_folder(upstream))
-    notes += drift.droppable([own], {**project.pins.upstreams, upstream: move.target})
+    notes += releases.droppable([own], {**project.pins.upstreams, upstream: move.target})
     table(results)
     document = {"upstream": upstream, "onto": str(move.target.tag), "from": move.pinned}
     log.document(document | _say(notes) | {"patches": list(map(asdict, results))})
@@ -213,7 +213,7 @@ class Job:
         self.check_clean(companions)
         moves = list(self._moves(self.upstream, spec))
         if companions:
-            needed = drift.moves(self.project, self.upstream, moves[0].target)
+            needed = releases.moves(self.project, self.upstream, moves[0].target)
             for name, version in needed.items():
                 log.info(f"{name} moves, too: {self.upstream} needs {version}")
                 moves += self._moves(name, version)

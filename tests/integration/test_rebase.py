@@ -106,7 +106,7 @@ def test_all_of_it_upstreamed(upstream: Upstream) -> None:
     ("before", "after"),
     [
         # 1.0 is 2.0 now; the counter is 4 once release 3 was made
-        ("## 1.0-spark.3 (unreleased)\n\n* A.\n", "## 2.0-spark.3 (unreleased)\n\n* A.\nLINE"),
+        ("## 1.0-spark.3 (unreleased)\n\n* A.\n", "## 2.0-spark.3 (unreleased)\n\nLINE* A.\n"),
         (
             "## 1.0-spark.3 (2026-11-23)\n\n* A.\n",
             "## 2.0-spark.4 (unreleased)\n\nLINE\n## 1.0-spark.3 (2026-11-23)\n\n* A.\n",
