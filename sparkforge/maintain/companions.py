@@ -52,13 +52,9 @@ _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/
 def tried(
     project: Project, files: Files, plan: Plan, folder: Path
 ) -> tuple[Project, dict[str, str], list[Result]]:
-    """Make requirements, locks and sizes for a move, and try all of it; the checkout stays.
+    """Make requirements, locks and sizes for a move, and try all of it in a throw-away checkout.
 
-    Args:
-        folder: for the throw-away checkout.
-
-    Returns:
-        The throw-away checkout, the files of requirements/ that changed, and the patches' tests.
+    Returns it, the files of requirements/ that changed, and the patches' tests.
     """
     root, before = project.root, texts_of(project.root)
     hidden = {"dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS}
@@ -71,8 +67,7 @@ def tried(
                 symlinks=True,
                 ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
             )
-        new = {folder / path.relative_to(root): data for path, data in files.items()}
-        write_files(new)
+        write_files({folder / path.relative_to(root): data for path, data in files.items()})
         _lock(project, folder, plan.moved)
         path = folder / project.pins_path.name
         here = replace(project, pins_path=path, pins=pins.load(path))
@@ -129,35 +124,31 @@ def _declarations(project: Project, moved: Mapping[str, Upstream]) -> tuple[Whee
     return old, new
 
 
-def follow(text: str, old: Sequence[Requirement], new: Sequence[Requirement]) -> str:
+def follow(
+    text: str,
+    old: Sequence[Requirement],
+    new: Sequence[Requirement],
+    pinned: Mapping[str, tuple[str, str]],
+) -> str:
     """Return a list of requirements with what changed from old declarations to new ones.
 
-    A line that nothing declared stays, and so does its place.
+    A line that nothing declared stays, and so does its place. Exact versions of ``pinned`` packages
+    follow from the first to the second.
     """
-    gone = [one for one in old if one not in new]
     fresh = [one for one in dict.fromkeys(new) if one not in old]
     lines = []
     for line in text.splitlines():
         found = read(line)
-        if found is None or found not in gone:
-            lines.append(line)
+        name = "" if found is None else name_of(found)
+        if found in old and found not in new:
+            lines += [str(one) for one in fresh if name_of(one) == name]
+            fresh = [one for one in fresh if name_of(one) != name]
             continue
-        same = [one for one in fresh if name_of(one) == name_of(found)]
-        lines += [str(one) for one in same]
-        fresh = [one for one in fresh if one not in same]
+        before, after = pinned.get(name, ("", ""))
+        exact = found is not None and str(found.specifier) == f"=={before}"
+        lines.append(line.replace(f"=={before}", f"=={after}", 1) if exact else line)
     known = {name_of(one) for one in old}  # what we have left out of the old ones
     return "\n".join([*lines, *(str(one) for one in fresh if name_of(one) not in known)]) + "\n"
-
-
-def pinned_anew(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
-    """Return a list whose exact pins of packages move with them, from an old to a new version."""
-    lines = []
-    for line in text.splitlines():
-        found = read(line)
-        old, to = moved.get(name_of(found), ("", "")) if found is not None else ("", "")
-        same = found is not None and str(found.specifier) == f"=={old}"
-        lines.append(line.replace(f"=={old}", f"=={to}", 1) if same else line)
-    return "\n".join(lines) + "\n"
 
 
 def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
@@ -175,12 +166,12 @@ def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
         for package in was.keys() & now.keys():
             if (one := was[package]) and (other := now[package]) and one != other:
                 pins[package] = (one.partition("+")[0], other.partition("+")[0])
-    lists = {}
-    for name, text in before.items():
-        if name.endswith(".in"):
-            fresh = pinned_anew(follow(text, old.get(name, ()), new.get(name, ())), pins)
-            if fresh != text:
-                lists[name] = fresh
+    lists = {
+        name: follow(text, old.get(name, ()), new.get(name, ()), pins)
+        for name, text in before.items()
+        if name.endswith(".in")
+    }
+    lists = {name: text for name, text in lists.items() if text != before[name]}
     write_files({here / name: text.encode() for name, text in lists.items()})
     locks = (name for name, text in before.items() if lists.keys() & {*_INPUT.findall(text)})
     if not (names := [Path(name).name for name in locks if name.endswith(".txt")]):
@@ -226,12 +217,12 @@ def _tested(here: Project, moved: Collection[str]) -> list[Result]:
     python = ablate.dev_python(here.root)
     with log.step("the patches' tests, with the series and without it"):
         whole = ablate.run_tests(python, here, tests)
-        releases = [
+        bare = [
             sources.ensure(here.store, name, here.pins.upstreams[name], RELEASE_PLAN, here.access)
             for name in dict.fromkeys(name for name, _ in patches)
         ]
-        with ablate.checkout(here, [(source, source.commit) for source in releases]) as bare:
-            without = ablate.run_tests(python, here, tests, bare)
+        with ablate.checkout(here, [(source, source.commit) for source in bare]) as reduced:
+            without = ablate.run_tests(python, here, tests, reduced)
     results = [
         Result(up, patch.name, test, whole[test], without[test])
         for (up, patch), test in zip(patches, tests, strict=True)

@@ -225,16 +225,15 @@ def find(project: Project, name: str, release: Upstream) -> list[Note]:
     """Return what the locks and pins.yaml have and a new release does not want."""
     notes: dict[Note, None] = {}
     try:
-        for lock, one, up, has, met in _needs(project, name, release):
+        for lock, one, up, has in _unmet(project, name, release):
             wanted = one.specifier or "any"
-            if not met and up is not None:
-                to = exactly(one.specifier) or "VERSION"
+            if up is not None:
                 what = f"{one.name}: {name} wants {wanted}, upstreams.{up} is {has}"
-                notes[what, f"build.py rebase {up} --onto {to}"] = None
-            elif not met:
+                hint = f"build.py rebase {up} --onto {exactly(one.specifier) or 'VERSION'}"
+            else:
                 what = f"{lock} has {name_of(one)} {has or '(none)'}: {name} wants {wanted}"
                 hint = f"change the .in file and run scripts/lock.sh {Path(lock).name}"
-                notes[what, hint] = None
+            notes[what, hint] = None
     except FetchError as error:
         notes[error.what, "compare its METADATA with the locks before a build"] = None
     return list(notes)
@@ -315,13 +314,12 @@ def name_of(requirement: Requirement) -> str:
     return str(canonicalize_name(requirement.name))
 
 
-def _needs(
+def _unmet(
     project: Project, name: str, release: Upstream
-) -> Iterator[tuple[str, Requirement, str | None, str | None, bool]]:
-    """Yield what the new wheels require, without what we drop.
+) -> Iterator[tuple[str, Requirement, str | None, str | None]]:
+    """Yield what the new wheels require and we do not have, without what we drop.
 
-    With the lock, our upstream if it is one, the version in the lock or of our wheel, and whether
-    that meets it.
+    With the lock, our upstream if it is one, and the version in the lock or of our wheel.
     """
     upstreams = project.pins.upstreams
     for plan, platform, key in wheels_of(project, name, release):
@@ -330,33 +328,31 @@ def _needs(
             for up, wheel in plan.wheels.items()
             if up != name
         }
-        dropped = {*map(canonicalize_name, plan.wheels[name].drop_requires)}
+        dropped = {*map(canonicalize_name, plan.wheels[name].drop_requires)} - ours.keys()
         lock, env = plan.requirements[platform], wheelhouse.markers(plan.python, platform)
         have = {one.name: one.version for one in wheelhouse.read_lock(project.root / lock)}
+        have |= {package: upstreams[up].version for package, up in ours.items()}
         for one in declared(project, release.files[key]):
             package = name_of(one)
-            up = ours.get(package)
-            has = have.get(package) if up is None else upstreams[up].version
+            has = have.get(package)
             met = has is not None and one.specifier.contains(has, prereleases=True)
             applies = one.marker is None or one.marker.evaluate(env)
-            if applies and (up is not None or package not in dropped):
-                yield lock, one, up, has, met
+            if applies and not met and package not in dropped:
+                yield lock, one, ours.get(package), has
 
 
 def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
     """Return our other upstreams that a release's wheels need in another version, and which."""
     asked: dict[str, SpecifierSet] = {}
-    for _, one, up, _, _ in _needs(project, name, release):
+    for _, one, up, _ in _unmet(project, name, release):
         if up is not None:
             asked[up] = asked.get(up, SpecifierSet()) & one.specifier
     found = {}
     for upstream, wanted in asked.items():
-        pinned = project.pins.upstreams[upstream]
-        if not wanted.contains(pinned.version, prereleases=True):
-            known = [exactly(wanted), *finals(project.access, pinned)]
-            fits = [one for one in known if one and wanted.contains(one, prereleases=True)]
-            if not fits:
-                msg = f"{upstream}: no release on the index meets {wanted}"
-                raise UsageError(msg, f"move it first: build.py rebase {upstream} --onto RELEASE")
-            found[upstream] = fits[0]
+        known = [exactly(wanted), *finals(project.access, project.pins.upstreams[upstream])]
+        fits = [one for one in known if one and wanted.contains(one, prereleases=True)]
+        if not fits:
+            msg = f"{upstream}: no release on the index meets {wanted}"
+            raise UsageError(msg, f"move it first: build.py rebase {upstream} --onto RELEASE")
+        found[upstream] = fits[0]
     return found
