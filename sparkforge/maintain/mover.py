@@ -53,28 +53,13 @@ class Mover:
     """A series on its way from one release to another, in a work tree."""
 
     def __init__(self, project: Project, move: Move, folder: Path) -> None:
-        """Apply the series to the old release, and make the work tree if it is missing."""
+        """Apply the series to the old release."""
         self.project, self.move, self.folder = project, move, folder
         old, own = move.old, series.read(project.series_folder(move.upstream))
         self.tip = series.apply(project.store, own, old).commit
         commits = git.git(old.repo, "rev-list", "--reverse", f"{old.commit}..{self.tip}")
         self.patches: dict[str, Patch] = dict(zip(commits.split(), own.patches, strict=True))
-        if folder.exists():
-            git.tidy(folder / ".git")  # a killed git
-            return
-        fresh = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        git.git(fresh, "init", "--quiet", "--template=", "--initial-branch=main", ".")
-        (fresh / ".git/objects/info").mkdir(parents=True, exist_ok=True)
-        alternates = fresh / ".git/objects/info/alternates"
-        alternates.write_text(f"{move.new.repo.resolve() / 'objects'}\n")
-        memory = memory_of(project, move.upstream)
-        if memory.is_dir():
-            (fresh / ".git/rr-cache").symlink_to(memory.resolve())
-        for key, value in _CONFIG.items():
-            git.git(fresh, "config", key, value)
-        fresh.rename(folder)
+        git.tidy(folder / ".git")  # a killed git
 
     def git(self, *words: str) -> str:
         """Run git in the work tree, isolated from the user's settings."""
@@ -97,12 +82,21 @@ class Mover:
     # -- moving --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Rebase from the beginning up to the first conflict; what is in progress is forgotten."""
+        """Rebase in a new work tree up to the first conflict; the old one is removed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.git("init", "--quiet", "--template=", "--initial-branch=main", ".")
+        alternates = self.folder / ".git/objects/info/alternates"
+        alternates.parent.mkdir(exist_ok=True)
+        alternates.write_text(f"{self.move.new.repo.resolve() / 'objects'}\n")
+        memory = memory_of(self.project, self.move.upstream)
+        if memory.is_dir():
+            (self.folder / ".git/rr-cache").symlink_to(memory.resolve())
+        for key, value in _CONFIG.items():
+            self.git("config", key, value)
         for commit, patch in self.patches.items():
-            self.git("notes", "--ref=patches", "add", "--force", "--message", patch.name, commit)
-        shutil.rmtree(self.folder / ".git/rebase-merge", ignore_errors=True)
-        self.git("checkout", "--quiet", "--force", "--detach", self.tip)
-        self.git("clean", "-ffdxq")
+            self.git("notes", "--ref=patches", "add", "--message", patch.name, commit)
+        self.git("checkout", "--quiet", "--detach", self.tip)
         self._rebase(*_PICK, "--onto", self.move.new.commit, self.move.old.commit)
 
     def _rebase(self, *words: str) -> None:

@@ -89,17 +89,19 @@ def _move(options: Options, job: "Job") -> int:
     plan, answered = job.load(), options.go_on or options.skip is not None
     if plan is None and answered:
         raise UsageError(f"{upstream}: no rebase is in progress", "start one: --onto VERSION")
-    if plan is None and options.onto is None:
-        log.info(f"{upstream}: no rebase is in progress; start one: --onto VERSION")
-        log.document({"upstream": upstream, "under_way": False})
-        return 0
-    if plan is None:
-        plan = job.begin(str(options.onto), companions=options.companions)
-    elif options.onto not in (None, plan.spec):
+    if plan is not None and options.onto not in (None, plan.spec):
         msg = f"{upstream}: a rebase onto {plan.spec} is in progress"
         raise UsageError(msg, f"build.py rebase {upstream} --continue, or --abort")
-    elif not answered and (options.onto is None or job.waiting(plan)):
-        return _status(job, plan)
+    if plan is not None and not answered and (waiting := job.waiting(plan)):
+        raise job.stop_of(*waiting)
+    if options.onto is None and not answered:
+        state = "no rebase is in progress; start one: --onto VERSION"
+        if plan is not None:
+            state = f"onto {plan.spec}: interrupted, or its trial failed; use --continue"
+        log.info(f"{upstream}: {state}")
+        log.document({"upstream": upstream, "under_way": plan is not None})
+        return 0
+    plan = plan or job.begin(str(options.onto), companions=options.companions)
     job.check_same(plan)
     results = job.move(plan, None if options.skip is None else " ".join(options.skip.split()))
     changed, notes, tests = landing.land(job, plan, results)
@@ -111,16 +113,6 @@ def _move(options: Options, job: "Job") -> int:
     document = {"upstream": upstream, "onto": plan.spec, "series": moved} | _say(notes)
     document |= {"landed": True, "changed": list(map(str, changed))}
     log.document(document | {"tests": [one.as_json() for one in tests]})
-    return 0
-
-
-def _status(job: "Job", plan: "Plan") -> int:
-    stopped = {move.upstream: {"stopped": job.stopped(move)} for move in plan.moves}
-    document = {"upstream": job.upstream, "onto": plan.spec, "series": stopped}
-    log.document(document | {"under_way": True})
-    if waiting := job.waiting(plan):
-        return log.failure(job.stop_of(*waiting))
-    log.info(f"{job.upstream}: onto {plan.spec}: interrupted, or its trial failed; use --continue")
     return 0
 
 

@@ -69,7 +69,7 @@ def test_conflict_continue_land(upstream: Upstream) -> None:
     folder = upstream.root / "dist/rebase/demo"
     assert b"<<<<<<<" in (folder / "tree/demo/mod.py").read_bytes()
     status = upstream.rebase("demo", code=STOPPED)
-    assert status["series"]["demo"]["stopped"] == "second-one.patch"
+    assert "demo: second-one.patch: conflict" in status["error"]["what"]
     upstream.rebase("demo", "--onto", NEW, code=STOPPED)  # it waits for an answer
     upstream.rebase("demo", "--continue", code=2)  # markers are left
     upstream.rebase("demo", "--onto", "1.0", code=2)  # another one is under way
