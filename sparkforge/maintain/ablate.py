@@ -49,7 +49,7 @@ class Options:
 class Outcome:
     """The outcome of one test with all its parameters."""
 
-    result: Literal["passes", "fails", "skipped", "broken"]
+    result: Literal["passes", "fails", "skipped", "broken", "missing"]
     """Broken: sparkforge itself failed, in a build perhaps; no test noticed anything."""
     message: str = ""
     """First line of the first failure."""
@@ -70,10 +70,9 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        if self.whole.result == "fails":
-            return "fails in any case"
-        passed = self.whole.result == "passes"
-        return _JUDGED[self.without.result if passed else self.whole.result]
+        if self.whole.result == "passes":
+            return _JUDGED[self.without.result]
+        return "fails in any case" if self.whole.result == "fails" else _JUDGED[self.whole.result]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -160,15 +159,14 @@ def run_tests(
     if len(rest) < len(tests):  # then pytest ran none of them
         found = dict.fromkeys(tests, Outcome("fails", "its file cannot be imported"))
         return found | run_tests(python, project, rest, reduced)
-    outcomes = {test: _outcome(test, cases) for test in tests}
-    if missing := [test for test, outcome in outcomes.items() if outcome is None]:
+    found = {test: _outcome(test, cases) for test in tests}
+    if missing := [test for test, outcome in found.items() if outcome.result == "missing"]:
         msg = f"{missing[0]}: did not run:\n{failure(done).what}"
         raise SeriesError(msg, "check the patch's Test trailer and the test itself")
-    return {test: outcome for test, outcome in outcomes.items() if outcome is not None}
+    return found
 
 
-def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome | None:
-    """Return the outcome of a test by its node id; None: it is not among them."""
+def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
     place, _, function = test.replace(".py::", "::").replace("/", ".").rpartition("::")
     mine = [
         {child.tag: child.get("message") or "" for child in case}
@@ -181,7 +179,7 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome | None:
         ours = any("sparkforge.core.errors." in message for message in bad)
         return Outcome("broken" if ours else "fails", bad[0].partition("\n")[0])
     passed = any("skipped" not in case for case in mine)
-    return Outcome("passes" if passed else "skipped") if mine else None
+    return Outcome("passes" if passed else "skipped" if mine else "missing")
 
 
 # -- series with patches left out ------------------------------------------------------------------
