@@ -52,16 +52,12 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
             folder = job.folder / "checkout"
             here, requirements, tests = companions.tried(project, files, plan, folder)
             files |= {root / name: text.encode() for name, text in requirements.items()}
-        notes: list[Note] = []
-        upstreams = {**project.pins.upstreams, **plan.moved}
-        for move in plan.moves:
-            if move.upstream in plan.moved:
-                # its own pin as it was: the difference shows which wheels are new
-                own = {**upstreams, move.upstream: project.pins.upstreams[move.upstream]}
-                seen = project.pins.model_copy(update={"upstreams": own})
-                notes += move.notes
-                notes += releases.find(replace(here, pins=seen), move.upstream, move.target)
-        notes += releases.droppable(moved.values(), upstreams)
+        # its locks are the new ones; its pins as they were: the difference shows what is new
+        here = replace(here, pins=project.pins)
+        notes = [note for move in plan.moves for note in move.notes]
+        for name, target in plan.moved.items():
+            notes += releases.find(here, name, target, plan.moved)
+        notes += releases.droppable(moved.values(), {**project.pins.upstreams, **plan.moved})
         changed = [
             path
             for path, data in files.items()

@@ -221,11 +221,13 @@ def _externals(move: Move) -> tuple[dict[str, External], list[Note]]:
 # -- what a release needs ------------------------------------------------------------------------
 
 
-def find(project: Project, name: str, release: Upstream) -> list[Note]:
-    """Return what the locks and pins.yaml have and a new release does not want."""
+def find(
+    project: Project, name: str, release: Upstream, moved: Mapping[str, Upstream] = {}
+) -> list[Note]:
+    """Return what locks, pins.yaml and moved upstreams have and a new release does not want."""
     notes: dict[Note, None] = {}
     try:
-        for lock, one, up, has in _unmet(project, name, release):
+        for lock, one, up, has in _unmet(project, name, release, moved):
             wanted = one.specifier or "any"
             if up is not None:
                 what = f"{one.name}: {name} wants {wanted}, upstreams.{up} is {has}"
@@ -315,7 +317,7 @@ def name_of(requirement: Requirement) -> str:
 
 
 def _unmet(
-    project: Project, name: str, release: Upstream
+    project: Project, name: str, release: Upstream, moved: Mapping[str, Upstream]
 ) -> Iterator[tuple[str, Requirement, str | None, str | None]]:
     """Yield what the new wheels require and we do not have, without what we drop.
 
@@ -331,7 +333,7 @@ def _unmet(
         dropped = {*map(canonicalize_name, plan.wheels[name].drop_requires)} - ours.keys()
         lock, env = plan.requirements[platform], wheelhouse.markers(plan.python, platform)
         have = {one.name: one.version for one in wheelhouse.read_lock(project.root / lock)}
-        have |= {package: upstreams[up].version for package, up in ours.items()}
+        have |= {package: {**upstreams, **moved}[up].version for package, up in ours.items()}
         for one in declared(project, release.files[key]):
             package = name_of(one)
             has = have.get(package)
@@ -344,7 +346,7 @@ def _unmet(
 def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
     """Return our other upstreams that a release's wheels need in another version, and which."""
     asked: dict[str, SpecifierSet] = {}
-    for _, one, up, _ in _unmet(project, name, release):
+    for _, one, up, _ in _unmet(project, name, release, {}):
         if up is not None:
             asked[up] = asked.get(up, SpecifierSet()) & one.specifier
     found = {}
