@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,23 +14,22 @@ from sparkforge.core.disk import write_files
 from sparkforge.core.errors import PinsError
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, releases
-from sparkforge.maintain.releases import Note
+from sparkforge.maintain.releases import Note, PatchResult
 from sparkforge.pins import edit, pins, yamlfile
-from sparkforge.pins.pins import Recorded
+from sparkforge.pins.pins import Recorded, Upstream
 from sparkforge.pins.yamlfile import Where
-from sparkforge.series import exporting, series
+from sparkforge.series import exporting, lint, series
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
     from sparkforge.maintain.ablate import Result
-    from sparkforge.maintain.findings import PatchResult
     from sparkforge.maintain.rebase import Job, Plan
 
 
 Files = dict[Path, bytes | None]
 """What a rebase writes into the checkout; None: removed."""
-Results = Mapping[str, "list[PatchResult]"]
+Results = Mapping[str, list[PatchResult]]
 """The results of patches by upstream."""
 
 
@@ -57,7 +56,7 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
         notes = [note for move in plan.moves for note in move.notes]
         for name, target in plan.moved.items():
             notes += releases.find(here, name, target, plan.moved)
-        notes += releases.droppable(moved.values(), {**project.pins.upstreams, **plan.moved})
+        notes += droppable(moved.values(), {**project.pins.upstreams, **plan.moved})
         changed = [
             path
             for path, data in files.items()
@@ -155,3 +154,18 @@ def _pins_text(
             fresh = {} if recorded is None else {move.new.provider: recorded}
             text = edit.with_record(path, text, move.upstream, fresh)
     return text
+
+
+def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> list[Note]:
+    """Return the patches whose Drop-when holds for these upstreams."""
+    found = []
+    versions = {name: pin.version for name, pin in upstreams.items()}
+    for own in every:
+        for patch in own.patches:
+            text = patch.trailers["Drop-when"]
+            condition = lint.drop_when(text)
+            if condition is not None and condition.holds(versions):
+                name = patch.name.removesuffix(".patch")
+                hint = f"drop its commit, then build.py patches export DIR --drop {patch.name}"
+                found.append((f"{own.upstream}: {name}: its Drop-when holds: {text}", hint))
+    return found

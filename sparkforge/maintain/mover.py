@@ -1,19 +1,25 @@
 """One series onto another release: git rebases it, and each patch gets its verdict.
 
-The work tree borrows the store's objects (``alternates``); its state is that of ``git rebase``.
+The work tree borrows the store's objects (``alternates``); its state is that of ``git rebase``. Git
+merges text: a patch whose own lines call a function merges silently into a tree in which that
+function has another name. So names and Python are looked at, too.
 """
 
+import json
+import os
 import re
 import shutil
-from collections.abc import Collection
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from sparkforge.core import git, gitsafe
 from sparkforge.core.errors import CommandError, UsageError
-from sparkforge.maintain import findings
-from sparkforge.maintain.findings import MARKER, PatchResult, Verdict
-from sparkforge.maintain.releases import Move
+from sparkforge.core.run import call
+from sparkforge.maintain.releases import Move, PatchResult, Verdict
 from sparkforge.series import series
 from sparkforge.series.patchfile import Patch
 from sparkforge.sources.project import Project
@@ -122,7 +128,7 @@ class Mover:
                 stops[name] = self._stop(name, unmerged)
                 if not guess:
                     return stops[name]
-                findings.resolve_provisionally(self.folder, unmerged)
+                _resolve_provisionally(self.folder, unmerged)
                 self.git("add", "--all")
                 self.git("rerere", "clear")  # a guess is nothing to remember
             elif not self._committed:
@@ -154,7 +160,7 @@ class Mover:
         ]
         for file in self.move.stops[name].files:
             path = self.folder / file
-            if path.is_file() and MARKER.search(path.read_bytes()):
+            if path.is_file() and _MARKER.search(path.read_bytes()):
                 problems.append(f"{file}: still has conflict markers")
         new = self.git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
         problems += [f"{file}: new: git add it, or remove it" for file in new if file]
@@ -184,7 +190,7 @@ class Mover:
         paths = {entry.path for entry in patch.entries}
         fresh = {entry.path for entry in patch.entries if entry.added}
         gone = sorted(paths - git.blobs_at(self.folder, "HEAD", paths).keys() - fresh)
-        detail, verdict = [*findings.hints(self.folder, unmerged)], Verdict.CONFLICT
+        detail, verdict = [*_hints(self.folder, unmerged)], Verdict.CONFLICT
         if renamed := sorted({*unmerged} - paths):
             if gone:
                 verdict = Verdict.TARGET_RENAMED
@@ -202,7 +208,7 @@ class Mover:
         # a commit that is dropped leaves its name at the one before it, behind that one's own
         left = {entry[1].split()[0]: entry[0] for entry in entries if entry[1:] and entry[1]}
         moved = {old: left[one.name] for old, one in self.patches.items() if one.name in left}
-        found = findings.of_merged(self.folder, self.project.root, move, moved)
+        found = self._unseen(moved)
         results = []
         for old, patch in self.patches.items():
             stop = stops.get(patch.name)
@@ -222,6 +228,33 @@ class Mover:
                 result = stops[patch.name]
             results.append(result)
         return results
+
+    def _unseen(self, moved: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return what git cannot see in patches that merged, as lines, by their new commits.
+
+        Names that a patch uses and the new release lacks, and what is wrong with Python files.
+        """
+        tree, move = self.folder, self.move
+        # tests and docs, which do not ship, keep old names for long
+        others = [rule.repo for rule in move.target.paths if rule.wheel is None and not rule.build]
+        within = ("--", ".", *(f":(exclude,literal){folder}" for folder in others))
+        used = {}
+        for new in moved.values():
+            diff = self.git("diff-tree", "-p", "--no-renames", f"{new}^", new, *within)
+            added = re.findall(r"^\+(?!\+\+ )(.*)", diff, re.MULTILINE)
+            words = {word for line in added for word in _WORD.findall(line)}
+            # names of code, not prose
+            used[new] = {word for word in words if "_" in word or word[1:] != word[1:].lower()}
+        there = _present(tree, set().union(*used.values()), move.old.commit, within)
+        lost = there - _present(tree, there, move.new.commit, within)
+        # the checkout's own environment of tests has ruff
+        path = f"{self.project.root}/.venv-dev/bin:{os.environ.get('PATH', '')}"
+        ruff, found = shutil.which("ruff", path=path), {}
+        for old, new in moved.items():
+            gone = sorted(used[new] & lost)
+            found[new] = [f"uses {name}, which the new release no longer has" for name in gone]
+            found[new] += _broken(tree, ruff, old, new)
+        return found
 
     def _moved(self, old: str, commit: str, patch: Patch) -> PatchResult:
         """Return the result of a patch that merged by itself."""
@@ -247,3 +280,88 @@ def dry_run(project: Project, move: Move) -> list[PatchResult]:
         mover.advance(guess=True)
         stops = {name: stop for name, stop in move.stops.items() if stop.stops}
         return [stops.get(one.patch, one) for one in mover.results()]
+
+
+# -- conflicts -----------------------------------------------------------------------------------
+
+_MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |\r?$)", re.MULTILINE)  # ======= may be a heading
+_HUNK = re.compile(
+    rb"^<{7}[^\n]*\n(.*?)^\|{7}[^\n]*\n(.*?)^={7}\r?\n(.*?)^>{7}[^\n]*\n?", re.MULTILINE | re.DOTALL
+)
+_IMPORT = re.compile(rb"(from \S+ import\b|import\s|#\s*include\b|[\w.]+( as \w+)?,$|[()]+$)")
+
+
+def _kind(hunk: re.Match[bytes]) -> Literal["imports", "both insert", "overlap"]:
+    """Return the kind of a hunk: lines of the new release, of the base and of the patch."""
+    if all(
+        map(_IMPORT.match, filter(None, map(bytes.strip, b"".join(hunk.groups()).splitlines())))
+    ):
+        return "imports"
+    return "overlap" if hunk[2].strip() else "both insert"
+
+
+def _resolve_provisionally(tree: Path, files: Iterable[str]) -> None:
+    """Write a guess into files in conflict: both sides, or where they overlap the patch's."""
+
+    def guess(match: re.Match[bytes]) -> bytes:
+        return match[3] if _kind(match) == "overlap" else match[1] + match[3]
+
+    for path in (tree / file for file in files):
+        if path.is_file() and not path.is_symlink():
+            path.write_bytes(_HUNK.sub(guess, path.read_bytes()))
+
+
+def _hints(tree: Path, files: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each text file in conflict: its hunks by kind."""
+    for name in files:
+        path = tree / name
+        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        if kinds := Counter(map(_kind, _HUNK.finditer(data))):
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            yield f"{name}: {counts}"
+
+
+# -- what merged ---------------------------------------------------------------------------------
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,}")
+
+
+def _present(tree: Path, names: set[str], commit: str, within: Iterable[str]) -> set[str]:
+    """Return those names that a commit has as words."""
+    if not names:
+        return set()
+    # one pattern: many are slow
+    _, listing = git.attempt(tree, "grep", "-howIE", "|".join(sorted(names)), commit, *within)
+    return names & {*listing.splitlines()}
+
+
+def _broken(tree: Path, ruff: str | None, old: str, new: str) -> list[str]:
+    """Return what is wrong with Python files after a patch and was not before it."""
+    lines = []
+    for change in git.changes(tree, f"{new}^", new):
+        if change.path.endswith(".py") and change.status != "D":
+            found = _problems(tree, ruff, change.new_blob)
+            before = {change.old_blob, *git.blobs_at(tree, old, [change.path]).values()}
+            for blob in before - {git.ABSENT} if found else ():
+                found -= _problems(tree, ruff, blob)
+            lines += [f"{change.path}: {what}" for what in found]
+    return lines
+
+
+def _problems(tree: Path, ruff: str | None, blob: str) -> Counter[str]:
+    """Return what is wrong with a Python file, without line numbers: each patch moves them."""
+    found: Counter[str] = Counter()
+    data = git.git_bytes(tree, "cat-file", "blob", blob)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(data, "file", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        found[f"does not compile: {getattr(error, 'msg', error)}"] += 1
+    if ruff is not None:
+        how = ("--isolated", "--select=F821,F811", "--output-format=json", "--exit-zero")
+        done = call(ruff, "check", "--no-cache", *how, "--stdin-filename=file.py", "-", stdin=data)
+        for one in json.loads(done.stdout):
+            if one["code"] in ("F821", "F811"):
+                found[re.sub(r" from line \d+", "", one["message"])] += 1
+    return found

@@ -20,9 +20,8 @@ from sparkforge.core.disk import disk_errors, write_file
 from sparkforge.core.errors import RebaseStopped, StoreError, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain import landing, mover, releases
-from sparkforge.maintain.findings import HEAD, PatchResult
 from sparkforge.maintain.mover import Mover
-from sparkforge.maintain.releases import Move, Note
+from sparkforge.maintain.releases import Move, Note, PatchResult
 from sparkforge.pins.pins import Upstream
 from sparkforge.series import series
 from sparkforge.sources.project import Project, ProjectOptions
@@ -121,7 +120,7 @@ def _dry_run(project: Project, upstream: str, spec: str) -> int:
     results = mover.dry_run(project, move)
     notes = [*move.notes, *releases.find(project, upstream, move.target)]
     own = series.read(project.series_folder(upstream))
-    notes += releases.droppable([own], {**project.pins.upstreams, upstream: move.target})
+    notes += landing.droppable([own], {**project.pins.upstreams, upstream: move.target})
     table(results)
     document = {"upstream": upstream, "onto": str(move.target.tag), "from": move.pinned}
     log.document(document | _say(notes) | {"patches": list(map(asdict, results))})
@@ -132,7 +131,7 @@ def _dry_run(project: Project, upstream: str, spec: str) -> int:
 
 def table(results: list[PatchResult]) -> None:
     """Print results as a table, with their findings below it."""
-    log.table([HEAD, *(result.row() for result in results)] if results else [])
+    log.table([("patch", "verdict"), *(result.row() for result in results)] if results else [])
     for result in results:
         for text in result.detail:
             log.info(f"{result.patch.removesuffix('.patch')}: {text}")

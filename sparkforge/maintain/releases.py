@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,11 +31,9 @@ from pydantic import PlainSerializer
 from sparkforge.core import git
 from sparkforge.core.errors import FetchError, UsageError
 from sparkforge.core.index import address_of, sha256_of
-from sparkforge.maintain.findings import PatchResult
 from sparkforge.pins.pins import RELEASE_PLAN, External, ReleaseFile, Target, Upstream
 from sparkforge.pins.types import Platform
-from sparkforge.series import lint, series
-from sparkforge.series.series import Series
+from sparkforge.series import series
 from sparkforge.sources import download, sources, wheelhouse
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Access, Source
@@ -52,6 +51,42 @@ _FETCHES = re.compile(r"^\+\s*(.*(?:GIT_TAG|GIT_REPOSITORY|set\s*\(\w*TAG\b).*)$
 
 Note = tuple[str, str]
 """One thing that is unknown or no longer agrees, and the edit that mends it."""
+
+
+class Verdict(StrEnum):
+    """The verdict on a patch; each patch gets exactly one (docs/rebase.md says what they mean)."""
+
+    CLEAN = "clean"
+    CONTEXT_ONLY = "context-only"
+    CHANGED = "changed"
+    UPSTREAMED = "upstreamed"
+    CONFLICT = "conflict"
+    TARGET_RENAMED = "target-renamed"
+    TARGET_DELETED = "target-deleted"
+
+
+@dataclass(frozen=True)
+class PatchResult:
+    """The result of one patch."""
+
+    patch: str
+    verdict: Verdict
+    stops: bool = False
+    """A person must resolve it (or skip it)."""
+    detail: tuple[str, ...] = ()
+    """Findings for people, as lines."""
+    files: tuple[str, ...] = ()
+    """In conflict."""
+    commit: str | None = None
+    """The moved commit; None where there is none (stopped, dropped, skipped)."""
+    answer: str = ""
+    """``resolved by hand``, ``dropped by hand``, ``remembered``, or nothing."""
+
+    def row(self) -> tuple[str, str]:
+        """Return it as a row of a table."""
+        shown = f"{'! ' if self.stops else ''}{self.verdict}"
+        shown += f" ({self.answer})" if self.answer else ""
+        return self.patch.removesuffix(".patch"), shown
 
 
 # without defaults, which need not be values that pins.yaml may have
@@ -239,21 +274,6 @@ def find(
     except FetchError as error:
         notes[error.what, "compare its METADATA with the locks before a build"] = None
     return list(notes)
-
-
-def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> list[Note]:
-    """Return the patches whose Drop-when holds for these upstreams."""
-    found = []
-    versions = {name: pin.version for name, pin in upstreams.items()}
-    for own in every:
-        for patch in own.patches:
-            text = patch.trailers["Drop-when"]
-            condition = lint.drop_when(text)
-            if condition is not None and condition.holds(versions):
-                name = patch.name.removesuffix(".patch")
-                hint = f"drop its commit, then build.py patches export DIR --drop {patch.name}"
-                found.append((f"{own.upstream}: {name}: its Drop-when holds: {text}", hint))
-    return found
 
 
 def wheels_of(

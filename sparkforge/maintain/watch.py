@@ -17,9 +17,9 @@ from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain import releases
-from sparkforge.maintain.findings import PatchResult
 from sparkforge.maintain.mover import dry_run
 from sparkforge.maintain.rebase import table
+from sparkforge.maintain.releases import PatchResult
 from sparkforge.sources.project import Project, ProjectOptions
 
 

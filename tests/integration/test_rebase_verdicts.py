@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.maintain.findings import Verdict
+from sparkforge.maintain.releases import Verdict
 from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
 from tests.project import FILES
 from tests.support import Page
