@@ -11,7 +11,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -128,7 +128,8 @@ class Mover:
                 stops[name] = self._stop(name, unmerged)
                 if not guess:
                     return stops[name]
-                _resolve_provisionally(self.folder, unmerged)
+                for path in self._texts(unmerged):
+                    path.write_bytes(_HUNK.sub(_guess, path.read_bytes()))
                 self.git("add", "--all")
                 self.git("rerere", "clear")  # a guess is nothing to remember
             elif not self._committed:
@@ -183,6 +184,10 @@ class Mover:
             files.setdefault(path, set()).add(meta[-1])
         return files
 
+    def _texts(self, files: Iterable[str]) -> list[Path]:
+        paths = [self.folder / file for file in files]
+        return [path for path in paths if path.is_file() and not path.is_symlink()]
+
     # -- verdicts ------------------------------------------------------------------------------
 
     def _stop(self, name: str, unmerged: Collection[str]) -> PatchResult:
@@ -190,7 +195,11 @@ class Mover:
         paths = {entry.path for entry in patch.entries}
         fresh = {entry.path for entry in patch.entries if entry.added}
         gone = sorted(paths - git.blobs_at(self.folder, "HEAD", paths).keys() - fresh)
-        detail, verdict = [*_hints(self.folder, unmerged)], Verdict.CONFLICT
+        detail, verdict = [], Verdict.CONFLICT
+        for path in self._texts(unmerged):
+            if kinds := Counter(map(_kind, _HUNK.finditer(path.read_bytes()))):
+                counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+                detail.append(f"{path.relative_to(self.folder)}: {counts}")
         if renamed := sorted({*unmerged} - paths):
             if gone:
                 verdict = Verdict.TARGET_RENAMED
@@ -293,32 +302,15 @@ _IMPORT = re.compile(rb"(from \S+ import\b|import\s|#\s*include\b|[\w.]+( as \w+
 
 def _kind(hunk: re.Match[bytes]) -> Literal["imports", "both insert", "overlap"]:
     """Return the kind of a hunk: lines of the new release, of the base and of the patch."""
-    if all(
-        map(_IMPORT.match, filter(None, map(bytes.strip, b"".join(hunk.groups()).splitlines())))
-    ):
+    lines = map(bytes.strip, b"".join(hunk.groups()).splitlines())
+    if all(_IMPORT.match(line) for line in lines if line):
         return "imports"
     return "overlap" if hunk[2].strip() else "both insert"
 
 
-def _resolve_provisionally(tree: Path, files: Iterable[str]) -> None:
-    """Write a guess into files in conflict: both sides, or where they overlap the patch's."""
-
-    def guess(match: re.Match[bytes]) -> bytes:
-        return match[3] if _kind(match) == "overlap" else match[1] + match[3]
-
-    for path in (tree / file for file in files):
-        if path.is_file() and not path.is_symlink():
-            path.write_bytes(_HUNK.sub(guess, path.read_bytes()))
-
-
-def _hints(tree: Path, files: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each text file in conflict: its hunks by kind."""
-    for name in files:
-        path = tree / name
-        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        if kinds := Counter(map(_kind, _HUNK.finditer(data))):
-            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            yield f"{name}: {counts}"
+def _guess(hunk: re.Match[bytes]) -> bytes:
+    """Return a provisional resolution: both sides, or where they overlap the patch's."""
+    return hunk[3] if _kind(hunk) == "overlap" else hunk[1] + hunk[3]
 
 
 # -- what merged ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core import git, plain
-from sparkforge.core.disk import disk_errors, write_file
+from sparkforge.core.disk import disk_errors, read_json, write_file
 from sparkforge.core.errors import RebaseStopped, StoreError, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain import landing, mover, releases
@@ -92,7 +92,7 @@ def _move(options: Options, job: "Job") -> int:
         msg = f"{upstream}: a rebase onto {plan.spec} is in progress"
         raise UsageError(msg, f"build.py rebase {upstream} --continue, or --abort")
     if plan is not None and not answered and (waiting := job.waiting(plan)):
-        raise job.stop_of(*waiting)
+        raise waiting
     if options.onto is None and not answered:
         state = "no rebase is in progress; start one: --onto VERSION"
         if plan is not None:
@@ -179,10 +179,7 @@ class Job:
         path = self.folder / "plan.json"
         if not path.is_file():
             return None
-        try:
-            plan = plain.load(Plan, plain.json_of(path.read_text(encoding="utf-8")))
-        except (ValueError, OSError):
-            plan = None
+        plan = plain.load(Plan, read_json(path))
         if plan is None:
             msg = f"{path}: not the plan of a rebase of this version of sparkforge"
             raise StoreError(msg, f"start again: build.py rebase {self.upstream} --abort")
@@ -255,15 +252,11 @@ class Job:
     def tree(self, upstream: str) -> Path:
         return self.folder / ("tree" if upstream == self.upstream else f"tree-{upstream}")
 
-    def stopped(self, move: Move) -> str | None:
-        """Return the patch that waits for a person."""
-        name = mover.stopped_in(self.tree(move.upstream))
-        return name if name in move.stops else None  # else git was killed
-
-    def waiting(self, plan: Plan) -> tuple[Move, str] | None:
-        """Return the series that waits for a person, and its patch."""
-        found = ((move, self.stopped(move)) for move in plan.moves)
-        return next(((move, name) for move, name in found if name is not None), None)
+    def waiting(self, plan: Plan) -> RebaseStopped | None:
+        """Return what waits for a person."""
+        found = ((move, mover.stopped_in(self.tree(move.upstream))) for move in plan.moves)
+        known = (self.stop_of(move, move.stops[name]) for move, name in found if name in move.stops)
+        return next(known, None)
 
     def move(self, plan: Plan, skip: str | None) -> Mapping[str, list[PatchResult]]:
         """Move what is left, after a person's answer to the patch that stopped.
@@ -276,7 +269,7 @@ class Job:
         for move in plan.moves:
             mover.memory_of(self.project, move.upstream).mkdir(parents=True, exist_ok=True)
             tree = Mover(self.project, move, self.tree(move.upstream))
-            name = self.stopped(move)
+            name = mover.stopped_in(tree.folder)
             if not tree.started:
                 tree.start()  # from the beginning: seconds, and no state of ours to lose
             elif name is not None and skip is not None:
@@ -290,15 +283,14 @@ class Job:
             stop = tree.advance()
             self.save(plan)
             if stop is not None:
-                raise self.stop_of(move, stop.patch)
+                raise self.stop_of(move, stop)
             results[move.upstream] = tree.results()
             log.heading(f"{move.upstream}: {move.pinned} → {move.target.tag}")
             table(results[move.upstream])
         return results
 
-    def stop_of(self, move: Move, patch: str) -> RebaseStopped:
+    def stop_of(self, move: Move, stop: PatchResult) -> RebaseStopped:
         """Return the error of a rebase that waits for a person."""
-        stop = move.stops[patch]
         lines = [f"{move.upstream}: {stop.patch}: {stop.verdict}"]
         lines += [f"  {text}" for text in stop.detail]
         lines += [f"  in conflict: {self.tree(move.upstream) / name}" for name in stop.files]
