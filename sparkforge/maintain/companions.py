@@ -194,8 +194,7 @@ def _build(here: Project, target: str) -> None:
     words = ["--target", target, "--engine", "none", "--until", until]
     places = ["--pins", str(here.pins_path), "--store", str(here.store.root)]
     command = f"build.py {shlex.join(words)}"
-    # the code of that checkout, where it has any
-    env = {} if (here.root / "sparkforge").is_dir() else {"PYTHONPATH": str(ROOT)}
+    env = {"PYTHONPATH": str(ROOT)}  # behind the code of that checkout
     with log.step(f"{command}, in the throw-away checkout"):
         words = ["-m", "sparkforge", "build", *words, *places]
         done = call(sys.executable, *words, cwd=here.root, env=env, stream=True, check=False)

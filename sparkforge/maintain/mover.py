@@ -43,11 +43,6 @@ _SAME = re.compile(r"1: +[0-9a-f]+ = 1: ")
 _OWN = re.compile(r"^    [+-][+-]", re.MULTILINE)
 
 
-def memory_of(project: Project, upstream: str) -> Path:
-    """Return the folder of git's rerere cache, which outlives the rebase."""
-    return project.root / "dist" / "rebase" / "rerere" / upstream
-
-
 def stopped_in(folder: Path) -> str | None:
     """Return the patch at which git stopped in a work tree; None: no rebase waits there."""
     if (folder / _WORKING).exists() or not (folder / ".git/rebase-merge").is_dir():
@@ -61,6 +56,8 @@ class Mover:
     def __init__(self, project: Project, move: Move, folder: Path) -> None:
         """Apply the series to the old release."""
         self.project, self.move, self.folder = project, move, folder
+        # git's rerere cache, which outlives the rebase
+        self.memory = project.root / "dist" / "rebase" / "rerere" / move.upstream
         old, own = move.old, series.read(project.series_folder(move.upstream))
         self.tip = series.apply(project.store, own, old).commit
         commits = git.git(old.repo, "rev-list", "--reverse", f"{old.commit}..{self.tip}")
@@ -95,9 +92,8 @@ class Mover:
         alternates = self.folder / ".git/objects/info/alternates"
         alternates.parent.mkdir(exist_ok=True)
         alternates.write_text(f"{self.move.new.repo.resolve() / 'objects'}\n")
-        memory = memory_of(self.project, self.move.upstream)
-        if memory.is_dir():
-            (self.folder / ".git/rr-cache").symlink_to(memory.resolve())
+        if self.memory.is_dir():
+            (self.folder / ".git/rr-cache").symlink_to(self.memory.resolve())
         for key, value in _CONFIG.items():
             self.git("config", key, value)
         for commit, patch in self.patches.items():

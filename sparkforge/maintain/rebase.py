@@ -267,8 +267,8 @@ class Job:
             raise UsageError(f"{self.upstream}: no patch is stopped", "use --continue")
         results = {}
         for move in plan.moves:
-            mover.memory_of(self.project, move.upstream).mkdir(parents=True, exist_ok=True)
             tree = Mover(self.project, move, self.tree(move.upstream))
+            tree.memory.mkdir(parents=True, exist_ok=True)
             name = mover.stopped_in(tree.folder)
             if not tree.started:
                 tree.start()  # from the beginning: seconds, and no state of ours to lose

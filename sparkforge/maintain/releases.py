@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _STATED = re.compile(
     r"""(?:commit_id|git_version|__git_commit__)\w*\s*=[^'"\n]*['"]g?([0-9a-f]{7,40})['"]"""
 )
+_MACHINE = re.compile(r"(x86_64|aarch64|any)$")
 _SHAS = re.compile(r"^-.*\b([0-9a-f]{40})\b.*\n\+.*\b([0-9a-f]{40})\b", re.MULTILINE)
 _FETCHES = re.compile(r"^\+\s*(.*(?:GIT_TAG|GIT_REPOSITORY|set\s*\(\w*TAG\b).*)$", re.MULTILINE)
 
@@ -137,14 +138,6 @@ def listed(access: Access, package: str) -> dict[Version, list[Link]]:
     return found
 
 
-def finals(access: Access, upstream: Upstream) -> list[str]:
-    """Return the final releases on the index, newest first."""
-    file = _source_file(upstream)
-    every = listed(access, file.project).items()
-    found = [v for v, links in every if not v.is_prerelease and _pick(file, v, links)]
-    return [str(version) for version in sorted(found, reverse=True)]
-
-
 def version_of(file: str) -> Version | None:
     """Return the version in a release file's name; None if it has none."""
     parse = parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename
@@ -198,19 +191,18 @@ def _pick(like: ReleaseFile, version: Version, links: list[Link]) -> Link | None
     The same name but for the version; else a wheel for the same machine and interpreter (an abi3
     one serves it, too).
     """
-    by_name = {link.filename: link for link in links if link.yank_reason is None}
+    kept = {link.filename: link for link in links if link.yank_reason is None}
     same = like.file.replace(str(version_of(like.file)), str(version), 1)
-    if same in by_name or not like.file.endswith(".whl"):
-        sdists = (link for name, link in by_name.items() if name.endswith(".tar.gz"))
-        return by_name.get(same) or next(sdists, None)
+    if same in kept or not like.is_wheel:
+        sdists = (link for name, link in kept.items() if name.endswith(".tar.gz"))
+        return kept.get(same) or next(sdists, None)
 
     def places(file: str) -> set[tuple[str, ...]]:
         tags = (tag for tag in parse_wheel_filename(file)[3] if not tag.abi.endswith("t"))
-        machine = re.compile(r"(x86_64|aarch64|any)$")
-        return {(tag.interpreter, *machine.findall(tag.platform)) for tag in tags}
+        return {(tag.interpreter, *_MACHINE.findall(tag.platform)) for tag in tags}
 
-    wheels = (name for name in sorted(by_name) if name.endswith(".whl"))
-    return next((by_name[name] for name in wheels if places(name) & places(like.file)), None)
+    wheels = (name for name in sorted(kept) if name.endswith(".whl"))
+    return next((kept[name] for name in wheels if places(name) & places(like.file)), None)
 
 
 def _entry(access: Access, like: ReleaseFile, version: Version) -> ReleaseFile:
@@ -371,7 +363,10 @@ def moves(project: Project, name: str, release: Upstream) -> dict[str, str]:
             asked[up] = asked.get(up, SpecifierSet()) & one.specifier
     found = {}
     for upstream, wanted in asked.items():
-        known = [exactly(wanted), *finals(project.access, project.pins.upstreams[upstream])]
+        file = _source_file(project.pins.upstreams[upstream])
+        every = listed(project.access, file.project).items()
+        finals = [v for v, links in every if not v.is_prerelease and _pick(file, v, links)]
+        known = [exactly(wanted), *map(str, sorted(finals, reverse=True))]
         fits = [one for one in known if one and wanted.contains(one, prereleases=True)]
         if not fits:
             msg = f"{upstream}: no release on the index meets {wanted}"
