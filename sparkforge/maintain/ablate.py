@@ -24,7 +24,6 @@ from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import Series
 from sparkforge.sources import sources
 from sparkforge.sources.project import Project, ProjectOptions
-from sparkforge.sources.sources import Source
 
 CHECKOUT = "SPARKFORGE_CHECKOUT"
 _JUDGED = {"fails": "noticed", "passes": "not noticed", "skipped": "not run", "broken": "broken"}
@@ -97,11 +96,12 @@ def run(options: Options = Options()) -> int:
     for (own, patch), test in zip(chosen, tests, strict=True):
         found = Result(own.upstream, patch.name, test, whole[test])
         if found.whole.result == "passes":  # else it says nothing without the patch, either
-            with log.step(f"without {patch.name}"):
-                source, commit, dependents = _without(project, own, patch.name)
-                with checkout(project, [(source, commit)]) as here:
-                    cut = run_tests(python, project, [test], here)[test]
-                found = replace(found, without=cut, dependents=dependents)
+            with (
+                log.step(f"without {patch.name}"),
+                _without(project, own, patch.name) as (here, dependents),
+            ):
+                cut = run_tests(python, project, [test], here)[test]
+                found = replace(found, without=cut, dependents=tuple(dependents))
                 log.info(found.verdict)
         results.append(found)
     log.document({"ablate": [result.as_json() for result in results]})
@@ -185,36 +185,30 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
 # -- series with patches left out ------------------------------------------------------------------
 
 
-def _without(project: Project, whole: Series, name: str) -> tuple[Source, str, tuple[str, ...]]:
-    """Leave a patch out, and merge the later ones (three-way).
+@contextmanager
+def _without(project: Project, whole: Series, name: str) -> Iterator[tuple[Project, list[str]]]:
+    """Make a checkout whose series lacks a patch; the later ones are merged (three-way).
 
-    Returns the source, the resulting commit, and the later patches that do not merge.
+    With it comes which later patches do not merge.
     """
-    store, pinned = project.store, project.pins.upstream(whole.upstream)
-    source = sources.ensure(store, whole.upstream, pinned, RELEASE_PLAN, project.access)
+    root, store, upstream = project.root, project.store, whole.upstream
+    pinned = project.pins.upstream(upstream)
+    source = sources.ensure(store, upstream, pinned, RELEASE_PLAN, project.access)
     last = series.apply(store, whole, source).commit
     commits = git.git(source.repo, "rev-list", "--reverse", f"{source.commit}..{last}").split()
     at = [patch.name for patch in whole.patches].index(name)
     start, paths = [source.commit, *commits][at], {e.path for p in whole.patches for e in p.entries}
     dependents = []
-    with (
-        series.writing(store, source),
-        store.temporary("ablate") as work,
-        git.sparse_worktree(source.repo, work / "tree", start, paths) as tree,
-    ):
-        for patch, commit in zip(whole.patches[at + 1 :], commits[at + 1 :], strict=True):
-            if git.attempt(tree, "cherry-pick", "--no-gpg-sign", commit)[0]:
-                git.git(tree, "cherry-pick", "--abort")
-                dependents.append(patch.name)
-        return source, git.git(tree, "rev-parse", "HEAD"), tuple(dependents)
-
-
-@contextmanager
-def checkout(project: Project, reduced: Sequence[tuple[Source, str]]) -> Iterator[Project]:
-    """Make a checkout with other series: by their sources and last commits."""
-    root, store = project.root, project.store
-    staged: list[tuple[Series, Source]] = []
     with store.temporary("ablate") as work:
+        with (
+            series.writing(store, source),
+            git.sparse_worktree(source.repo, work / "tree", start, paths) as tree,
+        ):
+            for patch, commit in zip(whole.patches[at + 1 :], commits[at + 1 :], strict=True):
+                if git.attempt(tree, "cherry-pick", "--no-gpg-sign", commit)[0]:
+                    git.git(tree, "cherry-pick", "--abort")
+                    dependents.append(patch.name)
+            commit, result = git.git(tree, "rev-parse", "HEAD", "HEAD^{tree}").split()
         here = work / "checkout"
         here.mkdir()
         for path in root.iterdir():
@@ -224,17 +218,13 @@ def checkout(project: Project, reduced: Sequence[tuple[Source, str]]) -> Iterato
         own_pins = Path(shutil.copyfile(root / "pins.yaml", here / "pins.yaml"))
         # borrows downloads, sources and wheelhouses
         borrowed = store.borrowed(work / "store")
+        files = series.export(source.repo, source.commit, commit)
+        fresh = exporting.stage(borrowed, here / "patches" / upstream, files, source, result)
         try:
-            for source, commit in reduced:
-                name, folder = source.upstream, here / "patches" / source.upstream
-                files = series.export(source.repo, source.commit, commit)
-                tree = git.git(source.repo, "rev-parse", f"{commit}^{{tree}}")
-                fresh = exporting.stage(borrowed, folder, files, source, tree)
-                staged.append((fresh.series, source))
-                edit.forget(own_pins, name)
-                if fresh.recorded is not None:
-                    edit.record(own_pins, name, source.provider, fresh.recorded)
-            yield replace(project, pins_path=own_pins, pins=pins.load(own_pins), store=borrowed)
+            edit.forget(own_pins, upstream)
+            if fresh.recorded is not None:
+                edit.record(own_pins, upstream, source.provider, fresh.recorded)
+            new = replace(project, pins_path=own_pins, pins=pins.load(own_pins), store=borrowed)
+            yield new, dependents
         finally:
-            for fresh_series, source in staged:
-                series.forget(borrowed, fresh_series, source)
+            series.forget(borrowed, fresh.series, source)

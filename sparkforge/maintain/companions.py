@@ -28,13 +28,12 @@ from sparkforge.core.index import Index
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.maintain import ablate, releases
-from sparkforge.maintain.ablate import Result
 from sparkforge.maintain.releases import exactly, name_of, read
 from sparkforge.pins import pins
-from sparkforge.pins.pins import RELEASE_PLAN, Pins, Upstream
+from sparkforge.pins.pins import Pins, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.runtime import environment
-from sparkforge.sources import sizes, sources, wheelhouse
+from sparkforge.sources import sizes, wheelhouse
 from sparkforge.sources.project import ROOT, Project
 from sparkforge.sources.wheelhouse import Locked, Wanted
 from sparkforge.store.store import Store
@@ -51,10 +50,10 @@ _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/
 
 def tried(
     project: Project, files: Files, plan: Plan, folder: Path
-) -> tuple[Project, dict[str, str], list[Result]]:
+) -> tuple[Project, dict[str, str], dict[str, str]]:
     """Make requirements, locks and sizes for a move, and try all of it in a throw-away checkout.
 
-    Returns it, the files of requirements/ that changed, and the patches' tests.
+    Returns it, the files of requirements/ that changed, and the results of the patches' tests.
     """
     root, before = project.root, texts_of(project.root)
     hidden = {"dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS}
@@ -83,16 +82,7 @@ def tried(
     for name, target in here.pins.targets.items():
         if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}:
             _build(here, name)
-    tests = _tested(here, moved)
-    head = ("patch", "its test", "without all patches")
-    log.table([head, *((t.patch, t.whole.result, t.without.result) for t in tests)])
-    for one in tests:
-        if one.verdict == "not noticed":
-            log.warning(
-                f"{one.upstream}: {one.patch}: upstream has it: its test passes without\n"
-                f"    hint: drop it: build.py patches export --drop {one.patch}"
-            )
-    return here, fresh, tests
+    return here, fresh, _tested(here, moved)
 
 
 def texts_of(root: Path) -> dict[str, str]:
@@ -203,36 +193,23 @@ def _build(here: Project, target: str) -> None:
         raise RebaseStopped(msg, _remedy(here))
 
 
-def _tested(here: Project, moved: Collection[str]) -> list[Result]:
-    """Run the tests of the moved patches with the series, and on the new release without any.
-
-    One that passes there needs no patch: upstream has it.
-    """
+def _tested(here: Project, moved: Collection[str]) -> dict[str, str]:
+    """Run the tests of the moved patches; returns the result of each."""
     every = chosen_series(None, here.root, here.pins)
-    patches = [(own.upstream, one) for own in every if own.upstream in moved for one in own.patches]
-    tests = [ablate.test_of(patch) for _, patch in patches]
-    if not tests:
-        return []
-    python = ablate.dev_python(here.root)
-    with log.step("the patches' tests, with the series and without it"):
-        whole = ablate.run_tests(python, here, tests)
-        bare = [
-            sources.ensure(here.store, name, here.pins.upstreams[name], RELEASE_PLAN, here.access)
-            for name in dict.fromkeys(name for name, _ in patches)
-        ]
-        with ablate.checkout(here, [(source, source.commit) for source in bare]) as reduced:
-            without = ablate.run_tests(python, here, tests, reduced)
-    results = [
-        Result(up, patch.name, test, whole[test], without[test])
-        for (up, patch), test in zip(patches, tests, strict=True)
+    patches = [patch for own in every if own.upstream in moved for patch in own.patches]
+    tests = [ablate.test_of(patch) for patch in patches]
+    with log.step("the patches' tests"):
+        python = ablate.dev_python(here.root) if tests else Path()
+        found = ablate.run_tests(python, here, tests)
+    log.table([("test", "result"), *((test, one.result) for test, one in found.items())])
+    lines = [
+        f"{patch.name}: {test} fails on the new release: {found[test].message}"
+        for patch, test in zip(patches, tests, strict=True)
+        if found[test].result in ("fails", "broken")
     ]
-    if failed := [one for one in results if one.whole.result in ("fails", "broken")]:
-        lines = [
-            f"{one.upstream}: {one.patch}: {one.test} fails on the new release: {one.whole.message}"
-            for one in failed
-        ]
+    if lines:
         raise RebaseStopped("\n".join(lines), _remedy(here))
-    return results
+    return {test: one.result for test, one in found.items()}
 
 
 def _remedy(here: Project) -> str:

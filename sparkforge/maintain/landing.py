@@ -23,7 +23,6 @@ from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
-    from sparkforge.maintain.ablate import Result
     from sparkforge.maintain.rebase import Job, Plan
 
 
@@ -33,11 +32,11 @@ Results = Mapping[str, list[PatchResult]]
 """The results of patches by upstream."""
 
 
-def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note], list[Result]]:
+def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note], dict[str, str]]:
     """Write pins, series and changelog, and commit them; with companions, try all of it before.
 
     A checkout that is not under git gets the files alone. Returns the files that changed, what no
-    longer agrees, and the patches' tests.
+    longer agrees, and the results of the patches' tests.
     """
     # before the checkout is read: changes of an export in the meantime would be lost
     with job.project.locked() as project:
@@ -46,7 +45,7 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
         job.check_same(plan)
         root, here = project.root, project
         files, moved = _planned(job, plan, results)
-        tests: list[Result] = []
+        tests: dict[str, str] = {}
         if plan.companions:
             folder = job.folder / "checkout"
             here, requirements, tests = companions.tried(project, files, plan, folder)
@@ -68,7 +67,7 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
             call("git", "-C", root, "add", "--all", "--", *paths)
             lines = [f"Move {job.upstream} to {plan.moves[0].target.tag}", ""]
             lines += [": ".join(one.row()) for found in results.values() for one in found]
-            lines += [f"{one.test}: {one.whole.result}; {one.verdict}" for one in tests]
+            lines += [f"{test}: {result}" for test, result in tests.items()]
             message = "\n".join(lines)
             call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
         job.remove()

@@ -108,10 +108,12 @@ def _move(options: Options, job: "Job") -> int:
         log.info(f"changed: {path.relative_to(job.project.root)}")
     if not plan.companions:
         log.info("next: run the patches' tests (--with-companions runs them before it lands)")
+    else:
+        log.info("next: build.py ablate says which patches the new release no longer needs")
     moved = {name: {"patches": list(map(asdict, found))} for name, found in results.items()}
     document = {"upstream": upstream, "onto": plan.spec, "series": moved} | _say(notes)
     document |= {"landed": True, "changed": list(map(str, changed))}
-    log.document(document | {"tests": [one.as_json() for one in tests]})
+    log.document(document | {"tests": tests})
     return 0
 
 
