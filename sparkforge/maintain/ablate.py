@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sparkforge.build.options import OutputOptions, chosen_series, command_options
 from sparkforge.core import git
@@ -27,7 +27,6 @@ from sparkforge.sources.project import Project, ProjectOptions
 
 CHECKOUT = "SPARKFORGE_CHECKOUT"
 _JUDGED = {"fails": "noticed", "passes": "not noticed", "skipped": "not run", "broken": "broken"}
-_HEAD = ("patch", "its test", "left out, too", "verdict")
 
 
 @command_options
@@ -54,30 +53,6 @@ class Outcome:
     """First line of the first failure."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """A patch's test, with and without the patch."""
-
-    upstream: str
-    patch: str
-    test: str
-    """Its node id."""
-    whole: Outcome
-    without: Outcome = Outcome("skipped")
-    dependents: tuple[str, ...] = ()
-    """Later patches that do not merge without it, left out, too."""
-
-    @property
-    def verdict(self) -> str:
-        if self.whole.result == "passes":
-            return _JUDGED[self.without.result]
-        return "fails in any case" if self.whole.result == "fails" else _JUDGED[self.whole.result]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {**asdict(self), "verdict": self.verdict}
-
-
 def run(options: Options = Options()) -> int:
     """Leave patches out, one at a time, and run their tests; returns the exit code."""
     project = Project.open(options.project)
@@ -92,28 +67,29 @@ def run(options: Options = Options()) -> int:
     tests = [test_of(patch) for _, patch in chosen]
     with log.step("the whole series"):
         whole = run_tests(python, project, tests)
-    results = []
+    results, rows, bad = [], [("patch", "its test", "left out, too", "verdict")], []
     for (own, patch), test in zip(chosen, tests, strict=True):
-        found = Result(own.upstream, patch.name, test, whole[test])
-        if found.whole.result == "passes":  # else it says nothing without the patch, either
+        place = f"{own.upstream}: {patch.name}"
+        full, cut, dependents = whole[test], Outcome("skipped"), list[str]()
+        if full.result == "passes":  # else it says nothing without the patch, either
             with (
                 log.step(f"without {patch.name}"),
                 _without(project, own, patch.name) as (here, dependents),
             ):
                 cut = run_tests(python, project, [test], here)[test]
-                found = replace(found, without=cut, dependents=tuple(dependents))
-                log.info(found.verdict)
-        results.append(found)
-    log.document({"ablate": [result.as_json() for result in results]})
-    rows = [
-        (f"{one.upstream}: {one.patch}", one.test, ", ".join(one.dependents) or "-", one.verdict)
-        for one in results
-    ]
-    log.table([_HEAD, *rows])
-    bad = [result for result in results if result.verdict != "noticed"]
-    for one in bad:
-        message = one.whole.message or one.without.message
-        log.error(f"{one.upstream}: {one.patch}: {one.test}: {one.verdict}: {message}")
+        verdict = _JUDGED[cut.result if full.result == "passes" else full.result]
+        verdict = "fails in any case" if full.result == "fails" else verdict
+        log.info(f"{place}: {verdict}")
+        found = {"upstream": own.upstream, "patch": patch.name, "test": test, "verdict": verdict}
+        outcomes = {"whole": asdict(full), "without": asdict(cut), "dependents": dependents}
+        results.append(found | outcomes)
+        rows.append((place, test, ", ".join(dependents) or "-", verdict))
+        if verdict != "noticed":
+            bad.append(f"{place}: {test}: {verdict}: {full.message or cut.message}")
+    log.document({"ablate": results})
+    log.table(rows)
+    for text in bad:
+        log.error(text)
     return CheckError.exit_code if bad else 0
 
 
