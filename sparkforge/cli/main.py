@@ -57,7 +57,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
         "bench compare": ("check.bench.command:compare_results", "compare two results"),
         "bench quality": ("check.quality:measure_quality", "measure what --mxfp4-layers costs"),
-        "ablate": ("maintain.ablate:run", "check that tests notice a missing patch; bisect"),
+        "ablate": ("maintain.ablate:run", "check that tests notice a missing patch"),
         "proofs": ("check.proofs:run", "check the machine code in a target's wheels"),
         "report": ("check.report:run", "write one HTML page about the last build"),
     },

@@ -24,17 +24,16 @@ from sparkforge.core.disk import disk_errors, write_files
 from sparkforge.core.errors import CommandError, RebaseStopped
 from sparkforge.core.log import log
 from sparkforge.core.run import call
-from sparkforge.maintain import drift, patchtests
-from sparkforge.maintain.drift import exactly, name_of, read
-from sparkforge.maintain.patchtests import Result
+from sparkforge.maintain import ablate, releases
+from sparkforge.maintain.releases import exactly, name_of, read
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Upstream
 from sparkforge.runtime import environment
 from sparkforge.sources.project import ROOT, Project
 
 if TYPE_CHECKING:
-    from sparkforge.maintain.job import Plan
     from sparkforge.maintain.landing import Files
+    from sparkforge.maintain.rebase import Plan
 
 Wheels = dict[str, list[Requirement]]
 
@@ -44,14 +43,10 @@ _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/
 
 def tried(
     project: Project, files: Files, plan: Plan, folder: Path
-) -> tuple[Project, dict[str, str], list[Result]]:
-    """Make requirements and locks for a move, and try all of it; the checkout stays.
+) -> tuple[Project, dict[str, str], dict[str, str]]:
+    """Make requirements and locks for a move, and try all of it in a throw-away checkout.
 
-    Args:
-        folder: for the throw-away checkout.
-
-    Returns:
-        The throw-away checkout, the files of requirements/ that changed, and the patches' tests.
+    Returns it, the files of requirements/ that changed, and the results of the patches' tests.
     """
     root, before = project.root, texts_of(project.root)
     hidden = {"dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS}
@@ -64,8 +59,7 @@ def tried(
                 symlinks=True,
                 ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
             )
-        new = {folder / path.relative_to(root): data for path, data in files.items()}
-        write_files(new)
+        write_files({folder / path.relative_to(root): data for path, data in files.items()})
         _lock(project, folder, plan.moved)
         path = folder / project.pins_path.name
         here = replace(project, pins_path=path, pins=pins.load(path))
@@ -74,20 +68,11 @@ def tried(
     for name, lock in _ENVIRONMENTS.items():  # lent where their locks are the same
         if (root / name).is_dir() and lock not in fresh:
             (folder / name).symlink_to((root / name).resolve())
-    moved = {part.upstream for part in plan.parts}
+    moved = {move.upstream for move in plan.moves}
     for name, target in here.pins.targets.items():
         if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}:
             _build(here, name)
-    tests = _tested(here, moved)
-    head = ("patch", "its test", "without all patches")
-    log.table([head, *((t.patch, t.whole.result, t.without.result) for t in tests)])
-    for one in tests:
-        if one.verdict == "not noticed":
-            log.warning(
-                f"{one.upstream}: {one.patch}: upstream has it: its test passes without\n"
-                f"    hint: drop it: build.py patches export --drop {one.patch}"
-            )
-    return here, fresh, tests
+    return here, fresh, _tested(here, moved)
 
 
 def texts_of(root: Path) -> dict[str, str]:
@@ -105,51 +90,45 @@ def _declarations(project: Project, moved: Mapping[str, Upstream]) -> tuple[Whee
     new: Wheels = {}
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
-        for wheel in drift.wheels_of(project, up, release):
-            lock = project.root / wheel.plan.requirements[wheel.platform]
-            dropped = {*map(canonicalize_name, wheel.plan.wheels[up].drop_requires)}
-            for name in _INPUT.findall(lock.read_text(encoding="utf-8")):
-                for found, file in (
-                    (old, pinned.files[wheel.key]),
-                    (new, release.files[wheel.key]),
-                ):
-                    found.setdefault(name, []).extend(
-                        one
-                        for one in drift.declared(project, file)
-                        if name_of(one) not in dropped and "extra ==" not in str(one.marker)
-                    )
+        for plan, platform, key in releases.wheels_of(project, up, release):
+            dropped = {*map(canonicalize_name, plan.wheels[up].drop_requires)}
+            lock = project.root / plan.requirements[platform]
+            for found, file in ((old, pinned.files[key]), (new, release.files[key])):
+                every = [
+                    one
+                    for one in releases.declared(project, file)
+                    if name_of(one) not in dropped and "extra ==" not in str(one.marker)
+                ]
+                for name in _INPUT.findall(lock.read_text(encoding="utf-8")):
+                    found.setdefault(name, []).extend(every)
     return old, new
 
 
-def follow(text: str, old: Sequence[Requirement], new: Sequence[Requirement]) -> str:
+def follow(
+    text: str,
+    old: Sequence[Requirement],
+    new: Sequence[Requirement],
+    pinned: Mapping[str, tuple[str, str]],
+) -> str:
     """Return a list of requirements with what changed from old declarations to new ones.
 
-    A line that nothing declared stays, and so does its place.
+    A line that nothing declared stays, and so does its place. Exact versions of ``pinned`` packages
+    follow from the first to the second.
     """
-    gone = [one for one in old if one not in new]
     fresh = [one for one in dict.fromkeys(new) if one not in old]
     lines = []
     for line in text.splitlines():
         found = read(line)
-        if found is None or found not in gone:
-            lines.append(line)
+        name = "" if found is None else name_of(found)
+        if found in old and found not in new:
+            lines += [str(one) for one in fresh if name_of(one) == name]
+            fresh = [one for one in fresh if name_of(one) != name]
             continue
-        same = [one for one in fresh if name_of(one) == name_of(found)]
-        lines += [str(one) for one in same]
-        fresh = [one for one in fresh if one not in same]
+        before, after = pinned.get(name, ("", ""))
+        exact = found is not None and str(found.specifier) == f"=={before}"
+        lines.append(line.replace(f"=={before}", f"=={after}", 1) if exact else line)
     known = {name_of(one) for one in old}  # what we have left out of the old ones
     return "\n".join([*lines, *(str(one) for one in fresh if name_of(one) not in known)]) + "\n"
-
-
-def pinned_anew(text: str, moved: Mapping[str, tuple[str, str]]) -> str:
-    """Return a list whose exact pins of packages move with them, from an old to a new version."""
-    lines = []
-    for line in text.splitlines():
-        found = read(line)
-        old, to = moved.get(name_of(found), ("", "")) if found is not None else ("", "")
-        same = found is not None and str(found.specifier) == f"=={old}"
-        lines.append(line.replace(f"=={old}", f"=={to}", 1) if same else line)
-    return "\n".join(lines) + "\n"
 
 
 def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
@@ -167,12 +146,12 @@ def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
         for package in was.keys() & now.keys():
             if (one := was[package]) and (other := now[package]) and one != other:
                 pins[package] = (one.partition("+")[0], other.partition("+")[0])
-    lists = {}
-    for name, text in before.items():
-        if name.endswith(".in"):
-            fresh = pinned_anew(follow(text, old.get(name, ()), new.get(name, ())), pins)
-            if fresh != text:
-                lists[name] = fresh
+    lists = {
+        name: follow(text, old.get(name, ()), new.get(name, ()), pins)
+        for name, text in before.items()
+        if name.endswith(".in")
+    }
+    lists = {name: text for name, text in lists.items() if text != before[name]}
     write_files({here / name: text.encode() for name, text in lists.items()})
     locks = (name for name, text in before.items() if lists.keys() & {*_INPUT.findall(text)})
     if not (names := [Path(name).name for name in locks if name.endswith(".txt")]):
@@ -195,8 +174,7 @@ def _build(here: Project, target: str) -> None:
     words = ["--target", target, "--engine", "none", "--until", until]
     places = ["--pins", str(here.pins_path), "--store", str(here.store.root)]
     command = f"build.py {shlex.join(words)}"
-    # the code of that checkout, where it has any
-    env = {} if (here.root / "sparkforge").is_dir() else {"PYTHONPATH": str(ROOT)}
+    env = {"PYTHONPATH": str(ROOT)}  # behind the code of that checkout
     with log.step(f"{command}, in the throw-away checkout"):
         words = ["-m", "sparkforge", "build", *words, *places]
         done = call(sys.executable, *words, cwd=here.root, env=env, stream=True, check=False)
@@ -205,34 +183,23 @@ def _build(here: Project, target: str) -> None:
         raise RebaseStopped(msg, _remedy(here))
 
 
-def _tested(here: Project, moved: Collection[str]) -> list[Result]:
-    """Run the tests of the moved patches with the series, and on the new release without any.
-
-    One that passes there needs no patch: upstream has it.
-    """
+def _tested(here: Project, moved: Collection[str]) -> dict[str, str]:
+    """Run the tests of the moved patches; returns the result of each."""
     every = chosen_series(None, here.root, here.pins)
-    chosen = [own for own in every if own.upstream in moved and own.patches]
-    patches = [(own.upstream, patch) for own in chosen for patch in own.patches]
-    tests = [patch.trailers["Test"] for _, patch in patches]
-    if not tests:
-        return []
-    python = patchtests.dev_python(here.root)
-    with log.step("the patches' tests, with the series and without it"):
-        whole = patchtests.run(python, here, tests)
-        none = [patchtests.prefixes(here, own)[0] for own in chosen]
-        with patchtests.checkout(here, none) as bare:
-            without = patchtests.run(python, here, tests, bare)
-    results = [
-        Result(up, patch.name, test, whole[test], without[test])
-        for (up, patch), test in zip(patches, tests, strict=True)
+    patches = [patch for own in every if own.upstream in moved for patch in own.patches]
+    tests = [ablate.test_of(patch) for patch in patches]
+    with log.step("the patches' tests"):
+        python = ablate.dev_python(here.root) if tests else Path()
+        found = ablate.run_tests(python, here, tests)
+    log.table([("test", "result"), *((test, one.result) for test, one in found.items())])
+    lines = [
+        f"{patch.name}: {test} fails on the new release: {found[test].message}"
+        for patch, test in zip(patches, tests, strict=True)
+        if found[test].result in ("fails", "broken")
     ]
-    if failed := [one for one in results if one.whole.result in ("fails", "broken")]:
-        lines = [
-            f"{one.upstream}: {one.patch}: {one.test} fails on the new release: {one.whole.message}"
-            for one in failed
-        ]
+    if lines:
         raise RebaseStopped("\n".join(lines), _remedy(here))
-    return results
+    return {test: one.result for test, one in found.items()}
 
 
 def _remedy(here: Project) -> str:

@@ -8,9 +8,8 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path
 
 from sparkforge.build import cached, image
 from sparkforge.build.context import Context
@@ -26,7 +25,7 @@ from sparkforge.build.stages.wheels import release_wheel
 from sparkforge.core.log import log
 from sparkforge.core.run import replace_process
 from sparkforge.pins.pins import RELEASE_PLAN
-from sparkforge.pins.types import PathRule, member_of
+from sparkforge.pins.types import member_of
 from sparkforge.runtime import environment
 from sparkforge.runtime.engine import Engine, build_image
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
@@ -64,38 +63,34 @@ def run(options: Options) -> int:
     build = build_of(project, options.target, variant, "image", tools=options.tools)
     context, engine = build.context, build.tools.engine
     folder = (options.dir or context.root / "dev" / context.target_name).absolute()
-    every = [layer for wheel in context.target.wheels for layer in context.layers(wheel)]
     trees = {}
-    for name in every:
+    for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
         # as `patches export` does: both must mean the same commit
         upstream = context.upstream(name)
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
         patches = context.series_of(name)
         trees[name] = _tree(series.apply(context.store, patches, source), patches, folder / name)
-    plugin = _plugin(context, folder / ".plugin")
-
-    def links(name: str, site: str) -> Path:
-        """Make the folder of links for one installation of the release wheels."""
-        write(folder / ".links" / name, plugin | _of_wheels(context, trees, PurePosixPath(site)))
-        return folder / ".links" / name
-
-    for name, tree in trees.items():
-        log.info(f"{name}: {tree.folder}")
+        log.info(f"{name}: {trees[name].folder}")
     log.info("to keep an edit, commit it, then build.py patches export DIR")
+    plugin = _plugin(context, folder / ".plugin")
     more: dict[str, object] = {"folder": str(folder)}
     more["trees"] = {name: str(tree.folder) for name, tree in trees.items()}
     command: list[str | Path] = list(options.arguments)
-    if engine is not None:
+    if engine is None:
+        links = folder / ".links" / "environment"
+        site, variables = _environment(context, folder, links)
+        more["variables"] = variables
+        command = command or [os.environ.get("SHELL", "sh")]
+    else:
         build.run("image")
         built = build.image
         assert built is not None  # an engine makes an image
         tag = _image(build, engine, built.tag)
-        site = engine.client.images.get(tag).labels[SITE_PACKAGES_LABEL]
-        command = [*_container(context, folder, links("image", site)), tag, *(command or ["bash"])]
+        links = folder / ".links" / "image"
+        site = Path(engine.client.images.get(tag).labels[SITE_PACKAGES_LABEL])
+        command = [*_container(context, folder, links), tag, *(command or ["bash"])]
         more["command"] = [str(word) for word in command]
-    else:
-        more["variables"] = variables = _variables(context, folder, links)
-        command = command or [os.environ.get("SHELL", "sh")]
+    write(links, plugin | _of_wheels(context, trees, site))
     if options.output.json:  # nothing is run, so that an editor can ask
         log.json(more)
         return 0
@@ -107,22 +102,26 @@ def run(options: Options) -> int:
     raise AssertionError  # exec does not come back
 
 
-def _of_wheels(
-    context: Context, trees: Mapping[str, WorkTree], site: PurePosixPath
-) -> dict[str, str]:
+def _of_wheels(context: Context, trees: Mapping[str, WorkTree], site: Path) -> dict[str, str]:
+    """Return links for the release wheels, which are installed in ``site``, by path."""
     wanted: dict[str, str] = {}
     for wheel in context.target.wheels:
-        with archive.opened(release_wheel(context, wheel)) as source:
-            members = list(source.members)
-        parts = []
+        pinned = set()
         for layer in context.layers(wheel):
             tree, rules = trees[layer], context.pins.upstream(layer).paths
-            listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-            names = [name for name in tree.git(*listed).split("\0") if name]
             base = tree.git("ls-tree", "-r", "-z", "--name-only", tree.base).split("\0")
-            there = [name for name in names if (tree.folder / name).exists()]
-            parts.append(TreeOf(PurePosixPath(tree.folder), rules, set(base), there))
-        wanted |= links_of(members, parts, site)
+            # never taken from the wheel, so that a deleted one stays away
+            pinned |= {member_of(rules, name) for name in base}
+            listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+            for name in filter(None, tree.git(*listed).split("\0")):
+                member, path = member_of(rules, name), tree.folder / name
+                if member is not None and path.exists():
+                    wanted[member] = str(path)
+        with archive.opened(release_wheel(context, wheel)) as source:
+            for member in source.members:
+                about = member.partition("/")[0].endswith((".dist-info", ".data"))
+                if not about and member not in pinned:
+                    wanted.setdefault(member, str(site / member))
     return wanted
 
 
@@ -147,27 +146,26 @@ def _plugin(context: Context, folder: Path) -> dict[str, str]:
     cached.run(context, cached.ordered([item]))
     shutil.rmtree(folder, ignore_errors=True)
     with zipfile.ZipFile(item.path / item.result.file) as wheel:
-        members = wheel.namelist()
         wheel.extractall(folder)
     at = context.root / pin.folder
     (info,) = folder.glob("*.dist-info")
-    package = f"{info.name.partition('-')[0]}/"
-    files = [path.relative_to(at).as_posix() for path in (at / package).rglob("*.py")]
-    rules = [PathRule(repo=package, wheel=package)]
-    tree = TreeOf(PurePosixPath(at), rules, set(files), files)
-    return {**links_of(members, [tree], PurePosixPath(folder)), info.name: str(info)}
+    links = {info.name: str(info)}
+    for top, pattern in ((folder, "*"), (at, "*.py")):
+        for path in (top / info.name.partition("-")[0]).rglob(pattern):
+            if path.is_file():
+                links[path.relative_to(top).as_posix()] = str(path)
+    return links
 
 
-def _variables(context: Context, folder: Path, links: Callable[[str, str], Path]) -> dict[str, str]:
-    """Return the variables of a virtual environment of the release, and of the links before it.
+def _environment(context: Context, folder: Path, links: Path) -> tuple[Path, dict[str, str]]:
+    """Return site-packages of the release's virtual environment, and its variables with links.
 
     Compiled files are the same in all builds.
     """
     venv = environment.python_path(image.unpatched(context).path).parent.parent
-    site = venv / "lib" / f"python{context.target.python}" / "site-packages"
-    return {
+    return venv / "lib" / f"python{context.target.python}" / "site-packages", {
         **environment.server_env(folder / ".cache"),
-        "PYTHONPATH": str(links("environment", str(site))),
+        "PYTHONPATH": str(links),
         # a work tree has no compiled files: neither the present folder nor pytest's idea of a root
         # may come before the links
         "PYTHONSAFEPATH": "1",
@@ -211,43 +209,6 @@ def _image(build: Build, engine: Engine, base: str) -> str:
             ca_bundle=build.tools.ca_bundle,
         )
     return tag
-
-
-# -- links -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TreeOf:
-    """One upstream's work tree: its folder, the places of its files in the wheel, the paths of the
-    pinned commit (never taken from the wheel, so that a deleted one stays away), and those now."""
-
-    at: PurePosixPath
-    rules: Sequence[PathRule]
-    base: Collection[str]
-    files: Iterable[str]
-
-
-def links_of(
-    members: Iterable[str], trees: Sequence[TreeOf], site: PurePosixPath
-) -> dict[str, str]:
-    """Return the links of the folder, by path in it, each with its target.
-
-    Args:
-        members: the files of the release wheel.
-        site: the site-packages folder that the wheel is installed in.
-    """
-    found: dict[str, str] = {}
-    pinned = set()
-    for tree in trees:
-        pinned |= {member_of(tree.rules, file) for file in tree.base}
-        for file in tree.files:
-            if (member := member_of(tree.rules, file)) is not None:
-                found[member] = str(tree.at / file)
-    for member in members:
-        about = member.partition("/")[0].endswith((".dist-info", ".data"))
-        if not about and not member.endswith("/") and member not in pinned:
-            found.setdefault(member, str(site / member))
-    return found
 
 
 def write(folder: Path, wanted: Mapping[str, str]) -> None:

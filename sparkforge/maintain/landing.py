@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,43 +12,49 @@ from sparkforge.build.context import release_name
 from sparkforge.core import git
 from sparkforge.core.disk import write_files
 from sparkforge.core.run import call
-from sparkforge.maintain import companions, drift
-from sparkforge.maintain.drift import Note
+from sparkforge.maintain import companions, releases
+from sparkforge.maintain.releases import Note, PatchResult
 from sparkforge.pins import pins, yamlfile
-from sparkforge.pins.pins import Recorded
+from sparkforge.pins.pins import Recorded, Upstream
 from sparkforge.pins.yamlfile import Where
-from sparkforge.series import exporting, series
+from sparkforge.series import exporting, lint, series
 from sparkforge.series.series import Series
 from sparkforge.sources.project import Project
 
 if TYPE_CHECKING:
-    from sparkforge.maintain.job import Job, Plan
-    from sparkforge.maintain.patchtests import Result
+    from sparkforge.maintain.rebase import Job, Plan
 
 
 Files = dict[Path, bytes | None]
 """What a rebase writes into the checkout; None: removed."""
+Results = Mapping[str, list[PatchResult]]
+"""The results of patches by upstream."""
 
 
-def land(job: Job, plan: Plan) -> tuple[list[Path], list[Note], list[Result]]:
+def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note], dict[str, str]]:
     """Write pins, series and changelog, and commit them; with companions, try all of it before.
 
-    A checkout that is not under git gets the files alone.
-
-    Returns:
-        The files that changed, what no longer agrees, and the patches' tests.
+    A checkout that is not under git gets the files alone. Returns the files that changed, what no
+    longer agrees, and the results of the patches' tests.
     """
     # before the checkout is read: changes of an export in the meantime would be lost
     with job.project.locked() as project:
-        root, own, here = project.root, plan.parts[0], project
-        files, moved = _planned(job, project, plan)
-        tests: list[Result] = []
+        job = replace(job, project=project)
+        job.check_clean(plan.companions)
+        job.check_same(plan)
+        root, here = project.root, project
+        files, moved = _planned(job, plan, results)
+        tests: dict[str, str] = {}
         if plan.companions:
-            here, requirements, tests = companions.tried(
-                project, files, plan, job.folder / "checkout"
-            )
+            folder = job.folder / "checkout"
+            here, requirements, tests = companions.tried(project, files, plan, folder)
             files |= {root / name: text.encode() for name, text in requirements.items()}
-        notes = _disagreeing(replace(here, pins=project.pins), plan, moved)
+        # its locks are the new ones; its pins as they were: the difference shows what is new
+        here = replace(here, pins=project.pins)
+        notes = [note for move in plan.moves for note in move.notes]
+        for name, target in plan.moved.items():
+            notes += releases.find(here, name, target, plan.moved)
+        notes += droppable(moved.values(), {**project.pins.upstreams, **plan.moved})
         changed = [
             path
             for path, data in files.items()
@@ -58,58 +64,60 @@ def land(job: Job, plan: Plan) -> tuple[list[Path], list[Note], list[Result]]:
         if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):  # the user's own git
             paths = [str(path.relative_to(root)) for path in changed]
             call("git", "-C", root, "add", "--all", "--", *paths)
-            lines = [f"Move {own.upstream} to {own.target.tag}", ""]
-            lines += [": ".join(one.row()) for part in plan.parts for one in part.results]
-            lines += [f"{one.test}: {one.whole.result}; {one.verdict}" for one in tests]
+            lines = [f"Move {job.upstream} to {plan.moves[0].target.tag}", ""]
+            lines += [": ".join(one.row()) for found in results.values() for one in found]
+            lines += [f"{test}: {result}" for test, result in tests.items()]
             message = "\n".join(lines)
             call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
         job.remove()
         return changed, notes, tests
 
 
-def _planned(job: Job, project: Project, plan: Plan) -> tuple[Files, dict[str, Series]]:
+def _planned(job: Job, plan: Plan, results: Results) -> tuple[Files, dict[str, Series]]:
     """Return what a rebase writes, and the moved series by upstream; changes nothing."""
-    job.check_clean(plan.companions)
-    job.check_same(plan)
-    root, path = project.root, project.pins_path
+    project, root, path = job.project, job.project.root, job.project.pins_path
     files: Files = {}
     fresh: dict[str, Series] = {}
     records: dict[str, Recorded | None] = {}
-    for part in plan.parts:
-        tree = job.tree(part.upstream)
-        exported = series.export(tree, part.new.commit, "HEAD")
-        aside = job.folder / "landing" / part.upstream
+    for move in plan.moves:
+        name, tree = move.upstream, job.tree(move.upstream)
+        exported = series.export(tree, move.new.commit, "HEAD")
         wanted = git.git(tree, "rev-parse", "HEAD^{tree}")
+        aside = job.folder / "landing" / name
         staged = exporting.stage(
-            project.store, aside, exported, part.new, wanted, root=root, paths=part.target.paths
+            project.store, aside, exported, move.new, wanted, root=root, paths=move.target.paths
         )
-        files |= staged.files(project.series_folder(part.upstream), job.series_of(part.upstream))
-        fresh[part.upstream], records[part.upstream] = staged.series, staged.recorded
+        folder = project.series_folder(name)
+        files |= staged.files(folder, series.read(folder))
+        fresh[name], records[name] = staged.series, staged.recorded
     page = root / "CHANGELOG.md"
     log = page.read_text(encoding="utf-8") if page.exists() else "# Changelog\n"
-    newest = _SECTION.search(log)
+    newest = re.search(r"^## \S+ \(([^)\n]*)\)[ \t]*$", log, re.MULTILINE)
+    unreleased = newest is not None and newest[1] == "unreleased"
     # once the last release was made, the counter is raised
-    raised = newest is None or newest[1] != "unreleased"
-    text = _pins_text(project, plan, project.pins.release.counter + raised, records)
+    text = _pins_text(project, plan, project.pins.release.counter + (not unreleased), records)
     files[path] = text.encode()
     after = pins.parse(path, text)
-    targets = sorted(after.targets.values(), key=lambda one: plan.upstream not in one.wheels)
-    files[page] = _changelog(log, plan, release_name(after, targets[0])).encode()
+    targets = sorted(after.targets.values(), key=lambda one: job.upstream not in one.wheels)
+    # at the top of the section of what is not released, which is of the new release now
+    start, end = newest.span() if newest else (len(log), len(log))
+    rest = log[end if unreleased else start :].lstrip()
+    heading = f"## {release_name(after, targets[0])} (unreleased)"
+    gap = "\n" if rest and not rest.startswith("* ") else ""
+    lines = "".join(_changes(plan, results)) + gap
+    files[page] = f"{log[:start].rstrip()}\n\n{heading}\n\n{lines}{rest}".encode()
     return files | exporting.page(root, after, fresh), fresh
 
 
-def _disagreeing(project: Project, plan: Plan, moved: Mapping[str, Series]) -> list[Note]:
-    """Return what a checkout does not have as the new releases want it; its pins are the old."""
-    notes: list[Note] = []
-    upstreams = {**project.pins.upstreams, **plan.moved}
-    for part in plan.parts:
-        if part.upstream in plan.moved:
-            # its own pin as it was: the difference shows which wheels are new
-            own = {**upstreams, part.upstream: project.pins.upstreams[part.upstream]}
-            seen = project.pins.model_copy(update={"upstreams": own})
-            notes += part.notes
-            notes += drift.find(replace(project, pins=seen), part.upstream, part.target)
-    return notes + drift.droppable(moved.values(), upstreams)
+def _changes(plan: Plan, results: Results) -> Iterator[str]:
+    """Yield the changelog's lines about a rebase."""
+    for move in plan.moves:
+        if move.upstream in plan.moved:
+            yield f"* {move.upstream} {move.pinned} → {move.target.tag}.\n"
+        for result in results[move.upstream]:
+            if result.commit is None:
+                name, why = result.patch.removesuffix(".patch"), result.detail[-1]
+                yield f"  * {move.upstream}: dropped {name} ({result.verdict}): {why}\n"
 
 
 def _pins_text(
@@ -135,36 +143,23 @@ def _pins_text(
             if file.natives is None and before[name].files[key].natives is not None:
                 text = yamlfile.without_natives(path, text, name, key)
         text = yamlfile.with_commit(path, text, name, target.commit)
-    for one in plan.parts:
-        recorded = records[one.upstream]
-        if recorded is not None or before[one.upstream].patched:
-            fresh = {} if recorded is None else {one.new.provider: recorded}
-            text = yamlfile.with_record(path, text, one.upstream, fresh)
+    for move in plan.moves:
+        recorded = records[move.upstream]
+        if recorded is not None or before[move.upstream].patched:
+            fresh = {} if recorded is None else {move.new.provider: recorded}
+            text = yamlfile.with_record(path, text, move.upstream, fresh)
     return text
 
 
-_SECTION = re.compile(r"^## \S+ \(([^)\n]*)\)[ \t]*$", re.MULTILINE)
-
-
-def _changelog(text: str, plan: Plan, release: str) -> str:
-    """Return the changelog with lines about a rebase at the end of the unreleased section.
-
-    That becomes the section of the release. Without one there will be a new one, on top.
-    """
-    lines = []
-    for part in plan.parts:
-        if part.upstream in plan.moved:
-            lines.append(f"* {part.upstream} {part.pinned} → {part.target.tag}.\n")
-        for result in part.results:
-            if result.commit is None:
-                name, why = result.patch.removesuffix(".patch"), result.detail[-1]
-                lines.append(f"  * {part.upstream}: dropped {name} ({result.verdict}): {why}\n")
-    newest, heading = _SECTION.search(text), f"## {release} (unreleased)"
-    if newest is None or newest[1] != "unreleased":
-        at = len(text) if newest is None else newest.start()
-        rest = f"\n{text[at:]}" if text[at:] else ""
-        return f"{text[:at].rstrip()}\n\n{heading}\n\n{''.join(lines)}{rest}"
-    following = text.find("\n## ", newest.end())
-    end = len(text) if following < 0 else following
-    section = text[newest.end() : end].rstrip()
-    return f"{text[: newest.start()]}{heading}{section}\n{''.join(lines)}{text[end:]}"
+def droppable(every: Iterable[Series], upstreams: Mapping[str, Upstream]) -> list[Note]:
+    """Return the patches whose Drop-when holds for these upstreams."""
+    found = []
+    versions = {name: pin.version for name, pin in upstreams.items()}
+    for own in every:
+        for patch in own.patches:
+            text = patch.trailers["Drop-when"]
+            if lint.holds(text, versions):
+                name = patch.name.removesuffix(".patch")
+                hint = f"drop its commit, then build.py patches export DIR --drop {patch.name}"
+                found.append((f"{own.upstream}: {name}: its Drop-when holds: {text}", hint))
+    return found

@@ -17,10 +17,9 @@ from sparkforge.core.disk import write_file
 from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.maintain import releases
-from sparkforge.maintain.findings import PatchResult
-from sparkforge.maintain.job import Job
 from sparkforge.maintain.mover import dry_run
 from sparkforge.maintain.rebase import table
+from sparkforge.maintain.releases import PatchResult
 from sparkforge.sources.project import Project, ProjectOptions
 
 
@@ -63,9 +62,9 @@ def run(options: Options = Options()) -> int:
     names = list(dict.fromkeys(options.upstream)) or list(project.pins.upstreams)
     found = [_look(project, name) for name in names]
     states = {one.state for one in found} - {"up to date"}
-    code = SeriesError.exit_code if states - {"carries over"} else 0
-    if states == {"carries over"}:
-        code = CheckError.exit_code
+    code = CheckError.exit_code if states else 0
+    if states - {"carries over"}:
+        code = SeriesError.exit_code
     if options.markdown is not None:
         write_file(options.markdown, _markdown(found).encode())
     log.document({"watch": [asdict(one) for one in found], "exit_code": code})
@@ -75,7 +74,6 @@ def run(options: Options = Options()) -> int:
 
 
 def _look(project: Project, name: str) -> Found:
-    """Ask the index for the versions of an upstream, and try its series on the newest."""
     upstream = project.pins.upstream(name)
     pinned = Version(project.pins.upstream(upstream.source_in or name).version)
     package = upstream.files[upstream.source_file or next(iter(upstream.files))].project
@@ -83,25 +81,19 @@ def _look(project: Project, name: str) -> Found:
     if pinned not in versions:
         msg = f"{package}: the package index of pip's configuration does not have {pinned}"
         raise FetchError(msg, "configure pip with an index that has it (pip config list)")
-    newest = max(
-        version
-        for version, links in versions.items()
-        if version == pinned
-        or (not version.is_prerelease and any(link.yank_reason is None for link in links))
-    )
+    kept = (v for v, links in versions.items() if any(one.yank_reason is None for one in links))
+    newest = max(pinned, *(version for version in kept if not version.is_prerelease))
     found = Found(name, str(pinned), str(newest))
-    if newest <= pinned:
+    if newest == pinned:
         return found
-    job = Job(project, name)
     with log.step(f"{name} {pinned} → {newest}"):
         try:
-            new = releases.resolve(project, name, str(newest))
+            moves = dry_run(project, releases.resolve(project, name, str(newest)))
         except UsageError as error:  # wheels come before sdists, and not all at once
             return replace(found, state=f"not complete yet: {error.what}")
-        moves = dry_run(project.store, job.series_of(name), new, upstream.paths, job.memory(name))
-        stuck = any(move.stops for move in moves)
-        state = "a person is needed" if stuck else "carries over"
-        return replace(found, state=state, moves=tuple(moves))
+    stuck = any(move.stops for move in moves)
+    state = "a person is needed" if stuck else "carries over"
+    return replace(found, state=state, moves=tuple(moves))
 
 
 def _markdown(found: Sequence[Found]) -> str:

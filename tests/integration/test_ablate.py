@@ -1,6 +1,5 @@
-"""Leaving patches out of a small project's series, and the search for one."""
+"""Leaving patches out of a small project's series."""
 
-import json
 import sys
 
 import pytest
@@ -57,19 +56,5 @@ def test_refused(shop: Shop) -> None:
     shop.add("Make three nine", b"line_3 = 1", b"line_3 = 9", "test_missing")
     run = shop.project.run
     run("ablate", *PYTHON, "no-such", code=2)
-    run("ablate", *PYTHON, "--bisect", "true", "make-three-nine", code=2)
     _, err = run("ablate", *PYTHON, code=6)
     assert "test_missing" in err
-
-
-def test_the_patch_that_breaks_a_command(shop: Shop) -> None:
-    for i in range(1, 5):  # on one line: each needs the one before
-        shop.add(f"Step {i}", b"line_20 = %d\n" % i, b"line_20 = %d\n" % (i + 1), "test_first")
-    shop.project.run("pins", "record")
-    module = "$SPARKFORGE_TREES/demo/demo/mod.py"
-    found = {"upstream": "demo", "patch": "step-3.patch"}
-    breaks = f'grep -q "line_20 = [123]" "{module}"'
-    out, _ = shop.project.run("ablate", "--json", "--bisect", breaks)
-    assert json.loads(out)["bisect"] == {"what": "breaks", **found}
-    assert leftovers(shop.project) == []
-    shop.project.run("ablate", "--bisect", "true", code=9)  # no patch makes a difference

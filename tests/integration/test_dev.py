@@ -73,6 +73,9 @@ def test_what_the_command_gets_and_what_an_editor_is_told(dev: Tree, tmp_path: P
     assert found["trees"] == {"demo": str(dev.path)}
     assert found["variables"]["PYTHONPATH"] == f"{dev.path.parent}/.links/environment"
     assert set(dates(dev).values()) == {OLD}  # nothing was touched
+    (dev.path / "demo" / "mod.py").unlink()  # and the wheel's does not come instead
+    look = "from importlib.util import find_spec; print(find_spec('demo.mod'))"
+    assert loop(dev, "python", "-c", look) == "None"
     (dev.path / ".git").rename(tmp_path / "away")
     assert "not a work tree of a series" in told(dev, "true", code=2)[1]
 

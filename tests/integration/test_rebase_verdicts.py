@@ -3,14 +3,13 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sparkforge.maintain import drift
-from sparkforge.maintain.findings import Verdict
+from sparkforge.maintain.releases import Verdict
 from tests.integration.moving import NEW, STOPPED, Upstream, files_of, lines, with_line
 from tests.project import FILES
+from tests.support import Page
 
 PLAIN = ("clean", "clash", "old_name", "gone")
 OTHER = ("shift", "beside", "changed", "taken", "empty")
@@ -118,17 +117,6 @@ def test_python_that_a_merge_breaks_is_reported(
     assert second["detail"] == []  # as broken as on the old release
 
 
-def test_a_tag_of_a_repository(upstream: Upstream) -> None:
-    text, repo = FILES["demo/mod.py"], upstream.project.repo
-    upstream.series({"Taken one": {"demo/mod.py": with_line(text, 10, b"both = 1")}})
-    repo("checkout", "--quiet", "main")
-    repo.commit({"demo/mod.py": with_line(text, 10, b"both = 1")}, "Take the change")
-    repo("tag", "v2.0")
-    mirror = ("--mirror", f"demo={repo.path}")
-    (move,) = upstream.rebase("demo", "--onto", "v2.0", "--dry-run", *mirror)["patches"]
-    assert move["verdict"] == "upstreamed"
-
-
 def test_a_name_that_vanished_is_reported(upstream: Upstream) -> None:
     text = lines("t")
     helper = b"def compute_answer(x):\n    return x\n\n\ndef kept_function(x):\n    return x\n"
@@ -157,18 +145,24 @@ def test_a_name_that_vanished_is_reported(upstream: Upstream) -> None:
     assert move["detail"] == []
 
 
-@pytest.mark.parametrize("page", [{"ranges": False}, {"statuses": [500] * 9}])
-def test_requirements_that_cannot_be_read_are_named(
-    upstream: Upstream, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requirements_are_read_of_the_index_or_of_the_wheel(upstream: Upstream) -> None:
     upstream.series({"One": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"ours = 1")}})
     upstream.release({}, requires=["helper==2.0"])
-    served = upstream.project.server.pages["/files/demo-2.0-py3-none-any.whl"]
-    read = upstream.rebase("demo", "--onto", NEW, "--dry-run")["companions"]
-    assert any("has helper (none): demo wants ==2.0" in one["what"] for one in read)
-    monkeypatch.setattr(drift, "_TAIL", 100)
-    served.ranges = page.get("ranges", True)
-    served.statuses = list(page.get("statuses", []))
-    found = upstream.rebase("demo", "--onto", NEW, "--dry-run")["companions"]
-    said = "demo-2.0-py3-none-any.whl: cannot read its "
-    assert any(said in one["what"] for one in found)
+    wheel, server = "/files/demo-2.0-py3-none-any.whl", upstream.project.server
+
+    def found() -> list[str]:
+        said = upstream.rebase("demo", "--onto", NEW, "--dry-run")
+        return [one["what"] for one in said["companions"]]
+
+    served = server.pages.pop(wheel)
+    server.add(wheel, Page(b"x" * len(served.body)))
+    page = server.pages["/simple/demo/"]
+    name = wheel.rpartition("/")[2]
+    page.body = page.body.replace(f">{name}".encode(), f" data-core-metadata=true>{name}".encode())
+    server.add(f"{wheel}.metadata", Page(b"Requires-Dist: helper==3.0\n"))
+    assert any("has helper (none): demo wants ==3.0" in what for what in found())
+    server.pages[f"{wheel}.metadata"].statuses = [500]
+    assert any(f"{name}: cannot read its METADATA" in what for what in found())
+    page.body = page.body.replace(b" data-core-metadata=true", b"")
+    server.add(wheel, served)
+    assert any("has helper (none): demo wants ==2.0" in what for what in found())

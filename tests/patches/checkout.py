@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkforge.build.context import Context
 from sparkforge.core.index import Index
-from sparkforge.maintain.patchtests import CHECKOUT as _VARIABLE
+from sparkforge.maintain.ablate import CHECKOUT as _VARIABLE
 from sparkforge.pins import pins
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store

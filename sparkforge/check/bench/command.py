@@ -269,5 +269,5 @@ def compare_results(options: CompareOptions) -> int:
     slower = [one["name"] for one in changes if one["verdict"] == "slower"]
     if not slower:
         return 0
-    hint = "find the cause with build.py ablate --bisect, or allow more with --tolerance"
+    hint = "find the cause: git bisect run; or allow more with --tolerance"
     return log.failure(CheckError(f"B is slower than A: {'; '.join(slower)}", hint))

@@ -16,9 +16,8 @@ NAMED = re.compile(
     r"|MAX_JOBS|(?:HTTPS?|NO|ALL)_PROXY|(?:https?|no|all)_proxy)\b"
 )
 NOT_FOR_THE_CONTAINER = {
-    "of build.py": {"SPARKFORGE_STORE", "SPARKFORGE_CHECKOUT", "SPARKFORGE_CPU_ISA"},
+    "of build.py": {"SPARKFORGE_STORE", "SPARKFORGE_CPU_ISA"},
     "of a vLLM of your own": {"VLLM_PLUGINS", "VLLM_SPARKFORGE"},
-    "given to the commands of ablate": {"SPARKFORGE_TREES"},
     "in the image": {"SPARKFORGE_JIT_DIR", "SPARKFORGE_RELEASE", "SPARKFORGE_SERVE_ARGS"},
     "set by the entrypoint": {"VLLM_HOST_IP", "VLLM_HAS_FLASHINFER_CUBIN"},
     "an example of docker-compose.override.yml": {"VLLM_LOG_STATS_INTERVAL"},

@@ -61,7 +61,6 @@ bench quality --target cpu --tokens 0
 bench --target cpu --url http://127.0.0.1:9 --vs unpatched
 bench compare a
 bench compare no/a no/b
-ablate --bisect true some-patch
 ablate no-such-patch
 rebase
 rebase vllm --all

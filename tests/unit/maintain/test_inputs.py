@@ -49,13 +49,12 @@ fresh>=1
 
 def test_a_list_follows_its_wheel_and_what_is_ours_stays() -> None:
     old, new = ([Requirement(one) for one in text.splitlines()] for text in (OLD, NEW))
-    assert companions.follow(LIST, old, old) == LIST
-    assert companions.follow(LIST, old, new) == FOLLOWED
+    assert companions.follow(LIST, old, old, {}) == LIST
+    assert companions.follow(LIST, old, new, {}) == FOLLOWED
 
 
 def test_pins_of_other_lists_follow() -> None:
     moved = {"torch": ("2.13.0", "2.14.0"), "hub": ("1.33.0", "2.0")}
-    followed = companions.pinned_anew(
-        "torch==2.13.0\nhub==1.33.0  # as served\ntorch==2.13.0+cpu\n", moved
-    )
+    text = "torch==2.13.0\nhub==1.33.0  # as served\ntorch==2.13.0+cpu\n"
+    followed = companions.follow(text, [], [], moved)
     assert followed == "torch==2.14.0\nhub==2.0  # as served\ntorch==2.13.0+cpu\n"
