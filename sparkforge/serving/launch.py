@@ -33,7 +33,7 @@ from sparkforge.serving.profile import Profile
 from sparkforge.serving.settings import Variables
 from sparkforge.serving.supervise import Server, Signals, StoppedError
 
-LOOK_S, EVERY_S = 6.0, 5.0
+LOOK_S = 6.0  # for all requests of one check
 LIMIT = 3  # failed starts in a row
 
 
@@ -55,6 +55,8 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     except (StartError, OSError, ValueError) as error:
         code, reason = getattr(error, "code", EX_CONFIG), str(error)
         say(f"error: {reason}")
+    if launch is not None and launch.entrance is not None:
+        launch.entrance.close()
     starts, why = None if launch is None else launch.starts, ""
     if code in (EX_CONFIG, EX_DATAERR):
         why = f"a restart changes nothing (exit code {code})"
@@ -93,7 +95,6 @@ class Launch:
     ) -> None:
         self.signals = signals
         given = self.given = Variables.read(environment)
-        self.checks = given.checks
         model, own = given.model, list(words)
         if own and not own[0].startswith("-"):
             model, *own = own
@@ -104,57 +105,58 @@ class Launch:
         self.revision = options.value(self.caller, "--revision") or revision
         self.profile = _profile(given)
         self.on_device = self.profile.cuda_arch is not None
-        backends = self.checks.backends
-        self.backends = self.profile.on_mismatch if backends == "profile" else backends
+        self.backends = given.checks.backends or self.profile.on_mismatch
         self.pair = cluster.settings(environment)
-        self.machines = 1 if self.pair is None else 2
         self.variables = dict(environment)
         self.variables.pop("VLLM_API_KEY", None)  # the front door's
         # a worker of two machines takes no requests, and has no door
-        has_door = self.pair is None or self.pair.is_head
-        self.key = door.key_of(given, environment) if has_door else None
+        self.has_door = self.pair is None or self.pair.is_head
+        self.key = door.key_of(given, environment) if self.has_door else ""
         self.entrance: door.Door | None = None
         self.starts: Path | None = None  # counts them, once the server is started
 
     def run(self) -> int:
         """Run the server; returns the exit code. Raises StoppedError where a signal came before."""
-        self._check()
-        if self.key is None:
-            return self._run()
-        self.entrance = door.Door(self.given, self.key)
-        try:
-            return self._run()
-        finally:
-            self.entrance.close()
-
-    def _check(self) -> None:
-        """Check model, vocabulary, device and memory."""
+        given, profile, link = self.given, self.profile, None
         if self.is_folder:
             checkpoint.check(Path(self.model))
-        if self.profile.vocabulary_sha256:
-            checkpoint.check_vocabulary(self.profile.vocabulary_sha256)
-        if self.profile.cuda_arch is not None and self.backends != "off":
+        if profile.vocabulary_sha256:
+            checkpoint.check_vocabulary(profile.vocabulary_sha256)
+        if profile.cuda_arch is not None and self.backends != "off":
             there, strict = devices.capabilities(), self.backends == "fail"
-            devices.check(self.profile.cuda_arch, there, strict=strict)
-        # the share is computed again before the server starts: hours may pass until then
-        memory.share(self.profile.memory, self.caller, self.machines)
-
-    def _run(self) -> int:
-        words, kernels = self._kernel_options(), self._kernels()
-        if code := self._preflight(words, kernels):
-            return code
-        memory.log("the start")
-        model, revision, link = self.model, self.revision, None
+            devices.check(profile.cuda_arch, there, strict=strict)
+        self._share()
+        if self.has_door:
+            self.entrance = door.Door(given, self.key)
+        # of two equal options the later counts
+        words = [*profile.options(), *(cluster.SPLIT if self.pair is not None else ())]
+        words += [*given.serve_args, *self.caller]
+        if self.on_device:
+            self.variables |= devices.flashinfer_variables(self.variables)
+        elif not devices.has_compiler(self.variables):
+            # for a GPU torch.compile writes code for Triton, which brings its own compiler. vLLM's
+            # CPU sampler calls the compiler even with --enforce-eager, and the engine dies
+            say("no C++ compiler here: serving without torch.compile")
+            self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
+            words.append("--enforce-eager")
+        options.for_plugin(words)  # or its error would come after the download
+        kernels = None
+        if given.jit_dir is not None:
+            build = devices.build_key(given.share, given.release)
+            kernels, places = devices.caches(given.jit_dir.absolute(), build, self.variables)
+            self.variables |= places
+            self.variables |= image_build.seed(given.share, self.variables, say)
+        self._preflight(words, kernels)
+        model, revision = self.model, self.revision
         if not self.is_folder:
             found = checkpoint.fetch(model, revision, self.variables, self.signals)
             model, revision = str(found), found.name
-            memory.log("the end of the download")
         if self.pair is not None:
             both = {  # equal on both machines
-                "release": self.given.release,
+                "release": given.release,
                 "model": self.model,
                 "revision": revision,
-                "profile": json.dumps(self.profile.document(), sort_keys=True),
+                "profile": json.dumps(profile.document(), sort_keys=True),
                 "options": shlex.join(options.redacted(self.caller)),
             }
             link = cluster.Link(self.pair, both)
@@ -163,30 +165,8 @@ class Launch:
             self.variables = cluster.environment(self.pair, self.variables)
         return self._server(model, words, kernels, link).run()
 
-    def _kernel_options(self) -> list[str]:
-        """Return the options that decide the kernels; of two equal ones the later counts."""
-        words = [*self.profile.options(), *(cluster.SPLIT if self.pair is not None else ())]
-        words += [*self.given.serve_args, *self.caller]
-        # for a GPU torch.compile writes code for Triton, which brings its own compiler
-        if not self.on_device and not devices.has_compiler(self.variables):
-            # vLLM's CPU sampler calls the compiler even with --enforce-eager, and the engine dies
-            say("no C++ compiler here: serving without torch.compile")
-            self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
-            words.append("--enforce-eager")
-        options.for_plugin(words)  # or its error would come after the download
-        return words
-
-    def _kernels(self) -> Path | None:
-        """Return the folder of compiled kernels, and set the server's variables for them."""
-        if self.on_device:
-            self.variables |= devices.flashinfer_variables(self.variables)
-        if self.given.jit_dir is None:
-            return None
-        build = devices.build_key(self.given.share, self.given.release)
-        kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
-        self.variables |= places
-        self.variables |= image_build.seed(self.given.share, self.variables, say)
-        return kernels
+    def _share(self) -> list[str]:
+        return memory.share(self.profile.memory, self.caller, 1 if self.pair is None else 2)
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
@@ -201,22 +181,21 @@ class Launch:
             entrance=self.entrance,
         )
 
-    def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
-        """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""
-        mode, model = self.checks.preflight, self.given.share / preflight.NAME
+    def _preflight(self, real: Sequence[str], kernels: Path | None) -> None:
+        """Serve a small model with known answers; StartError where it fails."""
+        mode, model = self.given.checks.preflight, self.given.share / preflight.NAME
         if mode == "off" or (mode == "auto" and not self.on_device):
-            return 0
+            return
         if self.on_device and not devices.capabilities():  # the user wants to continue
             say("no preflight: there is no device")
-            return 0
+            return
         driver, words = devices.driver(), preflight.small_options(real)
         key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
         if mode == "auto" and mark and mark.exists() and mark.read_text() == key:
             say("preflight: passed before, with this build, device and driver")
-            return 0
-        # a worker has no door
-        place = door.own_socket() if self.entrance else door.engine_socket()
-        command, client = serve(str(model), words), Client(place, LOOK_S)
+            return
+        command = serve(str(model), words)
+        client = Client(door.own_socket() if self.has_door else door.engine_socket(), LOOK_S)
         say(f"preflight: a small model with known answers is served first; driver {driver or '-'}")
         say(shlex.join(command))
         server = self._supervised(command, client)
@@ -225,18 +204,16 @@ class Launch:
         if self.signals.came:
             raise StoppedError
         if code:
-            say(f"error: the preflight failed (exit code {code}): the lines above say what differs")
-            say("to serve anyway: SPARKFORGE_CHECKS=preflight=off")
-            return EX_CONFIG
+            msg = f"the preflight failed (exit code {code}): the lines above say what differs"
+            raise StartError(f"{msg}; to serve anyway: SPARKFORGE_CHECKS=preflight=off")
         if mark is not None:
             mark.write_text(key, encoding="ascii")
-        return 0
 
     def _server(
         self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
     ) -> Server:
         """Return the real server, and count its start."""
-        checks, entrance, hang_s = self.checks, self.entrance, self.checks.hang
+        checks, hang_s = self.given.checks, self.given.checks.hang
         weights = sorted(Path(model).glob("*.safetensors")) if self.profile.evict_page_cache else []
         memory.drop(weights)  # before memory is measured
         door.engine_socket().unlink(missing_ok=True)  # the preflight's
@@ -244,28 +221,26 @@ class Launch:
         name = self.given.model_name or ("" if self.is_folder else self.model)
         naming = [f"--served-model-name={name}"] if name else []
         place = cluster.place(self.pair) if self.pair is not None else []
-        share = memory.share(self.profile.memory, self.caller, self.machines)
-        # a user's own value comes later, and counts
-        command = serve(model, [*naming, *place, *share, *words])
+        # the share is computed again: hours may have passed. A user's own value comes later, and
+        # counts
+        command = serve(model, [*naming, *place, *self._share(), *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
-        if hang_s and "--disable-log-stats" in command:
-            say("--disable-log-stats: hang detection is off, since a busy server would look hung")
+        if "--disable-log-stats" in command:  # a busy server would look hung
             hang_s = 0
-        server = self._supervised(command, None)
+        # three failed checks, and the time between them, fit into the time of a hang
+        client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
+        server = self._supervised(command, client if self.has_door else None)
         server.weights, server.link, server.hang_s = weights, link, hang_s
-        mode = ("on" if self.profile.memory else "off") if checks.guard == "auto" else checks.guard
+        mode = checks.guard or ("on" if self.profile.memory else "off")
         if mode != "off":
             server.guard = memory.Guard(mode == "on")
-        if entrance is None:  # a worker fails with its head
+        if self.entrance is None:  # a worker fails with its head
             return server
         if server.guard is not None:
-            server.guard.refuse = entrance.refuse
-        # three failed checks, and the time between them, fit into the time of a hang
-        client = server.client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
-        server.every_s = min(EVERY_S, hang_s / 12 or EVERY_S)
-        if (self.profile.warm_up if checks.warm_up == "profile" else checks.warm_up) != "off":
-            warm_up = partial(preflight.warm_up, client, command, health.tell)
-            server.warm_up = partial(warm_up, answers=self.profile.answers)
+            server.guard.refuse = self.entrance.refuse
+        if (checks.warm_up or self.profile.warm_up) != "off":
+            asks = self.profile.answers
+            server.warm_up = partial(preflight.warm_up, client, command, answers=asks)
         folder = kernels.parent if kernels else health.temporary()
         # in a volume of several containers: by the container's own name
         self.starts = server.starts = folder / f"starts-{socket.gethostname()}"

@@ -45,8 +45,8 @@ class Reading:
     @property
     def room(self) -> int:
         """Bytes that processes of this container can get now."""
-        left = self.available if self.limit is None else max(self.limit - self.used, 0)
-        return min(self.available, left)
+        limit = self.available if self.limit is None else self.limit - self.used
+        return max(min(self.available, limit), 0)
 
 
 def read(root: Path = Path("/")) -> Reading:
@@ -56,13 +56,12 @@ def read(root: Path = Path("/")) -> Reading:
     """
     have = meminfo((root / "proc/meminfo").read_text())
     group = root / "sys/fs/cgroup"  # a container's own is at the top; version 2
-    limit, used = None, 0
-    file = group / "memory.max"
+    limit, used, file = None, 0, group / "memory.max"
     if file.is_file() and (text := file.read_text().strip()) != "max":
         limit, used = int(text), int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # these two lists hold files only: /tmp and /dev/shm are in others
-        used -= int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        lists = re.findall(r"active_file (\d+)", (group / "memory.stat").read_text())
+        used -= sum(map(int, lists))
     return Reading(have["MemTotal"], have["MemAvailable"], limit, max(used, 0))
 
 
@@ -78,9 +77,8 @@ def utilisation(
     """Return the share of all memory for vLLM, in whole percents, rounded down.
 
     ``cuda_total``: its bytes as CUDA counts them for an integrated device, which vLLM multiplies by
-    the share. Memory of such a GPU does not count towards a container's limit: others measured that
-    on a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So the limit has to leave room
-    for the host's part, and does not change the share.
+    the share. Memory of such a GPU does not count towards a container's limit, as others measured.
+    So the limit has to leave room for the host's part, and does not change the share.
     """
     text = described(reading, cuda_total)
     if reading.limit is not None and reading.limit < HOST_GIB * GIB:
@@ -104,9 +102,7 @@ def described(reading: Reading, cuda_total: int | None = None) -> str:
     if cuda_total is not None:
         text += f", CUDA counts {cuda_total / GIB:.1f} for its integrated device"
     if reading.limit is not None:
-        text += (
-            f", the container's limit is {reading.limit / GIB:.1f}, {reading.room / GIB:.1f} free"
-        )
+        text += f", the container's limit is {reading.limit / GIB:.1f}"
     return text
 
 
@@ -121,17 +117,8 @@ def share(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> list
     return [SHARE, computed]
 
 
-def log(moment: str) -> None:
-    """Log the memory of machine and container: their parts change from stage to stage."""
-    say(f"memory at {moment}: {described(read())}")
-
-
 def drop(files: Sequence[Path]) -> None:
-    """Drop files from the page cache; a failure only costs memory.
-
-    On unified memory the GPU cannot use a page of a cached weight file before the kernel has
-    reclaimed it. Dropping all caches needs root.
-    """
+    """Drop files from the page cache, which a GPU on unified memory cannot use until then."""
     try:
         for file in files:
             with file.open("rb") as opened:
@@ -162,11 +149,8 @@ class Guard:
     _low_since: float | None = None
 
     def begin(self) -> None:
-        """Lock this process' pages in memory, which a machine without memory would drop first.
-
-        Not with a limit on locked memory, beyond which allocations would fail.
-        """
-        say(f"memory guard: {'on' if self.acts else 'warns only'}")
+        """Lock this process' pages in memory, which a machine without memory would drop first."""
+        # beyond a limit on locked memory allocations would fail
         if self.acts and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
             ctypes.CDLL(None).mlockall(7)  # MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT
 
@@ -190,6 +174,5 @@ class Guard:
             state = "warned"
         if state != self._told:
             say(text)
-            if "refuses" in (state, self._told):
-                self.refuse(state == "refuses")
+            self.refuse(state == "refuses")
             self._told = state

@@ -12,14 +12,14 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sparkforge.serving import options
+from sparkforge.serving import health, options
 from sparkforge.serving.errors import StartError, say
-from sparkforge.serving.health import PROBLEMS, Client, StatusError
+from sparkforge.serving.health import Client, StatusError
 
 REFERENCE = "reference.json"
 NAME = "preflight"
@@ -62,20 +62,12 @@ def key(model: Path, words: Sequence[str], driver: str) -> str:
 def run(client: Client, model: Path) -> str:
     """Compare the answers of a server that has answered once; returns the problem, or ""."""
     distances: list[float] = []
+    asked = {"model": NAME, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    asked |= {"logprobs": 1, "prompt_logprobs": 1}
     for expected in json.loads((model / REFERENCE).read_bytes())["answers"]:
-        body = {
-            "model": NAME,
-            "prompt": expected["tokens"],
-            "temperature": 0,
-            "max_tokens": len(expected["next"]),
-            "ignore_eos": True,
-            "logprobs": 1,
-            "prompt_logprobs": 1,
-            "return_token_ids": True,
-        }
-        end = time.monotonic() + _LIMIT_S
-        answer = json.loads(client.ask(end, "POST", COMPLETIONS, body))
-        found, problem = compare(expected, answer)
+        body = {**asked, "prompt": expected["tokens"], "max_tokens": len(expected["next"])}
+        answer = client.ask(time.monotonic() + _LIMIT_S, "POST", COMPLETIONS, body)
+        found, problem = compare(expected, json.loads(answer))
         if problem:
             return problem
         distances += found
@@ -111,16 +103,14 @@ def judge(distances: Sequence[float]) -> str:
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 LIMIT_S = 900.0  # for all requests together; the rest is skipped
-_ASK_S = 5.0
-_DEATH_S = 5.0  # a server ends within this time after its engine, and logs the reason
 _SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
     "required": ["a", "b"],
 }
 _TOOL = {"name": "weather", "description": "Weather of a city", "parameters": _SCHEMA}
-_WEATHER = "What is the weather in Paris?"
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "ab", "schema": _SCHEMA}}
+_WEATHER = "What is the weather in Paris?"
 
 Request = tuple[str, str, Mapping[str, Any], int]
 """Some requests at once: their name, path, body without the model's name, and number."""
@@ -154,83 +144,67 @@ def requests(max_len: int, chunk: int, max_seqs: int) -> Iterator[Request]:
     yield "responses", RESPONSES, {"input": _WEATHER, "max_output_tokens": 16}, 1
 
 
-def warm_up(
-    client: Client, command: Sequence[str], tell: Callable[[str], None], *, answers: bool
-) -> str:
+def warm_up(client: Client, command: Sequence[str], *, answers: bool) -> str:
     """Send the requests to a server that has answered once; returns the problem, or "".
 
     What the server refuses (status 4xx) users cannot ask either: it is only logged.
     """
     began = time.monotonic()
-    try:
-        model, longest = client.model(began + _ASK_S)
-        max_len = longest or options.positive(command, "--max-model-len", 4096)
-        chunk = options.positive(command, "--max-num-batched-tokens", 8192)
-        todo = list(requests(max_len, chunk, options.positive(command, "--max-num-seqs", 64)))
-        for number, request in enumerate(todo, start=1):
-            note, at, refused = f"warm-up {number}/{len(todo)}: {request[0]}", time.monotonic(), ""
-            tell(note)
-            try:
-                _send(client, request, model, began + LIMIT_S)
-            except StatusError as error:
-                if error.status // 100 != 4:
-                    return f"{request[0]}: {error}"
-                refused = f"; refused: {error}"
-            except TimeoutError:
-                say(f"warning: warm-up: its {LIMIT_S:.0f} s are over in {request[0]}")
-                break
-            say(f"{note}: {time.monotonic() - at:.1f} s{refused}")
-        say(f"warm-up: {len(todo)} requests in {time.monotonic() - began:.0f} s")
-        if answers:
-            tell("warm-up: a question to the model")
-            return question(client, model, max_len)
-    except PROBLEMS as error:
-        time.sleep(_DEATH_S)
-        return f"{type(error).__name__}: {error}"
-    return ""
+    model, longest = client.model(began + 5)
+    max_len = longest or options.positive(command, "--max-model-len", 4096)
+    chunk = options.positive(command, "--max-num-batched-tokens", 8192)
+    todo = list(requests(max_len, chunk, options.positive(command, "--max-num-seqs", 64)))
+    for number, (name, path, body, count) in enumerate(todo, start=1):
+        note, at, refused = f"warm-up {number}/{len(todo)}: {name}", time.monotonic(), ""
+        health.tell(note)
+        try:
+            _send(client, path, {**body, "model": model}, count, began + LIMIT_S)
+        except StatusError as error:
+            if error.status // 100 != 4:
+                return f"{name}: {error}"
+            refused = f"; refused: {error}"
+        except TimeoutError:
+            say(f"warning: warm-up: its {LIMIT_S:.0f} s are over in {name}")
+            break
+        say(f"{note}: {time.monotonic() - at:.1f} s{refused}")
+    say(f"warm-up: {len(todo)} requests in {time.monotonic() - began:.0f} s")
+    return question(client, model, max_len) if answers else ""
 
 
-def _send(client: Client, request: Request, model: str, end: float) -> None:
-    """Send a request, several times at once where it says so; raises the first failure."""
-    _, path, given, count = request
+def _send(
+    client: Client, path: str, body: Mapping[str, Any], count: int, end: float
+) -> list[bytes]:
+    """Send a request, several times at once; returns the answers, or raises the first failure."""
 
-    def one(number: int) -> None:
+    def one(number: int) -> bytes:
         # a new salt, or the prefix cache would shorten the prompt
         salt = f"warm-up {time.monotonic_ns()} {number}"
-        client.ask(end, "POST", path, {"cache_salt": salt, **given, "model": model})
+        return client.ask(end, "POST", path, {"cache_salt": salt, **body})
 
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(one, range(count)))
+        return list(pool.map(one, range(count)))
 
 
 QUESTION, TOGETHER = "What is 17 + 25?", 8
 ANSWER_S = 300.0  # for each round of the question
-_RESULT = re.compile(r"(?<!\d)42(?!\d)")
-_TOKENS = 400  # reasoning of low effort takes some tens; the rest is a reserve
 
 
 def question(client: Client, model: str, max_len: int) -> str:
     """Ask once, then several times at once; returns the problem, or ""."""
+    health.tell("warm-up: a question to the model")
     body = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
         "temperature": 0,
         "reasoning_effort": "low",
-        "max_tokens": min(_TOKENS, max(1, max_len // 2)),
+        # reasoning of low effort takes some tens; the rest is a reserve
+        "max_tokens": min(400, max(1, max_len // 2)),
     }
-
-    def ask(number: int) -> str:
-        salt = f"answers {time.monotonic_ns()} {number}"  # each request computes its prompt
-        end = time.monotonic() + ANSWER_S
-        return problem_of(json.loads(client.ask(end, "POST", CHAT, {**body, "cache_salt": salt})))
-
     for count in (1, TOGETHER):
-        began = time.monotonic()
-        with ThreadPoolExecutor(count) as pool:
-            wrong = [problem for problem in pool.map(ask, range(count)) if problem]
-        how = "asked alone" if count == 1 else f"{count} at once"
-        if wrong:
-            return f"{QUESTION!r}, {how}: {wrong[0]}"
+        began, how = time.monotonic(), "asked alone" if count == 1 else f"{count} at once"
+        for answer in _send(client, CHAT, body, count, began + ANSWER_S):
+            if problem := problem_of(json.loads(answer)):
+                return f"{QUESTION!r}, {how}: {problem}"
         say(f"{QUESTION!r}, {how}: correct answer, {time.monotonic() - began:.1f} s")
     return ""
 
@@ -239,7 +213,7 @@ def problem_of(answer: Mapping[str, Any]) -> str:
     """Return the problem with a chat's answer to ``QUESTION``, or ""."""
     message = answer["choices"][0]["message"]
     text = " / ".join(str(message[part]) for part in ("reasoning", "content") if message.get(part))
-    if _RESULT.search(text):
+    if re.search(r"(?<!\d)42(?!\d)", text):
         return ""
     if not text.strip():
         msg = "status 200 without content and reasoning: the model computes wrong tokens (known"

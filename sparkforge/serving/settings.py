@@ -33,9 +33,9 @@ class Checks(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preflight: Literal["auto", "off", "always"] = "auto"
-    backends: Literal["profile", "fail", "warn", "off"] = "profile"
-    warm_up: Literal["profile", "off", "on"] = "profile"
-    guard: Literal["auto", "off", "warn", "on"] = "auto"
+    backends: Literal["fail", "warn", "off"] | None = None  # None: the profile decides
+    warm_up: Literal["off", "on"] | None = None
+    guard: Literal["off", "warn", "on"] | None = None
     hang: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
 
 

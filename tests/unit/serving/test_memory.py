@@ -110,7 +110,6 @@ class Watched:
         self.now = 1000.0
 
     def _refuse(self, short: bool) -> None:
-        assert short is not self.refuses
         self.refuses = short
 
     def looks(self, available_gib: float, seconds: float) -> bool:
