@@ -41,7 +41,7 @@ class Door:
         told.write_text(str(stalled))
     def ready(self):
         pass
-server = supervise.Server(client=health.Client(address, 1.5), every_s=0.3, guard=watch,
+server = supervise.Server(client=health.Client(address, 1.5), guard=watch,
                           entrance=Door(), signals=supervise.Signals(), **asked)
 sys.exit(server.run())
 """
