@@ -12,7 +12,7 @@ import importlib.util
 import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, StartError, say
@@ -32,27 +32,24 @@ def unified_bytes(library: str = "libcuda.so.1") -> int | None:
     return next((size for _, size in _devices(library) if size), None)
 
 
-def _devices(library: str) -> list[tuple[Capability, int]]:
-    """Return capability and unified bytes of each device, without a context on the device."""
+def _devices(library: str) -> Iterator[tuple[Capability, int]]:
+    """Yield capability and unified bytes of each device, without a context on the device."""
     number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
-
-    def attribute(name: int) -> int:
-        cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
-        return number.value
-
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
-        return []
+        return
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
-        return []
-    found = []
+        return
     for index in range(number.value):
         cuda.cuDeviceGet(ctypes.byref(handle), index)
         cuda.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
-        size = total.value if attribute(_INTEGRATED) == 1 else 0
-        found.append(((attribute(_MAJOR), attribute(_MINOR)), size))
-    return found
+        found = []
+        for name in (_MAJOR, _MINOR, _INTEGRATED):
+            cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
+            found.append(number.value)
+        major, minor, integrated = found
+        yield (major, minor), total.value if integrated == 1 else 0
 
 
 def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
@@ -70,10 +67,9 @@ def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
 
 def driver() -> str:
     """Return the release of NVIDIA's driver, or "" where there is none."""
-    text = Path("/proc/driver/nvidia/version")
-    return (
-        "".join(re.findall(r"\s(\d+\.\d+[.\d]*)\s", text.read_text())[:1]) if text.exists() else ""
-    )
+    file = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\s(\d+\.[.\d]+)\s", file.read_text() if file.exists() else "")
+    return found[1] if found else ""
 
 
 def has_compiler(environment: Mapping[str, str]) -> bool:

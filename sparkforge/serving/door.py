@@ -39,11 +39,8 @@ _LOOPBACK = re.compile(r"(127(\.\d{1,3}){3}|localhost|::1|\[::1\])(:\d+)?", re.A
 
 
 def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KEY_FILE) -> str:
-    """Return the key that clients have to send, or "" for none; StartError if that is not enough.
-
-    The secret's file comes before VLLM_API_KEY, which ``docker inspect`` shows. An empty file
-    stands for no key: Compose mounts /dev/null by default.
-    """
+    """Return the key that clients have to send, or ""; StartError if that is not enough."""
+    # the file comes before VLLM_API_KEY, which ``docker inspect`` shows; Compose's default is empty
     key = file.read_text(errors="replace").strip() if file.exists() else ""
     key = key or environment.get("VLLM_API_KEY", "").strip()
     if not re.fullmatch("[!-~]*", key):  # our own checks would always fail
@@ -83,24 +80,21 @@ def configuration(
     """Return HAProxy's configuration, of one of the parts in ``BUFFERS``."""
     import jinja2  # the health check, which makes none, runs every five seconds
 
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
-    max_body, large = MAX_BODY_MIB << 20, LARGE_MIB // MAX_BODY_MIB
+    template = Path(__file__).with_name("door.cfg.j2").read_text(encoding="utf-8")
+    max_body = MAX_BODY_MIB << 20
     # two descriptors for each connection, and some of HAProxy's own
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return environment.get_template("door.cfg.j2").render(
+    made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return made.from_string(template).render(
         part=part,
         bufsize=BUFFERS[part] + (max_body if part == "inner" else 0),
         folder=folder(),
         rules=variables,
         key_sha256=hashlib.sha256(key.encode()).hexdigest().upper() if key else "",
         max_body=max_body,
-        max_body_mib=MAX_BODY_MIB,
         connections=CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2),
         connections_by_source=CONNECTIONS_BY_SOURCE,
-        large=large,
+        large=LARGE_MIB // MAX_BODY_MIB,
         replicas=replicas or {},
     )
 
@@ -125,12 +119,11 @@ class Door:
         self.processes: list[subprocess.Popen[bytes]] = []
         # glibc gives freed buffers of bodies back to the system
         env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
-        words = ("setpriv", "--pdeathsig", "KILL")  # with this process, however that ends
         for part in ("inner", "outer"):
-            program = [*words, *command(part, configuration(variables, key, part))]
-            self.processes.append(
-                subprocess.Popen(program, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
-            )
+            words = command(part, configuration(variables, key, part))
+            # it ends with this process, however that ends
+            program = ["setpriv", "--pdeathsig", "KILL", *words]
+            self.processes += [subprocess.Popen(program, env=env, start_new_session=True)]
             end = time.monotonic() + _STARTS_S
             while self._ask("show version", part) is None:
                 if self.died or time.monotonic() > end:

@@ -294,6 +294,6 @@ def test_a_look_sees_progress_or_causes_it(fake: tuple[Path, int], sockets: Path
     os.kill(engine, signal.SIGSTOP)
     said = health(sockets)
     assert said.returncode == 1
-    assert said.stderr.startswith("unhealthy: NoTokenError: no step of the engine, and no token")
+    assert said.stderr.startswith("unhealthy: ValueError: no step of the engine, and no token")
     os.kill(engine, signal.SIGCONT)
     assert health(sockets).returncode == 0
