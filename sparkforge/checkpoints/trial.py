@@ -52,28 +52,23 @@ def reference(model: gptoss.Model) -> dict[str, Any]:
     answers = []
     for length in LENGTHS:
         tokens = [int(token) for token in random.randint(32, 127, size=length)]
-        rows = _log_softmax(gptoss.logits(model, tokens))
-        entry: dict[str, Any] = {
-            "tokens": tokens,
-            "prompt": [_round(rows[i, token]) for i, token in enumerate(tokens[1:])],
-            "next": [],
-        }
-        for number in range(DECODED):
-            row = rows[-1] if number == 0 else _log_softmax(gptoss.logits(model, tokens)[-1:])[0]
-            second, first = np.argsort(row)[-2:]
-            lead = _round(row[first] - row[second])
-            entry["next"].append({"token": int(first), "logprob": _round(row[first]), "lead": lead})
-            tokens = [*tokens, int(first)]
-        answers.append(entry)
+        following, leads = gptoss.greedy(model, tokens, DECODED)
+        logits = gptoss.logits(model, [*tokens, *following])
+        rows = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        found = [
+            round(float(rows[place, token]), _DIGITS)
+            for place, token in enumerate([*tokens[1:], *following])
+        ]
+        after = zip(following, found[length - 1 :], leads, strict=True)
+        answers.append(
+            {
+                "tokens": tokens,
+                "prompt": found[: length - 1],
+                "next": [
+                    {"token": token, "logprob": logprob, "lead": round(lead, _DIGITS)}
+                    for token, logprob, lead in after
+                ],
+            }
+        )
     text = json.dumps(answers, sort_keys=True)
     return {"schema": 1, "answers": answers, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _log_softmax(logits: gptoss.Floats) -> gptoss.Floats:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    out: gptoss.Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return out
-
-
-def _round(value: Any) -> float:
-    return round(float(value), _DIGITS)
