@@ -23,8 +23,7 @@ class Shape:
     """The architecture's numbers, in elements; layers alternate between window and full context.
 
     Each default is the smallest that still tests its part: three MXFP4 blocks in the intermediate
-    size do not divide by two ranks, and every expert is used. In tiny.json the window and YaRN's
-    original context are shorter than a test prompt.
+    size do not divide by two ranks, and every expert is used.
     """
 
     layers: int = 4
@@ -37,12 +36,9 @@ class Shape:
     head_dim: int = 32
 
 
-TINY = Shape()
-
 # their numbers follow those of the bytes; the config in tiny.json names some
 _NAMES = ("startoftext", "endoftext", "return", "call", "start", "channel", "message", "end")
-_SPECIAL_TOKENS = tuple(f"<|{name}|>" for name in _NAMES)
-VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
+VOCAB_SIZE = 256 + len(_NAMES)
 
 
 @dataclass(frozen=True)
@@ -58,15 +54,11 @@ class TinyCheckpoint:
     """The same weights in BF16."""
 
 
-def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> TinyCheckpoint:
-    """Write a tiny random gpt-oss checkpoint to the new folder `dest`.
-
-    The same seed (0 to 2**32 - 1) gives the same bytes on every machine. FileExistsError: `dest`
-    exists.
-    """
+def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> TinyCheckpoint:
+    """Write a tiny random gpt-oss checkpoint to the new folder `dest`: by the seed, everywhere."""
     tensors = _make_tensors(seed, shape)
     ranks = {bytes([byte]): byte for byte in range(256)}
-    tokenizer = byte_bpe(dict(enumerate(_SPECIAL_TOKENS, 256)), ranks)
+    tokenizer = byte_bpe({256 + n: f"<|{name}|>" for n, name in enumerate(_NAMES)}, ranks)
     files = {**json_files(shape, "tiny.json"), "tokenizer.json": tokenizer}
     write_checkpoint(dest, tensors, files)
     packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
@@ -77,8 +69,7 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
 def expand(source: Path, dest: Path) -> None:
     """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server.
 
-    MXFP4's values are exact in BF16, except for scales beyond its exponents. Experts are stored as
-    in the model's BF16 format: inputs before outputs. FileExistsError: `dest` exists.
+    Experts are stored as in the model's BF16 format: inputs before outputs.
     """
     tensors: dict[str, npt.NDArray[Any]] = {}
     found = gptoss.load(source).tensors
