@@ -28,15 +28,15 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sparkforge.serving import health
-from sparkforge.serving.errors import (
+from sparkforge.serving.options import (
     EX_CANTCREAT,
     EX_DATAERR,
     EX_NOHOST,
     EX_NOINPUT,
     StartError,
     say,
+    shown,
 )
-from sparkforge.serving.options import shown
 
 if TYPE_CHECKING:
     from sparkforge.serving.supervise import Signals

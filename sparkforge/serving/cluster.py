@@ -18,8 +18,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 from sparkforge.serving.health import read_mark, write_mark
+from sparkforge.serving.options import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
 SPLIT = ("--tensor-parallel-size", "2")  # the split of the model, equal on both machines

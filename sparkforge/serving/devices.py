@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, StartError, say
+from sparkforge.serving.options import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, StartError, say
 
 Capability = tuple[int, int]
 """Compute capability of a device, major and minor: (12, 1) is a Spark's."""

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.serving.errors import EX_NOHOST, EX_UNAVAILABLE, StartError, say
 from sparkforge.serving.health import temporary
+from sparkforge.serving.options import EX_NOHOST, EX_UNAVAILABLE, StartError, say
 
 if TYPE_CHECKING:
     from sparkforge.serving.settings import Variables

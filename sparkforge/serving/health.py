@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.serving.errors import say
+from sparkforge.serving.options import say
 
 READY = "ready"
 Counters = Mapping[str, str]

@@ -27,8 +27,8 @@ from sparkforge.serving import (
     preflight,
     profile,
 )
-from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR, StartError, say
 from sparkforge.serving.health import Client
+from sparkforge.serving.options import EX_CONFIG, EX_DATAERR, StartError, say
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.settings import Variables
 from sparkforge.serving.supervise import Server, Signals, StoppedError

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.serving import devices, options
-from sparkforge.serving.errors import EX_OSERR, StartError, say
+from sparkforge.serving.options import EX_OSERR, StartError, say
 
 if TYPE_CHECKING:
     from sparkforge.serving.profile import MemoryPlan

@@ -1,4 +1,4 @@
-"""Options of ``vllm serve``: as its parser reads them, those of our plugin, secrets among them.
+"""The entrypoint's errors and exit codes, and the options of ``vllm serve``, also our plugin's.
 
 Users write ``--mxfp4-layers``, ``--decode-kernels`` and ``--moe-backend bf16_dequant``. vLLM knows
 none of them: its plugin vllm_sparkforge does, and reads them in ``--additional-config``. They are
@@ -8,9 +8,36 @@ translated last, so all that is shown or compared has the user's words.
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
-from sparkforge.serving.errors import SettingError, StartError
+# sysexits.h. A restart may fix all but 65 and 78.
+EX_DATAERR = 65  # the hub sends other bytes than it lists: each restart would download them again
+EX_NOINPUT, EX_NOHOST, EX_UNAVAILABLE, EX_OSERR = 66, 68, 69, 71
+EX_CANTCREAT, EX_TEMPFAIL, EX_PROTOCOL = 73, 75, 76
+EX_CONFIG = 78  # a setting is wrong: no restart changes it
+
+
+class StartError(Exception):
+    """The server cannot be started. The message has a hint, ``code`` is the exit code."""
+
+    def __init__(self, text: str, code: int = EX_CONFIG) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class SettingError(StartError):
+    """A setting cannot be used: ``what`` is wrong, and a ``hint`` what to do."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what}: {hint}")
+        self.what, self.hint = what, hint
+
+
+def say(text: str) -> None:
+    """Print a line between the server's, in the container's log."""
+    print(f"entrypoint: {text}", file=sys.stderr, flush=True)
+
 
 CONFIG, KEY = "--additional-config", "sparkforge"
 """The option with a JSON object for all of vLLM's plugins, and our plugin's key in it."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.serving import health, options
-from sparkforge.serving.errors import StartError, say
 from sparkforge.serving.health import Client, StatusError
+from sparkforge.serving.options import StartError, say
 
 REFERENCE = "reference.json"
 NAME = "preflight"

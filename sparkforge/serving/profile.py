@@ -21,8 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from sparkforge.serving.errors import SettingError, StartError
-from sparkforge.serving.options import has, value
+from sparkforge.serving.options import SettingError, StartError, has, value
 
 VARIABLE = "SPARKFORGE_PROFILE"
 _LAYERS = "--mxfp4-layers"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sparkforge.serving import profile
-from sparkforge.serving.errors import StartError
+from sparkforge.serving.options import StartError
 
 
 def _words(value: Any) -> Any:

@@ -20,8 +20,8 @@ from pathlib import Path
 from sparkforge.serving import health, memory, options
 from sparkforge.serving.cluster import Link
 from sparkforge.serving.door import Door
-from sparkforge.serving.errors import EX_TEMPFAIL, StartError, say
 from sparkforge.serving.health import Client, Counters
+from sparkforge.serving.options import EX_TEMPFAIL, StartError, say
 from sparkforge.serving.profile import Watch
 
 _GRACE_S, TRIAL_S = 30.0, 1800.0

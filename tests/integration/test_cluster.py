@@ -18,7 +18,7 @@ import pytest
 
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import cluster
-from sparkforge.serving.errors import (
+from sparkforge.serving.options import (
     EX_CONFIG,
     EX_PROTOCOL,
     EX_TEMPFAIL,

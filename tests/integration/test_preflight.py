@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.options import EX_CONFIG
 from tests.haproxy import needs_haproxy
 from tests.integration.test_warmup import Start, start
 from tests.support import PATIENCE_S

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.health import Client
+from sparkforge.serving.options import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.supervise import session
 from tests.support import PATIENCE_S, ROOT, health, inner, wait_for
 

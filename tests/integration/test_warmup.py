@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from sparkforge.runtime.servers import free_port
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.options import EX_CONFIG
 from tests.haproxy import needs_haproxy
 from tests.integration.test_supervise import end_group
 from tests.support import PATIENCE_S, ROOT, health_check, wait_for

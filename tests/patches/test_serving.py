@@ -16,7 +16,7 @@ import requests
 
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.run import group_alive
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.options import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
 from tests.patches.forks import known
 from tests.patches.served import HANG_S, READY_S, serving

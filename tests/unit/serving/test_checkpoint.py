@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import close_session, constants, get_session
 
 from sparkforge.serving import checkpoint
-from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST, StartError
+from sparkforge.serving.options import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST, StartError
 from tests.hub import COMMIT, Hub
 
 Patch = pytest.MonkeyPatch

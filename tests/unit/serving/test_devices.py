@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.serving import devices
-from sparkforge.serving.errors import StartError
+from sparkforge.serving.options import StartError
 
 
 def driver(folder: Path, count: int, integrated: int = -1) -> str:

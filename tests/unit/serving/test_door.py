@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.serving import door
-from sparkforge.serving.errors import EX_CONFIG, EX_NOHOST, StartError
+from sparkforge.serving.options import EX_CONFIG, EX_NOHOST, StartError
 from sparkforge.serving.settings import Variables
 
 TWO = "192.168.100.1:8000,192.168.100.2:8000"

@@ -19,7 +19,8 @@ from sparkforge.serving import (
     memory,
     supervise,
 )
-from sparkforge.serving.errors import (
+from sparkforge.serving.memory import GIB
+from sparkforge.serving.options import (
     EX_CONFIG,
     EX_DATAERR,
     EX_NOHOST,
@@ -27,7 +28,6 @@ from sparkforge.serving.errors import (
     EX_UNAVAILABLE,
     StartError,
 )
-from sparkforge.serving.memory import GIB
 from sparkforge.serving.settings import Variables
 
 Patch = pytest.MonkeyPatch

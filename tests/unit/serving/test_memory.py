@@ -7,8 +7,8 @@ import pytest
 
 from sparkforge.pins import pins
 from sparkforge.serving import memory
-from sparkforge.serving.errors import StartError
 from sparkforge.serving.memory import GIB, Guard, MemoryShortError, Reading
+from sparkforge.serving.options import StartError
 from sparkforge.serving.profile import MemoryPlan, Profile
 from tests.support import ROOT
 

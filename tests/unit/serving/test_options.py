@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG, SettingError
-from sparkforge.serving.options import for_plugin, has, redacted, value
+from sparkforge.serving.options import EX_CONFIG, SettingError, for_plugin, has, redacted, value
 
 
 def passed(words: str) -> tuple[list[str], Any]:

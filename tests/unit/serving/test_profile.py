@@ -7,7 +7,7 @@ import pytest
 
 from sparkforge.pins import pins
 from sparkforge.serving import profile as profiles
-from sparkforge.serving.errors import StartError
+from sparkforge.serving.options import StartError
 from sparkforge.serving.profile import Choice, MemoryPlan, Profile, Watch
 from tests.support import ROOT
 
