@@ -31,6 +31,7 @@ from sparkforge.runtime.client import CHAT, COMPLETIONS
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, ending
 from sparkforge.serving import profile as profiles
+from sparkforge.serving.options import SettingError
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.store.store import Artefact
@@ -94,7 +95,7 @@ def chosen(context: Context, name: str) -> Profile:
     """Return the target's profile with the choice of ``--profile``; UsageError: there is none."""
     try:
         return profiles.pick(context.serving, name, "--profile")
-    except profiles.ChoiceError as error:
+    except SettingError as error:
         raise UsageError(error.what, error.hint) from None
 
 

@@ -25,10 +25,6 @@ from sparkforge.serving.options import SettingError, StartError, has, value
 
 VARIABLE = "SPARKFORGE_PROFILE"
 _LAYERS = "--mxfp4-layers"
-_WITHOUT_DECODE_EXPERTS = frozenset(
-    ("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype")
-)
-"""Options with which experts may not go through the decode kernels."""
 # fields with the names of vLLM's options; its own parser checks them in
 # tests/patches/test_profiles.py
 _OPTIONS = (
@@ -68,10 +64,7 @@ class Choice(_Model):
 
 
 class Profile(_Model):
-    """Options of ``vllm serve``, and the entrypoint's checks and actions for the model.
-
-    vLLM decides an option without a value, and judges the values of the others.
-    """
+    """Options of ``vllm serve``, which decides the others, and the entrypoint's steps."""
 
     model: Name | None = None  # in pins.yaml's ``models``
     moe_backend: Name | None = None
@@ -164,29 +157,25 @@ class Profile(_Model):
 
     def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
         """Return the backends that vLLM has to choose, by kind; the user's own are not checked."""
-        expected: dict[str, str] = {
-            kind: name for kind, name in self.expect.items() if not has(caller, f"--{kind}-backend")
-        }
         layers = (value(command, _LAYERS) or "").split(",")
-        quantised = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
         # vLLM logs the backend of dense layers only where some are quantised
-        if not quantised or has(caller, "--decode-kernels"):  # which decide for these
-            expected.pop("linear", None)
-        if any(has(caller, option) for option in _WITHOUT_DECODE_EXPERTS):
-            expected.pop("experts", None)
-        return expected
-
-
-class ChoiceError(SettingError):
-    """There is no such choice."""
+        dense = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
+        own = {kind for kind in self.expect if has(caller, f"--{kind}-backend")}
+        if not dense or has(caller, "--decode-kernels"):
+            own.add("linear")
+        # with these experts may not go through the decode kernels
+        others = ("decode-kernels", "moe-backend", "enable-lora", "enable-expert-parallel", "dtype")
+        if any(has(caller, f"--{option}") for option in others):
+            own.add("experts")
+        return {kind: name for kind, name in self.expect.items() if kind not in own}
 
 
 def pick(profile: Profile, name: str, setting: str) -> Profile:
-    """Return a profile with another choice."""
+    """Return a profile with another choice; SettingError where there is no such one."""
     if name in profile.choices:
         return profile.model_copy(update={"choice": name})
     known = f"use {', '.join(profile.choices)}" if profile.choices else "omit it: there is none"
-    raise ChoiceError(f"{setting} {name!r}: no such profile", known)
+    raise SettingError(f"{setting} {name!r}: no such profile", known)
 
 
 # The sentences of vLLM 0.33.0 and of our plugin; tests/patches/test_profiles.py compares. The
@@ -236,6 +225,4 @@ class Watch:
         ]
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{one} {'/'.join(sorted(self.seen[one]))}" for one in SENTENCES if one in self.seen
-        )
+        return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in self.seen.items())

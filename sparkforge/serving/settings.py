@@ -13,17 +13,11 @@ from sparkforge.serving import profile
 from sparkforge.serving.options import StartError
 
 
-def _words(value: Any) -> Any:
-    return tuple(shlex.split(value)) if isinstance(value, str) else value
-
-
 def _split(value: Any) -> Any:
-    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+    return tuple(value.replace(",", " ").split())
 
 
 def _pairs(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
     return {one.partition("=")[0].replace("-", "_"): one.partition("=")[2] for one in _split(value)}
 
 
@@ -39,7 +33,7 @@ class Checks(BaseModel):
     hang: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Words = Annotated[tuple[str, ...], BeforeValidator(shlex.split)]
 Origin = Annotated[
     str, Field(pattern=r"^https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?$", max_length=200)
 ]
@@ -101,10 +95,7 @@ class Variables(BaseModel):
             or (name == "profile" and profile.VARIABLE in environment)
         }
         try:
-            "".join(found.values()).encode()  # vLLM would fail without naming the variable
             return cls.model_validate(found)
-        except UnicodeEncodeError:
-            raise StartError("a variable SPARKFORGE_* is not UTF-8 text") from None
         except ValidationError as error:
             first = error.errors()[0]
             name, *inner = map(str, first["loc"])
