@@ -110,15 +110,16 @@ CACHES: Mapping[str, str] = {
 }  # folders by variable of the server; a user's own value has priority
 
 
-def build_key(share: Path, release: str) -> str:
-    """Return a short name of the image's build: its release, and a digest of its inputs."""
+def caches(
+    root: Path, share: Path, release: str, variables: Mapping[str, str]
+) -> tuple[Path, dict[str, str]]:
+    """Make the folder of this build and device, and remove those of the oldest others.
+
+    Its name has the image's release, a digest of its inputs, and the device.
+    """
     inputs = share / "inputs.json"  # none outside of an image
     digest = hashlib.sha256(inputs.read_bytes() if inputs.exists() else b"").hexdigest()[:12]
-    return f"{re.sub(r'[^A-Za-z0-9.+_]', '_', release) or 'unreleased'}-{digest}"
-
-
-def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, dict[str, str]]:
-    """Make the folder of this build and device, and remove those of the oldest others."""
+    build = f"{re.sub(r'[^A-Za-z0-9.+_]', '_', release) or 'unreleased'}-{digest}"
     there = sorted({f"sm{major}{minor}" for major, minor in capabilities()})
     folder = root / f"{build}-{'-'.join(there) or platform.machine()}"
     chosen = {name: str(folder / sub) for name, sub in CACHES.items()}

@@ -142,8 +142,8 @@ class Launch:
         options.for_plugin(words)  # or its error would come after the download
         kernels = None
         if given.jit_dir is not None:
-            build = devices.build_key(given.share, given.release)
-            kernels, places = devices.caches(given.jit_dir.absolute(), build, self.variables)
+            folder, environment = given.jit_dir.absolute(), self.variables
+            kernels, places = devices.caches(folder, given.share, given.release, environment)
             self.variables |= places
             self.variables |= image_build.seed(given.share, self.variables, say)
         self._preflight(words, kernels)
