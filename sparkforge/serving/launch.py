@@ -1,9 +1,7 @@
 """One start of the server: checks, preflight, download, load, and supervision to its end.
 
 Docker's ``unless-stopped`` restarts a container after any exit code, and a server reads up to 65 GB
-before it fails again. So where a restart changes nothing (exit code 65 or 78), or three starts in a
-row never became ready, the entrypoint does not end. It waits, unhealthy, until the container is
-restarted or recreated.
+before it fails again. So where a restart changes nothing, the entrypoint waits instead of ending.
 """
 
 import json
@@ -46,7 +44,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     given = {name: text for name, text in environment.items() if text or not name.startswith(unset)}
     reason, launch = "its log gives the reason", None
     try:
-        if door.REPLICAS in given:  # this container is the router; HAProxy takes its place
+        if door.REPLICAS in given:  # this container is the router
             door.route(Variables.read(given), given)
         launch = Launch(words, given, signals)
         code = launch.run()
@@ -60,7 +58,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     starts, why = None if launch is None else launch.starts, ""
     if code in (EX_CONFIG, EX_DATAERR):
         why = f"a restart changes nothing (exit code {code})"
-    elif starts is not None and _count(starts) >= LIMIT:
+    elif starts is not None and starts.exists() and starts.stat().st_size >= LIMIT:
         why = f"{LIMIT} starts in a row never became ready (the last exit code: {code})"
     repeats = environment.get("SPARKFORGE_RESTART") in ("always", "unless-stopped", "on-failure")
     waits = why and repeats and not signals.came
@@ -74,11 +72,6 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
             while True:
                 time.sleep(1)
     return code
-
-
-def _count(path: Path) -> int:
-    """Return the starts in a row that have not become ready: the size of a file."""
-    return path.stat().st_size if path.exists() else 0
 
 
 def serve(model: str, words: Sequence[str]) -> list[str]:
@@ -103,7 +96,14 @@ class Launch:
         self.caller = (*given.extra_args, *own)
         options.check([*given.serve_args, *self.caller])
         self.revision = options.value(self.caller, "--revision") or revision
-        self.profile = _profile(given)
+        # the user's own profile, an empty one, or the image's, with the user's choice
+        name, file = given.profile, given.share / "profile.json"
+        if name is not None and (name == "" or "/" in name):
+            self.profile = Profile.load(Path(name)) if name else Profile()
+        else:
+            self.profile = Profile.load(file) if file.is_file() else Profile()
+            if name is not None:
+                self.profile = profile.pick(self.profile, name, profile.VARIABLE)
         self.on_device = self.profile.cuda_arch is not None
         self.backends = given.checks.backends or self.profile.on_mismatch
         self.pair = cluster.settings(environment)
@@ -187,7 +187,6 @@ class Launch:
         if mode == "off" or (mode == "auto" and not self.on_device):
             return
         if self.on_device and not devices.capabilities():  # the user wants to continue
-            say("no preflight: there is no device")
             return
         driver, words = devices.driver(), preflight.small_options(real)
         key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
@@ -221,8 +220,7 @@ class Launch:
         name = self.given.model_name or ("" if self.is_folder else self.model)
         naming = [f"--served-model-name={name}"] if name else []
         place = cluster.place(self.pair) if self.pair is not None else []
-        # the share is computed again: hours may have passed. A user's own value comes later, and
-        # counts
+        # the share is computed again: hours may have passed
         command = serve(model, [*naming, *place, *self._share(), *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
         if "--disable-log-stats" in command:  # a busy server would look hung
@@ -244,19 +242,9 @@ class Launch:
         folder = kernels.parent if kernels else health.temporary()
         # in a volume of several containers: by the container's own name
         self.starts = server.starts = folder / f"starts-{socket.gethostname()}"
-        count = _count(self.starts) + 1
         with self.starts.open("ab") as file:
-            file.truncate(count)  # takes no space on a full disk
+            # starts in a row that have not become ready: a size takes no space on a full disk
+            count = file.truncate(file.tell() + 1)
         if count > 1:
             say(f"start {count} of {LIMIT}: the last one never became ready")
         return server
-
-
-def _profile(given: Variables) -> Profile:
-    """Return the user's own profile, the image's with the user's choice, or an empty one."""
-    name = given.profile
-    if name == "" or (name is not None and "/" in name):
-        return Profile.load(Path(name)) if name else Profile()
-    path = given.share / "profile.json"
-    found = Profile.load(path) if path.is_file() else Profile()
-    return found if name is None else profile.pick(found, name, profile.VARIABLE)

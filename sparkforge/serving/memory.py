@@ -1,8 +1,6 @@
 """Memory on a machine where GPU and host share it: vLLM's share, the page cache, the guard.
 
-vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before the use of other programs
-is known. So the entrypoint computes it from the memory that is available. A machine that runs out
-of it is reported to hang until a power cycle: the server has to give way before.
+A machine that runs out of it is reported to hang until a power cycle: the server gives way before.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 HOST_GIB = 16
-"""The smallest limit of a container whose GPU memory does not count towards it: vLLM's processes (3
-or more, an estimate), compilers (4.6), 8 for /dev/shm and 2 for /tmp. Not confirmed on a Spark."""
+"""The smallest limit of a container: vLLM's processes (3 or more, an estimate), compilers (4.6), 8
+for /dev/shm and 2 for /tmp. Memory of an integrated GPU does not count towards it."""
 LIMIT, SHARE = "SPARKFORGE_MEMORY_LIMIT", "--gpu-memory-utilization"
 
 
@@ -50,10 +48,7 @@ class Reading:
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """Read the kernel's own estimate, and the limit of this container.
-
-    ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
-    """
+    """Read the kernel's own estimate, which counts droppable page cache, and our limit."""
     have = meminfo((root / "proc/meminfo").read_text())
     group = root / "sys/fs/cgroup"  # a container's own is at the top; version 2
     limit, used, file = None, 0, group / "memory.max"
@@ -77,8 +72,7 @@ def utilisation(
     """Return the share of all memory for vLLM, in whole percents, rounded down.
 
     ``cuda_total``: its bytes as CUDA counts them for an integrated device, which vLLM multiplies by
-    the share. Memory of such a GPU does not count towards a container's limit, as others measured.
-    So the limit has to leave room for the host's part, and does not change the share.
+    the share.
     """
     text = described(reading, cuda_total)
     if reading.limit is not None and reading.limit < HOST_GIB * GIB:
@@ -97,7 +91,7 @@ def utilisation(
 
 
 def described(reading: Reading, cuda_total: int | None = None) -> str:
-    """Describe the inputs of the share; ``cuda_total`` is as in ``utilisation``."""
+    """Describe the inputs of the share."""
     text = f"{reading.available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"
     if cuda_total is not None:
         text += f", CUDA counts {cuda_total / GIB:.1f} for its integrated device"

@@ -1,8 +1,7 @@
 """The entrypoint's errors and exit codes, and the options of ``vllm serve``, also our plugin's.
 
-Users write ``--mxfp4-layers``, ``--decode-kernels`` and ``--moe-backend bf16_dequant``. vLLM knows
-none of them: its plugin vllm_sparkforge does, and reads them in ``--additional-config``. They are
-translated last, so all that is shown or compared has the user's words.
+Users write ``--mxfp4-layers``, ``--decode-kernels`` and ``--moe-backend bf16_dequant``, and our
+plugin reads them in ``--additional-config``. They are translated last: logs have the user's words.
 """
 
 import json
@@ -39,8 +38,7 @@ def say(text: str) -> None:
     print(f"entrypoint: {text}", file=sys.stderr, flush=True)
 
 
-CONFIG, KEY = "--additional-config", "sparkforge"
-"""The option with a JSON object for all of vLLM's plugins, and our plugin's key in it."""
+CONFIG, KEY = "--additional-config", "sparkforge"  # a JSON object, and our plugin's key in it
 _KEYS = {"--mxfp4-layers": "mxfp4_layers", "--decode-kernels": "decode_kernels"}
 _MOE, _EXPERTS = "--moe-backend", "bf16_dequant"  # an option of vLLM, and our plugin's value of it
 SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
@@ -108,11 +106,11 @@ def for_plugin(words: Sequence[str]) -> list[str]:
         option = name.replace("_", "-")
         if option.startswith(f"{CONFIG}."):  # vLLM makes one object of all of these
             raise SettingError(f"{name} is not possible here", f"use {CONFIG}")
-        if option not in (*_KEYS, _MOE, CONFIG):
-            kept.append(word)
-        else:
+        if option in (*_KEYS, _MOE, CONFIG):
             alone = equals or not rest or rest[0].startswith("-")
             ours[option] = text if alone else rest.pop(0)
+        else:
+            kept.append(word)
     found = {key: ours.pop(option) for option, key in _KEYS.items() if option in ours}
     if not all(found.values()):
         raise SettingError(f"one of {', '.join(_KEYS)} has no value", "write --OPTION VALUE")

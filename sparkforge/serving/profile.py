@@ -131,11 +131,6 @@ class Profile(_Model):
         """Return the profile as JSON values, without defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
-    @property
-    def layers(self) -> str | None:
-        """Value of ``--mxfp4-layers``: the choice's, if there are choices; None: none."""
-        return self.choices[self.choice].mxfp4_layers if self.choice else self.mxfp4_layers
-
     def options(self, *, most_memory: bool = False) -> list[str]:
         """Return the options of ``vllm serve``."""
         words: list[str] = []
@@ -147,8 +142,9 @@ class Profile(_Model):
             if given := getattr(self, name):
                 values = given if isinstance(given, tuple) else () if given is True else (given,)
                 words += [f"--{name.replace('_', '-')}", *map(str, values)]
-        if self.layers:
-            words += [_LAYERS, self.layers]
+        chosen = self.choices[self.choice] if self.choice else self
+        if chosen.mxfp4_layers:
+            words += [_LAYERS, chosen.mxfp4_layers]
         if self.exclude_tools_when_none:
             words.append("--exclude-tools-when-tool-choice-none")
         if self.tool_call_parser:  # without it "tool_choice": "auto" gets status 400
