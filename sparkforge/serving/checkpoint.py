@@ -2,9 +2,8 @@
 
     python -I checkpoint.py CACHE MODEL REVISION
 
-vLLM's own download runs while it loads, so up to 65 GB of page cache compete with the weights, and
-it reports nothing to the health check. Here a child process runs huggingface_hub's download first.
-A snapshot whose hashes were checked is used without a request to the hub.
+vLLM's own download runs while it loads, so up to 65 GB of page cache compete with the weights. Here
+a child runs huggingface_hub's first. A snapshot with checked hashes needs no request to the hub.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +57,7 @@ def named(folder: Path) -> list[str]:
 
 
 def check(path: Path) -> None:
-    """Check the folder of a checkpoint, since vLLM's own errors give no hint; StartError.
-
-    A weight file starts with 8 bytes (little endian), the length of a JSON header. The largest of
-    its ``data_offsets`` is the length of the rest.
-    """
+    """Check the folder of a checkpoint, since vLLM's own errors give no hint; StartError."""
     part = "config.json"
     try:
         (path / part).open("rb").close()
@@ -69,6 +65,7 @@ def check(path: Path) -> None:
         for part in named(path):
             with (path / part).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
+                # 8 bytes, the length of a JSON header; its largest offset is that of the rest
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _HEADER_LIMIT)))
             header.pop("__metadata__", None)
@@ -83,11 +80,7 @@ def check(path: Path) -> None:
 
 
 def vocabulary() -> bytes:
-    """Return the vocabulary of vLLM's chats as o200k_base.tiktoken: base64 and rank of each token.
-
-    The variable TIKTOKEN_ENCODINGS_BASE replaces oss-harmony's own with a file, and a wrong file
-    would only show at the first chat request, as status 500.
-    """
+    """Return the vocabulary of vLLM's chats as o200k_base.tiktoken: lines of base64 and rank."""
     try:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
@@ -106,11 +99,7 @@ def check_vocabulary(sha256: str) -> None:
 
 
 def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Signals) -> Path:
-    """Return the folder of a model's snapshot, downloading what is missing; "": the newest.
-
-    Raises StartError (68: the hub cannot be reached; 73: the files cannot be stored; 65: the hub
-    sends other bytes than it lists; 78: else) and StoppedError.
-    """
+    """Return the folder of a model's snapshot, downloaded by a child; StartError, StoppedError."""
     from sparkforge.serving import supervise
 
     home = Path(variables.get("HF_HOME") or "~/.cache/huggingface")
@@ -132,18 +121,18 @@ def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Sign
     return Path(found)
 
 
-# those that vLLM reads. Only at the top: gpt-oss has two more copies of its weights in folders
-_TYPES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
-_READ: dict[str, Any] = {"allow_patterns": [*_TYPES], "ignore_patterns": ["*/*"]}
-
-
 def download(hub: Path, model: str, revision: str) -> Path:
     """Return the folder of a model's snapshot, downloading what is missing; StartError."""
     import httpx
-    from huggingface_hub import constants, errors
+    from huggingface_hub import constants, errors, snapshot_download
 
     revision = revision or "main"
-    here = _complete(hub, model, revision)
+    here = None
+    with suppress(OSError, ValueError):  # incomplete, by the hub's list or the model's index
+        files = Path(snapshot_download(model, revision=revision, local_files_only=True, **_at(hub)))
+        names = named(files)
+        if names and all((files / name).is_file() for name in ("config.json", *names)):
+            here = files
     checked = here is not None and revision == here.name and _mark(here).exists()
     if here is not None and (checked or constants.HF_HUB_OFFLINE):
         return here
@@ -171,56 +160,46 @@ def download(hub: Path, model: str, revision: str) -> Path:
         return here
 
 
+def _at(hub: Path) -> dict[str, Any]:
+    """Return the files that vLLM reads: at the top, since folders have gpt-oss' weights again."""
+    kinds = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+    return {"cache_dir": hub, "allow_patterns": [*kinds], "ignore_patterns": ["*/*"]}
+
+
 def _mark(files: Path) -> Path:
     """Return the file that exists once the hashes of a snapshot have been checked."""
     return files.parents[1] / "sparkforge" / files.name
 
 
-def _complete(hub: Path, model: str, revision: str) -> Path | None:
-    """Return a snapshot with all files, by the hub's list and the model's index, or None."""
-    from huggingface_hub import snapshot_download
-
-    local = {**_READ, "revision": revision, "cache_dir": hub, "local_files_only": True}
-    try:
-        files = Path(snapshot_download(model, **local))
-        names = named(files)
-    except (OSError, ValueError):
-        return None
-    whole = names and all((files / name).is_file() for name in ("config.json", *names))
-    return files if whole else None
-
-
 def _download(hub: Path, model: str, revision: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
-    api, commit, folder = HfApi(), revision, hub / f"models--{model.replace('/', '--')}"
-    if not re.fullmatch("[0-9a-f]{40}", revision):
-        commit = str(api.model_info(model, revision=revision).sha)
-    where = {**_READ, "cache_dir": hub}
-    files = snapshot_download(model, revision=commit, dry_run=True, **where)
+    api, folder, over = HfApi(), hub / f"models--{model.replace('/', '--')}", threading.Event()
+    commit = str(api.model_info(model, revision=revision).sha)
+    files = snapshot_download(model, revision=commit, dry_run=True, **_at(hub))
     names = {file.filename for file in files}
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         msg = f"{model} at {commit} has no config.json or no weights in safetensors"
         raise StartError(msg, EX_DATAERR)
     missing = sum(file.file_size or 0 for file in files if file.will_download)
     folder.mkdir(parents=True, exist_ok=True)
-    room, over = shutil.disk_usage(folder).free, threading.Event()
+    room = shutil.disk_usage(folder).free
     if missing > room:
         raise OSError(errno.ENOSPC, f"{missing / 1e9:.1f} GB of the model are missing")
 
     def report() -> None:  # about what the disk has less than before
         for seconds in itertools.count():
-            if over.wait(1):
-                return
             have = min(max(room - shutil.disk_usage(folder).free, 0), missing)
             text = f"downloading {have / 1e9:.1f} of {missing / 1e9:.1f} GB"
             health.tell(text)
             if seconds % 15 == 0:
                 say(text)
+            if over.wait(1):
+                return
 
     threading.Thread(target=report, daemon=True).start()
     try:
-        found = Path(snapshot_download(model, revision=revision, max_workers=4, **where))
+        found = Path(snapshot_download(model, revision=revision, max_workers=4, **_at(hub)))
     finally:
         over.set()
     if not _mark(found).exists():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import resource
 import shutil
 import socket
 import subprocess
@@ -28,6 +27,7 @@ REPLICAS = "SPARKFORGE_REPLICAS"
 KEY_FILE = Path("/run/secrets/api_key")
 MAX_BODY_MIB = 8  # of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
 CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256  # behind Docker all clients may be one source
+ENGINE, OWN = "vllm.sock", "door.sock"  # where vLLM listens; our requests, without key and limits
 LARGE_MIB = 224
 """For bodies above 256 KiB. With those of all connections 480 MiB: the profiles' ``keep_free_gib``
 includes them."""
@@ -64,16 +64,6 @@ def folder() -> Path:
     return path
 
 
-def engine_socket() -> Path:
-    """Return where vLLM listens."""
-    return folder() / "vllm.sock"
-
-
-def own_socket() -> Path:
-    """Return where our own requests go in, without key and limits."""
-    return folder() / "door.sock"
-
-
 def configuration(
     variables: Variables, key: str, part: str, replicas: Mapping[str, str] | None = None
 ) -> str:
@@ -82,8 +72,6 @@ def configuration(
 
     template = Path(__file__).with_name("door.cfg.j2").read_text(encoding="utf-8")
     max_body = MAX_BODY_MIB << 20
-    # two descriptors for each connection, and some of HAProxy's own
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     return made.from_string(template).render(
         part=part,
@@ -92,7 +80,7 @@ def configuration(
         rules=variables,
         key_sha256=hashlib.sha256(key.encode()).hexdigest().upper() if key else "",
         max_body=max_body,
-        connections=CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2),
+        connections=CONNECTIONS,
         connections_by_source=CONNECTIONS_BY_SOURCE,
         large=LARGE_MIB // MAX_BODY_MIB,
         replicas=replicas or {},
@@ -115,7 +103,7 @@ class Door:
 
     def __init__(self, variables: Variables, key: str) -> None:
         self._ready = self._short = False
-        engine_socket().unlink(missing_ok=True)
+        (folder() / ENGINE).unlink(missing_ok=True)
         self.processes: list[subprocess.Popen[bytes]] = []
         # glibc gives freed buffers of bodies back to the system
         env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
@@ -141,12 +129,13 @@ class Door:
     def ready(self) -> None:
         """Let requests in: the server is ready."""
         self._ready = True
-        self._set_state()
+        self.refuse(self._short)
 
     def refuse(self, short: bool) -> None:
         """Refuse new requests, or no longer: memory is short. What runs continues."""
         self._short = short
-        self._set_state()
+        state = "maint" if not self._ready else "drain" if short else "ready"
+        self._ask(f"set server vllm/engine state {state}")
 
     def stall(self, stalled: bool) -> None:
         """Tell load balancers that the last check failed, or no longer. Requests come in."""
@@ -157,10 +146,6 @@ class Door:
         for process in self.processes:
             process.kill()
             process.wait()
-
-    def _set_state(self) -> None:
-        state = "maint" if not self._ready else "drain" if self._short else "ready"
-        self._ask(f"set server vllm/engine state {state}")
 
     def _ask(self, order: str, part: str = "inner") -> str | None:
         """Return HAProxy's answer to an order; None where it does not listen."""

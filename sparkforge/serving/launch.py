@@ -76,7 +76,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def serve(model: str, words: Sequence[str]) -> list[str]:
     """Return the command of a server behind the front door, whose log has its requests."""
-    place = str(door.engine_socket())
+    place = str(door.folder() / door.ENGINE)
     return ["vllm", "serve", model, "--uds", place, "--disable-uvicorn-access-log", *words]
 
 
@@ -194,7 +194,7 @@ class Launch:
             say("preflight: passed before, with this build, device and driver")
             return
         command = serve(str(model), words)
-        client = Client(door.own_socket() if self.has_door else door.engine_socket(), LOOK_S)
+        client = Client(door.folder() / (door.OWN if self.has_door else door.ENGINE), LOOK_S)
         say(f"preflight: a small model with known answers is served first; driver {driver or '-'}")
         say(shlex.join(command))
         server = self._supervised(command, client)
@@ -215,7 +215,7 @@ class Launch:
         checks, hang_s = self.given.checks, self.given.checks.hang
         weights = sorted(Path(model).glob("*.safetensors")) if self.profile.evict_page_cache else []
         memory.drop(weights)  # before memory is measured
-        door.engine_socket().unlink(missing_ok=True)  # the preflight's
+        (door.folder() / door.ENGINE).unlink(missing_ok=True)  # the preflight's
         # as one word: vLLM takes no value for an option
         name = self.given.model_name or ("" if self.is_folder else self.model)
         naming = [f"--served-model-name={name}"] if name else []
@@ -226,7 +226,7 @@ class Launch:
         if "--disable-log-stats" in command:  # a busy server would look hung
             hang_s = 0
         # three failed checks, and the time between them, fit into the time of a hang
-        client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
+        client = Client(door.folder() / door.OWN, min(LOOK_S, hang_s / 5 or LOOK_S))
         server = self._supervised(command, client if self.has_door else None)
         server.weights, server.link, server.hang_s = weights, link, hang_s
         mode = checks.guard or ("on" if self.profile.memory else "off")

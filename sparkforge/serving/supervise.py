@@ -1,8 +1,7 @@
 """Run the server as a child: pass on its output and our signals, and end it when it hangs.
 
-Docker marks a container unhealthy and leaves it running; it restarts what *ends*. So a server that
-has answered once and then makes no progress for ``hang_s`` is killed, and Docker's restart policy
-restarts the container. While it loads, however long, nothing is killed.
+Docker leaves an unhealthy container running; it restarts what *ends*. So a server that has answered
+once and then makes no progress for ``hang_s`` is killed. While it loads, nothing is killed.
 """
 
 import io
@@ -63,10 +62,7 @@ def session(leader: int) -> dict[int, tuple[str, str]]:
 
 
 def kill(leader: int) -> None:
-    """Kill all processes of a session; SIGKILL ends a stopped process, too.
-
-    The leader's process group is not enough: ninja gives each of its jobs a group of its own.
-    """
+    """Kill all processes of a session: ninja gives each of its jobs a group of its own."""
     for process in session(leader):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -99,7 +95,7 @@ class Server:
     command: Sequence[str]  # with our plugin's options as users write them
     variables: Mapping[str, str]
     signals: Signals
-    client: Client | None  # sends our own requests; None: the half of a worker, which takes none
+    client: Client | None  # None: the half of a worker, which takes no requests
     expected: Mapping[str, str]  # backends that vLLM has to choose, by kind
     strict: bool = True  # end the server when it chooses another backend; else warn
     entrance: Door | None = None  # None: a worker
@@ -118,11 +114,7 @@ class Server:
         self._problems: list[str] = []  # of backends, not logged yet
 
     def run(self) -> int:
-        """Run the server to its end.
-
-        The exit code is the server's own; 128 + N after signal N; 75 after a hang, and where the
-        server ends with 0 without a signal; 78 after a wrong backend; 71 where memory ran short.
-        """
+        """Run the server to its end; returns its exit code, or ours: docs/serving.md."""
         if self.guard is not None:
             self.guard.begin()
         # a worker's health is its link
@@ -237,10 +229,10 @@ class Server:
         """Raise StartError for a problem with the backends, or warn; ``missing``: it is up."""
         problems = [*self._problems, *(self._watch.missing() if missing else ())]
         self._problems = []
-        if problems and self.strict:
-            msg = f"{'; '.join(problems)}; to serve anyway: SPARKFORGE_CHECKS=backends=warn"
-            raise StartError(msg)
         for problem in problems:
+            if self.strict:
+                msg = f"{problem}; to serve anyway: SPARKFORGE_CHECKS=backends=warn"
+                raise StartError(msg)
             say(f"warning: {problem}")
 
     def _see_progress(
@@ -260,8 +252,7 @@ class Server:
                 running, lasted = session(child.pid), time.monotonic() - since
                 slow = isinstance(error, TimeoutError) and lasted < max(_SLOW_S, self.hang_s)
                 if _COMPILERS & {name for name, _ in running.values()}:
-                    # a kernel that is built at its first use holds up the engine for minutes; a
-                    # server ended now would build it again at the next start, and again
+                    # a server ended now would build the kernel again at the next start, and again
                     say("no progress, but a compiler is running: waiting")
                     since, failures = time.monotonic(), 0
                 elif slow and computed_s > _COMPUTES * client.timeout_s:
@@ -278,6 +269,6 @@ class Server:
 
 
 def _computed_s(pid: int) -> float:
-    """Return the seconds that the API server, a process beside the engine, has computed."""
+    # of the API server, a process beside the engine
     stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
