@@ -1,10 +1,8 @@
 """One server on two machines: their roles, vLLM's options for them, and the link between them.
 
-vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half does
-not notice that the other is gone. So the two entrypoints have a TCP connection of their own, with a
-hello of names, then a beat every two seconds. When it ends or falls silent, each ends its half, the
-restart policy restarts both, and they connect again. vLLM's own traffic between the machines is
-neither encrypted nor authenticated.
+A half of vLLM does not notice that the other is gone. So the two entrypoints have a TCP connection,
+with a hello of names, then a beat every two seconds. When it ends or falls silent, each ends its
+half, the restart policy restarts both, and they connect again.
 """
 
 import ipaddress
@@ -57,22 +55,17 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
     return Settings(role == "head", head, worker, interface, port)
 
 
-def place(mine: Settings) -> list[str]:
-    """Return the options of ``vllm serve`` for this machine's half."""
-    return [
-        *("--distributed-executor-backend", "mp", "--nnodes", "2"),
-        *("--node-rank", "0" if mine.is_head else "1", "--master-addr", mine.head),
-        *("--master-port", str(mine.port + 1), *([] if mine.is_head else ["--headless"])),
-    ]
+def half(mine: Settings) -> tuple[list[str], dict[str, str]]:
+    """Return options of ``vllm serve`` for this machine's half, and variables.
 
-
-def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
-    """Return vLLM's variables, with those that keep all traffic on the network of the two."""
-    return {
+    These keep vLLM, gloo and NCCL on the network of the two.
+    """
+    options = ["--distributed-executor-backend", "mp", "--nnodes", "2", "--master-addr", mine.head]
+    options += ["--node-rank", "0" if mine.is_head else "1", "--master-port", str(mine.port + 1)]
+    return [*options, *([] if mine.is_head else ["--headless"])], {
         "VLLM_HOST_IP": mine.head if mine.is_head else mine.worker,
         "GLOO_SOCKET_IFNAME": mine.interface,
         "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
-        **given,
     }
 
 

@@ -162,7 +162,7 @@ class Launch:
             link = cluster.Link(self.pair, both)
             health.tell("waiting for the other machine")
             link.meet()
-            self.variables = cluster.environment(self.pair, self.variables)
+            self.variables = {**cluster.half(self.pair)[1], **self.variables}
         return self._server(model, words, kernels, link).run()
 
     def _share(self) -> list[str]:
@@ -219,7 +219,7 @@ class Launch:
         # as one word: vLLM takes no value for an option
         name = self.given.model_name or ("" if self.is_folder else self.model)
         naming = [f"--served-model-name={name}"] if name else []
-        place = cluster.place(self.pair) if self.pair is not None else []
+        place = cluster.half(self.pair)[0] if self.pair is not None else []
         # the share is computed again: hours may have passed
         command = serve(model, [*naming, *place, *self._share(), *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")

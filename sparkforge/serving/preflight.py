@@ -1,9 +1,8 @@
 """Requests before users are served: a small model with known answers, then the warm-up.
 
-A small checkpoint with gpt-oss' architecture and its expected answers (of
-``sparkforge/checkpoints/trial.py``) is served before anything large is downloaded, with the real
-model's backends. The best known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat with
-status 200 and nothing else, first seen with parallel requests: so the real model has to do a sum.
+The small checkpoint and its expected answers are of ``sparkforge/checkpoints/trial.py``. The best
+known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat with status 200 and nothing else,
+first seen with parallel requests: so the real model has to do a sum.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,13 @@ NAME = "preflight"
 """Name of the model, of its folder in the image's share and in the build, and of a pass' mark."""
 MEDIAN, MOST = 0.1, 0.3
 """Limits of the distance between a server's log-probabilities and the reference's, in nats: of the
-median, and of 19 in 20. Random changes of the weights by a step of BF16 give 0.02 and 0.06, as do
-Marlin's and Triton's experts on an H200; every wrong model of tests/unit/serving/test_preflight.py
-more than 0.4 for the second (docs/serving.md, Preflight)."""
+median, and of 19 in 20. Rounding to BF16 gives 0.02 and 0.06; every wrong model of
+tests/unit/serving/test_preflight.py more than 0.4 for the second."""
 LEAD = 1.0  # nats. A token with a larger lead has to be the next one
 # these determine the kernels; the small model needs other values of the rest
 _CARRIED = (
-    "--decode-kernels",  # who switches them off, since they hang, would meet them here again
-    *("--moe-backend", "--attention-backend", "--kv-cache-dtype", "--load-format"),
-    "--linear-backend",
+    *("--decode-kernels", "--moe-backend", "--attention-backend", "--kv-cache-dtype"),
+    *("--load-format", "--linear-backend"),
 )
 _OWN = (
     *("--served-model-name", NAME, "--enforce-eager", "--max-model-len", "512"),
@@ -93,8 +90,7 @@ def compare(expected: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[lis
 def judge(distances: Sequence[float]) -> str:
     """Return the problem with the distances of all answers, in nats, or ""."""
     ordered = sorted(value if math.isfinite(value) else math.inf for value in distances)
-    middle = statistics.median(ordered)
-    most = ordered[min(len(ordered) - 1, len(ordered) * 19 // 20)]
+    middle, most = statistics.median(ordered), ordered[len(ordered) * 19 // 20]
     text = f"log-probabilities {middle:.2f} nats from the reference in the median, 19 of 20 within"
     say(f"preflight: {text} {most:.2f}")
     within = middle <= MEDIAN and most <= MOST
@@ -116,8 +112,8 @@ Request = tuple[str, str, Mapping[str, Any], int]
 """Some requests at once: their name, path, body without the model's name, and number."""
 
 
-def requests(max_len: int, chunk: int, max_seqs: int) -> Iterator[Request]:
-    """Yield all requests."""
+def requests(max_len: int, chunk: int, max_seqs: int) -> list[Request]:
+    """Return all requests."""
 
     def prompt(name: str, length: int, count: int = 1, **more: Any) -> Request:
         ids = [32 + index % 64 for index in range(max(1, min(length, max_len - 8)))]
@@ -128,20 +124,26 @@ def requests(max_len: int, chunk: int, max_seqs: int) -> Iterator[Request]:
         messages = [{"role": "user", "content": _WEATHER}]
         return name, CHAT, {"messages": messages, "max_tokens": 16, **more}, 1
 
-    yield prompt("prompt of 1 token", 1)
-    yield prompt("prompt of 17 tokens", 17)
-    yield prompt("prompt of two steps", 2 * chunk + 17)
-    yield prompt("8 at once", 24, min(8, max_seqs))
-    yield prompt("all at once", 24, max_seqs)
-    yield prompt("sampling", 20, temperature=1, top_k=20, top_p=0.9, min_p=0.05, seed=7)
-    yield prompt("log-probabilities", 20, logprobs=5, prompt_logprobs=1)
-    bias = {"40": 2}
-    yield prompt("penalties", 20, presence_penalty=0.5, repetition_penalty=1.1, logit_bias=bias)
-    yield prompt("JSON schema", 20, structured_outputs={"json": _SCHEMA})
-    yield chat("chat", temperature=0)
-    yield chat("chat with tools", tools=[{"type": "function", "function": _TOOL}])
-    yield chat("chat with a JSON schema, streamed", stream=True, response_format=_FORMAT)
-    yield "responses", RESPONSES, {"input": _WEATHER, "max_output_tokens": 16}, 1
+    penalties: dict[str, Any] = {
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"40": 2},
+    }
+    return [
+        prompt("prompt of 1 token", 1),
+        prompt("prompt of 17 tokens", 17),
+        prompt("prompt of two steps", 2 * chunk + 17),
+        prompt("8 at once", 24, min(8, max_seqs)),
+        prompt("all at once", 24, max_seqs),
+        prompt("sampling", 20, temperature=1, top_k=20, top_p=0.9, min_p=0.05, seed=7),
+        prompt("log-probabilities", 20, logprobs=5, prompt_logprobs=1),
+        prompt("penalties", 20, **penalties),
+        prompt("JSON schema", 20, structured_outputs={"json": _SCHEMA}),
+        chat("chat", temperature=0),
+        chat("chat with tools", tools=[{"type": "function", "function": _TOOL}]),
+        chat("chat with a JSON schema, streamed", stream=True, response_format=_FORMAT),
+        ("responses", RESPONSES, {"input": _WEATHER, "max_output_tokens": 16}, 1),
+    ]
 
 
 def warm_up(client: Client, command: Sequence[str], *, answers: bool) -> str:
@@ -153,7 +155,7 @@ def warm_up(client: Client, command: Sequence[str], *, answers: bool) -> str:
     model, longest = client.model(began + 5)
     max_len = longest or options.positive(command, "--max-model-len", 4096)
     chunk = options.positive(command, "--max-num-batched-tokens", 8192)
-    todo = list(requests(max_len, chunk, options.positive(command, "--max-num-seqs", 64)))
+    todo = requests(max_len, chunk, options.positive(command, "--max-num-seqs", 64))
     for number, (name, path, body, count) in enumerate(todo, start=1):
         note, at, refused = f"warm-up {number}/{len(todo)}: {name}", time.monotonic(), ""
         health.tell(note)
@@ -203,19 +205,12 @@ def question(client: Client, model: str, max_len: int) -> str:
     for count in (1, TOGETHER):
         began, how = time.monotonic(), "asked alone" if count == 1 else f"{count} at once"
         for answer in _send(client, CHAT, body, count, began + ANSWER_S):
-            if problem := problem_of(json.loads(answer)):
-                return f"{QUESTION!r}, {how}: {problem}"
+            message = json.loads(answer)["choices"][0]["message"]
+            text = f"{message.get('reasoning') or ''} {message.get('content') or ''}".strip()
+            if not re.search(r"(?<!\d)42(?!\d)", text):
+                what = f"no 42 in the answer, which ends with {text[-80:]!a}"
+                what = what if text else "status 200 without content and reasoning"
+                hint = "try another --moe-backend in SPARKFORGE_EXTRA_ARGS (vllm#37030)"
+                return f"{QUESTION!r}, {how}: {what}: the model computes wrong tokens; {hint}"
         say(f"{QUESTION!r}, {how}: correct answer, {time.monotonic() - began:.1f} s")
     return ""
-
-
-def problem_of(answer: Mapping[str, Any]) -> str:
-    """Return the problem with a chat's answer to ``QUESTION``, or ""."""
-    message = answer["choices"][0]["message"]
-    text = " / ".join(str(message[part]) for part in ("reasoning", "content") if message.get(part))
-    if re.search(r"(?<!\d)42(?!\d)", text):
-        return ""
-    if not text.strip():
-        msg = "status 200 without content and reasoning: the model computes wrong tokens (known"
-        return f"{msg} from vllm#37030; try another --moe-backend in SPARKFORGE_EXTRA_ARGS)"
-    return f"no 42 in the answer, which ends with {text[-80:]!a}: the model computes wrong tokens"

@@ -121,9 +121,9 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
     wait_for(lambda: head.said("first token") and worker.health() == "well")
     # before vLLM starts, and again when the weights have been read
     wait_for(lambda: worker.text().count("page cache: ") == 2)
-    assert "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1" in head.output.read_text()
+    assert "--nnodes 2 --master-addr 127.0.0.1 --node-rank 0" in head.output.read_text()
     assert head.said("host 127.0.0.1\n")
-    assert "--node-rank 1 --master-addr 127.0.0.1" in worker.output.read_text()
+    assert "--master-addr 127.0.0.1 --node-rank 1" in worker.output.read_text()
     assert "--headless" in worker.output.read_text()
     assert worker.said("host 127.0.0.2\n")
     head.process.terminate()
