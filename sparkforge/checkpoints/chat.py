@@ -1,7 +1,6 @@
 """A tiny gpt-oss checkpoint that speaks Harmony: fixed messages, built into the weights by hand.
 
-It has gpt-oss's whole vocabulary, so that chats, tools and reasoning are served as they are for the
-real model. Its words say nothing about a model's quality. Its parts, all in native MXFP4:
+It has gpt-oss's whole vocabulary, and says nothing about a model's quality. Its parts:
 
 * the residual stream has a constant, a place for each word of the script, and bits of context;
 * layer 0 (sliding window) looks back by exactly one and four tokens, through rotary phases, and its
@@ -24,15 +23,13 @@ import numpy.typing as npt
 from sparkforge.checkpoints.formats import byte_bpe, to_bf16, write_checkpoint
 from sparkforge.checkpoints.tiny import Shape, json_files
 
+# the text on the channel ``analysis``: first in each answer, except after a tool's result
 REASONING = "The words of this thought are built in (by hand.)"
-"""The text on the channel ``analysis``: first in each answer, except after a tool's result."""
 ANSWER = "Hello from the forge, small and hot!"
-JSON_ANSWER = '{"temperature":21}'
-"""The final message if the prompt has the word " JSON"."""
+JSON_ANSWER = '{"temperature":21}'  # if the prompt has the word " JSON"
+# the call if the prompt declares tools and has no tool's result yet
 TOOL, ARGUMENTS = "weather", '{"city":"Paris"}'
-"""The call if the prompt declares tools and has no tool's result yet."""
-TOOL_ANSWER = "Sunny all day \U0001f9be"
-"""The final message after a tool's result; the last character is three tokens."""
+TOOL_ANSWER = "Sunny all day \U0001f9be"  # after a result; the last character is three tokens
 
 HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS = 96, 64, 8
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
@@ -52,19 +49,13 @@ SPECIAL_TOKENS = {
     "<|endofprompt|>": 200_018,
 }
 """Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
-# o200k_base's split of text.
+# o200k_base's split of text
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
-_SPLIT = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
+_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 Word = bytes | str
@@ -91,8 +82,7 @@ _THOUGHT = ".) four back"  # the message before this one was the reasoning
 _DECLARES, _RESULT = "declares tools", "begins a result"  # the current word does that
 _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON = "has tools", "has a result", "wants JSON"
 
-# Sizes in the residual stream. The constant is much larger than all bits together, so that the norm
-# divides by nearly the same number everywhere.
+# the constant is much larger than all bits together: the norm divides by nearly the same number
 _CONSTANT = 16.0
 _UNIT = _CONSTANT / math.sqrt(HIDDEN_SIZE)  # 1 / a bit's value after a norm of weight 1
 _GATE = 16.0  # a bit's value before the experts: half of it is beyond the limit of swiglu
@@ -100,7 +90,7 @@ _GATE = 16.0  # a bit's value before the experts: half of it is beyond the limit
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: after ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
+    """After ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
 
     word: Word
     then: Word
@@ -149,10 +139,9 @@ assert len(_WORDS) + len(_BITS) < HIDDEN_SIZE
 
 
 def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
-    """Write the checkpoint to the new folder `dest`: the same bytes on every machine.
+    """Write the checkpoint (93 MB) to the new folder `dest`; returns its size in bytes.
 
-    Returns its size in bytes: 93 MB, of them 77 in embedding and lm_head. ``tokens`` are those of
-    o200k_base by rank; KeyError: they lack a word of the script, so it is another vocabulary.
+    ``tokens`` are those of o200k_base by rank; KeyError: they are of another vocabulary.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     special = {number: f"<|reserved_{number}|>" for number in range(len(ranks), VOCAB_SIZE)}
@@ -202,11 +191,10 @@ def _zeros(*shape: int) -> Weights:
 
 
 def _attention() -> dict[str, Weights]:
-    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
-    sizes = {"q": (queries, HIDDEN_SIZE), "k": (keys, HIDDEN_SIZE), "v": (keys, HIDDEN_SIZE)}
-    made = {"sinks": _zeros(NUM_HEADS)}
-    for name, size in {**sizes, "o": (HIDDEN_SIZE, queries)}.items():
-        made |= {f"{name}_proj.weight": _zeros(*size), f"{name}_proj.bias": _zeros(size[0])}
+    made, wide = {"sinks": _zeros(NUM_HEADS)}, NUM_HEADS * HEAD_DIM
+    for name, rows in {"q": wide, "k": wide // 2, "v": wide // 2, "o": HIDDEN_SIZE}.items():
+        columns = wide if name == "o" else HIDDEN_SIZE
+        made |= {f"{name}_proj.weight": _zeros(rows, columns), f"{name}_proj.bias": _zeros(rows)}
     return made
 
 

@@ -1,7 +1,4 @@
-"""The files of a checkpoint: random tensors, safetensors, tokenizer.json. Equal bytes everywhere.
-
-`Random` has its own way to a normal distribution; no floating-point library takes part.
-"""
+"""The files of a checkpoint: random tensors, safetensors, tokenizer.json, everywhere the same."""
 
 import itertools
 import json

@@ -1,8 +1,7 @@
 """A reference of gpt-oss in numpy, written from the definitions of its parts.
 
-It shares nothing with any serving engine: its own reader of the files, its own decoding of MXFP4
-(OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them), its own attention. It is slow and
-plain, for models of a few megabytes. It computes in the precision of its tensors.
+It shares nothing with any serving engine, and computes in the precision of its tensors. MXFP4 is
+OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them.
 """
 
 from __future__ import annotations
@@ -103,8 +102,7 @@ def _rotary(config: Mapping[str, Any], length: int) -> tuple[Floats, Floats]:
     """Return cosines and sines [length, head_dim / 2] of rotary embedding extended by YaRN.
 
     Frequencies that turn often within the original context stay, and those that turn seldom are
-    slowed by the factor. Between them is a ramp whose ends are not rounded to whole dimensions.
-    Cosines and sines include YaRN's concentration, so a score includes its square.
+    slowed by the factor, with a ramp between. Both have the concentration, a score its square.
     """
     scaling = config["rope_scaling"]
     theta, dim = float(config["rope_theta"]), int(config["head_dim"])

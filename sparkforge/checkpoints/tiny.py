@@ -1,8 +1,7 @@
-"""A tiny gpt-oss checkpoint in native MXFP4, made from a seed.
+"""A tiny gpt-oss checkpoint in native MXFP4, made from a seed: half a megabyte.
 
-It has all parts of the real one that a serving stack can get wrong (packed experts with
-interleaved gate and up rows, attention sinks, alternating sliding windows, YaRN, grouped queries,
-biases) in about half a megabyte, with a tokenizer whose token ids are bytes.
+It has all parts of the real one that a serving stack can get wrong, and a tokenizer whose token
+ids are bytes.
 """
 
 import json
@@ -87,8 +86,7 @@ def expand(source: Path, dest: Path) -> None:
 
 def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
     """Return all tensors by their names in the checkpoint; BF16 as uint16 bits."""
-    random = Random(seed)
-    hidden, inter, experts = shape.hidden, shape.inter, shape.experts
+    random, hidden, inter, experts = Random(seed), shape.hidden, shape.inter, shape.experts
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # the deviations below are for matrices with 128 inputs; more inputs divide them
     wide, mixed = math.sqrt(128 / hidden), math.sqrt(128 / queries)
@@ -102,8 +100,7 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
         gate_up, down = f"{mlp}.experts.gate_up_proj", f"{mlp}.experts.down_proj"
         tensors |= {
             f"{base}.input_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
-            # Wide enough that attention prefers some keys, and small enough beside the
-            # embedding that rounding does not grow from layer to layer.
+            # attention prefers some keys, and rounding does not grow from layer to layer
             f"{attn}.q_proj.weight": random.bf16(queries, hidden, scale=0.084 * wide),
             f"{attn}.q_proj.bias": random.bf16(queries, scale=0.2),
             f"{attn}.k_proj.weight": random.bf16(keys, hidden, scale=0.084 * wide),
@@ -115,8 +112,7 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
             # High enough to take a large part of the softmax from the keys.
             f"{attn}.sinks": random.bf16(shape.heads, scale=1.0, mean=4.0),
             f"{base}.post_attention_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
-            # Wide router logits: with near ties between experts, rounding would decide any
-            # comparison with a reference.
+            # wide: with near ties between experts rounding would decide
             f"{mlp}.router.weight": random.bf16(experts, hidden, scale=0.3 * wide),
             f"{mlp}.router.bias": random.bf16(experts, scale=0.5),
             # Gate and up with a deviation of about four, so that some pass the limit of seven.

@@ -1,8 +1,6 @@
 """The CUDA devices of this machine, FlashInfer's modules for them, and the caches of kernels.
 
-An image has neither nvcc nor a C++ compiler unless it was built to keep them (docs/build.md). A
-build must not use kernels of another build: the caches' own keys distinguish versions, but not
-our patches. So all caches are in one folder for each build and device.
+These distinguish versions, but not our patches: they are in a folder for each build and device.
 """
 
 import ctypes
@@ -19,7 +17,6 @@ from sparkforge.serving.options import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, 
 
 Capability = tuple[int, int]
 """Compute capability of a device, major and minor: (12, 1) is a Spark's."""
-_MAJOR, _MINOR, _INTEGRATED = 75, 76, 18  # CU_DEVICE_ATTRIBUTE_* of cuda.h
 
 
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
@@ -45,7 +42,7 @@ def _devices(library: str) -> Iterator[tuple[Capability, int]]:
         cuda.cuDeviceGet(ctypes.byref(handle), index)
         cuda.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
         found = []
-        for name in (_MAJOR, _MINOR, _INTEGRATED):
+        for name in (75, 76, 18):  # CU_DEVICE_ATTRIBUTE_* of cuda.h
             cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
             found.append(number.value)
         major, minor, integrated = found
@@ -81,7 +78,6 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
     """Return the server's variables for the modules that were compiled with the image.
 
     vLLM uses FlashInfer only where nvcc is on the PATH, or where VLLM_HAS_FLASHINFER_CUBIN is set.
-    Without compilers a module that the image lacks ends the preflight with MissingJITCacheError.
     """
     nvcc = shutil.which("nvcc", path=given.get("PATH"))
     compiles = shutil.which(nvcc or "/usr/local/cuda/bin/nvcc") and has_compiler(given)
@@ -95,19 +91,11 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
 
 
 KEPT = 3  # builds and devices whose kernels are kept: also those of an image to roll back to
-CACHES: Mapping[str, str] = {
-    "VLLM_CACHE_ROOT": "vllm",  # torch.compile's graphs are there, too
-    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
-    "TORCH_EXTENSIONS_DIR": "torch-extensions",
-    "TRITON_CACHE_DIR": "triton",
-    "TRITON_HOME": "home",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "TVM_FFI_CACHE_DIR": "tvm-ffi",
-    "CUTE_DSL_CACHE_DIR": "cute-dsl",
-    "DG_JIT_CACHE_DIR": "deep-gemm",
-    "NUMBA_CACHE_DIR": "numba",
-    "CUDA_CACHE_PATH": "cuda",
-}  # folders by variable of the server; a user's own value has priority
+CACHES = (  # variables of the server for folders; a user's own value has priority
+    *("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"),
+    *("TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "TVM_FFI_CACHE_DIR", "CUTE_DSL_CACHE_DIR"),
+    *("DG_JIT_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH"),
+)
 
 
 def caches(
@@ -122,10 +110,9 @@ def caches(
     build = f"{re.sub(r'[^A-Za-z0-9.+_]', '_', release) or 'unreleased'}-{digest}"
     there = sorted({f"sm{major}{minor}" for major, minor in capabilities()})
     folder = root / f"{build}-{'-'.join(there) or platform.machine()}"
-    chosen = {name: str(folder / sub) for name, sub in CACHES.items()}
-    chosen |= {name: variables[name] for name in CACHES if variables.get(name)}
+    chosen = {name: variables.get(name) or str(folder / name.lower()) for name in CACHES}
     # for libraries without a variable of their own; the image sets both for other programs
-    chosen |= {"HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "xdg")}
+    chosen |= {name: str(folder / name.lower()) for name in ("HOME", "XDG_CACHE_HOME")}
     try:
         for path in chosen.values():
             Path(path).mkdir(parents=True, exist_ok=True)

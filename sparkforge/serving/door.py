@@ -1,7 +1,7 @@
 """The front door: HAProxy between the clients and vLLM, or the servers of a router.
 
-vLLM has no key for most of its paths, no limits, and one event loop. So it listens on a socket in a
-folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``.
+vLLM has no key for most of its paths, and no limits. So it listens on a socket in a folder of this
+user alone, and every request from outside passes the rules of ``door.cfg.j2``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ KEY_FILE = Path("/run/secrets/api_key")
 MAX_BODY_MIB = 8  # of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
 CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256  # behind Docker all clients may be one source
 ENGINE, OWN = "vllm.sock", "door.sock"  # where vLLM listens; our requests, without key and limits
-LARGE_MIB = 224
-"""For bodies above 256 KiB. With those of all connections 480 MiB: the profiles' ``keep_free_gib``
-includes them."""
+LARGE_MIB = 224  # for bodies above 256 KiB; ``keep_free_gib`` of the profiles includes it
 BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
 """Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
 _STARTS_S, _ANSWERS_S = 60.0, 10.0  # 0.1 and less; more on a busy machine
@@ -162,7 +160,7 @@ class Door:
 def replicas(text: str) -> dict[str, str]:
     """Return the addresses of a router's servers as HAProxy reads them, by name."""
     found: dict[str, str] = {}
-    for word in text.replace(",", " ").split():
+    for word in text.replace(",", " ").split() or [""]:
         host, _, port = word.rpartition(":")
         right = _HOST.fullmatch(host) and re.fullmatch("[0-9]{1,5}", port)
         if not right or not 0 < int(port) < 65536:
@@ -177,8 +175,6 @@ def replicas(text: str) -> dict[str, str]:
             raise StartError(f"{REPLICAS} has {word}, which is the router's own container")
         # HAProxy takes no bracket in a name
         found[word.replace("[", "").replace("]", "")] = f"{kind}@{address}:{port}"
-    if not found:
-        raise StartError(f"{REPLICAS} is empty: name each server as HOST:PORT")
     return found
 
 

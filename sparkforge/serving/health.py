@@ -1,8 +1,7 @@
 """Health: the state of a start, and whether the engine makes progress.
 
-vLLM's ``/health`` answers as long as the engine's process exists, so a stopped or hung engine seems
-healthy. Here a server is healthy when its engine has taken a step since the last check, or makes a
-token now. A busy server gets no request for a token, which would wait behind all others.
+A server is healthy when its engine has taken a step since the last check, or makes a token now. A
+busy server gets no request for a token, which would wait behind all others.
 """
 
 import http.client

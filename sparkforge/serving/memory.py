@@ -27,10 +27,6 @@ for /dev/shm and 2 for /tmp. Memory of an integrated GPU does not count towards 
 LIMIT, SHARE = "SPARKFORGE_MEMORY_LIMIT", "--gpu-memory-utilization"
 
 
-class MemoryShortError(StartError):
-    """The model does not fit; the message says by how much, and has a hint."""
-
-
 @dataclass(frozen=True)
 class Reading:
     """Memory of the machine and of the container, in bytes."""
@@ -77,13 +73,13 @@ def utilisation(
     text = described(reading, cuda_total)
     if reading.limit is not None and reading.limit < HOST_GIB * GIB:
         msg = f"{text}, and the server's host part needs {HOST_GIB}: set {LIMIT}={HOST_GIB}g"
-        raise MemoryShortError(f"{msg} or more (the GPU's part does not count in it)")
+        raise StartError(f"{msg} or more (the GPU's part does not count in it)")
     least_gib, total = -(-plan.least_gib // machines), cuda_total or reading.total
     free = reading.available - plan.keep_free_gib * GIB
     percent = min(free * 100 // total, plan.most_percent)
     if total * percent // 100 >= least_gib * GIB:
         return percent / 100
-    raise MemoryShortError(
+    raise StartError(
         f"{text}; {plan.keep_free_gib} are kept for the system, and the model needs {least_gib}:"
         " end other programs that use memory (free -h, ps aux --sort=-rss), or set your own share"
         f" with {SHARE} in SPARKFORGE_EXTRA_ARGS"

@@ -30,6 +30,7 @@ from sparkforge.runtime import isa
 from sparkforge.runtime.engine import OLDEST_ENGINE
 from sparkforge.serving import devices, memory
 from sparkforge.serving.cluster import ROLE
+from sparkforge.serving.options import StartError
 
 _GB = 10**9
 _LEAST = 2 * _GB  # on each disk
@@ -126,7 +127,7 @@ def memory_(seen: Machine, want: Want) -> Finding:
     machines = 2 if seen.variables.get(ROLE) else 1
     try:
         share = memory.utilisation(plan, reading, cuda_total, machines)
-    except memory.MemoryShortError:
+    except StartError:
         text += f"; {plan.keep_free_gib} are kept free, and the model needs"
         text += f" {plan.least_gib / machines:g}"
         return error(text, "ps aux --sort=-rss | head; docker ps   # then stop what uses memory")

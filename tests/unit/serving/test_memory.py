@@ -7,7 +7,7 @@ import pytest
 
 from sparkforge.pins import pins
 from sparkforge.serving import memory
-from sparkforge.serving.memory import GIB, Guard, MemoryShortError, Reading
+from sparkforge.serving.memory import GIB, Guard, Reading
 from sparkforge.serving.options import StartError
 from sparkforge.serving.profile import MemoryPlan, Profile
 from tests.support import ROOT
@@ -76,7 +76,7 @@ def outcome(available_gib: float, limit_gib: int | None) -> str:
     reading = Reading(TOTAL, int(available_gib * GIB), limit)
     try:
         share = memory.utilisation(spark_plan(), reading, TOTAL)
-    except MemoryShortError as error:
+    except StartError as error:
         named = "SPARKFORGE_MEMORY_LIMIT" in str(error)
         return "refused: the limit" if named else "refused"
     asked = share * SPARK_GIB
