@@ -58,8 +58,7 @@ _SPLIT = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-Word = bytes | str
-"""A token: bytes of the vocabulary, or the name of a special one."""
+Word = bytes | str  # a token: bytes of the vocabulary, or the name of a special one
 Words = tuple[Word, ...]
 Weights = npt.NDArray[np.float32]
 

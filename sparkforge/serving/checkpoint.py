@@ -27,16 +27,8 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sparkforge.serving import health
-from sparkforge.serving.options import (
-    EX_CANTCREAT,
-    EX_DATAERR,
-    EX_NOHOST,
-    EX_NOINPUT,
-    StartError,
-    say,
-    shown,
-)
+from sparkforge.serving import health, options
+from sparkforge.serving.options import EX_CANTCREAT, EX_DATAERR, EX_NOHOST, StartError, say
 
 if TYPE_CHECKING:
     from sparkforge.serving.supervise import Signals
@@ -76,7 +68,7 @@ def check(path: Path) -> None:
         msg = f"the model in {path} is not complete: {part}: {getattr(error, 'strerror', error)};"
         msg += f" mount a checkpoint there that user {os.getuid()} may read (Compose:"
         msg += " SPARKFORGE_MODEL_DIR=/path/on/the/host), or name another in SPARKFORGE_MODEL"
-        raise StartError(msg, EX_NOINPUT) from None
+        raise StartError(msg, options.EX_NOINPUT) from None
 
 
 def vocabulary() -> bytes:
@@ -148,9 +140,9 @@ def download(hub: Path, model: str, revision: str) -> Path:
         msg = f"there is no model {model} at {revision}, or HF_TOKEN may not read it: check its"
         raise StartError(f"{msg} name in SPARKFORGE_MODEL, and HF_TOKEN") from None
     except (OSError, httpx.TransportError) as error:  # also those of the hub
-        code, msg = EX_NOHOST, f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}:"
-        msg += f" {shown(error)}; check the network, HTTPS_PROXY and HF_ENDPOINT; the next start"
-        msg += " continues"
+        where, why = options.shown(constants.ENDPOINT), options.shown(error)
+        code, msg = EX_NOHOST, f"{model} cannot be downloaded from {where}: {why}; check the"
+        msg += " network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
         if isinstance(error, OSError) and error.errno is not None:
             code, msg = EX_CANTCREAT, f"the model cannot be stored in {hub}: {error.strerror}; it"
             msg += f" needs room, and user {os.getuid()} must be allowed to write there"
@@ -225,5 +217,5 @@ if __name__ == "__main__":
         say(f"error: {error}")
         sys.exit(error.code)
     except Exception as error:
-        say(f"error: the download failed: {type(error).__name__}: {shown(error)}")
+        say(f"error: the download failed: {type(error).__name__}: {options.shown(error)}")
         sys.exit(EX_NOHOST)

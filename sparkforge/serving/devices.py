@@ -15,8 +15,7 @@ from pathlib import Path
 
 from sparkforge.serving.options import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, StartError, say
 
-Capability = tuple[int, int]
-"""Compute capability of a device, major and minor: (12, 1) is a Spark's."""
+Capability = tuple[int, int]  # major and minor: (12, 1) is a Spark's
 
 
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:

@@ -4,9 +4,8 @@
     image_build.py needs FILE    JSON: a list of {"program", "file", "library" or "module": …,
                                  "package": …}, and of {"absent": PROGRAM}
 
-The Dockerfile runs this file alone, so it imports no other module of sparkforge. Triton compiles
-one C file with the machine's compiler, at the start of each server whose cache lacks the result.
-Here it is compiled with the image, without a driver; ``seed`` puts it into a server's cache.
+The Dockerfile runs this file alone. Triton would compile one C file at the start of each server
+whose cache lacks the result; ``seed`` puts the image's there.
 """
 
 import base64

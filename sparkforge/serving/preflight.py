@@ -21,8 +21,7 @@ from sparkforge.serving.health import Client, StatusError
 from sparkforge.serving.options import StartError, say
 
 REFERENCE = "reference.json"
-NAME = "preflight"
-"""Name of the model, of its folder in the image's share and in the build, and of a pass' mark."""
+NAME = "preflight"  # of the model, its folder in the image and the build, and of a pass' mark
 MEDIAN, MOST = 0.1, 0.3
 """Limits of the distance between a server's log-probabilities and the reference's, in nats: of the
 median, and of 19 in 20. Rounding to BF16 gives 0.02 and 0.06; every wrong model of
@@ -108,8 +107,7 @@ _TOOL = {"name": "weather", "description": "Weather of a city", "parameters": _S
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "ab", "schema": _SCHEMA}}
 _WEATHER = "What is the weather in Paris?"
 
-Request = tuple[str, str, Mapping[str, Any], int]
-"""Some requests at once: their name, path, body without the model's name, and number."""
+Request = tuple[str, str, Mapping[str, Any], int]  # name, path, body but the model, and count
 
 
 def requests(max_len: int, chunk: int, max_seqs: int) -> list[Request]:

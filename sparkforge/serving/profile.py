@@ -11,22 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sparkforge.serving.options import SettingError, StartError, has, value
 
 VARIABLE = "SPARKFORGE_PROFILE"
 _LAYERS = "--mxfp4-layers"
-# fields with the names of vLLM's options; its own parser checks them in
-# tests/patches/test_profiles.py
+# fields with the names of vLLM's options
 _OPTIONS = (
     *("moe_backend", "attention_backend", "kv_cache_dtype", "load_format", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "reasoning_parser", "cudagraph_capture_sizes"),
@@ -39,10 +30,10 @@ _WORDS = {"true": True, "false": False}
 Truth = Annotated[
     bool, BeforeValidator(lambda given: _WORDS.get(str(given), given)), Field(strict=True)
 ]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
-Backend = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9_]+$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
+Backend = Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")]
 _LAYER = "((qkv|o|lm_head)(=mxfp[48])?|moe(=mxfp4)?)"
-LayerList = Annotated[str, StringConstraints(pattern=f"^{_LAYER}(,{_LAYER})*$")]
+LayerList = Annotated[str, Field(pattern=f"^{_LAYER}(,{_LAYER})*$")]
 
 
 class _Model(BaseModel):
@@ -103,12 +94,8 @@ class Profile(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        if list(self.cudagraph_capture_sizes) != sorted(set(self.cudagraph_capture_sizes)):
-            raise ValueError("cudagraph_capture_sizes must ascend")
         if self.choice is not None and self.mxfp4_layers is not None:
             raise ValueError("has both mxfp4_layers and a choice")
-        if self.answers and (self.vocabulary is None or self.warm_up == "off"):
-            raise ValueError("has answers without a vocabulary or a warm-up")
         if self.choices and self.choice not in self.choices:
             raise ValueError("has a choice that is not in choices")
         return self

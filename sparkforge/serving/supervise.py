@@ -126,15 +126,14 @@ class Server:
         try:
             self._supervise(child)
             child.terminate()  # a trial: by itself it frees what its processes share
-            child.wait(_GRACE_S)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE_S)
             reader.join(5)
             self._compare(missing=True)  # a line may come after the answer
         except StartError as error:
             code = error.code
             if str(error):
                 say(f"error: {error}")
-        except subprocess.TimeoutExpired:
-            say("the server does not end: killing it")
         finally:
             kill(child.pid)  # with all processes that the server may have left
             child.wait()

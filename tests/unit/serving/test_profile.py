@@ -79,7 +79,6 @@ def test_a_choice_has_its_own_layers() -> None:
     [
         '{"memory": 5}',
         '{"expect": {"a": 1}}',
-        '{"cudagraph_capture_sizes": [2, 1]}',
         '{"max_model_length": 4096}',
         '{"choice": "fast", "choices": {"exact": {}}}',
         "[" * 20_000,
