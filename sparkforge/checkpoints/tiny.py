@@ -47,10 +47,8 @@ class TinyCheckpoint:
     path: Path
     num_layers: int
     num_experts: int
-    packed_expert_bytes: int
-    """Blocks and scales of all experts, biases left out."""
-    bf16_expert_bytes: int
-    """The same weights in BF16."""
+    packed_expert_bytes: int  # blocks and scales of all experts, biases left out
+    bf16_expert_bytes: int  # the same weights in BF16
 
 
 def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> TinyCheckpoint:

@@ -47,22 +47,15 @@ def reference(model: gptoss.Model) -> dict[str, Any]:
     for length in LENGTHS:
         tokens = [int(token) for token in random.randint(32, 127, size=length)]
         following, leads = gptoss.greedy(model, tokens, DECODED)
-        logits = gptoss.logits(model, [*tokens, *following])
+        text = [*tokens, *following]
+        logits = gptoss.logits(model, text)
         rows = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-        found = [
-            round(float(rows[place, token]), _DIGITS)
-            for place, token in enumerate([*tokens[1:], *following])
-        ]
+        found = [round(float(rows[i, token]), _DIGITS) for i, token in enumerate(text[1:])]
         after = zip(following, found[length - 1 :], leads, strict=True)
-        answers.append(
-            {
-                "tokens": tokens,
-                "prompt": found[: length - 1],
-                "next": [
-                    {"token": token, "logprob": logprob, "lead": round(lead, _DIGITS)}
-                    for token, logprob, lead in after
-                ],
-            }
-        )
-    text = json.dumps(answers, sort_keys=True)
-    return {"schema": 1, "answers": answers, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        expected = [
+            {"token": token, "logprob": logprob, "lead": round(lead, _DIGITS)}
+            for token, logprob, lead in after
+        ]
+        answers.append({"tokens": tokens, "prompt": found[: length - 1], "next": expected})
+    digest = hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
+    return {"schema": 1, "answers": answers, "sha256": digest}

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 REPLICAS = "SPARKFORGE_REPLICAS"
 KEY_FILE = Path("/run/secrets/api_key")
-MAX_BODY_MIB = 8  # of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
-CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256  # behind Docker all clients may be one source
 ENGINE, OWN = "vllm.sock", "door.sock"  # where vLLM listens; our requests, without key and limits
-LARGE_MIB = 224  # for bodies above 256 KiB; ``keep_free_gib`` of the profiles includes it
 BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
 """Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
 _STARTS_S, _ANSWERS_S = 60.0, 10.0  # 0.1 and less; more on a busy machine
@@ -69,7 +66,7 @@ def configuration(
     import jinja2  # the health check, which makes none, runs every five seconds
 
     template = Path(__file__).with_name("door.cfg.j2").read_text(encoding="utf-8")
-    max_body = MAX_BODY_MIB << 20
+    max_body = 8 << 20  # the longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
     made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     return made.from_string(template).render(
         part=part,
@@ -78,9 +75,9 @@ def configuration(
         rules=variables,
         key_sha256=hashlib.sha256(key.encode()).hexdigest().upper() if key else "",
         max_body=max_body,
-        connections=CONNECTIONS,
-        connections_by_source=CONNECTIONS_BY_SOURCE,
-        large=LARGE_MIB // MAX_BODY_MIB,
+        connections=1024,
+        connections_by_source=256,  # behind Docker all clients may be one source
+        large=28,  # at once, above 256 KiB; ``keep_free_gib`` of the profiles includes 224 MiB
         replicas=replicas or {},
     )
 

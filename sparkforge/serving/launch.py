@@ -107,6 +107,7 @@ class Launch:
         self.on_device = self.profile.cuda_arch is not None
         self.backends = given.checks.backends or self.profile.on_mismatch
         self.pair = cluster.settings(environment)
+        self.machines = 1 if self.pair is None else 2
         self.variables = dict(environment)
         self.variables.pop("VLLM_API_KEY", None)  # the front door's
         # a worker of two machines takes no requests, and has no door
@@ -125,7 +126,7 @@ class Launch:
         if profile.cuda_arch is not None and self.backends != "off":
             there, strict = devices.capabilities(), self.backends == "fail"
             devices.check(profile.cuda_arch, there, strict=strict)
-        self._share()
+        memory.share(profile.memory, self.caller, self.machines)
         if self.has_door:
             self.entrance = door.Door(given, self.key)
         # of two equal options the later counts
@@ -164,9 +165,6 @@ class Launch:
             link.meet()
             self.variables = {**cluster.half(self.pair)[1], **self.variables}
         return self._server(model, words, kernels, link).run()
-
-    def _share(self) -> list[str]:
-        return memory.share(self.profile.memory, self.caller, 1 if self.pair is None else 2)
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
@@ -212,7 +210,7 @@ class Launch:
         self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
     ) -> Server:
         """Return the real server, and count its start."""
-        checks, hang_s = self.given.checks, self.given.checks.hang
+        checks = self.given.checks
         weights = sorted(Path(model).glob("*.safetensors")) if self.profile.evict_page_cache else []
         memory.drop(weights)  # before memory is measured
         (door.folder() / door.ENGINE).unlink(missing_ok=True)  # the preflight's
@@ -220,25 +218,25 @@ class Launch:
         name = self.given.model_name or ("" if self.is_folder else self.model)
         naming = [f"--served-model-name={name}"] if name else []
         place = cluster.half(self.pair)[0] if self.pair is not None else []
-        # the share is computed again: hours may have passed
-        command = serve(model, [*naming, *place, *self._share(), *words])
+        # again: hours may have passed
+        share = memory.share(self.profile.memory, self.caller, self.machines)
+        command = serve(model, [*naming, *place, *share, *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
-        if "--disable-log-stats" in command:  # a busy server would look hung
-            hang_s = 0
+        hang_s = (
+            0 if "--disable-log-stats" in command else checks.hang
+        )  # a busy one would look hung
         # three failed checks, and the time between them, fit into the time of a hang
         client = Client(door.folder() / door.OWN, min(LOOK_S, hang_s / 5 or LOOK_S))
         server = self._supervised(command, client if self.has_door else None)
         server.weights, server.link, server.hang_s = weights, link, hang_s
         mode = checks.guard or ("on" if self.profile.memory else "off")
         if mode != "off":
-            server.guard = memory.Guard(mode == "on")
+            server.guard = memory.Guard(mode == "on", self.entrance)
         if self.entrance is None:  # a worker fails with its head
             return server
-        if server.guard is not None:
-            server.guard.refuse = self.entrance.refuse
         if (checks.warm_up or self.profile.warm_up) != "off":
-            asks = self.profile.answers
-            server.warm_up = partial(preflight.warm_up, client, command, answers=asks)
+            warm_up = preflight.warm_up
+            server.warm_up = partial(warm_up, client, command, answers=self.profile.answers)
         folder = kernels.parent if kernels else health.temporary()
         # in a volume of several containers: by the container's own name
         self.starts = server.starts = folder / f"starts-{socket.gethostname()}"

@@ -18,12 +18,11 @@ from sparkforge.serving import devices, options
 from sparkforge.serving.options import EX_OSERR, StartError, say
 
 if TYPE_CHECKING:
+    from sparkforge.serving.door import Door
     from sparkforge.serving.profile import MemoryPlan
 
 GIB = 1 << 30
-HOST_GIB = 16
-"""The smallest limit of a container: vLLM's processes (3 or more, an estimate), compilers (4.6), 8
-for /dev/shm and 2 for /tmp. Memory of an integrated GPU does not count towards it."""
+HOST_GIB = 16  # smallest limit of a container: vLLM 3 or more, compilers 4.6, /dev/shm 8, /tmp 2
 LIMIT, SHARE = "SPARKFORGE_MEMORY_LIMIT", "--gpu-memory-utilization"
 
 
@@ -132,8 +131,7 @@ class Guard:
     """Acts on the memory that is left: the machine's, or up to the container's limit."""
 
     acts: bool = True  # false: it only warns
-    refuse: Callable[[bool], None] = lambda short: None
-    """Has the front door refuse new requests, or no longer."""
+    entrance: Door | None = None  # refuses new requests, or no longer
     read: Callable[[], Reading] = read
     _told: str = ""
     _low_since: float | None = None
@@ -164,5 +162,6 @@ class Guard:
             state = "warned"
         if state != self._told:
             say(text)
-            self.refuse(state == "refuses")
+            if self.entrance is not None:
+                self.entrance.refuse(state == "refuses")
             self._told = state

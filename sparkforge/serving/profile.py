@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from sparkforge.serving.options import SettingError, StartError, has, value
 
@@ -36,11 +36,7 @@ _LAYER = "((qkv|o|lm_head)(=mxfp[48])?|moe(=mxfp4)?)"
 LayerList = Annotated[str, Field(pattern=f"^{_LAYER}(,{_LAYER})*$")]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MemoryPlan(_Model):
+class MemoryPlan(BaseModel, frozen=True, extra="forbid"):
     """vLLM's share of a memory that GPU and host share; computed when it starts."""
 
     keep_free_gib: Count  # memory for the host and for the server's own host memory
@@ -48,13 +44,13 @@ class MemoryPlan(_Model):
     least_gib: Count  # minimum to start the model: weights, activations, one request's KV cache
 
 
-class Choice(_Model):
+class Choice(BaseModel, frozen=True, extra="forbid"):
     """The settings of a profile that the user's choice determines."""
 
     mxfp4_layers: LayerList | None = None  # dense layers to quantise while loading; docs/kernels.md
 
 
-class Profile(_Model):
+class Profile(BaseModel, frozen=True, extra="forbid"):
     """Options of ``vllm serve``, which decides the others, and the entrypoint's steps."""
 
     model: Name | None = None  # in pins.yaml's ``models``

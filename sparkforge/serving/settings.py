@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from sparkforge.serving import profile
 from sparkforge.serving.options import StartError
@@ -21,10 +21,8 @@ def _pairs(value: Any) -> Any:
     return {one.partition("=")[0].replace("-", "_"): one.partition("=")[2] for one in _split(value)}
 
 
-class Checks(BaseModel):
+class Checks(BaseModel, frozen=True, extra="forbid"):
     """Which checks run, and how strictly: ``Variables.checks``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     preflight: Literal["auto", "off", "always"] = "auto"
     backends: Literal["fail", "warn", "off"] | None = None  # None: the profile decides
@@ -41,13 +39,11 @@ Origins = Annotated[tuple[Origin, ...], BeforeValidator(_split)]
 Listen = Annotated[str, Field(pattern=r"^(\*|127\.0\.0\.1|0\.0\.0\.0):[0-9]{1,5}$")]
 
 
-class Variables(BaseModel):
+class Variables(BaseModel, frozen=True, use_attribute_docstrings=True):
     """All variables ``SPARKFORGE_*`` of the image, but for two machines or a router.
 
     An empty value stands for the default, but in ``SPARKFORGE_PROFILE``.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     model: Annotated[str, Field(pattern="^[^-@]")] = "/model"
     """A folder in the container, or a name on the hub, which is downloaded first:

@@ -106,10 +106,11 @@ class Watched:
         monkeypatch.setattr(memory, "say", self.lines.append)
         self.refuses = False
         self.reading = Reading(100 * GIB, 50 * GIB)
-        self.guard = Guard(read=lambda: self.reading, refuse=self._refuse, **options)
+        entrance: Any = self
+        self.guard = Guard(read=lambda: self.reading, entrance=entrance, **options)
         self.now = 1000.0
 
-    def _refuse(self, short: bool) -> None:
+    def refuse(self, short: bool) -> None:
         self.refuses = short
 
     def looks(self, available_gib: float, seconds: float) -> bool:
