@@ -137,8 +137,8 @@ _BITS: dict[Word, int] = {name: place for place, name in enumerate(_NAMES, 1 + l
 assert len(_WORDS) + len(_BITS) < HIDDEN_SIZE
 
 
-def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
-    """Write the checkpoint (93 MB) to the new folder `dest`; returns its size in bytes.
+def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> None:
+    """Write the checkpoint (93 MB) to the new folder `dest`.
 
     ``tokens`` are those of o200k_base by rank; KeyError: they are of another vocabulary.
     """
@@ -147,7 +147,7 @@ def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
     special |= {number: name for name, number in SPECIAL_TOKENS.items()}
     split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
     files = {**json_files(SHAPE, "chat.json"), "tokenizer.json": byte_bpe(special, ranks, split)}
-    return write_checkpoint(dest, _tensors(ranks), files)
+    write_checkpoint(dest, _tensors(ranks), files)
 
 
 def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:

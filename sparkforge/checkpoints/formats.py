@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 
 class Random:
-    """Random weights from integers only: neither numpy's float streams nor the C library's
-    logarithm can then change a byte of the checkpoint."""
+    """Random weights from integers only, without numpy's float streams and the C library."""
 
     def __init__(self, seed: int) -> None:
         # The legacy generator's stream is frozen; the new one's may change between releases.
@@ -41,11 +40,8 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 def write_checkpoint(
     dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
-) -> int:
-    """Write a checkpoint to the new folder `dest`; return the size of all files in bytes.
-
-    Of ``tensors`` uint16 stands for BF16; ``files`` are the small files, as JSON values.
-    """
+) -> None:
+    """Write tensors, uint16 for BF16, and small JSON files to the new folder `dest`."""
     dest.mkdir()
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -68,7 +64,6 @@ def write_checkpoint(
     dest.chmod(0o755)  # a server in a container runs as another user, regardless of our umask
     for path in dest.iterdir():
         path.chmod(0o644)
-    return sum(path.stat().st_size for path in dest.iterdir())
 
 
 def byte_bpe(

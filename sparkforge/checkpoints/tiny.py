@@ -19,11 +19,7 @@ from sparkforge.checkpoints.formats import Random, byte_bpe, to_bf16, write_chec
 
 @dataclass(frozen=True)
 class Shape:
-    """The architecture's numbers, in elements; layers alternate between window and full context.
-
-    Each default is the smallest that still tests its part: three MXFP4 blocks in the intermediate
-    size do not divide by two ranks, and every expert is used.
-    """
+    """The architecture's numbers, in elements; each default is the smallest that tests its part."""
 
     layers: int = 4
     hidden: int = 128
@@ -64,16 +60,14 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> T
 
 
 def expand(source: Path, dest: Path) -> None:
-    """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server.
-
-    Experts are stored as in the model's BF16 format: inputs before outputs.
-    """
+    """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server."""
     tensors: dict[str, npt.NDArray[Any]] = {}
     found = gptoss.load(source).tensors
     for name, tensor in found.items():
         plain, packed, _ = name.partition("_blocks")
         if packed:
             weights = gptoss.dequantize(tensor, found[f"{plain}_scales"])
+            # the model's BF16 format has inputs before outputs
             tensors[plain] = to_bf16(np.swapaxes(weights, 1, 2).astype(np.float32))
         elif not name.endswith("_scales"):
             tensors[name] = to_bf16(tensor)

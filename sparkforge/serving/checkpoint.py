@@ -181,13 +181,13 @@ def _download(hub: Path, model: str, revision: str) -> Path:
 
     def report() -> None:  # about what the disk has less than before
         for seconds in itertools.count():
+            if over.wait(1):
+                return
             have = min(max(room - shutil.disk_usage(folder).free, 0), missing)
             text = f"downloading {have / 1e9:.1f} of {missing / 1e9:.1f} GB"
             health.tell(text)
             if seconds % 15 == 0:
                 say(text)
-            if over.wait(1):
-                return
 
     threading.Thread(target=report, daemon=True).start()
     try:

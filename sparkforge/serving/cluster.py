@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -86,15 +86,15 @@ class Link:
         """
         mine, lines, server = self._mine, None, None
         say(f"waiting for the {self.peer}: {mine}")
-        with ExitStack() as listening:
-            if mine.is_head:
-                where = (mine.head, mine.port)
-                family = socket.AF_INET6 if ":" in mine.head else socket.AF_INET
-                try:
-                    server = listening.enter_context(socket.create_server(where, family=family))
-                except OSError as error:
-                    msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
-                    raise StartError(msg, EX_UNAVAILABLE) from None
+        if mine.is_head:
+            where = (mine.head, mine.port)
+            family = socket.AF_INET6 if ":" in mine.head else socket.AF_INET
+            try:
+                server = socket.create_server(where, family=family)
+            except OSError as error:
+                msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
+                raise StartError(msg, EX_UNAVAILABLE) from None
+        with server or nullcontext():
             while lines is None:
                 time.sleep(0.5)
                 try:

@@ -55,8 +55,8 @@ def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
     if not there:
         msg = "no CUDA device is visible in this container: docker run needs --gpus all (Compose"
         msg += " has it), and build.py doctor checks the host"
-        if strict:
-            raise StartError(msg, EX_UNAVAILABLE)
+    if strict and not there:
+        raise StartError(msg, EX_UNAVAILABLE)
     if wanted not in names:
         say(f"warning: {msg}")
 

@@ -25,8 +25,8 @@ _ENGINE_METRICS = (
     *("vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     "vllm:iteration_tokens_total_count",
 )
+# token ids of any vocabulary. A step with one row uses other kernels than one with several
 PROMPTS = ((32,), tuple(range(32, 40)))
-"""Token ids of any vocabulary. A step with one row uses other kernels than one with several."""
 
 
 def temporary() -> Path:

@@ -169,15 +169,10 @@ class Launch:
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
         expected = self.profile.expectations(command, self.caller)
-        return Server(
-            command,
-            self.variables,
-            self.signals,
-            client,
-            {} if self.backends == "off" else expected,
-            strict=self.backends == "fail",
-            entrance=self.entrance,
-        )
+        expected = {} if self.backends == "off" else expected
+        strict = self.backends == "fail"
+        variables, signals, entrance = self.variables, self.signals, self.entrance
+        return Server(command, variables, signals, client, expected, strict, entrance)
 
     def _preflight(self, real: Sequence[str], kernels: Path | None) -> None:
         """Serve a small model with known answers; StartError where it fails."""
@@ -222,9 +217,8 @@ class Launch:
         share = memory.share(self.profile.memory, self.caller, self.machines)
         command = serve(model, [*naming, *place, *share, *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
-        hang_s = (
-            0 if "--disable-log-stats" in command else checks.hang
-        )  # a busy one would look hung
+        # a busy one would look hung
+        hang_s = 0 if "--disable-log-stats" in command else checks.hang
         # three failed checks, and the time between them, fit into the time of a hang
         client = Client(door.folder() / door.OWN, min(LOOK_S, hang_s / 5 or LOOK_S))
         server = self._supervised(command, client if self.has_door else None)

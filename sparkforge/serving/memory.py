@@ -64,11 +64,7 @@ def meminfo(text: str) -> dict[str, int]:
 def utilisation(
     plan: MemoryPlan, reading: Reading, cuda_total: int | None = None, machines: int = 1
 ) -> float:
-    """Return the share of all memory for vLLM, in whole percents, rounded down.
-
-    ``cuda_total``: its bytes as CUDA counts them for an integrated device, which vLLM multiplies by
-    the share.
-    """
+    """Return vLLM's share of all memory, ``cuda_total`` where that is given; whole percents."""
     text = described(reading, cuda_total)
     if reading.limit is not None and reading.limit < HOST_GIB * GIB:
         msg = f"{text}, and the server's host part needs {HOST_GIB}: set {LIMIT}={HOST_GIB}g"

@@ -45,10 +45,8 @@ SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorizati
 """Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""
 IN_URL = re.compile(r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@")
 """User name and password of an address. A password may have a slash, which also ends a port."""
-_IN_JSON = re.compile(
-    rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
-)
-_IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
+_IN_JSON = re.compile(rf'(?is)("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?')
+_IN_DOTTED = re.compile(rf"(?i)--[^.]+\..*{SECRET_NAME}")
 _REFUSED = (  # each would open another way in, or move the one that the front door uses
     *("--api-key", "--host", "--port", "--uds", "--grpc", "--config", "--root-path"),
     *("--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins"),
