@@ -115,9 +115,8 @@ def drop(files: Sequence[Path]) -> None:
         say(f"warning: the weights stay in the page cache: {error}")
 
 
+# below these the guard warns, refuses new requests and ends the server: an estimate
 WARN_GIB, REFUSE_GIB, END_GIB = 6.0, 4.0, 2.0
-"""Below these the guard warns, refuses new requests and ends the server. An estimate: no Spark has
-run out of memory under it."""
 END_S = 10.0  # below the third; the others act at once
 _RELEASE = 1.25  # times the first: above it memory is no longer short
 

@@ -204,4 +204,5 @@ class Watch:
         ]
 
     def __str__(self) -> str:
-        return ", ".join(f"{kind} {'/'.join(sorted(names))}" for kind, names in self.seen.items())
+        kinds = [kind for kind in SENTENCES if kind in self.seen]
+        return ", ".join(f"{kind} {'/'.join(sorted(self.seen[kind]))}" for kind in kinds)

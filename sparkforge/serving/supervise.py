@@ -268,6 +268,5 @@ class Server:
 
 
 def _computed_s(pid: int) -> float:
-    # of the API server, a process beside the engine
-    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # the API server's
     return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")

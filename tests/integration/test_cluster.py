@@ -22,7 +22,6 @@ from sparkforge.serving.options import (
     EX_CONFIG,
     EX_PROTOCOL,
     EX_TEMPFAIL,
-    EX_UNAVAILABLE,
     StartError,
 )
 from tests.haproxy import needs_haproxy
@@ -203,10 +202,3 @@ def test_settings_that_make_no_sense_are_refused(role: str, text: str) -> None:
     with pytest.raises(StartError, match="SPARKFORGE_CLUSTER is ") as error:
         cluster.settings({cluster.ROLE: role, cluster.VARIABLE: text})
     assert error.value.code == EX_CONFIG
-
-
-def test_a_port_that_is_taken_is_told_with_a_way_out(node: Start) -> None:
-    with socket.create_server((HEAD, 0)) as other:
-        head = node("head", SPARKFORGE_CLUSTER=f"{HEAD},{WORKER},lo,{other.getsockname()[1]}")
-        assert head.ended() == EX_UNAVAILABLE
-    assert head.said("the head cannot listen on ('127.0.0.1', ")

@@ -145,17 +145,6 @@ def test_a_stopped_engine_is_ended_with_all_its_processes(supervised: Start) -> 
         one.post("/health")
 
 
-def test_a_short_stop_is_forgiven(supervised: Start) -> None:
-    one = supervised()
-    engine = one.ready()
-    assert not one.stalled()
-    os.kill(engine, signal.SIGSTOP)
-    wait_for(one.stalled)
-    os.kill(engine, signal.SIGCONT)
-    wait_for(lambda: not one.stalled())
-    assert one.process.poll() is None
-
-
 def test_a_busy_server_is_well_though_it_has_no_token_for_us(supervised: Start) -> None:
     one = supervised()
     one.ready()

@@ -30,12 +30,6 @@ def machine(root: Path, *, available_gib: float, **group: str) -> Path:
     return root
 
 
-def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
-    reading = memory.read(machine(tmp_path, available_gib=114, memory_max="max\n"))
-    assert (reading.total, reading.limit) == (int(SPARK_GIB * (1 << 20)) * 1024, None)
-    assert reading.room == reading.available == 114 * GIB
-
-
 def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
     stat = f"anon {3 * GIB}\nshmem 1\nactive_file {GIB}\ninactive_file {5 * GIB}\n"
     reading = memory.read(
