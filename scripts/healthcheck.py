@@ -29,7 +29,7 @@ def check() -> str:
         return f"unhealthy: {text}"
     if text != health.READY:
         return f"starting: {text}"
-    client = health.Client(door.own_socket(), SECONDS)
+    client = health.Client(door.folder() / door.OWN, SECONDS)
     if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
         cluster.check_beat()  # it takes no requests: healthy means a link to the head
     elif door.REPLICAS in os.environ:  # a router, whose answer is a line about its servers

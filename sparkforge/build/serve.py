@@ -28,6 +28,7 @@ from sparkforge.runtime.client import CHAT, COMPLETIONS
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import MODEL_NAME, Launch, ending
 from sparkforge.serving import profile as profiles
+from sparkforge.serving.options import SettingError
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.store.store import Artefact
@@ -92,7 +93,7 @@ def chosen(context: Context, name: str | None) -> Profile:
     profile = context.serving
     try:
         return profile if name is None else profiles.pick(profile, name, "--profile")
-    except profiles.ChoiceError as error:
+    except SettingError as error:
         raise UsageError(error.what, error.hint) from None
 
 

@@ -27,8 +27,7 @@ from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.client import COMPLETIONS, Place, Reply, events, post
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, kept_log, tail, wait_ready
-from sparkforge.serving.errors import SettingError
-from sparkforge.serving.options import for_plugin
+from sparkforge.serving.options import SettingError, for_plugin
 from sparkforge.store.store import Artefact
 
 if TYPE_CHECKING:

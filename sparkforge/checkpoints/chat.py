@@ -1,7 +1,6 @@
 """A tiny gpt-oss checkpoint that speaks Harmony: fixed messages, built into the weights by hand.
 
-It has gpt-oss's whole vocabulary, so that chats, tools and reasoning are served as they are for the
-real model. Its words say nothing about a model's quality. Its parts, all in native MXFP4:
+It has gpt-oss's whole vocabulary, and says nothing about a model's quality. Its parts:
 
 * the residual stream has a constant, a place for each word of the script, and bits of context;
 * layer 0 (sliding window) looks back by exactly one and four tokens, through rotary phases, and its
@@ -24,15 +23,13 @@ import numpy.typing as npt
 from sparkforge.checkpoints.formats import byte_bpe, to_bf16, write_checkpoint
 from sparkforge.checkpoints.tiny import Shape, json_files
 
+# the text on the channel ``analysis``: first in each answer, except after a tool's result
 REASONING = "The words of this thought are built in (by hand.)"
-"""The text on the channel ``analysis``: first in each answer, except after a tool's result."""
 ANSWER = "Hello from the forge, small and hot!"
-JSON_ANSWER = '{"temperature":21}'
-"""The final message if the prompt has the word " JSON"."""
+JSON_ANSWER = '{"temperature":21}'  # if the prompt has the word " JSON"
+# the call if the prompt declares tools and has no tool's result yet
 TOOL, ARGUMENTS = "weather", '{"city":"Paris"}'
-"""The call if the prompt declares tools and has no tool's result yet."""
-TOOL_ANSWER = "Sunny all day \U0001f9be"
-"""The final message after a tool's result; the last character is three tokens."""
+TOOL_ANSWER = "Sunny all day \U0001f9be"  # after a result; the last character is three tokens
 
 HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS = 96, 64, 8
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 32
@@ -52,23 +49,16 @@ SPECIAL_TOKENS = {
     "<|endofprompt|>": 200_018,
 }
 """Of o200k_harmony; the other numbers from 200,000 on are reserved ones."""
-# o200k_base's split of text.
+# o200k_base's split of text
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
-_SPLIT = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
+_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-Word = bytes | str
-"""A token: bytes of the vocabulary, or the name of a special one."""
+Word = bytes | str  # a token: bytes of the vocabulary, or the name of a special one
 Words = tuple[Word, ...]
 Weights = npt.NDArray[np.float32]
 
@@ -91,8 +81,7 @@ _THOUGHT = ".) four back"  # the message before this one was the reasoning
 _DECLARES, _RESULT = "declares tools", "begins a result"  # the current word does that
 _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON = "has tools", "has a result", "wants JSON"
 
-# Sizes in the residual stream. The constant is much larger than all bits together, so that the norm
-# divides by nearly the same number everywhere.
+# the constant is much larger than all bits together: the norm divides by nearly the same number
 _CONSTANT = 16.0
 _UNIT = _CONSTANT / math.sqrt(HIDDEN_SIZE)  # 1 / a bit's value after a norm of weight 1
 _GATE = 16.0  # a bit's value before the experts: half of it is beyond the limit of swiglu
@@ -100,7 +89,7 @@ _GATE = 16.0  # a bit's value before the experts: half of it is beyond the limit
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: after ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
+    """After ``word``, with all of ``given`` and none of ``without``, comes ``then``."""
 
     word: Word
     then: Word
@@ -140,23 +129,25 @@ def rules() -> list[Rule]:
 
 
 # places in the residual stream; the constant is at 0
-_SCRIPT = [word for rule in rules() for word in (rule.word, rule.then)]
-_EVERY = dict.fromkeys((*_SCRIPT, b"namespace", b" functions", b" JSON"))
-_WORDS: dict[Word, int] = {word: place for place, word in enumerate(_EVERY, start=1)}
+_SCRIPT: list[Word] = [word for rule in rules() for word in (rule.word, rule.then)]
+_EVERY = dict.fromkeys([*_SCRIPT, b"namespace", b" functions", b" JSON"])
+_WORDS = {word: place for place, word in enumerate(_EVERY, start=1)}
 _NAMES: Words = (*_BEFORE, _THOUGHT, _DECLARES, _RESULT, _HAS_TOOLS, _HAS_RESULT, _WANTS_JSON)
 _BITS: dict[Word, int] = {name: place for place, name in enumerate(_NAMES, 1 + len(_WORDS))}
 assert len(_WORDS) + len(_BITS) < HIDDEN_SIZE
 
 
-def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> int:
-    """Write the checkpoint to the new folder `dest`: the same bytes on every machine.
+def make_chat_gpt_oss(dest: Path, tokens: Sequence[bytes]) -> None:
+    """Write the checkpoint (93 MB) to the new folder `dest`.
 
-    Returns its size in bytes: 93 MB, of them 77 in embedding and lm_head. ``tokens`` are those of
-    o200k_base by rank; KeyError: they lack a word of the script, so it is another vocabulary.
+    ``tokens`` are those of o200k_base by rank; KeyError: they are of another vocabulary.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    files = {**json_files(SHAPE, "chat.json"), "tokenizer.json": _tokenizer(ranks)}
-    return write_checkpoint(dest, _tensors(ranks), files)
+    special = {number: f"<|reserved_{number}|>" for number in range(len(ranks), VOCAB_SIZE)}
+    special |= {number: name for name, number in SPECIAL_TOKENS.items()}
+    split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
+    files = {**json_files(SHAPE, "chat.json"), "tokenizer.json": byte_bpe(special, ranks, split)}
+    write_checkpoint(dest, _tensors(ranks), files)
 
 
 def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
@@ -178,16 +169,18 @@ def _tensors(ranks: dict[bytes, int]) -> dict[str, npt.NDArray[Any]]:
         Rule(b" functions", _DECLARES, given=(b"namespace",)),
         Rule(b"functions", _RESULT, given=("<|start|>",)),
     ]
-    attentions = (_looking_back(), _looking_for())
-    experts = (_experts(recognised, _BITS, 1.0), _experts(rules(), _WORDS, 4.0))
-    for layer in range(2):
+    into = np.full(HIDDEN_SIZE, _UNIT, np.float32)
+    layers = (
+        (_looking_back(), _experts(recognised, _BITS, 1.0)),
+        (_looking_for(), _experts(rules(), _WORDS, 4.0)),
+    )
+    for layer, (attention, experts) in enumerate(layers):
         base = f"model.layers.{layer}"
-        into = np.full(HIDDEN_SIZE, _UNIT, np.float32)
         tensors |= {
             f"{base}.input_layernorm.weight": to_bf16(into),
             f"{base}.post_attention_layernorm.weight": to_bf16(_GATE * into),
-            **{f"{base}.self_attn.{k}": to_bf16(v) for k, v in attentions[layer].items()},
-            **{f"{base}.mlp.{name}": value for name, value in experts[layer].items()},
+            **{f"{base}.self_attn.{k}": to_bf16(v) for k, v in attention.items()},
+            **{f"{base}.mlp.{name}": value for name, value in experts.items()},
         }
     return tensors
 
@@ -197,12 +190,10 @@ def _zeros(*shape: int) -> Weights:
 
 
 def _attention() -> dict[str, Weights]:
-    """Return the weights of an attention without effect."""
-    queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
-    sizes = {"q": (queries, HIDDEN_SIZE), "k": (keys, HIDDEN_SIZE), "v": (keys, HIDDEN_SIZE)}
-    made = {"sinks": _zeros(NUM_HEADS)}
-    for name, size in {**sizes, "o": (HIDDEN_SIZE, queries)}.items():
-        made |= {f"{name}_proj.weight": _zeros(*size), f"{name}_proj.bias": _zeros(size[0])}
+    made, wide = {"sinks": _zeros(NUM_HEADS)}, NUM_HEADS * HEAD_DIM
+    for name, rows in {"q": wide, "k": wide // 2, "v": wide // 2, "o": HIDDEN_SIZE}.items():
+        columns = wide if name == "o" else HIDDEN_SIZE
+        made |= {f"{name}_proj.weight": _zeros(rows, columns), f"{name}_proj.bias": _zeros(rows)}
     return made
 
 
@@ -210,19 +201,16 @@ def _looking_back() -> dict[str, Weights]:
     """Return an attention: head 0 reads the word before, head 1 the word four back.
 
     Keys are the same everywhere, and queries are turned by one or four tokens: so the product is
-    largest at that distance. The fast frequencies tell neighbours apart (by 28 at least in the
-    exponent, at up to 128 tokens); YaRN leaves them alone.
+    largest at that distance. YaRN leaves these fast frequencies alone.
     """
     made = _attention()
     half, strength = HEAD_DIM // 2, 16.0
-    turning = 6
-    for pair in range(turning):
-        frequency = ROPE_THETA ** (-pair / half)
+    for pair in range(6):
         made["k_proj.bias"][pair] = strength
         for head, distance in enumerate((1, 4)):
-            angle = -frequency * distance
-            made["q_proj.bias"][head * HEAD_DIM + pair] = strength * math.cos(angle)
-            made["q_proj.bias"][head * HEAD_DIM + half + pair] = strength * math.sin(angle)
+            angle, row = -(ROPE_THETA ** (-pair / half)) * distance, head * HEAD_DIM + pair
+            made["q_proj.bias"][row] = strength * math.cos(angle)
+            made["q_proj.bias"][row + half] = strength * math.sin(angle)
     read = {name: (0, name) for name in _BEFORE} | {_THOUGHT: (1, _REASONING[-1])}
     for place, (bit, (head, word)) in enumerate(read.items()):
         made["v_proj.weight"][place, _WORDS[word]] = 1.0
@@ -233,8 +221,7 @@ def _looking_back() -> dict[str, Weights]:
 def _looking_for() -> dict[str, Weights]:
     """Return an attention: heads 0 to 2 find a declaration of tools, a result, the word " JSON".
 
-    The wanted token has an exponent of about 40, the sink 20, all else 0: neither 131,072 other
-    tokens nor distance (these frequencies turn by a tenth at most) changes the answer.
+    The wanted token has an exponent of about 40, the sink 20, all else 0, at any distance.
     """
     made = _attention()
     wanted = {
@@ -256,21 +243,17 @@ def _looking_for() -> dict[str, Weights]:
 def _experts(
     script: list[Rule], targets: dict[Word, int], strength: float
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return experts: each neuron is a rule, and adds 7 times `strength` at the rule's target.
-
-    The rules of a word are in one expert, which gets all weight of the router.
-    """
+    """Return experts: each neuron is a rule, and adds 7 times `strength` at the rule's target."""
     weights = _zeros(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE)
     bias = _zeros(NUM_EXPERTS, 2 * INTERMEDIATE_SIZE)
     bias[:, 0::2] = -_GATE  # gates and ups alternate; a neuron without a rule stays shut
     down = _zeros(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE)
     router = _zeros(NUM_EXPERTS, HIDDEN_SIZE)
-    used = [0] * NUM_EXPERTS
+    neurons = [itertools.count() for _ in range(NUM_EXPERTS)]
     for rule in script:
         expert = _WORDS[rule.word] % NUM_EXPERTS
         router[expert, _WORDS[rule.word]] = 1.0
-        neuron = used[expert]
-        used[expert] += 1
+        neuron = next(neurons[expert])
         row = weights[expert, 2 * neuron]
         row[[_WORDS[rule.word], *(_BITS[bit] for bit in rule.given)]] = 1.0
         row[[_BITS[bit] for bit in rule.without]] = -1.0
@@ -287,7 +270,7 @@ def _experts(
 
 
 def _packed(name: str, weights: Weights) -> dict[str, npt.NDArray[np.uint8]]:
-    """Return MXFP4 blocks and scales (1) [experts, rows, ...] of weights that are exact in it."""
+    """Return MXFP4 blocks and scales (1) of weights that are exact in it."""
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     codes = np.searchsorted(values, np.abs(weights)).astype(np.uint8)
     assert np.array_equal(values[codes], np.abs(weights))
@@ -295,21 +278,3 @@ def _packed(name: str, weights: Weights) -> dict[str, npt.NDArray[np.uint8]]:
     blocks = codes.reshape(*codes.shape[:-1], -1, 32)
     pairs = (blocks[..., 0::2] | blocks[..., 1::2] << 4).astype(np.uint8)
     return {f"{name}_blocks": pairs, f"{name}_scales": np.full(blocks.shape[:-1], 127, np.uint8)}
-
-
-def _tokenizer(ranks: dict[bytes, int]) -> dict[str, Any]:
-    """Return tokenizer.json: a byte-level BPE with the vocabulary's merges.
-
-    A token's rank is also the place of its merges: all pairs of tokens that make it. Earlier merges
-    decide which of them occurs.
-    """
-    merges = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
-        known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
-        merges += [(a, b) for *_, a, b in sorted(known)]
-    names = {number: name for name, number in SPECIAL_TOKENS.items()}
-    numbers = range(len(ranks), VOCAB_SIZE)
-    special = {number: names.get(number, f"<|reserved_{number}|>") for number in numbers}
-    split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
-    return byte_bpe(special, ranks, merges, split)

@@ -1,23 +1,17 @@
-"""The files of a checkpoint: random tensors, safetensors, tokenizer.json. Equal bytes everywhere.
-
-`Random` has its own way to a normal distribution; no floating-point library takes part.
-"""
+"""The files of a checkpoint: random tensors, safetensors, tokenizer.json, everywhere the same."""
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_SAFETENSORS_DTYPES = {np.dtype(np.uint8): "U8", np.dtype(np.uint16): "BF16"}
-
 
 class Random:
-    """Random weights from integers only: neither numpy's float streams nor the C library's
-    logarithm can then change a byte of the checkpoint."""
+    """Random weights from integers only, without numpy's float streams and the C library."""
 
     def __init__(self, seed: int) -> None:
         # The legacy generator's stream is frozen; the new one's may change between releases.
@@ -46,17 +40,14 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 def write_checkpoint(
     dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
-) -> int:
-    """Write a checkpoint to the new folder `dest`; return the size of all files in bytes.
-
-    Of ``tensors`` uint16 stands for BF16; ``files`` are the small files, as JSON values.
-    """
+) -> None:
+    """Write tensors, uint16 for BF16, and small JSON files to the new folder `dest`."""
     dest.mkdir()
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in sorted(tensors.items()):
         header[name] = {
-            "dtype": _SAFETENSORS_DTYPES[tensor.dtype],
+            "dtype": {1: "U8", 2: "BF16"}[tensor.itemsize],
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + tensor.nbytes],
         }
@@ -73,19 +64,20 @@ def write_checkpoint(
     dest.chmod(0o755)  # a server in a container runs as another user, regardless of our umask
     for path in dest.iterdir():
         path.chmod(0o644)
-    return sum(path.stat().st_size for path in dest.iterdir())
 
 
 def byte_bpe(
-    special: Mapping[int, str],
-    ranks: Mapping[bytes, int],
-    merges: Sequence[tuple[bytes, bytes]] = (),
-    split: Mapping[str, Any] | None = None,
+    special: Mapping[int, str], ranks: Mapping[bytes, int], split: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return tokenizer.json of a byte-level BPE, for the tokenizers library.
 
-    ``split``: pre-tokenizer that splits a text before its bytes.
+    ``ranks`` ascend. A token's rank is also the place of its merges: all pairs of tokens that make
+    it. Earlier merges decide which of them occurs. ``split`` divides a text before its bytes.
     """
+    merges = []
+    for token in ranks:
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        merges += sorted((ranks[a], ranks[b], a, b) for a, b in pairs if {a, b} <= ranks.keys())
     # the printable character that stands for each byte
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = itertools.count(256)
@@ -94,13 +86,12 @@ def byte_bpe(
     def written(token: bytes) -> str:
         return "".join(characters[byte] for byte in token)
 
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    level |= {"use_regex": False}
+    off = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    level = {"type": "ByteLevel", **off}
     before = {"type": "Sequence", "pretokenizers": [split, level]} if split else level
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": n, "content": t, **plain, "special": True} for n, t in special.items()]
     unset = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    off = ("fuse_unk", "byte_fallback", "ignore_merges")
     return {
         "version": "1.0",
         "truncation": None,
@@ -113,8 +104,8 @@ def byte_bpe(
         "model": {
             "type": "BPE",
             **dict.fromkeys(unset),
-            **dict.fromkeys(off, False),
+            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "vocab": {written(token): rank for token, rank in ranks.items()},
-            "merges": [f"{written(a)} {written(b)}" for a, b in merges],
+            "merges": [f"{written(a)} {written(b)}" for *_, a, b in merges],
         },
     }

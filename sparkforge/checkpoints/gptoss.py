@@ -1,8 +1,7 @@
 """A reference of gpt-oss in numpy, written from the definitions of its parts.
 
-It shares nothing with any serving engine: its own reader of the files, its own decoding of MXFP4
-(OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them), its own attention. It is slow and
-plain, for models of a few megabytes. It computes in the precision of its tensors.
+It shares nothing with any serving engine, and computes in the precision of its tensors. MXFP4 is
+OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating[Any]]
 
 # E2M1: sign, two bits of exponent with a bias of one, one bit of mantissa.
-_E2M1 = np.array(
-    [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], dtype=np.float32
-)
-_BLOCK = 32
+_E2M1 = np.array([sign * x for sign in (1, -1) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
 _SWIGLU_ALPHA = 1.702  # of an expert's activation; the limit is in the configuration
 
 
@@ -44,7 +40,7 @@ class Model:
 
 def load(folder: Path) -> Model:
     """Read the checkpoint in `folder`, whose tensors are BF16 or U8; OSError: a file is missing."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((folder / "config.json").read_bytes())
     raw = (folder / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:start])
@@ -64,7 +60,7 @@ def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> 
 
     The low nibble comes first. Scale 255 is NaN.
     """
-    codes = np.stack((blocks & 0x0F, blocks >> 4), axis=-1).reshape(*scales.shape, _BLOCK)
+    codes = np.stack((blocks & 0x0F, blocks >> 4), axis=-1).reshape(*scales.shape, 32)
     factors = np.where(scales == 255, np.nan, np.exp2(scales.astype(np.float64) - 127))
     values = _E2M1[codes].astype(np.float64) * factors[..., None]
     return values.reshape(*scales.shape[:-1], -1).astype(np.float32)
@@ -72,62 +68,52 @@ def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> 
 
 def logits(model: Model, tokens: Sequence[int]) -> Floats:
     """Return logits [len(tokens), vocab]: row i predicts the token after position i."""
-    config, tensors = model.config, model.tensors
-    eps = float(config["rms_norm_eps"])
-    x: Floats = tensors["model.embed_tokens.weight"][np.asarray(tokens)]
-    cos, sin = (table.astype(x.dtype) for table in _rotary(config, len(tokens)))
-    for layer in range(config["num_hidden_layers"]):
+    x: Floats = model.tensors["model.embed_tokens.weight"][np.asarray(tokens)]
+    cos, sin = (table.astype(x.dtype) for table in _rotary(model.config, len(tokens)))
+    for layer in range(model.config["num_hidden_layers"]):
         base = f"model.layers.{layer}"
-        normed = _rms_norm(x, tensors[f"{base}.input_layernorm.weight"], eps)
-        x = x + _attention(model, layer, normed, cos, sin)
-        normed = _rms_norm(x, tensors[f"{base}.post_attention_layernorm.weight"], eps)
-        x = x + _experts(model, layer, normed)
-    x = _rms_norm(x, tensors["model.norm.weight"], eps)
-    out: Floats = x @ tensors["lm_head.weight"].T
-    return out
+        x = x + _attention(model, layer, _norm(model, f"{base}.input_layernorm", x), cos, sin)
+        x = x + _experts(model, layer, _norm(model, f"{base}.post_attention_layernorm", x))
+    return np.asarray(_norm(model, "model.norm", x) @ model.tensors["lm_head.weight"].T)
 
 
 def greedy(model: Model, tokens: Sequence[int], count: int) -> tuple[list[int], list[float]]:
     """Return the `count` likeliest next tokens in turn, each with its lead in logits."""
-    sequence = list(tokens)
-    margins = []
+    sequence, leads = list(tokens), []
     for _ in range(count):
         row = logits(model, sequence)[-1]
         second, first = np.argsort(row)[-2:]
         sequence.append(int(first))
-        margins.append(float(row[first] - row[second]))
-    return sequence[len(tokens) :], margins
+        leads.append(float(row[first] - row[second]))
+    return sequence[len(tokens) :], leads
 
 
-def _rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    scale = 1 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps)
-    out: Floats = x * scale * weight
-    return out
+def _norm(model: Model, name: str, x: Floats) -> Floats:
+    mean = np.mean(np.square(x), axis=-1, keepdims=True)
+    scale = 1 / np.sqrt(mean + float(model.config["rms_norm_eps"]))
+    return np.asarray(x * scale * model.tensors[f"{name}.weight"])
 
 
 def _linear(model: Model, name: str, x: Floats) -> Floats:
-    out: Floats = x @ model.tensors[f"{name}.weight"].T + model.tensors[f"{name}.bias"]
-    return out
+    return np.asarray(x @ model.tensors[f"{name}.weight"].T + model.tensors[f"{name}.bias"])
 
 
 def _rotary(config: Mapping[str, Any], length: int) -> tuple[Floats, Floats]:
     """Return cosines and sines [length, head_dim / 2] of rotary embedding extended by YaRN.
 
     Frequencies that turn often within the original context stay, and those that turn seldom are
-    slowed by the factor. Between them is a ramp whose ends are not rounded to whole dimensions.
-    Cosines and sines include YaRN's concentration, so a score includes its square.
+    slowed by the factor, with a ramp between. Both have the concentration, a score its square.
     """
     scaling = config["rope_scaling"]
     theta, dim = float(config["rope_theta"]), int(config["head_dim"])
     factor, context = float(scaling["factor"]), int(scaling["original_max_position_embeddings"])
     half = dim // 2
     frequencies = theta ** (-np.arange(half, dtype=np.float64) / half)
-
-    def dimension_of(turns: float) -> float:
-        return half * math.log(context / (turns * 2 * math.pi)) / math.log(theta)
-
-    low = max(dimension_of(scaling["beta_fast"]), 0)
-    high = min(dimension_of(scaling["beta_slow"]), dim - 1)
+    fast, slow = (
+        half * math.log(context / (scaling[name] * 2 * math.pi)) / math.log(theta)
+        for name in ("beta_fast", "beta_slow")
+    )
+    low, high = max(fast, 0), min(slow, dim - 1)
     slowed = np.clip((np.arange(half) - low) / (high - low), 0, 1)
     frequencies = frequencies * (1 - slowed) + frequencies / factor * slowed
     concentration = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
@@ -143,18 +129,15 @@ def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 def _attention(model: Model, layer: int, x: Floats, cos: Floats, sin: Floats) -> Floats:
-    config = model.config
-    base = f"model.layers.{layer}.self_attn"
+    config, base = model.config, f"model.layers.{layer}.self_attn"
     length, dim = len(x), int(config["head_dim"])
-    kv_heads = int(config["num_key_value_heads"])
-    group = int(config["num_attention_heads"]) // kv_heads
-
-    queries = _rotate(_linear(model, f"{base}.q_proj", x).reshape(length, -1, dim), cos, sin)
-    keys = _rotate(_linear(model, f"{base}.k_proj", x).reshape(length, -1, dim), cos, sin)
-    values = _linear(model, f"{base}.v_proj", x).reshape(length, -1, dim)
+    queries, keys, values = (
+        _linear(model, f"{base}.{part}_proj", x).reshape(length, -1, dim) for part in "qkv"
+    )
+    queries, keys = _rotate(queries, cos, sin), _rotate(keys, cos, sin)
     # Consecutive query heads share a key head.
+    group = queries.shape[1] // keys.shape[1]
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
-
     scores = np.einsum("qhd,khd->hqk", queries, keys) / math.sqrt(dim)
     distance = np.arange(length)[:, None] - np.arange(length)[None, :]
     visible = distance >= 0
@@ -162,8 +145,7 @@ def _attention(model: Model, layer: int, x: Floats, cos: Floats, sin: Floats) ->
         visible &= distance < config["sliding_window"]
     scores = np.where(visible, scores, -np.inf)
     # The sink is one more column of the softmax that attends to nothing.
-    sinks = model.tensors[f"{base}.sinks"][:, None, None]
-    sinks = np.broadcast_to(sinks, (len(sinks), length, 1))
+    sinks = np.repeat(model.tensors[f"{base}.sinks"][:, None, None], length, axis=1)
     scores = np.concatenate((scores, sinks), axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :-1]
@@ -172,20 +154,17 @@ def _attention(model: Model, layer: int, x: Floats, cos: Floats, sin: Floats) ->
 
 
 def _experts(model: Model, layer: int, x: Floats) -> Floats:
-    config, tensors = model.config, model.tensors
-    base = f"model.layers.{layer}.mlp"
+    config, tensors, base = model.config, model.tensors, f"model.layers.{layer}.mlp"
     limit = float(config["swiglu_limit"])
     names = (f"{base}.experts.gate_up_proj", f"{base}.experts.down_proj")
     gate_up, down = (dequantize(tensors[f"{n}_blocks"], tensors[f"{n}_scales"]) for n in names)
     gate_up_bias, down_bias = (tensors[f"{name}_bias"] for name in names)
-
     router = _linear(model, f"{base}.router", x)
     chosen = np.argsort(-router, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
     # The softmax runs over the chosen experts alone.
     shares = np.take_along_axis(router, chosen, axis=-1)
     shares = np.exp(shares - shares.max(axis=-1, keepdims=True))
     shares = shares / shares.sum(axis=-1, keepdims=True)
-
     out = np.zeros_like(x)
     for expert in np.unique(chosen):
         positions, places = np.nonzero(chosen == expert)

@@ -1,8 +1,7 @@
-"""A tiny gpt-oss checkpoint in native MXFP4, made from a seed.
+"""A tiny gpt-oss checkpoint in native MXFP4, made from a seed: half a megabyte.
 
-It has all parts of the real one that a serving stack can get wrong (packed experts with
-interleaved gate and up rows, attention sinks, alternating sliding windows, YaRN, grouped queries,
-biases) in about half a megabyte, with a tokenizer whose token ids are bytes.
+It has all parts of the real one that a serving stack can get wrong, and a tokenizer whose token
+ids are bytes.
 """
 
 import json
@@ -20,12 +19,7 @@ from sparkforge.checkpoints.formats import Random, byte_bpe, to_bf16, write_chec
 
 @dataclass(frozen=True)
 class Shape:
-    """The architecture's numbers, in elements; layers alternate between window and full context.
-
-    Each default is the smallest that still tests its part: three MXFP4 blocks in the intermediate
-    size do not divide by two ranks, and every expert is used. In tiny.json the window and YaRN's
-    original context are shorter than a test prompt.
-    """
+    """The architecture's numbers, in elements; each default is the smallest that tests its part."""
 
     layers: int = 4
     hidden: int = 128
@@ -37,12 +31,9 @@ class Shape:
     head_dim: int = 32
 
 
-TINY = Shape()
-
 # their numbers follow those of the bytes; the config in tiny.json names some
 _NAMES = ("startoftext", "endoftext", "return", "call", "start", "channel", "message", "end")
-_SPECIAL_TOKENS = tuple(f"<|{name}|>" for name in _NAMES)
-VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
+VOCAB_SIZE = 256 + len(_NAMES)
 
 
 @dataclass(frozen=True)
@@ -52,21 +43,15 @@ class TinyCheckpoint:
     path: Path
     num_layers: int
     num_experts: int
-    packed_expert_bytes: int
-    """Blocks and scales of all experts, biases left out."""
-    bf16_expert_bytes: int
-    """The same weights in BF16."""
+    packed_expert_bytes: int  # blocks and scales of all experts, biases left out
+    bf16_expert_bytes: int  # the same weights in BF16
 
 
-def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> TinyCheckpoint:
-    """Write a tiny random gpt-oss checkpoint to the new folder `dest`.
-
-    The same seed (0 to 2**32 - 1) gives the same bytes on every machine. FileExistsError: `dest`
-    exists.
-    """
+def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> TinyCheckpoint:
+    """Write a tiny random gpt-oss checkpoint to the new folder `dest`: by the seed, everywhere."""
     tensors = _make_tensors(seed, shape)
     ranks = {bytes([byte]): byte for byte in range(256)}
-    tokenizer = byte_bpe(dict(enumerate(_SPECIAL_TOKENS, 256)), ranks)
+    tokenizer = byte_bpe({256 + n: f"<|{name}|>" for n, name in enumerate(_NAMES)}, ranks)
     files = {**json_files(shape, "tiny.json"), "tokenizer.json": tokenizer}
     write_checkpoint(dest, tensors, files)
     packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
@@ -75,17 +60,14 @@ def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = TINY) -> Tiny
 
 
 def expand(source: Path, dest: Path) -> None:
-    """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server.
-
-    MXFP4's values are exact in BF16, except for scales beyond its exponents. Experts are stored as
-    in the model's BF16 format: inputs before outputs. FileExistsError: `dest` exists.
-    """
+    """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server."""
     tensors: dict[str, npt.NDArray[Any]] = {}
     found = gptoss.load(source).tensors
     for name, tensor in found.items():
         plain, packed, _ = name.partition("_blocks")
         if packed:
             weights = gptoss.dequantize(tensor, found[f"{plain}_scales"])
+            # the model's BF16 format has inputs before outputs
             tensors[plain] = to_bf16(np.swapaxes(weights, 1, 2).astype(np.float32))
         elif not name.endswith("_scales"):
             tensors[name] = to_bf16(tensor)
@@ -96,8 +78,7 @@ def expand(source: Path, dest: Path) -> None:
 
 def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
     """Return all tensors by their names in the checkpoint; BF16 as uint16 bits."""
-    random = Random(seed)
-    hidden, inter, experts = shape.hidden, shape.inter, shape.experts
+    random, hidden, inter, experts = Random(seed), shape.hidden, shape.inter, shape.experts
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # the deviations below are for matrices with 128 inputs; more inputs divide them
     wide, mixed = math.sqrt(128 / hidden), math.sqrt(128 / queries)
@@ -111,8 +92,7 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
         gate_up, down = f"{mlp}.experts.gate_up_proj", f"{mlp}.experts.down_proj"
         tensors |= {
             f"{base}.input_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
-            # Wide enough that attention prefers some keys, and small enough beside the
-            # embedding that rounding does not grow from layer to layer.
+            # attention prefers some keys, and rounding does not grow from layer to layer
             f"{attn}.q_proj.weight": random.bf16(queries, hidden, scale=0.084 * wide),
             f"{attn}.q_proj.bias": random.bf16(queries, scale=0.2),
             f"{attn}.k_proj.weight": random.bf16(keys, hidden, scale=0.084 * wide),
@@ -124,8 +104,7 @@ def _make_tensors(seed: int, shape: Shape) -> dict[str, npt.NDArray[Any]]:
             # High enough to take a large part of the softmax from the keys.
             f"{attn}.sinks": random.bf16(shape.heads, scale=1.0, mean=4.0),
             f"{base}.post_attention_layernorm.weight": random.bf16(hidden, scale=0.15, mean=1.0),
-            # Wide router logits: with near ties between experts, rounding would decide any
-            # comparison with a reference.
+            # wide: with near ties between experts rounding would decide
             f"{mlp}.router.weight": random.bf16(experts, hidden, scale=0.3 * wide),
             f"{mlp}.router.bias": random.bf16(experts, scale=0.5),
             # Gate and up with a deviation of about four, so that some pass the limit of seven.

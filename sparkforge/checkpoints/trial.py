@@ -1,9 +1,8 @@
 """The preflight's model on a device: a small gpt-oss checkpoint, and its expected answers.
 
-The checkpoint has the shapes that the real model's kernels need: heads of 64, eight query heads a
-KV head, sizes that Marlin takes without padding. The answers are computed here, in float64 and by
-definition of the parts, so they depend on no serving engine and no machine. They are rounded far
-above any difference between two machines.
+It has the shapes that the real model's kernels need: heads of 64, eight query heads a KV head,
+sizes that Marlin takes without padding. The answers are computed in float64, by definition of the
+parts, and rounded far above any difference between two machines.
 """
 
 import hashlib
@@ -18,13 +17,9 @@ from sparkforge.checkpoints.tiny import Shape, make_tiny_gpt_oss
 from sparkforge.serving.preflight import REFERENCE
 
 SHAPE = Shape(2, hidden=256, inter=256, experts=16, experts_per_token=4, heads=16, head_dim=64)
-LENGTHS = (2, 17, 48, 100)
-"""Of the prompts, in tokens: within and beyond a window, within and beyond YaRN's original
-context."""
-DECODED = 4
-"""Tokens after each prompt: steps of one row, for which there are other kernels."""
-_SEED = 4
-_DIGITS = 4
+LENGTHS = (2, 17, 48, 100)  # of prompts: within and beyond a window and YaRN's original context
+DECODED = 4  # tokens after each prompt: steps of one row, for which there are other kernels
+_SEED, _DIGITS = 4, 4
 
 
 def make(folder: Path) -> None:
@@ -44,36 +39,23 @@ def load(folder: Path) -> gptoss.Model:
 def reference(model: gptoss.Model) -> dict[str, Any]:
     """Return the expected answers for ``serving/preflight.py``.
 
-    ``prompt``: the natural log-probability of each token of ``tokens`` but the first, after those
-    before it; ``next``: of the likeliest tokens that follow, each with its lead over the second
-    likeliest.
+    ``prompt``: the natural log-probability of each token but the first, after those before it;
+    ``next``: of the likeliest tokens that follow, each with its lead over the second likeliest.
     """
     random = np.random.RandomState(_SEED)  # the legacy generator's stream is frozen
     answers = []
     for length in LENGTHS:
         tokens = [int(token) for token in random.randint(32, 127, size=length)]
-        rows = _log_softmax(gptoss.logits(model, tokens))
-        entry: dict[str, Any] = {
-            "tokens": tokens,
-            "prompt": [_round(rows[i, token]) for i, token in enumerate(tokens[1:])],
-            "next": [],
-        }
-        for number in range(DECODED):
-            row = rows[-1] if number == 0 else _log_softmax(gptoss.logits(model, tokens)[-1:])[0]
-            second, first = np.argsort(row)[-2:]
-            lead = _round(row[first] - row[second])
-            entry["next"].append({"token": int(first), "logprob": _round(row[first]), "lead": lead})
-            tokens = [*tokens, int(first)]
-        answers.append(entry)
-    text = json.dumps(answers, sort_keys=True)
-    return {"schema": 1, "answers": answers, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _log_softmax(logits: gptoss.Floats) -> gptoss.Floats:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    out: gptoss.Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return out
-
-
-def _round(value: Any) -> float:
-    return round(float(value), _DIGITS)
+        following, leads = gptoss.greedy(model, tokens, DECODED)
+        text = [*tokens, *following]
+        logits = gptoss.logits(model, text)
+        rows = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        found = [round(float(rows[i, token]), _DIGITS) for i, token in enumerate(text[1:])]
+        after = zip(following, found[length - 1 :], leads, strict=True)
+        expected = [
+            {"token": token, "logprob": logprob, "lead": round(lead, _DIGITS)}
+            for token, logprob, lead in after
+        ]
+        answers.append({"tokens": tokens, "prompt": found[: length - 1], "next": expected})
+    digest = hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
+    return {"schema": 1, "answers": answers, "sha256": digest}

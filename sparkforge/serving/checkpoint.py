@@ -2,9 +2,8 @@
 
     python -I checkpoint.py CACHE MODEL REVISION
 
-vLLM's own download runs while it loads, so up to 65 GB of page cache compete with the weights, and
-it reports nothing to the health check. Here a child process runs huggingface_hub's download first.
-A snapshot whose hashes were checked is used without a request to the hub.
+vLLM's own download runs while it loads, so up to 65 GB of page cache compete with the weights. Here
+a child runs huggingface_hub's first. A snapshot with checked hashes needs no request to the hub.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +27,8 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sparkforge.serving import health
-from sparkforge.serving.errors import (
-    EX_CANTCREAT,
-    EX_DATAERR,
-    EX_NOHOST,
-    EX_NOINPUT,
-    StartError,
-    say,
-)
-from sparkforge.serving.options import shown
+from sparkforge.serving import health, options
+from sparkforge.serving.options import EX_CANTCREAT, EX_DATAERR, EX_NOHOST, StartError, say
 
 if TYPE_CHECKING:
     from sparkforge.serving.supervise import Signals
@@ -48,62 +40,39 @@ RANKS = 199_998  # ranks of o200k_base; special tokens follow and are not part o
 
 def named(folder: Path) -> list[str]:
     """Return the weight files of a checkpoint: those of its index, or without one all there are."""
-    try:
-        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
-        if not all(re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
-            raise ValueError("a name in it is no shard's")
-    except FileNotFoundError:
+    if not (folder / INDEX).exists():
         return sorted(file.name for file in folder.glob("*.safetensors"))
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{folder / INDEX} is damaged: {error}") from None
-    return names
-
-
-def damage(path: Path) -> str:
-    """Return what is wrong with a weight file, or "", without reading the weights.
-
-    8 bytes (little endian) give the length of a JSON header, whose largest ``data_offsets`` is the
-    length of the rest.
-    """
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, _HEADER_LIMIT)))
-        header.pop("__metadata__", None)
-        whole = (
-            8 + length + max((int(one["data_offsets"][1]) for one in header.values()), default=0)
-        )
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return str(error.strerror)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return "no safetensors header"
-    return "" if size == whole else f"{size} bytes, its header says {whole}"
+    names = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+    if not all(re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
+        raise ValueError("a name in it is no shard's")
+    return sorted(names)
 
 
 def check(path: Path) -> None:
     """Check the folder of a checkpoint, since vLLM's own errors give no hint; StartError."""
+    part = "config.json"
     try:
-        found = ((name, damage(path / name)) for name in named(path))
-        problem = next((f"{name}: {text}" for name, text in found if text), "")
-        if not os.access(path / "config.json", os.R_OK):
-            problem = problem or f"it needs a config.json that user {os.getuid()} may read"
-    except (OSError, ValueError) as error:
-        problem = str(error)
-    if problem:
-        msg = f"the model in {path} is not complete: {problem}; mount a checkpoint there (Compose:"
+        (path / part).open("rb").close()
+        part = INDEX
+        for part in named(path):
+            with (path / part).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                # 8 bytes, the length of a JSON header; its largest offset is that of the rest
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(length, _HEADER_LIMIT)))
+            header.pop("__metadata__", None)
+            ends = (int(one["data_offsets"][1]) for one in header.values())
+            if size != (whole := 8 + length + max(ends, default=0)):
+                raise ValueError(f"{size} bytes, its header says {whole}")
+    except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
+        msg = f"the model in {path} is not complete: {part}: {getattr(error, 'strerror', error)};"
+        msg += f" mount a checkpoint there that user {os.getuid()} may read (Compose:"
         msg += " SPARKFORGE_MODEL_DIR=/path/on/the/host), or name another in SPARKFORGE_MODEL"
-        raise StartError(msg, EX_NOINPUT)
+        raise StartError(msg, options.EX_NOINPUT) from None
 
 
 def vocabulary() -> bytes:
-    """Return the vocabulary of vLLM's chats as o200k_base.tiktoken: base64 and rank of each token.
-
-    The variable TIKTOKEN_ENCODINGS_BASE replaces oss-harmony's own with a file, and a wrong file
-    would only show at the first chat request, as status 500.
-    """
+    """Return the vocabulary of vLLM's chats as o200k_base.tiktoken: lines of base64 and rank."""
     try:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
@@ -121,24 +90,8 @@ def check_vocabulary(sha256: str) -> None:
         raise StartError(f"the Harmony vocabulary has sha256 {found}, and pins.yaml says {sha256}")
 
 
-def snapshot(hub: Path, name: str, revision: str | None) -> Path | None:
-    """Return the folder of a model's files in the hub's cache, or None.
-
-    The revision is a commit, branch or tag; None: what ``main`` named at the last download.
-    """
-    folder = hub / f"models--{name.replace('/', '--')}"
-    ref = folder / "refs" / (revision or "main")
-    commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else revision or ""
-    found = folder / "snapshots" / commit
-    return found if commit and found.is_dir() else None
-
-
 def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Signals) -> Path:
-    """Return the folder of a model's snapshot, downloading what is missing; "": the newest.
-
-    Raises StartError (68: the hub cannot be reached; 73: the files cannot be stored; 65: the hub
-    sends other bytes than it lists; 78: else) and StoppedError.
-    """
+    """Return the folder of a model's snapshot, downloaded by a child; StartError, StoppedError."""
     from sparkforge.serving import supervise
 
     home = Path(variables.get("HF_HOME") or "~/.cache/huggingface")
@@ -154,26 +107,24 @@ def fetch(model: str, revision: str, variables: Mapping[str, str], signals: Sign
         signals.child = None
     if signals.came:
         raise supervise.StoppedError
-    found = snapshot(hub, model, revision)
+    found = health.read_mark("model")
     if code or found is None:
         raise StartError(f"{model} was not downloaded", code if code > 0 else EX_NOHOST)
-    return found
-
-
-# those that vLLM reads. Only at the top: gpt-oss has two more copies of its weights in folders
-_TYPES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
-_READ: dict[str, Any] = {"allow_patterns": [*_TYPES], "ignore_patterns": ["*/*"]}
+    return Path(found)
 
 
 def download(hub: Path, model: str, revision: str) -> Path:
     """Return the folder of a model's snapshot, downloading what is missing; StartError."""
     import httpx
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import constants, errors, snapshot_download
 
     revision = revision or "main"
-    here = snapshot(hub, model, revision)
-    here = here if here is not None and _complete(hub, model, here) else None
+    here = None
+    with suppress(OSError, ValueError):  # incomplete, by the hub's list or the model's index
+        files = Path(snapshot_download(model, revision=revision, local_files_only=True, **_at(hub)))
+        names = named(files)
+        if names and all((files / name).is_file() for name in ("config.json", *names)):
+            here = files
     checked = here is not None and revision == here.name and _mark(here).exists()
     if here is not None and (checked or constants.HF_HUB_OFFLINE):
         return here
@@ -183,14 +134,28 @@ def download(hub: Path, model: str, revision: str) -> Path:
     say(f"{model} at {revision}: checking which files are missing in {hub}")
     try:
         return _download(hub, model, revision)
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise StartError(f"SPARKFORGE_MODEL is not a name on the hub: {error}") from None
+    except (errors.RevisionNotFoundError, errors.RepositoryNotFoundError):
+        msg = f"there is no model {model} at {revision}, or HF_TOKEN may not read it: check its"
+        raise StartError(f"{msg} name in SPARKFORGE_MODEL, and HF_TOKEN") from None
     except (OSError, httpx.TransportError) as error:  # also those of the hub
-        failure = _failure(error, model, revision, hub)
-        if here is None or failure.code not in (EX_NOHOST, EX_CANTCREAT):
-            raise failure from None
-        say(f"warning: {failure}; serving the downloaded files: {here}")
+        where, why = options.shown(constants.ENDPOINT), options.shown(error)
+        code, msg = EX_NOHOST, f"{model} cannot be downloaded from {where}: {why}; check the"
+        msg += " network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
+        if isinstance(error, OSError) and error.errno is not None:
+            code, msg = EX_CANTCREAT, f"the model cannot be stored in {hub}: {error.strerror}; it"
+            msg += f" needs room, and user {os.getuid()} must be allowed to write there"
+        if here is None:
+            raise StartError(msg, code) from None
+        say(f"warning: {msg}; serving the downloaded files: {here}")
         return here
+
+
+def _at(hub: Path) -> dict[str, Any]:
+    """Return the files that vLLM reads: at the top, since folders have gpt-oss' weights again."""
+    kinds = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+    return {"cache_dir": hub, "allow_patterns": [*kinds], "ignore_patterns": ["*/*"]}
 
 
 def _mark(files: Path) -> Path:
@@ -198,39 +163,35 @@ def _mark(files: Path) -> Path:
     return files.parents[1] / "sparkforge" / files.name
 
 
-def _complete(hub: Path, model: str, files: Path) -> bool:
-    """Return whether all files of a snapshot are there, by the hub's list and the model's index."""
-    from huggingface_hub import snapshot_download
-
-    local = {**_READ, "revision": files.name, "cache_dir": hub, "local_files_only": True}
-    try:
-        snapshot_download(model, **local)
-        names = named(files)
-    except (OSError, ValueError):
-        return False
-    return bool(names) and all((files / name).is_file() for name in ("config.json", *names))
-
-
 def _download(hub: Path, model: str, revision: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
-    api, commit, folder = HfApi(), revision, hub / f"models--{model.replace('/', '--')}"
-    if not re.fullmatch("[0-9a-f]{40}", revision):
-        commit = str(api.model_info(model, revision=revision).sha)
-    where = {**_READ, "cache_dir": hub}
-    files = snapshot_download(model, revision=commit, dry_run=True, **where)
+    api, folder, over = HfApi(), hub / f"models--{model.replace('/', '--')}", threading.Event()
+    commit = str(api.model_info(model, revision=revision).sha)
+    files = snapshot_download(model, revision=commit, dry_run=True, **_at(hub))
     names = {file.filename for file in files}
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         msg = f"{model} at {commit} has no config.json or no weights in safetensors"
         raise StartError(msg, EX_DATAERR)
     missing = sum(file.file_size or 0 for file in files if file.will_download)
     folder.mkdir(parents=True, exist_ok=True)
-    room, over = shutil.disk_usage(folder).free, threading.Event()
+    room = shutil.disk_usage(folder).free
     if missing > room:
         raise OSError(errno.ENOSPC, f"{missing / 1e9:.1f} GB of the model are missing")
-    threading.Thread(target=_report, args=(folder, room, missing, over), daemon=True).start()
+
+    def report() -> None:  # about what the disk has less than before
+        for seconds in itertools.count():
+            if over.wait(1):
+                return
+            have = min(max(room - shutil.disk_usage(folder).free, 0), missing)
+            text = f"downloading {have / 1e9:.1f} of {missing / 1e9:.1f} GB"
+            health.tell(text)
+            if seconds % 15 == 0:
+                say(text)
+
+    threading.Thread(target=report, daemon=True).start()
     try:
-        found = Path(snapshot_download(model, revision=revision, max_workers=4, **where))
+        found = Path(snapshot_download(model, revision=revision, max_workers=4, **_at(hub)))
     finally:
         over.set()
     if not _mark(found).exists():
@@ -249,39 +210,12 @@ def _download(hub: Path, model: str, revision: str) -> Path:
     return found
 
 
-def _report(folder: Path, room: int, missing: int, over: threading.Event) -> None:
-    """Report the progress: about what the disk has less than before."""
-    for seconds in itertools.count():
-        if over.wait(1):
-            return
-        have = min(max(room - shutil.disk_usage(folder).free, 0), missing)
-        text = f"downloading {have / 1e9:.1f} of {missing / 1e9:.1f} GB"
-        health.tell(text)
-        if seconds % 15 == 0:
-            say(text)
-
-
-def _failure(error: Exception, model: str, revision: str, hub: Path) -> StartError:
-    from huggingface_hub import constants, errors
-
-    if isinstance(error, (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)):
-        msg = f"there is no model {model} at {revision}, or HF_TOKEN may not read it: check its"
-        return StartError(f"{msg} name in SPARKFORGE_MODEL, and HF_TOKEN")
-    if isinstance(error, OSError) and error.errno is not None:
-        msg = f"the model cannot be stored in {hub}: {error.strerror}; it needs room, and user"
-        msg += f" {os.getuid()} must be allowed to write there (docs/serving.md)"
-        return StartError(msg, EX_CANTCREAT)
-    msg = f"{model} cannot be downloaded from {shown(constants.ENDPOINT)}: {shown(error)}; check"
-    msg += " the network, HTTPS_PROXY and HF_ENDPOINT; the next start continues"
-    return StartError(msg, EX_NOHOST)
-
-
 if __name__ == "__main__":
     try:
-        download(Path(sys.argv[1]), *sys.argv[2:])
+        health.write_mark("model", str(download(Path(sys.argv[1]), *sys.argv[2:])))
     except StartError as error:
         say(f"error: {error}")
         sys.exit(error.code)
     except Exception as error:
-        say(f"error: the download failed: {type(error).__name__}: {shown(error)}")
+        say(f"error: the download failed: {type(error).__name__}: {options.shown(error)}")
         sys.exit(EX_NOHOST)

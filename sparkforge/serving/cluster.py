@@ -1,10 +1,8 @@
 """One server on two machines: their roles, vLLM's options for them, and the link between them.
 
-vLLM runs one half of the model on each machine (its own multi-node executor; no Ray). A half does
-not notice that the other is gone. So the two entrypoints have a TCP connection of their own, with a
-hello of names, then a beat every two seconds. When it ends or falls silent, each ends its half, the
-restart policy restarts both, and they connect again. vLLM's own traffic between the machines is
-neither encrypted nor authenticated.
+A half of vLLM does not notice that the other is gone. So the two entrypoints have a TCP connection,
+with a hello of names, then a beat every two seconds. When it ends or falls silent, each ends its
+half, the restart policy restarts both, and they connect again.
 """
 
 import ipaddress
@@ -14,12 +12,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from sparkforge.serving.errors import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 from sparkforge.serving.health import read_mark, write_mark
+from sparkforge.serving.options import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
 SPLIT = ("--tensor-parallel-size", "2")  # the split of the model, equal on both machines
@@ -51,33 +49,24 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
         if not right or role not in ("head", "worker"):
             raise ValueError
     except ValueError:
-        msg = (
-            f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT], two"
-        )
-        raise StartError(f"{msg} addresses and this machine's interface between them") from None
+        msg = f"{VARIABLE} is {text[:200]!r} ({role[:20]!r}): write HEAD,WORKER,INTERFACE[,PORT],"
+        msg += " two addresses and this machine's interface between them"
+        raise StartError(msg) from None
     return Settings(role == "head", head, worker, interface, port)
 
 
-def place(mine: Settings) -> list[str]:
-    """Return the options of ``vllm serve`` for this machine's half."""
-    return [
-        *("--distributed-executor-backend", "mp", "--nnodes", "2"),
-        *("--node-rank", "0" if mine.is_head else "1", "--master-addr", mine.head),
-        *("--master-port", str(mine.port + 1), *([] if mine.is_head else ["--headless"])),
-    ]
+def half(mine: Settings) -> tuple[list[str], dict[str, str]]:
+    """Return options of ``vllm serve`` for this machine's half, and variables.
 
-
-def environment(mine: Settings, given: Mapping[str, str]) -> dict[str, str]:
-    """Return vLLM's variables, with those that keep vLLM, gloo and NCCL on the network of the two.
-
-    Given values have priority.
+    These keep vLLM, gloo and NCCL on the network of the two.
     """
-    ours = {
+    options = ["--distributed-executor-backend", "mp", "--nnodes", "2", "--master-addr", mine.head]
+    options += ["--node-rank", "0" if mine.is_head else "1", "--master-port", str(mine.port + 1)]
+    return [*options, *([] if mine.is_head else ["--headless"])], {
         "VLLM_HOST_IP": mine.head if mine.is_head else mine.worker,
         "GLOO_SOCKET_IFNAME": mine.interface,
         "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
     }
-    return {**ours, **given}
 
 
 class Link:
@@ -95,19 +84,23 @@ class Link:
 
         Raises StartError where the other side serves something else, or the head cannot listen.
         """
-        say(f"waiting for the {self.peer}: {self._mine}")
-        lines = None
-        with self._listening() as server:
+        mine, lines, server = self._mine, None, None
+        say(f"waiting for the {self.peer}: {mine}")
+        if mine.is_head:
+            where = (mine.head, mine.port)
+            family = socket.AF_INET6 if ":" in mine.head else socket.AF_INET
+            try:
+                server = socket.create_server(where, family=family)
+            except OSError as error:
+                msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
+                raise StartError(msg, EX_UNAVAILABLE) from None
+        with server or nullcontext():
             while lines is None:
                 time.sleep(0.5)
                 try:
-                    lines = self._greeted(self._other(server))
-                except (
-                    OSError,
-                    ValueError,
-                    AttributeError,
-                ) as error:  # the other side does not listen yet
-                    if self._mine.is_head:
+                    lines = self._greeted(server)
+                except (OSError, ValueError, AttributeError) as error:  # it does not listen yet
+                    if server is not None:
                         say(f"no hello from the worker: {error}")
         say(f"met the {self.peer}")
         for work in (self._beat, lambda: self._listen(lines)):
@@ -121,32 +114,20 @@ class Link:
                 self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
 
-    def _listening(self) -> socket.socket:
-        if not self._mine.is_head:
-            return socket.socket()  # does nothing
-        where = (self._mine.head, self._mine.port)
-        family = socket.AF_INET6 if ":" in self._mine.head else socket.AF_INET
-        try:
-            return socket.create_server(where, family=family)
-        except OSError as error:
-            msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
-            raise StartError(msg, EX_UNAVAILABLE) from None
-
-    def _other(self, server: socket.socket) -> socket.socket:
-        """Return a connection to the other side; the head knows the worker's address."""
-        if not self._mine.is_head:
-            where, own = (self._mine.head, self._mine.port), (self._mine.worker, 0)
-            return socket.create_connection(where, _HELLO_S, source_address=own)
-        connection, (address, *_) = server.accept()
-        if ipaddress.ip_address(address) != ipaddress.ip_address(self._mine.worker):
-            connection.close()
-            raise ValueError(f"refused {address}: the worker is {self._mine.worker}")
-        return connection
-
-    def _greeted(self, connection: socket.socket) -> BinaryIO:
-        """Exchange hellos; returns what follows, and raises where the other's is none."""
-        lines = connection.makefile("rb")
-        try:
+    def _greeted(self, server: socket.socket | None) -> BinaryIO:
+        """Connect, and exchange hellos; returns what follows, and raises where there is none."""
+        mine = self._mine
+        if server is not None:
+            connection, (address, *_) = server.accept()
+        else:
+            where, own, address = (mine.head, mine.port), (mine.worker, 0), mine.worker
+            connection = socket.create_connection(where, _HELLO_S, source_address=own)
+        with ExitStack() as failed:
+            failed.callback(connection.close)
+            # the head knows the worker's address
+            if ipaddress.ip_address(address) != ipaddress.ip_address(mine.worker):
+                raise ValueError(f"refused {address}: the worker is {mine.worker}")
+            lines = failed.enter_context(connection.makefile("rb"))
             connection.settimeout(_HELLO_S)
             connection.sendall(json.dumps(self._hello).encode() + b"\n")
             hello = json.loads(lines.readline(_HELLO_LIMIT))
@@ -155,10 +136,7 @@ class Link:
                     other = f"on the {self.peer} {hello.get(name)!r}"
                     msg = f"{name} differs: here {value!r}, {other}; both machines need the same"
                     raise StartError(f"{msg} image and .env, except for the role", EX_PROTOCOL)
-        except BaseException:
-            lines.close()
-            connection.close()
-            raise
+            failed.pop_all()
         self._connection = connection
         connection.settimeout(SILENCE_S)
         return lines

@@ -1,8 +1,6 @@
 """The CUDA devices of this machine, FlashInfer's modules for them, and the caches of kernels.
 
-An image has neither nvcc nor a C++ compiler unless it was built to keep them (docs/build.md). A
-build must not use kernels of another build: the caches' own keys distinguish versions, but not
-our patches. So all caches are in one folder for each build and device.
+These distinguish versions, but not our patches: they are in a folder for each build and device.
 """
 
 import ctypes
@@ -12,14 +10,12 @@ import importlib.util
 import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, StartError, say
+from sparkforge.serving.options import EX_CANTCREAT, EX_CONFIG, EX_UNAVAILABLE, StartError, say
 
-Capability = tuple[int, int]
-"""Compute capability of a device, major and minor: (12, 1) is a Spark's."""
-_MAJOR, _MINOR, _INTEGRATED = 75, 76, 18  # CU_DEVICE_ATTRIBUTE_* of cuda.h
+Capability = tuple[int, int]  # major and minor: (12, 1) is a Spark's
 
 
 def capabilities(library: str = "libcuda.so.1") -> list[Capability]:
@@ -32,27 +28,24 @@ def unified_bytes(library: str = "libcuda.so.1") -> int | None:
     return next((size for _, size in _devices(library) if size), None)
 
 
-def _devices(library: str) -> list[tuple[Capability, int]]:
-    """Return capability and unified bytes of each device, without a context on the device."""
+def _devices(library: str) -> Iterator[tuple[Capability, int]]:
+    """Yield capability and unified bytes of each device, without a context on the device."""
     number, handle, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
-
-    def attribute(name: int) -> int:
-        cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
-        return number.value
-
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
-        return []
+        return
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
-        return []
-    found = []
+        return
     for index in range(number.value):
         cuda.cuDeviceGet(ctypes.byref(handle), index)
         cuda.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
-        size = total.value if attribute(_INTEGRATED) == 1 else 0
-        found.append(((attribute(_MAJOR), attribute(_MINOR)), size))
-    return found
+        found = []
+        for name in (75, 76, 18):  # CU_DEVICE_ATTRIBUTE_* of cuda.h
+            cuda.cuDeviceGetAttribute(ctypes.byref(number), name, handle)
+            found.append(number.value)
+        major, minor, integrated = found
+        yield (major, minor), total.value if integrated == 1 else 0
 
 
 def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
@@ -62,18 +55,17 @@ def check(wanted: str, there: Sequence[Capability], *, strict: bool) -> None:
     if not there:
         msg = "no CUDA device is visible in this container: docker run needs --gpus all (Compose"
         msg += " has it), and build.py doctor checks the host"
-        if strict:
-            raise StartError(msg, EX_UNAVAILABLE)
+    if strict and not there:
+        raise StartError(msg, EX_UNAVAILABLE)
     if wanted not in names:
         say(f"warning: {msg}")
 
 
 def driver() -> str:
     """Return the release of NVIDIA's driver, or "" where there is none."""
-    text = Path("/proc/driver/nvidia/version")
-    return (
-        "".join(re.findall(r"\s(\d+\.\d+[.\d]*)\s", text.read_text())[:1]) if text.exists() else ""
-    )
+    file = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\s(\d+\.[.\d]+)\s", file.read_text() if file.exists() else "")
+    return found[1] if found else ""
 
 
 def has_compiler(environment: Mapping[str, str]) -> bool:
@@ -85,7 +77,6 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
     """Return the server's variables for the modules that were compiled with the image.
 
     vLLM uses FlashInfer only where nvcc is on the PATH, or where VLLM_HAS_FLASHINFER_CUBIN is set.
-    Without compilers a module that the image lacks ends the preflight with MissingJITCacheError.
     """
     nvcc = shutil.which("nvcc", path=given.get("PATH"))
     compiles = shutil.which(nvcc or "/usr/local/cuda/bin/nvcc") and has_compiler(given)
@@ -99,36 +90,28 @@ def flashinfer_variables(given: Mapping[str, str]) -> dict[str, str]:
 
 
 KEPT = 3  # builds and devices whose kernels are kept: also those of an image to roll back to
-CACHES: Mapping[str, str] = {
-    "VLLM_CACHE_ROOT": "vllm",  # torch.compile's graphs are there, too
-    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
-    "TORCH_EXTENSIONS_DIR": "torch-extensions",
-    "TRITON_CACHE_DIR": "triton",
-    "TRITON_HOME": "home",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "TVM_FFI_CACHE_DIR": "tvm-ffi",
-    "CUTE_DSL_CACHE_DIR": "cute-dsl",
-    "DG_JIT_CACHE_DIR": "deep-gemm",
-    "NUMBA_CACHE_DIR": "numba",
-    "CUDA_CACHE_PATH": "cuda",
-}  # folders by variable of the server; a user's own value has priority
+CACHES = (  # variables of the server for folders; a user's own value has priority
+    *("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"),
+    *("TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "TVM_FFI_CACHE_DIR", "CUTE_DSL_CACHE_DIR"),
+    *("DG_JIT_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH"),
+)
 
 
-def build_key(share: Path, release: str) -> str:
-    """Return a short name of the image's build: its release, and a digest of its inputs."""
+def caches(
+    root: Path, share: Path, release: str, variables: Mapping[str, str]
+) -> tuple[Path, dict[str, str]]:
+    """Make the folder of this build and device, and remove those of the oldest others.
+
+    Its name has the image's release, a digest of its inputs, and the device.
+    """
     inputs = share / "inputs.json"  # none outside of an image
     digest = hashlib.sha256(inputs.read_bytes() if inputs.exists() else b"").hexdigest()[:12]
-    return f"{re.sub(r'[^A-Za-z0-9.+_]', '_', release) or 'unreleased'}-{digest}"
-
-
-def caches(root: Path, build: str, variables: Mapping[str, str]) -> tuple[Path, dict[str, str]]:
-    """Make the folder of this build and device, and remove those of the oldest others."""
+    build = f"{re.sub(r'[^A-Za-z0-9.+_]', '_', release) or 'unreleased'}-{digest}"
     there = sorted({f"sm{major}{minor}" for major, minor in capabilities()})
     folder = root / f"{build}-{'-'.join(there) or platform.machine()}"
-    chosen = {name: str(folder / sub) for name, sub in CACHES.items()}
-    chosen |= {name: variables[name] for name in CACHES if variables.get(name)}
+    chosen = {name: variables.get(name) or str(folder / name.lower()) for name in CACHES}
     # for libraries without a variable of their own; the image sets both for other programs
-    chosen |= {"HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "xdg")}
+    chosen |= {name: str(folder / name.lower()) for name in ("HOME", "XDG_CACHE_HOME")}
     try:
         for path in chosen.values():
             Path(path).mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The front door: HAProxy between the clients and vLLM, or the servers of a router.
 
-vLLM has no key for most of its paths, no limits, and one event loop. So it listens on a socket in a
-folder of this user alone, and every request from outside passes the rules of ``door.cfg.j2``.
+vLLM has no key for most of its paths, and no limits. So it listens on a socket in a folder of this
+user alone, and every request from outside passes the rules of ``door.cfg.j2``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import resource
 import shutil
 import socket
 import subprocess
@@ -18,19 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkforge.serving.errors import EX_NOHOST, EX_UNAVAILABLE, StartError, say
 from sparkforge.serving.health import temporary
+from sparkforge.serving.options import EX_NOHOST, EX_UNAVAILABLE, StartError, say
 
 if TYPE_CHECKING:
     from sparkforge.serving.settings import Variables
 
 REPLICAS = "SPARKFORGE_REPLICAS"
 KEY_FILE = Path("/run/secrets/api_key")
-MAX_BODY_MIB = 8  # of a request. The longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
-CONNECTIONS, CONNECTIONS_BY_SOURCE = 1024, 256  # behind Docker all clients may be one source
-LARGE_MIB = 224
-"""For bodies above 256 KiB. With those of all connections 480 MiB: the profiles' ``keep_free_gib``
-includes them."""
+ENGINE, OWN = "vllm.sock", "door.sock"  # where vLLM listens; our requests, without key and limits
 BUFFERS = {"outer": 80 << 10, "inner": 192 << 10, "router": 320 << 10}
 """Bytes of a buffer, by part; the inner one's beside a body. An endless head fills one."""
 _STARTS_S, _ANSWERS_S = 60.0, 10.0  # 0.1 and less; more on a busy machine
@@ -39,11 +34,8 @@ _LOOPBACK = re.compile(r"(127(\.\d{1,3}){3}|localhost|::1|\[::1\])(:\d+)?", re.A
 
 
 def key_of(variables: Variables, environment: Mapping[str, str], file: Path = KEY_FILE) -> str:
-    """Return the key that clients have to send, or "" for none; StartError if that is not enough.
-
-    The secret's file comes before VLLM_API_KEY, which ``docker inspect`` shows. An empty file
-    stands for no key: Compose mounts /dev/null by default.
-    """
+    """Return the key that clients have to send, or ""; StartError if that is not enough."""
+    # the file comes before VLLM_API_KEY, which ``docker inspect`` shows; Compose's default is empty
     key = file.read_text(errors="replace").strip() if file.exists() else ""
     key = key or environment.get("VLLM_API_KEY", "").strip()
     if not re.fullmatch("[!-~]*", key):  # our own checks would always fail
@@ -67,40 +59,25 @@ def folder() -> Path:
     return path
 
 
-def engine_socket() -> Path:
-    """Return where vLLM listens."""
-    return folder() / "vllm.sock"
-
-
-def own_socket() -> Path:
-    """Return where our own requests go in, without key and limits."""
-    return folder() / "door.sock"
-
-
 def configuration(
     variables: Variables, key: str, part: str, replicas: Mapping[str, str] | None = None
 ) -> str:
     """Return HAProxy's configuration, of one of the parts in ``BUFFERS``."""
     import jinja2  # the health check, which makes none, runs every five seconds
 
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
-    max_body, large = MAX_BODY_MIB << 20, LARGE_MIB // MAX_BODY_MIB
-    # two descriptors for each connection, and some of HAProxy's own
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return environment.get_template("door.cfg.j2").render(
+    template = Path(__file__).with_name("door.cfg.j2").read_text(encoding="utf-8")
+    max_body = 8 << 20  # the longest prompt of gpt-oss, 131,072 tokens, has less than 1 MB
+    made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return made.from_string(template).render(
         part=part,
         bufsize=BUFFERS[part] + (max_body if part == "inner" else 0),
         folder=folder(),
         rules=variables,
         key_sha256=hashlib.sha256(key.encode()).hexdigest().upper() if key else "",
         max_body=max_body,
-        max_body_mib=MAX_BODY_MIB,
-        connections=CONNECTIONS if files < 0 else min(CONNECTIONS, (files - 256) // 2),
-        connections_by_source=CONNECTIONS_BY_SOURCE,
-        large=large,
+        connections=1024,
+        connections_by_source=256,  # behind Docker all clients may be one source
+        large=28,  # at once, above 256 KiB; ``keep_free_gib`` of the profiles includes 224 MiB
         replicas=replicas or {},
     )
 
@@ -121,16 +98,15 @@ class Door:
 
     def __init__(self, variables: Variables, key: str) -> None:
         self._ready = self._short = False
-        engine_socket().unlink(missing_ok=True)
+        (folder() / ENGINE).unlink(missing_ok=True)
         self.processes: list[subprocess.Popen[bytes]] = []
         # glibc gives freed buffers of bodies back to the system
         env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
-        words = ("setpriv", "--pdeathsig", "KILL")  # with this process, however that ends
         for part in ("inner", "outer"):
-            program = [*words, *command(part, configuration(variables, key, part))]
-            self.processes.append(
-                subprocess.Popen(program, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
-            )
+            words = command(part, configuration(variables, key, part))
+            # it ends with this process, however that ends
+            program = ["setpriv", "--pdeathsig", "KILL", *words]
+            self.processes += [subprocess.Popen(program, env=env, start_new_session=True)]
             end = time.monotonic() + _STARTS_S
             while self._ask("show version", part) is None:
                 if self.died or time.monotonic() > end:
@@ -148,12 +124,13 @@ class Door:
     def ready(self) -> None:
         """Let requests in: the server is ready."""
         self._ready = True
-        self._set_state()
+        self.refuse(self._short)
 
     def refuse(self, short: bool) -> None:
         """Refuse new requests, or no longer: memory is short. What runs continues."""
         self._short = short
-        self._set_state()
+        state = "maint" if not self._ready else "drain" if short else "ready"
+        self._ask(f"set server vllm/engine state {state}")
 
     def stall(self, stalled: bool) -> None:
         """Tell load balancers that the last check failed, or no longer. Requests come in."""
@@ -164,10 +141,6 @@ class Door:
         for process in self.processes:
             process.kill()
             process.wait()
-
-    def _set_state(self) -> None:
-        state = "maint" if not self._ready else "drain" if self._short else "ready"
-        self._ask(f"set server vllm/engine state {state}")
 
     def _ask(self, order: str, part: str = "inner") -> str | None:
         """Return HAProxy's answer to an order; None where it does not listen."""
@@ -184,7 +157,7 @@ class Door:
 def replicas(text: str) -> dict[str, str]:
     """Return the addresses of a router's servers as HAProxy reads them, by name."""
     found: dict[str, str] = {}
-    for word in text.replace(",", " ").split():
+    for word in text.replace(",", " ").split() or [""]:
         host, _, port = word.rpartition(":")
         right = _HOST.fullmatch(host) and re.fullmatch("[0-9]{1,5}", port)
         if not right or not 0 < int(port) < 65536:
@@ -199,8 +172,6 @@ def replicas(text: str) -> dict[str, str]:
             raise StartError(f"{REPLICAS} has {word}, which is the router's own container")
         # HAProxy takes no bracket in a name
         found[word.replace("[", "").replace("]", "")] = f"{kind}@{address}:{port}"
-    if not found:
-        raise StartError(f"{REPLICAS} is empty: name each server as HOST:PORT")
     return found
 
 

@@ -1,8 +1,7 @@
 """Health: the state of a start, and whether the engine makes progress.
 
-vLLM's ``/health`` answers as long as the engine's process exists, so a stopped or hung engine seems
-healthy. Here a server is healthy when its engine has taken a step since the last check, or makes a
-token now. A busy server gets no request for a token, which would wait behind all others.
+A server is healthy when its engine has taken a step since the last check, or makes a token now. A
+busy server gets no request for a token, which would wait behind all others.
 """
 
 import http.client
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkforge.serving.errors import say
+from sparkforge.serving.options import say
 
 READY = "ready"
 Counters = Mapping[str, str]
@@ -26,11 +25,8 @@ _ENGINE_METRICS = (
     *("vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     "vllm:iteration_tokens_total_count",
 )
-PROBLEMS = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
-"""Errors of requests to a server that is not healthy, and of answers of another shape."""
+# token ids of any vocabulary. A step with one row uses other kernels than one with several
 PROMPTS = ((32,), tuple(range(32, 40)))
-"""Token ids of any vocabulary. A step with one row uses other kernels than one with several."""
-_LAST_LOOK = 1 / 6  # of a check is reserved for the counters, after a token that did not come
 
 
 def temporary() -> Path:
@@ -68,10 +64,6 @@ def tell(text: str, *, given_up: bool = False) -> None:
     write_mark("state", [text, given_up])
 
 
-class NoTokenError(ValueError):
-    """The server answers, but made no token."""
-
-
 class StatusError(ValueError):
     """Another status than 200."""
 
@@ -88,26 +80,29 @@ class Client:
     timeout_s: float  # for all requests of one check
 
     def observe(self, before: Counters | None) -> Counters:
-        """Check for progress since ``before``, or cause it; returns the counters, or PROBLEMS."""
+        """Check for progress since ``before``, or cause it; returns the counters, or raises."""
         end = time.monotonic() + self.timeout_s
         self.ask(end, "GET", "/health")
         now = self._counters(end)
         if before is not None and now != before:
             return now
+        by = end - self.timeout_s / 6  # the rest is for the counters, after no token
         try:
-            self._tokens(end - self.timeout_s * _LAST_LOOK)
+            model, _ = self.model(by)
+            for prompt in PROMPTS:
+                body = {"model": model, "prompt": prompt, "max_tokens": 1}
+                self.ask(by, "POST", "/v1/completions", body)
         except TimeoutError:
             # behind a long queue a token takes long, but then other requests change the counters
-            if before is None or (after := self._counters(end)) == now:
+            if before is None or self._counters(end) == now:
                 msg = f"no step of the engine, and no token within {self.timeout_s:.0f} s"
-                raise NoTokenError(msg) from None
-            return after
+                raise ValueError(msg) from None
         return self._counters(end)
 
     def ask(
         self, end: float, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> bytes:
-        """Return the body of an answer, until ``end`` of the monotonic clock; raises PROBLEMS."""
+        """Return the body of an answer, until ``end`` of the monotonic clock."""
         headers = {"Content-Type": "application/json"}
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -134,9 +129,3 @@ class Client:
         lines = self.ask(end, "GET", "/metrics").decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines)
         return {name: text for name, _, text in pairs if name.partition("{")[0] in _ENGINE_METRICS}
-
-    def _tokens(self, end: float) -> None:
-        model, _ = self.model(end)
-        for prompt in PROMPTS:
-            body = {"model": model, "prompt": prompt, "max_tokens": 1}
-            self.ask(end, "POST", "/v1/completions", body)

@@ -4,9 +4,8 @@
     image_build.py needs FILE    JSON: a list of {"program", "file", "library" or "module": …,
                                  "package": …}, and of {"absent": PROGRAM}
 
-The Dockerfile runs this file alone, so it imports no other module of sparkforge. Triton compiles
-one C file with the machine's compiler, at the start of each server whose cache lacks the result.
-Here it is compiled with the image, without a driver; ``seed`` puts it into a server's cache.
+The Dockerfile runs this file alone. Triton would compile one C file at the start of each server
+whose cache lacks the result; ``seed`` puts the image's there.
 """
 
 import base64
@@ -29,12 +28,8 @@ from pathlib import Path
 
 CUDA = "/usr/local/cuda/bin"  # FlashInfer looks for nvcc there, too
 NAME = "triton"  # the module's folder in the image's share folder
-LIBRARY_VARIABLE = "TRITON_LIBCUDA_PATH"
-"""Names Triton the folder of the driver's library, which it would look for; part of the key. Triton
-only gives it to a compiler."""
+LIBRARY_VARIABLE = "TRITON_LIBCUDA_PATH"  # the driver's folder, for a compiler; part of the key
 _BACKEND, _SOURCE = "triton/backends/nvidia", "driver.c"
-
-
 _KINDS: Mapping[str, Callable[[str], object]] = {
     "program": shutil.which,
     "file": os.path.isfile,
@@ -64,41 +59,33 @@ def missing(needs: Iterable[Mapping[str, str]]) -> list[str]:
     return lines
 
 
-def compile_driver(backend: Path, out: Path) -> Path:
-    """Compile Triton's module; returns its path in ``out``.
+def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
+    """Compile the module of the image's Triton into a new folder, if its target has a GPU.
 
     Names of folders are not in the result: the compiler runs in the source's, and strips.
     """
+    profile = wheels / "share" / "profile.json"
+    found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
+    has_gpu = profile.exists() and json.loads(profile.read_bytes()).get("cuda_arch") is not None
+    if not (has_gpu and found):
+        return
     made = out.absolute() / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
     made.parent.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(found[0]) as archive:
+        wanted = (f"{_BACKEND}/{_SOURCE}", f"{_BACKEND}/include/")
+        archive.extractall(folder, [one for one in archive.namelist() if one.startswith(wanted)])
         # names the driver's library as one that the module needs, which has the functions
         driver = Path(folder, "libcuda.so.1")
         empty = ("-shared", "-nostdlib", f"-Wl,-soname,{driver.name}", "-xc", os.devnull)
-        subprocess.run(["gcc", *empty, "-o", str(driver)], check=True)
         # of Python; Debian's own default scheme names another folder
         headers = sysconfig.get_path("include", "posix_prefix")
         options = ("-O3", "-shared", "-fPIC", "-Wno-psabi", "-s", "-Iinclude", f"-I{headers}")
         # Ubuntu's gcc leaves libraries out whose functions are not used
         library = ("-Wl,--no-as-needed", f"-L{folder}", f"-l:{driver.name}")
-        command = ["gcc", *options, _SOURCE, *library, "-o", str(made)]
-        subprocess.run(command, cwd=backend, check=True)
-    return made
-
-
-def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
-    """Compile the module of the image's Triton, if its target has a GPU."""
-    profile = wheels / "share" / "profile.json"
-    if not profile.exists() or json.loads(profile.read_bytes()).get("cuda_arch") is None:
-        return
-    found = [*wheels.glob("triton-*.whl"), *wheelhouse.glob("triton-*.whl")]  # ours has priority
-    if not found:
-        return
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(found[0]) as archive:
-        wanted = (f"{_BACKEND}/{_SOURCE}", f"{_BACKEND}/include/")
-        archive.extractall(folder, [one for one in archive.namelist() if one.startswith(wanted)])
         try:
-            compile_driver(Path(folder, _BACKEND), out)
+            subprocess.run(["gcc", *empty, "-o", str(driver)], check=True)
+            command = ["gcc", *options, _SOURCE, *library, "-o", str(made)]
+            subprocess.run(command, cwd=Path(folder, _BACKEND), check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
             sys.exit(f"the image lacks what Triton's module needs, of gcc or {python}: {error}")
@@ -106,18 +93,11 @@ def triton(wheels: Path, wheelhouse: Path, out: Path) -> None:
 
 def triton_key(backend: Path, libcuda: str) -> str:
     """Return the name of the module's folder in Triton's cache, as triton.runtime makes it."""
-    digest = hashlib.sha256((backend / _SOURCE).read_bytes())
-    digest.update(
-        ",".join([platform.machine(), platform.system(), *platform.architecture()]).encode()
-    )
-    for name, values in {
-        "language": ["c"],
-        "library_dirs": [str(backend / "lib"), libcuda],
-        "include_dirs": [str(backend / "include")],
-        "libraries": ["libcuda.so.1"],
-    }.items():
-        digest.update(name.encode() + b"".join(value.encode() + b":" for value in values))
-    return base64.b32encode(digest.digest()).decode().rstrip("=")
+    machine = ",".join([platform.machine(), platform.system(), *platform.architecture()])
+    text = f"{machine}languagec:library_dirs{backend}/lib:{libcuda}:include_dirs{backend}/include:"
+    text += "librarieslibcuda.so.1:"
+    digest = hashlib.sha256((backend / _SOURCE).read_bytes() + text.encode()).digest()
+    return base64.b32encode(digest).decode().rstrip("=")
 
 
 def seed(share: Path, variables: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:

@@ -1,9 +1,7 @@
 """One start of the server: checks, preflight, download, load, and supervision to its end.
 
 Docker's ``unless-stopped`` restarts a container after any exit code, and a server reads up to 65 GB
-before it fails again. So where a restart changes nothing (exit code 65 or 78), or three starts in a
-row never became ready, the entrypoint does not end. It waits, unhealthy, until the container is
-restarted or recreated.
+before it fails again. So where a restart changes nothing, the entrypoint waits instead of ending.
 """
 
 import json
@@ -27,13 +25,13 @@ from sparkforge.serving import (
     preflight,
     profile,
 )
-from sparkforge.serving.errors import EX_CONFIG, EX_DATAERR, StartError, say
 from sparkforge.serving.health import Client
+from sparkforge.serving.options import EX_CONFIG, EX_DATAERR, StartError, say
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.settings import Variables
 from sparkforge.serving.supervise import Server, Signals, StoppedError
 
-LOOK_S, EVERY_S = 6.0, 5.0
+LOOK_S = 6.0  # for all requests of one check
 LIMIT = 3  # failed starts in a row
 
 
@@ -46,7 +44,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     given = {name: text for name, text in environment.items() if text or not name.startswith(unset)}
     reason, launch = "its log gives the reason", None
     try:
-        if door.REPLICAS in given:  # this container is the router; HAProxy takes its place
+        if door.REPLICAS in given:  # this container is the router
             door.route(Variables.read(given), given)
         launch = Launch(words, given, signals)
         code = launch.run()
@@ -55,10 +53,12 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     except (StartError, OSError, ValueError) as error:
         code, reason = getattr(error, "code", EX_CONFIG), str(error)
         say(f"error: {reason}")
+    if launch is not None and launch.entrance is not None:
+        launch.entrance.close()
     starts, why = None if launch is None else launch.starts, ""
     if code in (EX_CONFIG, EX_DATAERR):
         why = f"a restart changes nothing (exit code {code})"
-    elif starts is not None and _count(starts) >= LIMIT:
+    elif starts is not None and starts.exists() and starts.stat().st_size >= LIMIT:
         why = f"{LIMIT} starts in a row never became ready (the last exit code: {code})"
     repeats = environment.get("SPARKFORGE_RESTART") in ("always", "unless-stopped", "on-failure")
     waits = why and repeats and not signals.came
@@ -74,14 +74,9 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     return code
 
 
-def _count(path: Path) -> int:
-    """Return the starts in a row that have not become ready: the size of a file."""
-    return path.stat().st_size if path.exists() else 0
-
-
 def serve(model: str, words: Sequence[str]) -> list[str]:
     """Return the command of a server behind the front door, whose log has its requests."""
-    place = str(door.engine_socket())
+    place = str(door.folder() / door.ENGINE)
     return ["vllm", "serve", model, "--uds", place, "--disable-uvicorn-access-log", *words]
 
 
@@ -93,7 +88,6 @@ class Launch:
     ) -> None:
         self.signals = signals
         given = self.given = Variables.read(environment)
-        self.checks = given.checks
         model, own = given.model, list(words)
         if own and not own[0].startswith("-"):
             model, *own = own
@@ -102,121 +96,98 @@ class Launch:
         self.caller = (*given.extra_args, *own)
         options.check([*given.serve_args, *self.caller])
         self.revision = options.value(self.caller, "--revision") or revision
-        self.profile = _profile(given)
+        # the user's own profile, an empty one, or the image's, with the user's choice
+        name, file = given.profile, given.share / "profile.json"
+        if name is not None and (name == "" or "/" in name):
+            self.profile = Profile.load(Path(name)) if name else Profile()
+        else:
+            self.profile = Profile.load(file) if file.is_file() else Profile()
+            if name is not None:
+                self.profile = profile.pick(self.profile, name, profile.VARIABLE)
         self.on_device = self.profile.cuda_arch is not None
-        backends = self.checks.backends
-        self.backends = self.profile.on_mismatch if backends == "profile" else backends
+        self.backends = given.checks.backends or self.profile.on_mismatch
         self.pair = cluster.settings(environment)
         self.machines = 1 if self.pair is None else 2
         self.variables = dict(environment)
         self.variables.pop("VLLM_API_KEY", None)  # the front door's
         # a worker of two machines takes no requests, and has no door
-        has_door = self.pair is None or self.pair.is_head
-        self.key = door.key_of(given, environment) if has_door else None
+        self.has_door = self.pair is None or self.pair.is_head
+        self.key = door.key_of(given, environment) if self.has_door else ""
         self.entrance: door.Door | None = None
         self.starts: Path | None = None  # counts them, once the server is started
 
     def run(self) -> int:
         """Run the server; returns the exit code. Raises StoppedError where a signal came before."""
-        self._check()
-        if self.key is None:
-            return self._run()
-        self.entrance = door.Door(self.given, self.key)
-        try:
-            return self._run()
-        finally:
-            self.entrance.close()
-
-    def _check(self) -> None:
-        """Check model, vocabulary, device and memory."""
+        given, profile, link = self.given, self.profile, None
         if self.is_folder:
             checkpoint.check(Path(self.model))
-        if self.profile.vocabulary_sha256:
-            checkpoint.check_vocabulary(self.profile.vocabulary_sha256)
-        if self.profile.cuda_arch is not None and self.backends != "off":
+        if profile.vocabulary_sha256:
+            checkpoint.check_vocabulary(profile.vocabulary_sha256)
+        if profile.cuda_arch is not None and self.backends != "off":
             there, strict = devices.capabilities(), self.backends == "fail"
-            devices.check(self.profile.cuda_arch, there, strict=strict)
-        # the share is computed again before the server starts: hours may pass until then
-        memory.share(self.profile.memory, self.caller, self.machines)
-
-    def _run(self) -> int:
-        words, kernels = self._kernel_options(), self._kernels()
-        if code := self._preflight(words, kernels):
-            return code
-        memory.log("the start")
-        model, revision, link = self.model, self.revision, None
+            devices.check(profile.cuda_arch, there, strict=strict)
+        memory.share(profile.memory, self.caller, self.machines)
+        if self.has_door:
+            self.entrance = door.Door(given, self.key)
+        # of two equal options the later counts
+        words = [*profile.options(), *(cluster.SPLIT if self.pair is not None else ())]
+        words += [*given.serve_args, *self.caller]
+        if self.on_device:
+            self.variables |= devices.flashinfer_variables(self.variables)
+        elif not devices.has_compiler(self.variables):
+            # for a GPU torch.compile writes code for Triton, which brings its own compiler. vLLM's
+            # CPU sampler calls the compiler even with --enforce-eager, and the engine dies
+            say("no C++ compiler here: serving without torch.compile")
+            self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
+            words.append("--enforce-eager")
+        options.for_plugin(words)  # or its error would come after the download
+        kernels = None
+        if given.jit_dir is not None:
+            folder, environment = given.jit_dir.absolute(), self.variables
+            kernels, places = devices.caches(folder, given.share, given.release, environment)
+            self.variables |= places
+            self.variables |= image_build.seed(given.share, self.variables, say)
+        self._preflight(words, kernels)
+        model, revision = self.model, self.revision
         if not self.is_folder:
             found = checkpoint.fetch(model, revision, self.variables, self.signals)
             model, revision = str(found), found.name
-            memory.log("the end of the download")
         if self.pair is not None:
             both = {  # equal on both machines
-                "release": self.given.release,
+                "release": given.release,
                 "model": self.model,
                 "revision": revision,
-                "profile": json.dumps(self.profile.document(), sort_keys=True),
+                "profile": json.dumps(profile.document(), sort_keys=True),
                 "options": shlex.join(options.redacted(self.caller)),
             }
             link = cluster.Link(self.pair, both)
             health.tell("waiting for the other machine")
             link.meet()
-            self.variables = cluster.environment(self.pair, self.variables)
+            self.variables = {**cluster.half(self.pair)[1], **self.variables}
         return self._server(model, words, kernels, link).run()
-
-    def _kernel_options(self) -> list[str]:
-        """Return the options that decide the kernels; of two equal ones the later counts."""
-        words = [*self.profile.options(), *(cluster.SPLIT if self.pair is not None else ())]
-        words += [*self.given.serve_args, *self.caller]
-        # for a GPU torch.compile writes code for Triton, which brings its own compiler
-        if not self.on_device and not devices.has_compiler(self.variables):
-            # vLLM's CPU sampler calls the compiler even with --enforce-eager, and the engine dies
-            say("no C++ compiler here: serving without torch.compile")
-            self.variables.setdefault("TORCH_COMPILE_DISABLE", "1")
-            words.append("--enforce-eager")
-        options.for_plugin(words)  # or its error would come after the download
-        return words
-
-    def _kernels(self) -> Path | None:
-        """Return the folder of compiled kernels, and set the server's variables for them."""
-        if self.on_device:
-            self.variables |= devices.flashinfer_variables(self.variables)
-        if self.given.jit_dir is None:
-            return None
-        build = devices.build_key(self.given.share, self.given.release)
-        kernels, places = devices.caches(self.given.jit_dir.absolute(), build, self.variables)
-        self.variables |= places
-        self.variables |= image_build.seed(self.given.share, self.variables, say)
-        return kernels
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
         expected = self.profile.expectations(command, self.caller)
-        return Server(
-            command,
-            self.variables,
-            self.signals,
-            client,
-            {} if self.backends == "off" else expected,
-            strict=self.backends == "fail",
-            entrance=self.entrance,
-        )
+        expected = {} if self.backends == "off" else expected
+        strict = self.backends == "fail"
+        variables, signals, entrance = self.variables, self.signals, self.entrance
+        return Server(command, variables, signals, client, expected, strict, entrance)
 
-    def _preflight(self, real: Sequence[str], kernels: Path | None) -> int:
-        """Serve a small model with known answers; returns the exit code of a failed trial, or 0."""
-        mode, model = self.checks.preflight, self.given.share / preflight.NAME
+    def _preflight(self, real: Sequence[str], kernels: Path | None) -> None:
+        """Serve a small model with known answers; StartError where it fails."""
+        mode, model = self.given.checks.preflight, self.given.share / preflight.NAME
         if mode == "off" or (mode == "auto" and not self.on_device):
-            return 0
+            return
         if self.on_device and not devices.capabilities():  # the user wants to continue
-            say("no preflight: there is no device")
-            return 0
+            return
         driver, words = devices.driver(), preflight.small_options(real)
         key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
         if mode == "auto" and mark and mark.exists() and mark.read_text() == key:
             say("preflight: passed before, with this build, device and driver")
-            return 0
-        # a worker has no door
-        place = door.own_socket() if self.entrance else door.engine_socket()
-        command, client = serve(str(model), words), Client(place, LOOK_S)
+            return
+        command = serve(str(model), words)
+        client = Client(door.folder() / (door.OWN if self.has_door else door.ENGINE), LOOK_S)
         say(f"preflight: a small model with known answers is served first; driver {driver or '-'}")
         say(shlex.join(command))
         server = self._supervised(command, client)
@@ -225,63 +196,47 @@ class Launch:
         if self.signals.came:
             raise StoppedError
         if code:
-            say(f"error: the preflight failed (exit code {code}): the lines above say what differs")
-            say("to serve anyway: SPARKFORGE_CHECKS=preflight=off")
-            return EX_CONFIG
+            msg = f"the preflight failed (exit code {code}): the lines above say what differs"
+            raise StartError(f"{msg}; to serve anyway: SPARKFORGE_CHECKS=preflight=off")
         if mark is not None:
             mark.write_text(key, encoding="ascii")
-        return 0
 
     def _server(
         self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
     ) -> Server:
         """Return the real server, and count its start."""
-        checks, entrance, hang_s = self.checks, self.entrance, self.checks.hang
+        checks = self.given.checks
         weights = sorted(Path(model).glob("*.safetensors")) if self.profile.evict_page_cache else []
         memory.drop(weights)  # before memory is measured
-        door.engine_socket().unlink(missing_ok=True)  # the preflight's
+        (door.folder() / door.ENGINE).unlink(missing_ok=True)  # the preflight's
         # as one word: vLLM takes no value for an option
         name = self.given.model_name or ("" if self.is_folder else self.model)
         naming = [f"--served-model-name={name}"] if name else []
-        place = cluster.place(self.pair) if self.pair is not None else []
+        place = cluster.half(self.pair)[0] if self.pair is not None else []
+        # again: hours may have passed
         share = memory.share(self.profile.memory, self.caller, self.machines)
-        # a user's own value comes later, and counts
         command = serve(model, [*naming, *place, *share, *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
-        if hang_s and "--disable-log-stats" in command:
-            say("--disable-log-stats: hang detection is off, since a busy server would look hung")
-            hang_s = 0
-        server = self._supervised(command, None)
-        server.weights, server.link, server.hang_s = weights, link, hang_s
-        mode = ("on" if self.profile.memory else "off") if checks.guard == "auto" else checks.guard
-        if mode != "off":
-            server.guard = memory.Guard(mode == "on")
-        if entrance is None:  # a worker fails with its head
-            return server
-        if server.guard is not None:
-            server.guard.refuse = entrance.refuse
+        # a busy one would look hung
+        hang_s = 0 if "--disable-log-stats" in command else checks.hang
         # three failed checks, and the time between them, fit into the time of a hang
-        client = server.client = Client(door.own_socket(), min(LOOK_S, hang_s / 5 or LOOK_S))
-        server.every_s = min(EVERY_S, hang_s / 12 or EVERY_S)
-        if (self.profile.warm_up if checks.warm_up == "profile" else checks.warm_up) != "off":
-            warm_up = partial(preflight.warm_up, client, command, health.tell)
-            server.warm_up = partial(warm_up, answers=self.profile.answers)
+        client = Client(door.folder() / door.OWN, min(LOOK_S, hang_s / 5 or LOOK_S))
+        server = self._supervised(command, client if self.has_door else None)
+        server.weights, server.link, server.hang_s = weights, link, hang_s
+        mode = checks.guard or ("on" if self.profile.memory else "off")
+        if mode != "off":
+            server.guard = memory.Guard(mode == "on", self.entrance)
+        if self.entrance is None:  # a worker fails with its head
+            return server
+        if (checks.warm_up or self.profile.warm_up) != "off":
+            warm_up = preflight.warm_up
+            server.warm_up = partial(warm_up, client, command, answers=self.profile.answers)
         folder = kernels.parent if kernels else health.temporary()
         # in a volume of several containers: by the container's own name
         self.starts = server.starts = folder / f"starts-{socket.gethostname()}"
-        count = _count(self.starts) + 1
         with self.starts.open("ab") as file:
-            file.truncate(count)  # takes no space on a full disk
+            # starts in a row that have not become ready: a size takes no space on a full disk
+            count = file.truncate(file.tell() + 1)
         if count > 1:
             say(f"start {count} of {LIMIT}: the last one never became ready")
         return server
-
-
-def _profile(given: Variables) -> Profile:
-    """Return the user's own profile, the image's with the user's choice, or an empty one."""
-    name = given.profile
-    if name == "" or (name is not None and "/" in name):
-        return Profile.load(Path(name)) if name else Profile()
-    path = given.share / "profile.json"
-    found = Profile.load(path) if path.is_file() else Profile()
-    return found if name is None else profile.pick(found, name, profile.VARIABLE)

@@ -1,8 +1,6 @@
 """Memory on a machine where GPU and host share it: vLLM's share, the page cache, the guard.
 
-vLLM's ``--gpu-memory-utilization`` is a share of all memory, fixed before the use of other programs
-is known. So the entrypoint computes it from the memory that is available. A machine that runs out
-of it is reported to hang until a power cycle: the server has to give way before.
+A machine that runs out of it is reported to hang until a power cycle: the server gives way before.
 """
 
 from __future__ import annotations
@@ -17,20 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.serving import devices, options
-from sparkforge.serving.errors import EX_OSERR, StartError, say
+from sparkforge.serving.options import EX_OSERR, StartError, say
 
 if TYPE_CHECKING:
+    from sparkforge.serving.door import Door
     from sparkforge.serving.profile import MemoryPlan
 
 GIB = 1 << 30
-HOST_GIB = 16
-"""The smallest limit of a container whose GPU memory does not count towards it: vLLM's processes (3
-or more, an estimate), compilers (4.6), 8 for /dev/shm and 2 for /tmp. Not confirmed on a Spark."""
+HOST_GIB = 16  # smallest limit of a container: vLLM 3 or more, compilers 4.6, /dev/shm 8, /tmp 2
 LIMIT, SHARE = "SPARKFORGE_MEMORY_LIMIT", "--gpu-memory-utilization"
-
-
-class MemoryShortError(StartError):
-    """The model does not fit; the message says by how much, and has a hint."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +38,20 @@ class Reading:
     @property
     def room(self) -> int:
         """Bytes that processes of this container can get now."""
-        left = self.available if self.limit is None else max(self.limit - self.used, 0)
-        return min(self.available, left)
+        limit = self.available if self.limit is None else self.limit - self.used
+        return max(min(self.available, limit), 0)
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """Read the kernel's own estimate, and the limit of this container.
-
-    ``MemAvailable`` counts page cache that can be dropped as available; cudaMemGetInfo does not.
-    """
+    """Read the kernel's own estimate, which counts droppable page cache, and our limit."""
     have = meminfo((root / "proc/meminfo").read_text())
     group = root / "sys/fs/cgroup"  # a container's own is at the top; version 2
-    limit, used = None, 0
-    file = group / "memory.max"
+    limit, used, file = None, 0, group / "memory.max"
     if file.is_file() and (text := file.read_text().strip()) != "max":
         limit, used = int(text), int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # these two lists hold files only: /tmp and /dev/shm are in others
-        used -= int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        lists = re.findall(r"active_file (\d+)", (group / "memory.stat").read_text())
+        used -= sum(map(int, lists))
     return Reading(have["MemTotal"], have["MemAvailable"], limit, max(used, 0))
 
 
@@ -75,23 +64,17 @@ def meminfo(text: str) -> dict[str, int]:
 def utilisation(
     plan: MemoryPlan, reading: Reading, cuda_total: int | None = None, machines: int = 1
 ) -> float:
-    """Return the share of all memory for vLLM, in whole percents, rounded down.
-
-    ``cuda_total``: its bytes as CUDA counts them for an integrated device, which vLLM multiplies by
-    the share. Memory of such a GPU does not count towards a container's limit: others measured that
-    on a GB10 (12 GiB of cudaMalloc under a limit of 8 count as 0.4). So the limit has to leave room
-    for the host's part, and does not change the share.
-    """
+    """Return vLLM's share of all memory, ``cuda_total`` where that is given; whole percents."""
     text = described(reading, cuda_total)
     if reading.limit is not None and reading.limit < HOST_GIB * GIB:
         msg = f"{text}, and the server's host part needs {HOST_GIB}: set {LIMIT}={HOST_GIB}g"
-        raise MemoryShortError(f"{msg} or more (the GPU's part does not count in it)")
+        raise StartError(f"{msg} or more (the GPU's part does not count in it)")
     least_gib, total = -(-plan.least_gib // machines), cuda_total or reading.total
     free = reading.available - plan.keep_free_gib * GIB
     percent = min(free * 100 // total, plan.most_percent)
     if total * percent // 100 >= least_gib * GIB:
         return percent / 100
-    raise MemoryShortError(
+    raise StartError(
         f"{text}; {plan.keep_free_gib} are kept for the system, and the model needs {least_gib}:"
         " end other programs that use memory (free -h, ps aux --sort=-rss), or set your own share"
         f" with {SHARE} in SPARKFORGE_EXTRA_ARGS"
@@ -99,14 +82,12 @@ def utilisation(
 
 
 def described(reading: Reading, cuda_total: int | None = None) -> str:
-    """Describe the inputs of the share; ``cuda_total`` is as in ``utilisation``."""
+    """Describe the inputs of the share."""
     text = f"{reading.available / GIB:.1f} of {reading.total / GIB:.1f} GiB are available"
     if cuda_total is not None:
         text += f", CUDA counts {cuda_total / GIB:.1f} for its integrated device"
     if reading.limit is not None:
-        text += (
-            f", the container's limit is {reading.limit / GIB:.1f}, {reading.room / GIB:.1f} free"
-        )
+        text += f", the container's limit is {reading.limit / GIB:.1f}"
     return text
 
 
@@ -121,17 +102,8 @@ def share(plan: MemoryPlan | None, caller: Sequence[str], machines: int) -> list
     return [SHARE, computed]
 
 
-def log(moment: str) -> None:
-    """Log the memory of machine and container: their parts change from stage to stage."""
-    say(f"memory at {moment}: {described(read())}")
-
-
 def drop(files: Sequence[Path]) -> None:
-    """Drop files from the page cache; a failure only costs memory.
-
-    On unified memory the GPU cannot use a page of a cached weight file before the kernel has
-    reclaimed it. Dropping all caches needs root.
-    """
+    """Drop files from the page cache, which a GPU on unified memory cannot use until then."""
     try:
         for file in files:
             with file.open("rb") as opened:
@@ -143,9 +115,8 @@ def drop(files: Sequence[Path]) -> None:
         say(f"warning: the weights stay in the page cache: {error}")
 
 
+# below these the guard warns, refuses new requests and ends the server: an estimate
 WARN_GIB, REFUSE_GIB, END_GIB = 6.0, 4.0, 2.0
-"""Below these the guard warns, refuses new requests and ends the server. An estimate: no Spark has
-run out of memory under it."""
 END_S = 10.0  # below the third; the others act at once
 _RELEASE = 1.25  # times the first: above it memory is no longer short
 
@@ -155,18 +126,14 @@ class Guard:
     """Acts on the memory that is left: the machine's, or up to the container's limit."""
 
     acts: bool = True  # false: it only warns
-    refuse: Callable[[bool], None] = lambda short: None
-    """Has the front door refuse new requests, or no longer."""
+    entrance: Door | None = None  # refuses new requests, or no longer
     read: Callable[[], Reading] = read
     _told: str = ""
     _low_since: float | None = None
 
     def begin(self) -> None:
-        """Lock this process' pages in memory, which a machine without memory would drop first.
-
-        Not with a limit on locked memory, beyond which allocations would fail.
-        """
-        say(f"memory guard: {'on' if self.acts else 'warns only'}")
+        """Lock this process' pages in memory, which a machine without memory would drop first."""
+        # beyond a limit on locked memory allocations would fail
         if self.acts and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
             ctypes.CDLL(None).mlockall(7)  # MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT
 
@@ -190,6 +157,6 @@ class Guard:
             state = "warned"
         if state != self._told:
             say(text)
-            if "refuses" in (state, self._told):
-                self.refuse(state == "refuses")
+            if self.entrance is not None:
+                self.entrance.refuse(state == "refuses")
             self._told = state

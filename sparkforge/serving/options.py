@@ -1,29 +1,52 @@
-"""Options of ``vllm serve``: as its parser reads them, those of our plugin, secrets among them.
+"""The entrypoint's errors and exit codes, and the options of ``vllm serve``, also our plugin's.
 
-Users write ``--mxfp4-layers``, ``--decode-kernels`` and ``--moe-backend bf16_dequant``. vLLM knows
-none of them: its plugin vllm_sparkforge does, and reads them in ``--additional-config``. They are
-translated last, so all that is shown or compared has the user's words.
+Users write ``--mxfp4-layers``, ``--decode-kernels`` and ``--moe-backend bf16_dequant``, and our
+plugin reads them in ``--additional-config``. They are translated last: logs have the user's words.
 """
 
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
-from sparkforge.serving.errors import SettingError, StartError
+# sysexits.h. A restart may fix all but 65 and 78.
+EX_DATAERR = 65  # the hub sends other bytes than it lists: each restart would download them again
+EX_NOINPUT, EX_NOHOST, EX_UNAVAILABLE, EX_OSERR = 66, 68, 69, 71
+EX_CANTCREAT, EX_TEMPFAIL, EX_PROTOCOL = 73, 75, 76
+EX_CONFIG = 78  # a setting is wrong: no restart changes it
 
-CONFIG, KEY = "--additional-config", "sparkforge"
-"""The option with a JSON object for all of vLLM's plugins, and our plugin's key in it."""
+
+class StartError(Exception):
+    """The server cannot be started. The message has a hint, ``code`` is the exit code."""
+
+    def __init__(self, text: str, code: int = EX_CONFIG) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class SettingError(StartError):
+    """A setting cannot be used: ``what`` is wrong, and a ``hint`` what to do."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what}: {hint}")
+        self.what, self.hint = what, hint
+
+
+def say(text: str) -> None:
+    """Print a line between the server's, in the container's log."""
+    print(f"entrypoint: {text}", file=sys.stderr, flush=True)
+
+
+CONFIG, KEY = "--additional-config", "sparkforge"  # a JSON object, and our plugin's key in it
 _KEYS = {"--mxfp4-layers": "mxfp4_layers", "--decode-kernels": "decode_kernels"}
 _MOE, _EXPERTS = "--moe-backend", "bf16_dequant"  # an option of vLLM, and our plugin's value of it
 SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
 """Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""
 IN_URL = re.compile(r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@")
 """User name and password of an address. A password may have a slash, which also ends a port."""
-_IN_JSON = re.compile(
-    rf'("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?', re.IGNORECASE | re.DOTALL
-)
-_IN_DOTTED = re.compile(rf"--[^.]+\..*{SECRET_NAME}", re.IGNORECASE)
+_IN_JSON = re.compile(rf'(?is)("[^"]*{SECRET_NAME}[^"]*"\s*:\s*)"(?:[^"\\]|\\.)*"?')
+_IN_DOTTED = re.compile(rf"(?i)--[^.]+\..*{SECRET_NAME}")
 _REFUSED = (  # each would open another way in, or move the one that the front door uses
     *("--api-key", "--host", "--port", "--uds", "--grpc", "--config", "--root-path"),
     *("--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins"),
@@ -81,11 +104,11 @@ def for_plugin(words: Sequence[str]) -> list[str]:
         option = name.replace("_", "-")
         if option.startswith(f"{CONFIG}."):  # vLLM makes one object of all of these
             raise SettingError(f"{name} is not possible here", f"use {CONFIG}")
-        if option not in (*_KEYS, _MOE, CONFIG):
-            kept.append(word)
-        else:
+        if option in (*_KEYS, _MOE, CONFIG):
             alone = equals or not rest or rest[0].startswith("-")
             ours[option] = text if alone else rest.pop(0)
+        else:
+            kept.append(word)
     found = {key: ours.pop(option) for option, key in _KEYS.items() if option in ours}
     if not all(found.values()):
         raise SettingError(f"one of {', '.join(_KEYS)} has no value", "write --OPTION VALUE")

@@ -11,27 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from sparkforge.serving.errors import SettingError, StartError
-from sparkforge.serving.options import has, value
+from sparkforge.serving.options import SettingError, StartError, has, value
 
 VARIABLE = "SPARKFORGE_PROFILE"
 _LAYERS = "--mxfp4-layers"
-_WITHOUT_DECODE_EXPERTS = frozenset(
-    ("--decode-kernels", "--moe-backend", "--enable-lora", "--enable-expert-parallel", "--dtype")
-)
-"""Options with which experts may not go through the decode kernels."""
-# fields with the names of vLLM's options; its own parser checks them in
-# tests/patches/test_profiles.py
+# fields with the names of vLLM's options
 _OPTIONS = (
     *("moe_backend", "attention_backend", "kv_cache_dtype", "load_format", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "reasoning_parser", "cudagraph_capture_sizes"),
@@ -44,17 +30,13 @@ _WORDS = {"true": True, "false": False}
 Truth = Annotated[
     bool, BeforeValidator(lambda given: _WORDS.get(str(given), given)), Field(strict=True)
 ]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
-Backend = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9_]+$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
+Backend = Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")]
 _LAYER = "((qkv|o|lm_head)(=mxfp[48])?|moe(=mxfp4)?)"
-LayerList = Annotated[str, StringConstraints(pattern=f"^{_LAYER}(,{_LAYER})*$")]
+LayerList = Annotated[str, Field(pattern=f"^{_LAYER}(,{_LAYER})*$")]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MemoryPlan(_Model):
+class MemoryPlan(BaseModel, frozen=True, extra="forbid"):
     """vLLM's share of a memory that GPU and host share; computed when it starts."""
 
     keep_free_gib: Count  # memory for the host and for the server's own host memory
@@ -62,17 +44,14 @@ class MemoryPlan(_Model):
     least_gib: Count  # minimum to start the model: weights, activations, one request's KV cache
 
 
-class Choice(_Model):
+class Choice(BaseModel, frozen=True, extra="forbid"):
     """The settings of a profile that the user's choice determines."""
 
     mxfp4_layers: LayerList | None = None  # dense layers to quantise while loading; docs/kernels.md
 
 
-class Profile(_Model):
-    """Options of ``vllm serve``, and the entrypoint's checks and actions for the model.
-
-    vLLM decides an option without a value, and judges the values of the others.
-    """
+class Profile(BaseModel, frozen=True, extra="forbid"):
+    """Options of ``vllm serve``, which decides the others, and the entrypoint's steps."""
 
     model: Name | None = None  # in pins.yaml's ``models``
     moe_backend: Name | None = None
@@ -111,12 +90,8 @@ class Profile(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        if list(self.cudagraph_capture_sizes) != sorted(set(self.cudagraph_capture_sizes)):
-            raise ValueError("cudagraph_capture_sizes must ascend")
         if self.choice is not None and self.mxfp4_layers is not None:
             raise ValueError("has both mxfp4_layers and a choice")
-        if self.answers and (self.vocabulary is None or self.warm_up == "off"):
-            raise ValueError("has answers without a vocabulary or a warm-up")
         if self.choices and self.choice not in self.choices:
             raise ValueError("has a choice that is not in choices")
         return self
@@ -139,11 +114,6 @@ class Profile(_Model):
         """Return the profile as JSON values, without defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
-    @property
-    def layers(self) -> str | None:
-        """Value of ``--mxfp4-layers``: the choice's, if there are choices; None: none."""
-        return self.choices[self.choice].mxfp4_layers if self.choice else self.mxfp4_layers
-
     def options(self, *, most_memory: bool = False) -> list[str]:
         """Return the options of ``vllm serve``."""
         words: list[str] = []
@@ -155,8 +125,9 @@ class Profile(_Model):
             if given := getattr(self, name):
                 values = given if isinstance(given, tuple) else () if given is True else (given,)
                 words += [f"--{name.replace('_', '-')}", *map(str, values)]
-        if self.layers:
-            words += [_LAYERS, self.layers]
+        chosen = self.choices[self.choice] if self.choice else self
+        if chosen.mxfp4_layers:
+            words += [_LAYERS, chosen.mxfp4_layers]
         if self.exclude_tools_when_none:
             words.append("--exclude-tools-when-tool-choice-none")
         if self.tool_call_parser:  # without it "tool_choice": "auto" gets status 400
@@ -165,29 +136,25 @@ class Profile(_Model):
 
     def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
         """Return the backends that vLLM has to choose, by kind; the user's own are not checked."""
-        expected: dict[str, str] = {
-            kind: name for kind, name in self.expect.items() if not has(caller, f"--{kind}-backend")
-        }
         layers = (value(command, _LAYERS) or "").split(",")
-        quantised = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
         # vLLM logs the backend of dense layers only where some are quantised
-        if not quantised or has(caller, "--decode-kernels"):  # which decide for these
-            expected.pop("linear", None)
-        if any(has(caller, option) for option in _WITHOUT_DECODE_EXPERTS):
-            expected.pop("experts", None)
-        return expected
-
-
-class ChoiceError(SettingError):
-    """There is no such choice."""
+        dense = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
+        own = {kind for kind in self.expect if has(caller, f"--{kind}-backend")}
+        if not dense or has(caller, "--decode-kernels"):
+            own.add("linear")
+        # with these experts may not go through the decode kernels
+        others = ("decode-kernels", "moe-backend", "enable-lora", "enable-expert-parallel", "dtype")
+        if any(has(caller, f"--{option}") for option in others):
+            own.add("experts")
+        return {kind: name for kind, name in self.expect.items() if kind not in own}
 
 
 def pick(profile: Profile, name: str, setting: str) -> Profile:
-    """Return a profile with another choice."""
+    """Return a profile with another choice; SettingError where there is no such one."""
     if name in profile.choices:
         return profile.model_copy(update={"choice": name})
     known = f"use {', '.join(profile.choices)}" if profile.choices else "omit it: there is none"
-    raise ChoiceError(f"{setting} {name!r}: no such profile", known)
+    raise SettingError(f"{setting} {name!r}: no such profile", known)
 
 
 # The sentences of vLLM 0.33.0 and of our plugin; tests/patches/test_profiles.py compares. The
@@ -237,6 +204,5 @@ class Watch:
         ]
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{one} {'/'.join(sorted(self.seen[one]))}" for one in SENTENCES if one in self.seen
-        )
+        kinds = [kind for kind in SENTENCES if kind in self.seen]
+        return ", ".join(f"{kind} {'/'.join(sorted(self.seen[kind]))}" for kind in kinds)

@@ -7,39 +7,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from sparkforge.serving import profile
-from sparkforge.serving.errors import StartError
-
-
-def _words(value: Any) -> Any:
-    return tuple(shlex.split(value)) if isinstance(value, str) else value
+from sparkforge.serving.options import StartError
 
 
 def _split(value: Any) -> Any:
-    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+    return tuple(value.replace(",", " ").split())
 
 
 def _pairs(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
     return {one.partition("=")[0].replace("-", "_"): one.partition("=")[2] for one in _split(value)}
 
 
-class Checks(BaseModel):
+class Checks(BaseModel, frozen=True, extra="forbid"):
     """Which checks run, and how strictly: ``Variables.checks``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     preflight: Literal["auto", "off", "always"] = "auto"
-    backends: Literal["profile", "fail", "warn", "off"] = "profile"
-    warm_up: Literal["profile", "off", "on"] = "profile"
-    guard: Literal["auto", "off", "warn", "on"] = "auto"
+    backends: Literal["fail", "warn", "off"] | None = None  # None: the profile decides
+    warm_up: Literal["off", "on"] | None = None
+    guard: Literal["off", "warn", "on"] | None = None
     hang: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Words = Annotated[tuple[str, ...], BeforeValidator(shlex.split)]
 Origin = Annotated[
     str, Field(pattern=r"^https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?$", max_length=200)
 ]
@@ -47,13 +39,11 @@ Origins = Annotated[tuple[Origin, ...], BeforeValidator(_split)]
 Listen = Annotated[str, Field(pattern=r"^(\*|127\.0\.0\.1|0\.0\.0\.0):[0-9]{1,5}$")]
 
 
-class Variables(BaseModel):
+class Variables(BaseModel, frozen=True, use_attribute_docstrings=True):
     """All variables ``SPARKFORGE_*`` of the image, but for two machines or a router.
 
     An empty value stands for the default, but in ``SPARKFORGE_PROFILE``.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     model: Annotated[str, Field(pattern="^[^-@]")] = "/model"
     """A folder in the container, or a name on the hub, which is downloaded first:
@@ -101,10 +91,7 @@ class Variables(BaseModel):
             or (name == "profile" and profile.VARIABLE in environment)
         }
         try:
-            "".join(found.values()).encode()  # vLLM would fail without naming the variable
             return cls.model_validate(found)
-        except UnicodeEncodeError:
-            raise StartError("a variable SPARKFORGE_* is not UTF-8 text") from None
         except ValidationError as error:
             first = error.errors()[0]
             name, *inner = map(str, first["loc"])

@@ -119,7 +119,7 @@ def by_compose(checkout: Path) -> Alone:
             docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container)
         )
         # the entrypoint looks on its own, a little before or after the health check
-        wait_for(lambda: "memory at ready" in entrypoint_said(container), every_s=1)
+        wait_for(lambda: "ready after" in entrypoint_said(container), every_s=1)
         hosts = {bind["HostIp"] for bind in ports["8000/tcp"]}
         return Alone(answer, hosts, entrypoint_said(container))
     finally:

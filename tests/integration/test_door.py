@@ -135,7 +135,7 @@ def start(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             if role == "server":
                 opened = door.Door(*rules)
                 stack.callback(opened.close)
-                behind = Behind(door.engine_socket())
+                behind = Behind(door.folder() / door.ENGINE)
                 stack.callback(behind.close)
                 if ready:
                     opened.ready()
@@ -480,6 +480,6 @@ def test_a_router_tells_of_its_servers(start: Start) -> None:
     wait_for(lambda: front.ask("GET", "/health")[2].startswith("0 of 1"))
     front.behind.close()
     wait_for(lambda: "r:1 is down" in front.ask("GET", "/health")[2])
-    client = Client(door.own_socket(), PATIENCE_S)
+    client = Client(door.folder() / door.OWN, PATIENCE_S)
     with pytest.raises(StatusError, match="0 of 1 replicas serve: r:1 is down"):
         client.ask(time.monotonic() + PATIENCE_S, "GET", "/health")

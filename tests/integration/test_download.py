@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.options import EX_CONFIG
 from tests.haproxy import needs_haproxy
 from tests.hub import COMMIT, Hub
 from tests.integration.test_warmup import Started

@@ -1,13 +1,12 @@
 """The entrypoint with its preflight, on a stand-in for vLLM; with vLLM itself: tests/patches."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.options import EX_CONFIG
 from tests.haproxy import needs_haproxy
 from tests.integration.test_warmup import Start, start
 from tests.support import PATIENCE_S
@@ -55,23 +54,6 @@ def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str
     one.stop()
     (mark,) = one.folder.glob("jit/*/preflight")
     assert len(mark.read_text()) == 64
-
-
-def test_both_servers_get_our_options_as_the_plugin_reads_them(
-    start: Start, variables: dict[str, str]
-) -> None:
-    words = "--decode-kernels off --mxfp4_layers=qkv"
-    checks = "preflight=always warm-up=off"
-    one = start(**{**variables, "SPARKFORGE_EXTRA_ARGS": words, "SPARKFORGE_CHECKS": checks})
-    said = one.ready()
-    trial, real = re.findall("^the stand-in gets (.*)", said, re.MULTILINE)
-    assert trial.endswith(' --additional-config={"sparkforge":{"decode_kernels":"off"}}')
-    ours = '{"sparkforge":{"decode_kernels":"off","mxfp4_layers":"qkv"}}'
-    assert real.endswith(f" --additional-config={ours}")
-    assert "--decode-kernels" not in trial + real
-    # what is said is what the user wrote
-    assert re.search(r"vllm serve \S+/preflight .* --decode-kernels off ", said)
-    assert re.search(rf"vllm serve \S+/model .* {words} --max-num-seqs 3\n", said)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL, EX_UNAVAILABLE
+from sparkforge.serving.options import EX_CONFIG, EX_TEMPFAIL, EX_UNAVAILABLE
 from tests.haproxy import needs_haproxy
 from tests.integration.test_warmup import Start, Started, start
 from tests.support import PATIENCE_S, wait_for

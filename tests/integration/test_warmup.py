@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from sparkforge.runtime.servers import free_port
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.options import EX_CONFIG
 from tests.haproxy import needs_haproxy
 from tests.integration.test_supervise import end_group
 from tests.support import PATIENCE_S, ROOT, health_check, wait_for
@@ -117,7 +117,7 @@ def test_requests_come_before_the_server_is_healthy(start: Start, tmp_path: Path
     assert re.search(r"chat with tools: \d+\.\d s; refused: POST", said)  # no failure
     assert one.health() == "well"
     one.stop()
-    (folder,) = (tmp_path / "jit").glob("1.0+a-*/triton")
+    (folder,) = (tmp_path / "jit").glob("1.0+a-*/triton_cache_dir")
     assert folder.is_dir()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sparkforge.checkpoints import trial
 from sparkforge.serving import preflight
-from sparkforge.serving.errors import EX_CONFIG
+from sparkforge.serving.options import EX_CONFIG
 from tests.patches.forks import known
 from tests.patches.served import READY_S, serving
 

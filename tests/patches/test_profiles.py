@@ -55,7 +55,7 @@ def answer(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
 def test_vllm_takes_every_option_of_a_profile(answer: Any, name: str, choice: str) -> None:
     found = answer["parsed"][f"{name} {choice}"]
     document = DOCUMENTS[name]
-    assert found["address"] == str(door.engine_socket())
+    assert found["address"] == str(door.folder() / door.ENGINE)
     assert found["gpu_memory_utilization"] == 0.74
     told = [key for key in document if key in found]
     assert {key: found[key] for key in told} == {key: document[key] for key in told}

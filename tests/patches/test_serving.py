@@ -16,7 +16,7 @@ import requests
 
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.run import group_alive
-from sparkforge.serving.errors import EX_CONFIG, EX_TEMPFAIL
+from sparkforge.serving.options import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
 from tests.patches.forks import known
 from tests.patches.served import HANG_S, READY_S, serving
@@ -36,7 +36,7 @@ def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_
     fast = {"SPARKFORGE_PROFILE": "fast"}  # a choice of users, up to the kernels that vLLM takes
     with serving(patched_python, tmp_path, {**known(patched_python), **guarded, **fast}) as one:
         # loading takes longer than three looks at a server that hangs would
-        one.wait_for("memory at ready", READY_S)
+        one.wait_for("ready after", READY_S)
         assert "entrypoint: profile fast" in one.output()
         assert "backends: moe BF16_DEQUANT, linear CPU" in one.output()
         assert one.complete(3).json()["usage"]["completion_tokens"] == 3
@@ -92,7 +92,7 @@ def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
     ) as one:
         one.wait_for("some/model is complete in", READY_S)
         asked = len(hub.requests)
-        one.wait_for("memory at ready", READY_S)
+        one.wait_for("ready after", READY_S)
         assert one.complete(3).json()["usage"]["completion_tokens"] == 3
         assert asked == len(hub.requests)  # all by the entrypoint
         hub.close()

@@ -26,7 +26,7 @@ from sparkforge.runtime import isa
 from sparkforge.runtime.engine import OLDEST_ENGINE
 from sparkforge.serving import devices, memory
 from sparkforge.serving.cluster import ROLE
-from sparkforge.serving.options import SECRET_NAME
+from sparkforge.serving.options import SECRET_NAME, StartError
 from sparkforge.serving.profile import Profile
 
 _T = TypeVar("_T")
@@ -183,7 +183,7 @@ def memory_(seen: Machine, want: Want) -> Finding:
     machines = 2 if seen.variables.get(ROLE) else 1
     try:
         share = memory.utilisation(plan, reading, cuda_total, machines)
-    except memory.MemoryShortError:
+    except StartError:
         least = plan.least_gib / machines
         text += f"; {plan.keep_free_gib} are kept free, and the model needs {least:g}"
         return error(text, "ps aux --sort=-rss | head; docker ps   # then stop what uses memory")

@@ -1,19 +1,17 @@
 """What the image downloads from a hub, and from one that changes, refuses or breaks off."""
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants, get_session
 
 from sparkforge.serving import checkpoint
-from sparkforge.serving.errors import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST, StartError
+from sparkforge.serving.options import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NOHOST, StartError
 from tests.hub import COMMIT, Hub
 
 Patch = pytest.MonkeyPatch
@@ -89,17 +87,6 @@ def test_only_files_that_vllm_reads_are_downloaded(server: Hub, tmp_path: Path) 
     assert server.requests == []
 
 
-def test_an_incomplete_snapshot_is_completed(server: Hub, tmp_path: Path) -> None:
-    snapshot = checkpoint.download(tmp_path, "some/model", COMMIT)
-    (snapshot / SHARDS[0]).resolve().unlink()
-    (snapshot / SHARDS[0]).unlink()
-    server.requests.clear()
-    assert checkpoint.download(tmp_path, "some/model", COMMIT) == snapshot
-    assert (snapshot / SHARDS[0]).read_bytes() == WEIGHTS
-    got = {one.path for one in server.requests if one.method == "GET" and "resolve" in one.path}
-    assert got == {f"/some/model/resolve/{COMMIT}/{SHARDS[0]}"}
-
-
 def test_a_file_with_a_wrong_hash_is_removed(server: Hub, tmp_path: Path) -> None:
     server.body = lambda path, data: data[::-1] if path == SHARDS[0] else data
     error = fails(tmp_path)
@@ -163,17 +150,3 @@ def test_a_complete_snapshot_serves_without_the_hub(
     (snapshot / "config.json").unlink()
     assert fails(tmp_path).code == EX_CONFIG
     server.close = lambda: None  # type: ignore[method-assign]
-
-
-def test_a_child_downloads_and_its_folder_is_returned(tmp_path: Path, monkeypatch: Patch) -> None:
-    server = Hub(dict(FILES)).start()
-    signals: Any = SimpleNamespace(came=[], child=None)
-    given = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": server.url, "NO_PROXY": "*"}
-    try:
-        folder = checkpoint.fetch("some/model", COMMIT, given, signals)
-        assert folder == tmp_path / f"hub/models--some--model/snapshots/{COMMIT}"
-        with pytest.raises(StartError) as error:
-            checkpoint.fetch("some/model", "v9", given, signals)
-        assert error.value.code == EX_CONFIG
-    finally:
-        server.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparkforge.serving import door
-from sparkforge.serving.errors import EX_CONFIG, EX_NOHOST, StartError
+from sparkforge.serving.options import EX_CONFIG, StartError
 from sparkforge.serving.settings import Variables
 
 TWO = "192.168.100.1:8000,192.168.100.2:8000"
@@ -23,27 +23,6 @@ def test_a_wrong_list_is_one_error(text: str) -> None:
     with pytest.raises(StartError, match="SPARKFORGE_REPLICAS") as error:
         door.replicas(text)
     assert error.value.code == EX_CONFIG
-
-
-def test_a_name_without_an_address_is_tried_again() -> None:
-    for name in ("no-such-machine.invalid", "-spark", "spark..lan", "a" * 64):
-        with pytest.raises(StartError, match="has no address") as error:
-            door.replicas(f"{name}:8000")
-        assert error.value.code == EX_NOHOST
-
-
-def test_the_configuration_names_each_server() -> None:
-    given = {"SPARKFORGE_BIND": "127.0.0.1:8080", "SPARKFORGE_LISTEN": "*:8001"}
-    text = door.configuration(Variables.read(given), "", "router", door.replicas(TWO))
-    assert "bind *:8001 proto h1" in text
-    assert door.replicas("[fd00::2]:80") == {
-        "fd00::2:80": "ipv6@fd00::2:80"
-    }  # no bracket in a name
-    for name in TWO.split(","):
-        # ready ones, those that want no new requests, and for its metrics
-        assert text.count(f"    server {name} ipv4@{name}\n") == 3
-        assert f"use_backend metrics-of-{name} if {{ path /replicas/{name}/metrics }}" in text
-    assert "of 2 replicas serve: 192.168.100.1:8000 %[srv_is_up(" in text
 
 
 def key(file: Path, bind: str = "127.0.0.1", environment: str = "", opened: bool = False) -> str:

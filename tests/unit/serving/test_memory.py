@@ -7,8 +7,8 @@ import pytest
 
 from sparkforge.pins import pins
 from sparkforge.serving import memory
-from sparkforge.serving.errors import StartError
-from sparkforge.serving.memory import GIB, Guard, MemoryShortError, Reading
+from sparkforge.serving.memory import GIB, Guard, Reading
+from sparkforge.serving.options import StartError
 from sparkforge.serving.profile import MemoryPlan, Profile
 from tests.support import ROOT
 
@@ -28,12 +28,6 @@ def machine(root: Path, *, available_gib: float, **group: str) -> Path:
     for name, text in group.items():
         (root / "sys/fs/cgroup" / name.replace("_", ".")).write_text(text)
     return root
-
-
-def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
-    reading = memory.read(machine(tmp_path, available_gib=114, memory_max="max\n"))
-    assert (reading.total, reading.limit) == (int(SPARK_GIB * (1 << 20)) * 1024, None)
-    assert reading.room == reading.available == 114 * GIB
 
 
 def test_page_cache_does_not_count_as_used(tmp_path: Path) -> None:
@@ -76,7 +70,7 @@ def outcome(available_gib: float, limit_gib: int | None) -> str:
     reading = Reading(TOTAL, int(available_gib * GIB), limit)
     try:
         share = memory.utilisation(spark_plan(), reading, TOTAL)
-    except MemoryShortError as error:
+    except StartError as error:
         named = "SPARKFORGE_MEMORY_LIMIT" in str(error)
         return "refused: the limit" if named else "refused"
     asked = share * SPARK_GIB
@@ -106,11 +100,11 @@ class Watched:
         monkeypatch.setattr(memory, "say", self.lines.append)
         self.refuses = False
         self.reading = Reading(100 * GIB, 50 * GIB)
-        self.guard = Guard(read=lambda: self.reading, refuse=self._refuse, **options)
+        entrance: Any = self
+        self.guard = Guard(read=lambda: self.reading, entrance=entrance, **options)
         self.now = 1000.0
 
-    def _refuse(self, short: bool) -> None:
-        assert short is not self.refuses
+    def refuse(self, short: bool) -> None:
         self.refuses = short
 
     def looks(self, available_gib: float, seconds: float) -> bool:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving.errors import EX_CONFIG, SettingError
-from sparkforge.serving.options import for_plugin, has, redacted, value
+from sparkforge.serving.options import EX_CONFIG, SettingError, for_plugin, redacted
 
 
 def passed(words: str) -> tuple[list[str], Any]:
@@ -41,20 +40,6 @@ def test_our_options_go_into_the_configuration(words: str, kept: str, ours: dict
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        ("", ""),
-        ("vllm serve m --uds x --max-num-seqs 3", "vllm serve m --uds x --max-num-seqs 3"),
-        ("--moe-backend bf16_dequant --moe-backend auto", "--moe-backend=auto"),
-        # no option of ours: for vLLM to judge
-        ("--additional-config secret", "--additional-config=secret"),
-    ],
-)
-def test_without_one_nothing_is_added(words: str, kept: str) -> None:
-    assert for_plugin(words.split()) == kept.split()
-
-
-@pytest.mark.parametrize(
     ("words", "config"),
     [
         (
@@ -86,14 +71,6 @@ def test_what_cannot_be_passed_is_an_error_with_a_hint(words: str) -> None:
     assert refusal.value.code == EX_CONFIG
     assert refusal.value.hint
     assert "secret" not in str(refusal.value)
-
-
-def test_an_option_is_found_as_vllm_would_take_it() -> None:
-    assert has(["--moe-backend", "x"], "--moe-backend")
-    assert has(["--moe_backend=x"], "--moe-backend")
-    assert not has(["--moe-backend-of-mine", "--", "moe-backend"], "--moe-backend")
-    assert value(["--n", "1", "--n=2", "--m", "3"], "--n") == "2"
-    assert value(["--n_o", "1", "--n"], "--n") is None
 
 
 def test_no_secret_is_shown() -> None:

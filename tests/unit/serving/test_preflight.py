@@ -12,7 +12,7 @@ import pytest
 
 from sparkforge.checkpoints import gptoss, trial
 from sparkforge.serving import preflight
-from sparkforge.serving.errors import StartError
+from sparkforge.serving.options import StartError
 
 Tensors = dict[str, npt.NDArray[Any]]
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.pins import pins
-from sparkforge.serving import profile as profiles
-from sparkforge.serving.errors import StartError
-from sparkforge.serving.profile import Choice, MemoryPlan, Profile, Watch
+from sparkforge.serving.options import StartError
+from sparkforge.serving.profile import MemoryPlan, Profile, Watch
 from tests.support import ROOT
 
 PLAN = MemoryPlan(keep_free_gib=12, most_percent=80, least_gib=75)
@@ -48,13 +47,10 @@ def test_the_image_reads_every_profile_that_a_build_writes(tmp_path: Path) -> No
     [
         ([], [], "moe experts"),
         (["--mxfp4-layers", "qkv,o"], [], "moe experts linear"),
-        (["--mxfp4-layers", "moe"], [], "moe experts"),
         (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe experts"),
         (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe experts"),
         (["--mxfp4-layers", "qkv"], ["--moe-backend=triton"], "linear"),
         (["--mxfp4-layers", "qkv"], ["--decode-kernels", "off"], "moe"),
-        (["--mxfp4-layers", "qkv"], ["--enable-lora"], "moe linear"),
-        ([], ["--dtype", "half"], "moe"),
     ],
 )
 def test_a_word_is_expected_of_what_the_options_leave_to_the_profile(
@@ -64,22 +60,11 @@ def test_a_word_is_expected_of_what_the_options_leave_to_the_profile(
     assert list(profile.expectations([*words, *caller], caller)) == kinds.split()
 
 
-def test_a_choice_has_its_own_layers() -> None:
-    choices = {"exact": Choice(), "fast": Choice(mxfp4_layers="qkv,o")}
-    profile = Profile(choices=choices, choice="exact")
-    assert profile.options() == []
-    assert profiles.pick(profile, "fast", "--profile").options() == ["--mxfp4-layers", "qkv,o"]
-    with pytest.raises(profiles.ChoiceError) as error:
-        profiles.pick(profile, "fats", "--profile")
-    assert "fast" in error.value.hint
-
-
 @pytest.mark.parametrize(
     "text",
     [
         '{"memory": 5}',
         '{"expect": {"a": 1}}',
-        '{"cudagraph_capture_sizes": [2, 1]}',
         '{"max_model_length": 4096}',
         '{"choice": "fast", "choices": {"exact": {}}}',
         "[" * 20_000,
