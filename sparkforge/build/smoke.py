@@ -18,7 +18,7 @@ from sparkforge.build.results import (
 )
 from sparkforge.build.stages.trees import Tree
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
-from sparkforge.core import gitread
+from sparkforge.core import git
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import origin_of
@@ -253,8 +253,8 @@ def originals(
             assert origin is not None  # it was replaced by a file that has this place
             layer = rules[origin[0]]
             source = trees[layer].before(context)
-            with gitread.reading(source.repo) as reader:
-                content = reader.blob(f"{source.commit}:{origin[1]}")
+            before = f"{source.commit}:{origin[1]}"
+            content = git.isolated(source.repo, "cat-file", "blob", before).stdout
             restored[member] = work / member.replace("/", "%")
             restored[member].write_bytes(content)
     return restored

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from sparkforge.core import errors, gitsafe
+from sparkforge.core import errors, git
 from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
             signal.signal(number, _interrupt)
-    gitsafe.unbind()
+    git.unbind()
     start = time.monotonic()
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     log.configure(to_stderr=as_json, verbose=False)

@@ -73,7 +73,7 @@ Unmerged = Mapping[str, dict[int, str]]
 
 def blob(repo: Path, name: str | None) -> bytes:
     """Return a blob's content; without a name, nothing."""
-    return git.git_bytes(repo, "cat-file", "blob", name) if name else b""
+    return git.isolated(repo, "cat-file", "blob", name).stdout if name else b""
 
 
 def _kind(hunk: re.Match[bytes]) -> Literal["imports", "both insert", "overlap"]:
@@ -138,7 +138,7 @@ def of_merged(
     for _, new in moved:
         files = [change.path for change in git.changes(tree, f"{new}^", new) if ships(change.path)]
         words = ("--literal-pathspecs", "diff-tree", "-p", "--no-renames", f"{new}^", new)
-        used[new] = _names(git.git_bytes(tree, *words, "--", *files)) if files else set()
+        used[new] = _names(git.isolated(tree, *words, "--", *files).stdout) if files else set()
     others = [f":(exclude,literal){rule.repo}" for rule in rules if not ships(rule.repo)]
     lost = _vanished(tree, set().union(*used.values()), others, *releases)
     found = {}
@@ -160,7 +160,7 @@ def _vanished(tree: Path, wanted: set[bytes], but: list[str], old: str, new: str
     """Return those names that the old release has and the new one lacks."""
     words = ("diff-tree", "-p", "-U0", "--no-renames", old, new, "--", ".", *but)
     sides: dict[bytes, set[bytes]] = {b"-": set(), b"+": set()}
-    for line in _LINE.finditer(git.git_bytes(tree, *words)) if wanted else ():
+    for line in _LINE.finditer(git.isolated(tree, *words).stdout) if wanted else ():
         sides[line[1]] |= wanted.intersection(_WORD.findall(line[2]))
     gone = sides[b"-"] - sides[b"+"]  # removed somewhere, and not added elsewhere
     if not gone:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.maintain import findings
 from sparkforge.maintain.findings import MARKER, PatchResult, Unmerged, Verdict
@@ -30,8 +30,8 @@ _CONFIG = {
     "core.autocrlf": "false",
     "gc.auto": "0",
     "notes.rewriteRef": "refs/notes/patches",  # a commit's patch, through rebases and amends
-    "user.name": gitsafe.COMMITTER,
-    "user.email": gitsafe.COMMITTER_EMAIL,
+    "user.name": git.COMMITTER,
+    "user.email": git.COMMITTER_EMAIL,
 }
 _PICK = ("--quiet", "--empty=drop", "--reapply-cherry-picks", "--no-autosquash", "--no-verify")
 _SAME = re.compile(r"1: +[0-9a-f]+ = 1: ")

@@ -8,15 +8,15 @@ are the developer's own).
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.run import call
 from sparkforge.series.series import Patched, Series
 
 BASE_REF, TIP_REF = "refs/sparkforge/base", "refs/sparkforge/tip"
 _AUTHOR = {
-    "GIT_AUTHOR_NAME": gitsafe.COMMITTER,
-    "GIT_AUTHOR_EMAIL": gitsafe.COMMITTER_EMAIL,
+    "GIT_AUTHOR_NAME": git.COMMITTER,
+    "GIT_AUTHOR_EMAIL": git.COMMITTER_EMAIL,
     "GIT_NO_REPLACE_OBJECTS": "1",
 }
 
@@ -62,15 +62,12 @@ def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
         for key in ("user.name", "user.email")
     ]
     if not all(known):  # else the first commit would fail
-        settings |= {"user.name": gitsafe.COMMITTER, "user.email": gitsafe.COMMITTER_EMAIL}
-
-    def remember(fresh: Path) -> None:
-        for key, value in settings.items():
-            git.git(fresh, "config", key, value)
-        git.git(fresh, "update-ref", BASE_REF, patched.source.commit)
-        git.git(fresh, "update-ref", TIP_REF, patched.commit)
-
-    git.clone_at(patched.source.repo, folder, patched.commit, remember)
+        settings |= {"user.name": git.COMMITTER, "user.email": git.COMMITTER_EMAIL}
+    git.clone_at(patched.source.repo, folder, patched.commit)
+    for key, value in settings.items():
+        git.git(folder, "config", key, value)
+    git.git(folder, "update-ref", BASE_REF, patched.source.commit)
+    git.git(folder, "update-ref", TIP_REF, patched.commit)
     return WorkTree(folder, series.upstream, patched.source.commit, (series.sha256,))
 
 
