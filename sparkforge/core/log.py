@@ -19,10 +19,9 @@ from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 
 _PROGRESS_EVERY_S = 5.0
-_WIDTH = 78
 # users and passwords of addresses (as in serving/options.py), PINs of pkcs11: URIs (RFC 7512)
 _SECRET = re.compile(
-    r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@"
+    r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)(?=@)"
     r"|(?<=\bpin-value=)[^&\s]+"
 )
 _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
@@ -32,14 +31,13 @@ class Log:
     """Steps, progress and messages."""
 
     def __init__(self) -> None:
-        self.verbose = False
-        self.answered = False  # whether stdout has its JSON document
-        self._to_stderr = False
+        self.verbose = self._to_stderr = False
+        self._answered = False  # whether stdout has its JSON document
         self._progress_at = time.monotonic()
 
     def configure(self, *, to_stderr: bool, verbose: bool) -> None:
         """Choose the stream (stderr if stdout has JSON) and the verbosity."""
-        self._to_stderr, self.verbose = to_stderr, verbose
+        self._to_stderr, self.verbose, self._answered = to_stderr, verbose, False
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 # a locale without ✓, or an undecodable file name, must not end the build
@@ -57,9 +55,22 @@ class Log:
         return f"\033[{code}m{text}\033[0m" if colour else text
 
     def _line(self, text: str) -> None:
-        _write(self.stream, f"{_tame(text)}\n")
+        self._write(self.stream, f"{_tame(text)}\n")
 
-    # -- messages ------------------------------------------------------------------------
+    def _write(self, stream: IO[str], text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            # the rest of the buffer is written again at the exit
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            # without a reader (head, less), or with stderr on a full disk, the build continues
+            if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
+                self._answered = True  # no document can follow
+                msg = f"standard output: {error.strerror}"
+                raise StoreError(msg, "free space where it is written") from error
 
     def info(self, text: str) -> None:
         self._line(f"  {text}")
@@ -73,18 +84,19 @@ class Log:
         self._line(self.painted("33", "  warning: ") + text)
 
     def error(self, text: str, hint: str = "") -> None:
-        parts = [_tame(part) for part in (text, hint) if part]
-        head = self.painted("31;1", "error: ", sys.stderr)
-        _write(sys.stderr, head + "\n  hint: ".join(parts) + "\n")
+        lines = "\n  hint: ".join(_tame(part) for part in (text, hint) if part)
+        self._write(sys.stderr, self.painted("31;1", "error: ", sys.stderr) + lines + "\n")
 
     def failure(self, error: SparkforgeError) -> int:
-        """Print an error with its hint; returns its exit code."""
+        """Print an error, and its document unless there was one; returns its exit code."""
         self.error(error.what, error.remedy)
+        if not self._answered:
+            self.document({"error": error.as_json()})
         return error.exit_code
 
     def traceback(self) -> None:
         """Print the current exception with its traceback to stderr."""
-        _write(sys.stderr, _SECRET.sub("***", traceback.format_exc()))
+        self._write(sys.stderr, _SECRET.sub("***", traceback.format_exc()))
 
     def heading(self, text: str) -> None:
         self._line(self.painted("1", text))
@@ -99,18 +111,12 @@ class Log:
     def document(self, value: Any) -> None:
         """Write a command's document to stdout; without --json, do nothing."""
         if self._to_stderr:
-            self.json(value)
-
-    def json(self, value: Any) -> None:
-        """Write one JSON document to stdout."""
-        self.answered = True
-        _write(sys.stdout, json.dumps(_masked(value), indent=2, sort_keys=True) + "\n")
+            self._answered = True
+            self._write(sys.stdout, json.dumps(_masked(value), indent=2, sort_keys=True) + "\n")
 
     def raw(self, text: str) -> None:
         """Print a child's line."""
         self._line(self.painted("2", "  | ") + text)
-
-    # -- steps and progress --------------------------------------------------------------
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -121,33 +127,15 @@ class Log:
             yield
             mark = self.painted("32", "✓")
         finally:
-            took = f"{time.monotonic() - start:.2f}s"
-            pad = " " * max(1, _WIDTH - len(name) - len(took) - 4)
-            self._line(f"{mark} {name}{pad}{took}")
+            self._line(f"{mark} {name}  {time.monotonic() - start:.2f}s")
 
     def progress(self, what: str, done: float, total: float | None, unit: str = "B") -> None:
-        """Report progress in bytes ("B"), seconds ("s") or a count; printed every few seconds."""
+        """Report progress in bytes ("B") or another unit; printed every few seconds."""
         now = time.monotonic()
         if now - self._progress_at >= _PROGRESS_EVERY_S:
             self._progress_at = now
             share = f" of {_amount(total, unit)} {100 * done / total:3.0f}%" if total else ""
             self._line(f"  {what}: {_amount(done, unit)}{share}")
-
-
-def _write(stream: IO[str], text: str) -> None:
-    try:
-        stream.write(text)
-        stream.flush()
-    except OSError as error:
-        # the rest of the buffer is written again at the exit
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-        # without a reader (head, less), or with stderr on a full disk, the build continues
-        if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
-            log.answered = True  # no document can follow
-            msg = f"standard output: {error.strerror}"
-            raise StoreError(msg, "free space where it is written") from error
 
 
 def _tame(text: str) -> str:
@@ -156,41 +144,32 @@ def _tame(text: str) -> str:
     Further lines are marked, so none looks like another message, or, in its runner's logs, like a
     command to GitHub: ``::`` after spaces, ``##[`` anywhere.
     """
-    parts = _COLOUR.split(_SECRET.sub(_hidden, text))
+    parts = _COLOUR.split(_SECRET.sub("***", text))
     parts[::2] = [plain.escaped(part, keep="\n\t") for part in parts[::2]]
-    text = "".join(parts)
-    text = text.replace("##[", "# #[").replace("\n", "\n  | ")
+    text = "".join(parts).replace("##[", "# #[").replace("\n", "\n  | ")
     return f"  | {text}" if text.lstrip().startswith("::") else text
-
-
-def _hidden(secret: re.Match[str]) -> str:
-    return "" if secret[0].endswith("@") else "***"
 
 
 def _masked(value: Any) -> Any:
     """Return a JSON value without secrets in its texts."""
     if isinstance(value, str):
-        return _SECRET.sub(_hidden, value)
+        return _SECRET.sub("***", value)
     if isinstance(value, Mapping):
         return {_masked(key): _masked(item) for key, item in value.items()}
     return [_masked(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _amount(value: float, unit: str) -> str:
-    if unit == "B":
-        return human_bytes(value)
-    return f"{value:.0f} {unit}".rstrip() if unit != "s" else f"{value:.0f}s"
+    return human_bytes(value) if unit == "B" else f"{value:.0f} {unit}"
 
 
 def human_bytes(size: float) -> str:
     """Return a size in binary units, e.g. ``1.5 MiB``."""
-    if size < 1024:
-        return f"{size:.0f} B"
-    for unit in ("KiB", "MiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} GiB"
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size >= 1024:
+            size, unit = size / 1024, larger
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -97,7 +97,7 @@ def run(options: Options) -> int:
         more["variables"] = variables = _variables(context, folder, links)
         command = command or [os.environ.get("SHELL", "sh")]
     if options.output.json:  # nothing is run, so that an editor can ask
-        log.json(more)
+        log.document(more)
         return 0
     if engine is None:
         os.environ.update(variables)

@@ -46,7 +46,7 @@ def test_usage_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert all(more or f"\n│ {name} " in shown for name, *more in NAMES)
     assert main(["pins"]) == 2
-    assert "resolve" in capsys.readouterr().out
+    assert "record" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", NAMES, ids=" ".join)

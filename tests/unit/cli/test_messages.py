@@ -46,7 +46,6 @@ serve --target rtx --engine none --chat
 serve --target cpu --model no/such
 serve --target cpu --model /
 serve --target cpu --prot=80
-serve --target cpu --
 rollback
 patches lst
 patches list vlm
@@ -55,7 +54,6 @@ patches apply vllm
 patches import vllm
 patches import vllm no/such
 pins chek
-pins resolve vlm
 pins check --pins no/such
 bench quality --target cpu --layers qv
 bench quality --target cpu --max-kl x
