@@ -11,7 +11,6 @@ from pathlib import Path
 
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.results import ImageArchiveResult, ImageResult
-from sparkforge.core import plain
 from sparkforge.core.disk import code_digest
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
@@ -193,5 +192,5 @@ def _build(
             )
             raise BuildError("\n".join(wrong), remedy) from None
         raise
-    digest: str | None = plain.json_of(metadata.read_text()).get("containerimage.digest")
+    digest: str | None = json.loads(metadata.read_text()).get("containerimage.digest")
     return digest

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.core.log import human_bytes
 
@@ -80,7 +79,7 @@ def free(where: Path) -> int:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON file's object; None if the file is missing or has no JSON object."""
     try:
-        value = plain.json_of(path.read_text())
+        value = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None  # cut off by a power failure, or damaged
     return value if isinstance(value, dict) else None

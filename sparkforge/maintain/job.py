@@ -101,7 +101,7 @@ class Job:
         if not path.is_file():
             return None
         try:
-            plan = plain.load(Plan, plain.json_of(path.read_text(encoding="utf-8")))
+            plan = plain.load(Plan, json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, OSError):
             plan = None
         if plan is None:

@@ -128,7 +128,7 @@ class Result:
 
     def add(self, file: Path) -> None:
         """Add what llama-benchy wrote."""
-        for run in plain.json_of(file.read_bytes())["benchmarks"]:
+        for run in json.loads(file.read_bytes())["benchmarks"]:
             # as in llama-benchy's tables: pp2048 tg128 @ d4096 (c2)
             name = f"pp{run['prompt_size']} tg{run['response_size']}"
             name += f" @ d{run['context_size']}" if run["context_size"] else ""
@@ -163,7 +163,7 @@ def load(path: Path) -> Result:
     """Read a result, a file or its folder; ServerError if it is missing or of another shape."""
     file = path / FILE if path.is_dir() else path
     try:
-        result = plain.load(Result, plain.json_of(file.read_text(encoding="utf-8")))
+        result = plain.load(Result, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         result = None
     if result is None or any(min(each, default=0) <= 0 for each in result.flat().values()):

@@ -4,6 +4,7 @@ No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the c
 after a power fault. So every value may be missing, which is never a fault by itself.
 """
 
+import json
 import re
 import shlex
 from dataclasses import replace
@@ -24,7 +25,6 @@ from sparkforge.check.doctor.machine import (
     unseen,
     warning,
 )
-from sparkforge.core import plain
 from sparkforge.pins.pins import ModelPin
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import OLDEST_ENGINE
@@ -199,7 +199,7 @@ def clocks(seen: Machine, want: Want) -> Finding | None:
 def _info(seen: Machine) -> dict[str, object]:
     """Return `docker info`; {} if it is unusable, which `engine` reports."""
     try:
-        return dict(plain.json_of(seen.run("docker", "info", "--format", "{{json .}}").out))
+        return dict(json.loads(seen.run("docker", "info", "--format", "{{json .}}").out))
     except (ValueError, TypeError):
         return {}
 
