@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # an exec of a text (dataclasses are made by one); another exec takes it back
             exec("")
             what = f"interrupted after {time.monotonic() - start:.0f} s"
-            return log.failure(Interrupted(what, "run it again: it continues from here"))
+            return log.failure(Interrupted(what, "run it again: the next run continues from here"))
         if not isinstance(error, Exception):
             raise
         if isinstance(error, OSError) and (error.filename or isinstance(error, PermissionError)):
