@@ -1,4 +1,4 @@
-"""pins, docs, clean, --version, --exit-codes."""
+"""pins check, docs, clean, --version, --exit-codes."""
 
 import platform
 import re
@@ -7,38 +7,11 @@ from pathlib import Path
 
 from sparkforge import __version__
 from sparkforge.build.context import release_name
-from sparkforge.build.options import (
-    CheckoutOptions,
-    OutputOptions,
-    SourceName,
-    chosen_series,
-    command_options,
-    source_plan,
-)
+from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.log import human_bytes, log
-from sparkforge.pins import edit
-from sparkforge.pins.pins import RELEASE_PLAN, Recorded
-from sparkforge.series import series
-from sparkforge.sources import sources
-from sparkforge.sources.project import (
-    Checkout,
-    PinsFile,
-    Project,
-    ProjectOptions,
-    checkout,
-    store_of,
-)
-
-
-@command_options
-class RecordOptions:
-    source: SourceName = None
-    """release files; git: commits of the pinned tags; auto: git, or release files if git is
-    unreachable (default: release)"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
+from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
 
 @command_options
@@ -77,25 +50,6 @@ def check_pins(options: CheckoutOptions = CheckoutOptions()) -> int:
         place = f"{upstreams[name].git} {upstreams[name].tag}^{{}}"
         log.info(f"{name}: commit: unknown; look it up: git ls-remote {place}")
     log.document({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
-    return 0
-
-
-def record_trees(options: RecordOptions = RecordOptions()) -> int:
-    """Write the commit and tree that each series gives into pins.yaml."""
-    project = Project.open(options.project)
-    path, store = project.pins_path, project.store
-    plan = source_plan(options.source, project.access, RELEASE_PLAN)
-    for name, upstream in project.pins.upstreams.items():
-        folder = project.root / "patches" / name
-        if not series.read(folder).patches:
-            continue
-        source = sources.ensure(store, name, upstream, plan, project.access)
-        with project.locked():  # a concurrent export must not change the series now
-            patched = series.apply(store, series.read(folder), source)
-            recorded = Recorded(commit=patched.commit, tree=patched.tree)
-            edit.record(path, name, source.provider, recorded)
-        log.info(f"{name}: patched.{source.provider}: tree {patched.tree}")
-    log.document({"pins": str(path)})
     return 0
 
 

@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "patches import": ("cli.patches:import_patches", "import patches (mbox, .patch)"),
         "pins": ("", "check pins.yaml and record the patched trees"),
         "pins check": ("cli.checkout:check_pins", "check pins.yaml"),
-        "pins record": ("cli.checkout:record_trees", "record the patched trees in pins.yaml"),
+        "pins record": ("cli.patches:record_trees", "record the patched trees in pins.yaml"),
         "dev": ("maintain.dev:run", "run a shell, or -- COMMAND, on editable patched trees"),
         "rebase": ("maintain.rebase:run", "move a series to another release"),
         "watch": ("maintain.watch:run", "look for newer releases and try the series on them"),

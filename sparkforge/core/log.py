@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -22,7 +22,7 @@ _PROGRESS_EVERY_S = 5.0
 # users and passwords of addresses (as in serving/options.py), PINs of pkcs11: URIs (RFC 7512)
 _SECRET = re.compile(
     r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)(?=@)"
-    r"|(?<=\bpin-value=)[^&\s]+"
+    r"|(?<=\bpin-value=)[^&\s\"'<>]+"
 )
 _COLOUR = re.compile(r"(\033\[[0-9;]*m)")
 
@@ -112,7 +112,8 @@ class Log:
         """Write a command's document to stdout; without --json, do nothing."""
         if self._to_stderr:
             self._answered = True
-            self._write(sys.stdout, json.dumps(_masked(value), indent=2, sort_keys=True) + "\n")
+            text = json.dumps(value, indent=2, sort_keys=True)
+            self._write(sys.stdout, _SECRET.sub("***", text) + "\n")
 
     def raw(self, text: str) -> None:
         """Print a child's line."""
@@ -148,15 +149,6 @@ def _tame(text: str) -> str:
     parts[::2] = [plain.escaped(part, keep="\n\t") for part in parts[::2]]
     text = "".join(parts).replace("##[", "# #[").replace("\n", "\n  | ")
     return f"  | {text}" if text.lstrip().startswith("::") else text
-
-
-def _masked(value: Any) -> Any:
-    """Return a JSON value without secrets in its texts."""
-    if isinstance(value, str):
-        return _SECRET.sub("***", value)
-    if isinstance(value, Mapping):
-        return {_masked(key): _masked(item) for key, item in value.items()}
-    return [_masked(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _amount(value: float, unit: str) -> str:
