@@ -10,6 +10,7 @@ from sparkforge.build.context import release_name
 from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
+from sparkforge.core.errors import PinsError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
@@ -66,10 +67,19 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
 def docs(options: DocsOptions = DocsOptions()) -> int:
     """Write the generated pages, or compare them with the files."""
     wanted = pages_of(checkout(options.pins))
-    changed = pages.settle(wanted, pages.COMMAND, check=options.check)
-    for page in wanted:
-        log.info(f"{page}: {'written' if page in changed else 'up to date'}")
-    log.document({"written": [str(page) for page in changed]})
+    stale = [
+        path
+        for path, text in wanted.items()
+        if not path.is_file() or path.read_bytes() != text.encode()
+    ]
+    if options.check and stale:
+        msg = f"out of date: {', '.join(map(str, stale))}"
+        raise PinsError(msg, f"update it: build.py {pages.COMMAND}")
+    for path in stale:
+        path.write_bytes(wanted[path].encode())
+        log.info(f"{path}: written")
+    log.info(f"{len(wanted) - len(stale)} of {len(wanted)} pages were up to date")
+    log.document({"written": [str(path) for path in stale]})
     return 0
 
 

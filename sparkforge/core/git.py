@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CommandError, StoreError
 from sparkforge.core.run import call, failure
 
@@ -38,11 +37,10 @@ _SETTINGS = {
     "log.showSignature": "false",  # the same
 }
 # variables that a network fetch may need; others select another repository (set in a hook) or
-# change git's output (GIT_DIFF_OPTS, GIT_CONFIG_PARAMETERS …)
+# change git's output (GIT_DIFF_OPTS …)
 _KEPT = (
     *("GIT_SSH", "GIT_SSL_", "GIT_HTTP_", "GIT_PROXY_", "GIT_CURL_", "GIT_ASKPASS", "GIT_TRACE"),
-    *("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_", "GIT_CONFIG_GLOBAL"),
-    *("GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_ALLOW_PROTOCOL", "GIT_EXEC_PATH"),
+    *("GIT_CONFIG_", "GIT_ALLOW_PROTOCOL", "GIT_EXEC_PATH"),
 )
 _DRIVER = re.compile(r"(filter\.[\s\S]*\.(clean|smudge|process|required)|merge\.[\s\S]*\.driver)")
 _NEUTRAL = {"required": "false", "driver": "git merge-file --marker-size=%L %A %O %B"}
@@ -133,11 +131,9 @@ def isolated(
     if done.returncode and b"detected dubious ownership" in done.stderr:
         raise _foreign(repo)
     if check and done.returncode:
-        # git does not always report the system's error: "couldn't write 'ORIG_HEAD.lock'"
-        with disk_errors(repo):
-            error = failure(done)
-            error.remedy = error.remedy or _fetch_again(repo)
-            raise error
+        error = failure(done)
+        error.remedy = error.remedy or _fetch_again(repo)
+        raise error
     return done
 
 
@@ -187,14 +183,14 @@ def ref_commit(repo: Path, ref: str) -> str | None:
 
 @dataclass(frozen=True)
 class Change:
-    """A changed file between two trees; a blob is ABSENT on the side that lacks the file."""
+    """A changed file between two trees, in git's order; a missing file's blob is ABSENT."""
 
-    status: str
-    path: str
-    old_blob: str
-    new_blob: str
     old_mode: str
     new_mode: str
+    old_blob: str
+    new_blob: str
+    status: str
+    path: str
 
 
 def changes(repo: Path, old: str, new: str, *paths: str) -> list[Change]:
@@ -202,11 +198,8 @@ def changes(repo: Path, old: str, new: str, *paths: str) -> list[Change]:
     # --no-renames: an overlay needs "removed" and "added", not git's guess that it is a move
     how = ("--literal-pathspecs", "diff-tree", "-r", "-z", "--no-renames", "--full-index")
     fields = git(repo, *how, old, new, "--", *paths).split("\0")
-    result = []
-    for meta, path in zip(fields[0::2], fields[1::2], strict=False):
-        old_mode, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
-        result.append(Change(status, path, old_blob, new_blob, old_mode, new_mode))
-    return result
+    pairs = zip(fields[0::2], fields[1::2], strict=False)
+    return [Change(*f"{meta.lstrip(':')} {path}".split(" ", 5)) for meta, path in pairs]
 
 
 def blobs_at(repo: Path, commit: str, paths: Iterable[str]) -> dict[str, str]:
@@ -260,17 +253,16 @@ def init_bare(repo: Path) -> None:
     """Create a bare repository, or complete one that a killed git left; the lock is held."""
     if (repo / "objects" / "info").is_dir():
         return  # git makes it last; a second time it would turn off our work trees
-    with disk_errors(repo):
-        repo.parent.mkdir(parents=True, exist_ok=True)
-        # no template: it would copy sample hooks into every repository
-        options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
-        call("git", "init", *options, repo, env=_clean_env())
+    repo.parent.mkdir(parents=True, exist_ok=True)
+    # no template: it would copy sample hooks into every repository
+    options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
+    call("git", "init", *options, repo, env=_clean_env())
 
 
 def tidy(repo: Path) -> None:
     """Remove the remains of a killed git, which stop the next; the caller has the lock."""
     left = ["*.lock", "refs/**/*.lock", "objects/pack/tmp_*", "objects/??/tmp_obj_*"]
-    for pattern in (*left, "fast_import_crash_*") if repo.is_dir() else ():
+    for pattern in (*left, "fast_import_crash_*"):
         for path in repo.glob(pattern):
             path.unlink(missing_ok=True)
 
@@ -343,8 +335,7 @@ def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) 
 
 def clone_at(repo: Path, where: Path, commit: str) -> None:
     """Create a clone with a commit on its own branch."""
-    with disk_errors(where):
-        where.mkdir(parents=True)
+    where.mkdir(parents=True)
     try:
         # --no-hardlinks: changes of the user in the clone must not reach the store
         clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")

@@ -25,11 +25,6 @@ from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, 
 from sparkforge.core.log import log
 
 _TAIL_LINES = 40
-_INSTALL_HINTS = {
-    "git": "install git 2.34 or newer with the system's package manager",
-    "docker": "install Docker Engine, or build without one: --engine none",
-    "nvcc": "install NVIDIA's CUDA 13.0 toolkit (nvcc, crt, cudart headers), its bin on the PATH",
-}
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -85,8 +80,7 @@ def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
 class Glimpse:
     """Output of a program that may be missing or hang."""
 
-    code: int | None
-    """None: it is missing, could not start, or did not end in time (``problem``)."""
+    code: int | None  # None: it is missing, could not start, or did not end in time (``problem``)
     out: str = ""
     err: str = ""
     problem: str = ""
@@ -214,8 +208,7 @@ def _unusable(program: str, error: OSError) -> MachineError:
     name = Path(program).name
     missing = isinstance(error, FileNotFoundError)
     why = "not installed on this machine" if missing else f"cannot be started: {error.strerror}"
-    hint = _INSTALL_HINTS.get(name, f"install {name} and put it on the PATH")
-    return MachineError(f"{name}: {why}", hint)
+    return MachineError(f"{name}: {why}", f"install {name} and put it on the PATH")
 
 
 def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:

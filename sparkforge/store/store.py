@@ -133,14 +133,12 @@ class Store:
         self._prepare()
         lock = FileLock(self.root / "locks" / f"{name}.lock")
         try:
-            lock.acquire(timeout=0)
+            taken = lock.acquire(timeout=0)
         except Timeout:
             log.info(f"waiting for another build of {name}")
-            lock.acquire()
-        try:
+            taken = lock.acquire()
+        with taken:
             yield
-        finally:
-            lock.release()
 
     @contextmanager
     def temporary(self, hint: str) -> Iterator[Path]:
@@ -149,16 +147,14 @@ class Store:
 
         self._prepare()
         path = self.root / "tmp" / f"sparkforge-{hint}-{secrets.token_hex(4)}"
-        lock = FileLock(path.with_name(f"{path.name}.lock"))
-        lock.acquire()
-        try:
-            path.mkdir()
-            path.chmod(0o755)  # whatever the umask
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-            Path(lock.lock_file).unlink(missing_ok=True)
-            lock.release()
+        with FileLock(path.with_name(f"{path.name}.lock")) as lock:
+            try:
+                path.mkdir()
+                path.chmod(0o755)  # whatever the umask
+                yield path
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+                Path(lock.lock_file).unlink(missing_ok=True)
 
     def sweep(self) -> int:
         """Remove folders of killed runs under tmp; returns their number."""
