@@ -15,7 +15,7 @@ from sparkforge.core.errors import SparkforgeError, StoreError
 from sparkforge.core.log import human_bytes
 
 _FULL = 64 << 10  # with fewer bytes free a failed write counts as a full disk
-_NAMES = "ENOSPC EDQUOT EACCES EPERM EROFS ENOENT ENOTDIR EEXIST"
+_NAMES = "ENOSPC EDQUOT EACCES EPERM EROFS ENOENT ENOTDIR EEXIST EISDIR"
 _REFUSED = {getattr(errno, name) for name in _NAMES.split()}
 _HINT = (
     "free space (build.py clean) or give the user write access there, or choose another place with"
@@ -58,15 +58,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_files(files: Mapping[Path, bytes | None]) -> None:
-    """Replace files, each atomically; None removes one.
-
-    StoreError: a folder cannot be written, or is in the place of a file; nothing has changed.
-    """
-    for path in files:
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise StoreError(f"{path}: cannot be written", "give the user write access there")
+    """Replace files, each atomically; None removes one."""
     for path, data in files.items():
         path.unlink(missing_ok=True) if data is None else write_file(path, data)
 

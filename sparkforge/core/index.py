@@ -159,7 +159,7 @@ def torch_files(
         msg = f"{requirement}: neither pip's index nor PyTorch's has it:\n{error}"
         remedy = "check the network, or give pip a folder with the wheel (PIP_FIND_LINKS)"
         raise FetchError(msg, remedy) from error
-    packages = tomllib.loads(done.stdout.decode())["packages"]
-    wheels = [one for found in packages for one in found.get("wheels", [])]
-    files = ((str(one["url"]), str(one.get("hashes", {}).get("sha256"))) for one in wheels)
-    return [(unquote(urlsplit(url).path.rpartition("/")[2]), url, sha256) for url, sha256 in files]
+    (package,) = tomllib.loads(done.stdout.decode())["packages"]  # --no-deps
+    wheels = package.get("wheels", [])
+    found = [(str(one["url"]), str(one.get("hashes", {}).get("sha256"))) for one in wheels]
+    return [(unquote(urlsplit(url).path.rpartition("/")[2]), url, sha256) for url, sha256 in found]

@@ -24,12 +24,9 @@ def escape(value: object) -> str:
     if isinstance(value, Markdown):
         return value
     parts = " ".join(str(value).split()).split("`")
-    # inside backticks only | is special; the last of an odd number of backticks is plain text
-    plain = [
-        part if i % 2 and i < len(parts) - 1 else _SPECIAL.sub(r"\\\1", part)
-        for i, part in enumerate(parts)
-    ]
-    return Markdown("`".join(plain).replace("|", "\\|"))
+    # inside backticks only | is special
+    parts[::2] = [_SPECIAL.sub(r"\\\1", part) for part in parts[::2]]
+    return Markdown("`".join(parts).replace("|", "\\|"))
 
 
 def table(

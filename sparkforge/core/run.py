@@ -9,7 +9,6 @@ import errno
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import threading
@@ -197,11 +196,6 @@ def group_alive(pid: int, wait_s: float = 60.0) -> bool:
             time.sleep(0.1)
         return True
     return False
-
-
-def have(program: str) -> bool:
-    """Return whether a program is on the PATH."""
-    return shutil.which(program) is not None
 
 
 def _unusable(program: str, error: OSError) -> MachineError:

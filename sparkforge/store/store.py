@@ -20,15 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sparkforge.core import plain
-from sparkforge.core.disk import (
-    code_digest,
-    disk_errors,
-    key_of,
-    read_json,
-    sha256_file,
-    write_file,
-)
+from sparkforge.core import disk, plain
+from sparkforge.core.disk import disk_errors, key_of, read_json, sha256_file, write_file
 from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.core.log import log
 
@@ -65,7 +58,7 @@ def code_of(module: str) -> str:
 @cache
 def _digest(*folders: str) -> str:
     paths = (path for folder in folders for path in sorted((_ROOT / folder).rglob("*")))
-    return code_digest(*(path for path in paths if path.is_file() and path.suffix != ".pyc"))
+    return disk.code_digest(*(path for path in paths if path.is_file() and path.suffix != ".pyc"))
 
 
 @dataclass(frozen=True)
@@ -103,8 +96,7 @@ class Store:
         tag = self.root / _TAG
         # written aside first, by another build too; a fresh file system has a folder of its own
         ignored = ("lost+found", f".{_TAG}")
-        found = (path.name for path in self.root.glob("*"))
-        others = [name for name in found if not name.startswith(ignored)]
+        others = [one.name for one in self.root.glob("*") if not one.name.startswith(ignored)]
         # read last: another build that makes this store writes it before anything else
         if tag.is_file() and _OURS in tag.read_text(errors="replace"):
             return True
@@ -158,8 +150,7 @@ class Store:
 
     def sweep(self) -> int:
         """Remove folders of killed runs under tmp; returns their number."""
-        gone = 0
-        ours = (self.root / _TAG).is_file()
+        gone, ours = 0, (self.root / _TAG).is_file()
         for lock in (self.root / "tmp").glob("sparkforge-*.lock") if ours else ():
             from filelock import FileLock, Timeout
 
@@ -178,8 +169,6 @@ class Store:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).symlink_to(self.root / name)
         return Store(root)
-
-    # -- downloads, repositories, caches -------------------------------------------------
 
     def download_path(self, sha256: str, name: str) -> Path:
         """Return the path of a verified file, present or not; name "": the folder of its hash."""
@@ -209,11 +198,10 @@ class Store:
     def verified(self, sha256: str, name: str) -> bool:
         """Return whether a download exists and its hash matches; removes a damaged one."""
         path = self.download_path(sha256, name)
-        if not path.exists() or sha256_file(path) == sha256:
-            return path.exists()
-        log.warning(f"{path}: damaged in the store: fetching it again")
-        path.unlink()
-        return False
+        if path.exists() and sha256_file(path) != sha256:
+            log.warning(f"{path}: damaged in the store: fetching it again")
+            path.unlink()
+        return path.exists()
 
     def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
         """Check a complete download and rename it to its place."""
@@ -223,13 +211,10 @@ class Store:
             msg = f"{name}: sha256 is {found}, but {sha256} is pinned"
             raise IntegrityError(msg, "the index or a proxy served another file: check its origin")
         final = self.download_path(sha256, name)
-        with disk_errors(final):
-            final.parent.mkdir(parents=True, exist_ok=True)
-            partial.rename(final)
-            final.chmod(0o444)  # not before: the next run must be able to continue a partial file
+        final.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(final)
+        final.chmod(0o444)  # not before: the next run must be able to continue a partial file
         return final
-
-    # -- results -------------------------------------------------------------------------
 
     def _place(self, stage: str, inputs: Mapping[str, Any]) -> Path:
         return self.root / "artefacts" / stage / key_of(inputs)[:32]
@@ -240,12 +225,11 @@ class Store:
         A record with a wrong seal, or of a result of another type, counts as absent.
         """
         path = self._place(stage, inputs)
-        values = read_json(path / "artefact.json") or {}
-        sealed = values.get("seal") == _seal(values)
-        result = plain.load(kind, values["outputs"]) if sealed else None
+        made = read_json(path / "artefact.json") or {}
+        result = plain.load(kind, made["outputs"]) if made.get("seal") == _seal(made) else None
         if result is None:
             return None
-        return Artefact(values["key"], values["inputs"], result, path, values["seconds"])
+        return Artefact(made["key"], made["inputs"], result, path, made["seconds"])
 
     def build(
         self,
@@ -269,10 +253,10 @@ class Store:
                 start = time.monotonic()
                 result = make(work)
                 seconds = round(time.monotonic() - start, 3)
-                values: dict[str, Any] = {"stage": stage, "key": key_of(inputs), "inputs": inputs}
-                values |= {"outputs": plain.as_json(result), "seconds": seconds}
-                values["seal"] = _seal(values)
-                (work / "artefact.json").write_text(json.dumps(values, indent=1, sort_keys=True))
+                made: dict[str, Any] = {"stage": stage, "key": key_of(inputs), "inputs": inputs}
+                made |= {"outputs": plain.as_json(result), "seconds": seconds}
+                text = json.dumps({**made, "seal": _seal(made)}, indent=1, sort_keys=True)
+                (work / "artefact.json").write_text(text)
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if final.exists():  # the old one, or one whose record does not load
                     self._discard(final)
@@ -281,18 +265,15 @@ class Store:
 
     def remember(self, target: str, label: str, artefact: Artefact[Any]) -> None:
         """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
-        path = self.root / "last" / target / f"{label}.json"
         note = {"key": artefact.key, "inputs": artefact.inputs}
-        text = (json.dumps(note, indent=1, sort_keys=True) + "\n").encode()
-        if not path.exists() or path.read_bytes() != text:
+        if self.last(target, label) != note:
             self._prepare()
-            write_file(path, text)
+            text = json.dumps(note, indent=1, sort_keys=True) + "\n"
+            write_file(self.root / "last" / target / f"{label}.json", text.encode())
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
         return read_json(self.root / "last" / target / f"{label}.json")
-
-    # -- cleaning ------------------------------------------------------------------------
 
     def clean(self, *, superseded: bool = False) -> int:
         """Remove all results once no build is at work; returns the bytes freed.

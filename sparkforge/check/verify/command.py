@@ -27,7 +27,7 @@ from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import call, have
+from sparkforge.core.run import call
 from sparkforge.pins.types import MACHINES
 from sparkforge.release.command import check_folder, check_image, check_key, inputs
 from sparkforge.runtime import engine
@@ -106,7 +106,7 @@ def _build_again(options: Options, name: str, project: Project) -> int:
         for new in map(wheel_path, made):
             old = dist / new.name
             results.append((new.name, sha256_file(old) if old.is_file() else "", sha256_file(new)))
-            if results[-1][1] != results[-1][2] and have("diffoscope"):
+            if results[-1][1] != results[-1][2] and shutil.which("diffoscope"):
                 limit = f"--max-text-report-size={_MOST_SHOWN}"
                 call("diffoscope", limit, "--text", "-", old, new, check=False, stream=True)
         product = again.graph.product.found
