@@ -22,7 +22,7 @@ from sparkforge.build.packs import recipe
 from sparkforge.build.results import PackResult
 from sparkforge.build.setup import build_of, last_variant, options_of
 from sparkforge.core import plain
-from sparkforge.core.errors import MachineError, UsageError
+from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import Project, ProjectOptions
@@ -78,10 +78,7 @@ def build_target(options: BuildOptions) -> int:
     count = f"{sum(one.made for one in planned)} of {len(planned)} items to build"
     log.heading(f"{context.target_name} on {context.platform}: {count}")
     if cached.makes(todo, planned, PackResult):  # before anything is fetched
-        try:
-            recipe.host(context.platform)
-        except MachineError as error:
-            raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
+        recipe.host(context.platform)
     build.run(until, planned)
     chosen = options_of(build, options.variant.engine)
     built = receipt.of(context, todo, time.monotonic() - start, chosen)

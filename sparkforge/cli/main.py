@@ -89,14 +89,9 @@ _ended: list[int] = []
 
 def app() -> App:
     """Return the parser of the whole command line."""
+    given = Parameter(negative=(), show_default=False, json_list=False, json_dict=False)
     top = App(
-        name="build.py",
-        usage=_USAGE,
-        version_flags=(),
-        help_format="markdown",
-        default_parameter=Parameter(
-            negative=(), show_default=False, json_list=False, json_dict=False
-        ),
+        "build.py", usage=_USAGE, version_flags=(), help_format="markdown", default_parameter=given
     )
     for place, (purpose, commands) in enumerate(COMMANDS.items()):
         group = Group(purpose, sort_key=place)

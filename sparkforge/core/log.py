@@ -24,7 +24,6 @@ _SECRET = re.compile(
     r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)(?=@)"
     r"|(?<=\bpin-value=)[^&\s\"'<>]+"
 )
-_COLOUR = re.compile(r"(\033\[[0-9;]*m)")
 
 
 class Log:
@@ -43,19 +42,14 @@ class Log:
                 # a locale without ✓, or an undecodable file name, must not end the build
                 stream.reconfigure(errors="replace")
 
-    @property
-    def stream(self) -> IO[str]:
-        return sys.stderr if self._to_stderr else sys.stdout
-
-    def painted(self, code: str, text: str, stream: IO[str] | None = None) -> str:
-        """Return a text in a colour (SGR code) on a terminal, else unchanged."""
+    def _line(self, text: str, colour: str = "") -> None:
+        """Print a text, on a terminal in a colour (SGR code)."""
+        stream, text = sys.stderr if self._to_stderr else sys.stdout, _tame(text)
         # https://no-color.org: any non-empty value switches colour off
         never = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        colour = not never and (stream or self.stream).isatty()
-        return f"\033[{code}m{text}\033[0m" if colour else text
-
-    def _line(self, text: str) -> None:
-        self._write(self.stream, f"{_tame(text)}\n")
+        if colour and stream.isatty() and not never:
+            text = f"\033[{colour}m{text}\033[0m"
+        self._write(stream, f"{text}\n")
 
     def _write(self, stream: IO[str], text: str) -> None:
         try:
@@ -72,20 +66,20 @@ class Log:
                 msg = f"standard output: {error.strerror}"
                 raise StoreError(msg, "free space where it is written") from error
 
-    def info(self, text: str) -> None:
-        self._line(f"  {text}")
+    def info(self, text: str, colour: str = "") -> None:
+        self._line(f"  {text}", colour)
 
     def detail(self, text: str) -> None:
         """Print a detail for ``--verbose``, such as a command."""
         if self.verbose:
-            self._line(self.painted("2", f"  {text}"))
+            self._line(f"  {text}", "2")
 
     def warning(self, text: str) -> None:
-        self._line(self.painted("33", "  warning: ") + text)
+        self._line(f"  warning: {text}", "33")
 
     def error(self, text: str, hint: str = "") -> None:
         lines = "\n  hint: ".join(_tame(part) for part in (text, hint) if part)
-        self._write(sys.stderr, self.painted("31;1", "error: ", sys.stderr) + lines + "\n")
+        self._write(sys.stderr, f"error: {lines}\n")
 
     def failure(self, error: SparkforgeError) -> int:
         """Print an error, and its document unless there was one; returns its exit code."""
@@ -99,7 +93,7 @@ class Log:
         self._write(sys.stderr, _SECRET.sub("***", traceback.format_exc()))
 
     def heading(self, text: str) -> None:
-        self._line(self.painted("1", text))
+        self._line(text, "1")
 
     def table(self, rows: Sequence[tuple[str, ...]]) -> None:
         """Print rows in columns as wide as their widest cell."""
@@ -117,18 +111,18 @@ class Log:
 
     def raw(self, text: str) -> None:
         """Print a child's line."""
-        self._line(self.painted("2", "  | ") + text)
+        self._line(f"  | {text}", "2")
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Print a stage: a heading, its messages, and a last line with its seconds."""
-        self._line(self.painted("1;34", name))
-        start, mark = time.monotonic(), self.painted("31", "✗")
+        self._line(name, "1;34")
+        start, mark, colour = time.monotonic(), "✗", "31"
         try:
             yield
-            mark = self.painted("32", "✓")
+            mark, colour = "✓", "32"
         finally:
-            self._line(f"{mark} {name}  {time.monotonic() - start:.2f}s")
+            self._line(f"{mark} {name}  {time.monotonic() - start:.2f}s", colour)
 
     def progress(self, what: str, done: float, total: float | None, unit: str = "B") -> None:
         """Report progress in bytes ("B") or another unit; printed every few seconds."""
@@ -140,14 +134,13 @@ class Log:
 
 
 def _tame(text: str) -> str:
-    """Return a text as one message: no secrets, no control characters but colours.
+    """Return a text as one message: no secrets, no control characters.
 
     Further lines are marked, so none looks like another message, or, in its runner's logs, like a
     command to GitHub: ``::`` after spaces, ``##[`` anywhere.
     """
-    parts = _COLOUR.split(_SECRET.sub("***", text))
-    parts[::2] = [plain.escaped(part, keep="\n\t") for part in parts[::2]]
-    text = "".join(parts).replace("##[", "# #[").replace("\n", "\n  | ")
+    text = plain.escaped(_SECRET.sub("***", text), keep="\n\t")
+    text = text.replace("##[", "# #[").replace("\n", "\n  | ")
     return f"  | {text}" if text.lstrip().startswith("::") else text
 
 

@@ -65,8 +65,7 @@ def run(options: Options = Options()) -> int:
     }
     for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         colour, mark = _MARKS[finding.state]
-        state = log.painted(colour, f"{mark} {finding.state:11}")
-        log.info(f"{state}  {finding.name}: {finding.seen}")
+        log.info(f"{mark} {finding.state:11}  {finding.name}: {finding.seen}", colour)
         if finding.hint:
             log.info(f"{'':15}hint: {finding.hint}")
     if options.report:
