@@ -28,7 +28,6 @@ from sparkforge.build.results import (
 )
 from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.build.stages.wheels import hashed, overlay_item
-from sparkforge.core import plain
 from sparkforge.core.disk import code_digest, key_of, sha256_file
 from sparkforge.core.errors import BuildError
 from sparkforge.core.log import log
@@ -328,7 +327,7 @@ def build(
             hint = "use another base, or edit system_packages, build_packages or absent of"
             hint += f" targets.{context.target_name}"
         raise BuildError("\n".join(wrong) or error.what, hint) from None
-    digest: str | None = plain.json_of(metadata.read_text()).get("containerimage.digest")
+    digest: str | None = json.loads(metadata.read_text()).get("containerimage.digest")
     if tools.cold:
         return ImageArchiveResult(digest, ARCHIVE)
     from sparkforge.build import sbom  # not needed by a build in which nothing changed

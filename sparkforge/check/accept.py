@@ -369,8 +369,8 @@ def run(options: Options = Options()) -> int:
     rows = []
     for name in CHECKS:
         rows.append(row := judge(name, subject))
-        mark = log.painted(*_STATES[row["state"]])
-        log.info(f"{mark} {name}  {row['seconds']:.1f} s  {row['seen']}")
+        colour, mark = _STATES[row["state"]]
+        log.info(f"{mark} {name}  {row['seconds']:.1f} s  {row['seen']}", colour)
         if row["hint"]:
             log.info(f"  hint: {row['hint']}")
     counts = dict.fromkeys(_STATES, 0) | Counter(row["state"] for row in rows)

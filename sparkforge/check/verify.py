@@ -38,7 +38,7 @@ from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.plain import record_rows
-from sparkforge.core.run import call, have
+from sparkforge.core.run import call
 from sparkforge.pins.types import MACHINES
 from sparkforge.release.command import check_folder, check_image, check_key, inputs
 from sparkforge.runtime import engine
@@ -139,7 +139,7 @@ def _build_again(options: Options, target: str, project: Project) -> int:
             old = dist / new.name
             first, second = sha256_file(old) if old.is_file() else "", sha256_file(new)
             results.append({"name": new.name, "first": first, "second": second})
-            if first != second and have("diffoscope"):
+            if first != second and shutil.which("diffoscope"):
                 words = ("--max-text-report-size=20000", "--text", "-", old, new)
                 call("diffoscope", *words, check=False, stream=True)
         product = again.graph.product.found

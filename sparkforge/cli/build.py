@@ -2,7 +2,6 @@
 
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -22,12 +21,10 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.packs import recipe
 from sparkforge.core import plain
-from sparkforge.core.errors import MachineError, UsageError
+from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import Project, ProjectOptions
-
-_TOOLS = ToolOptions()
 
 
 @command_options
@@ -69,7 +66,7 @@ def build_target(options: BuildOptions) -> int:
         msg = "--port, --ready-timeout and -- are for the smoke test, which this build does not run"
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
-        return _plan(project, options.target, options.variant, until, options.force, options.tools)
+        return _plan(project, options)
     build = build_of(
         *(project, options.target, options.variant, until, options.force),
         tools=options.tools,
@@ -80,10 +77,7 @@ def build_target(options: BuildOptions) -> int:
     count = f"{sum(one.made for one in planned)} of {len(planned)} items to build"
     log.heading(f"{context.target_name} on {context.platform}: {count}")
     if any(one.made and one.stage == "packs" for one in planned):  # before anything is fetched
-        try:
-            recipe.host(context.platform)
-        except MachineError as error:
-            raise MachineError(error.what, f"{error.remedy}; or: --pack none") from error
+        recipe.host(context.platform)
     build.run(until, planned)
     built = receipt.of(context, todo, time.monotonic() - start, options.variant)
     if not arguments:
@@ -96,33 +90,25 @@ def build_target(options: BuildOptions) -> int:
 def explain(options: ExplainOptions) -> int:
     """Print for each item whether it would be built again, and which input changed."""
     project = Project.open(options.project)
-    return _plan(project, options.target, last_variant(project, options.target, options.variant))
+    variant = last_variant(project, options.target, options.variant)
+    return _plan(project, BuildOptions(target=options.target, variant=variant))
 
 
-def _plan(
-    project: Project,
-    name: str,
-    variant: VariantOptions,
-    until: str = STAGES[-1],
-    force: Sequence[str] = (),
-    tools: ToolOptions = _TOOLS,
-) -> int:
+def _plan(project: Project, options: BuildOptions) -> int:
     """Show a plan, for a target of another platform that of the stages that run here."""
-    here = MACHINES.get(platform.machine()) == platform_of(project.pins.target(name))
-    last = until if here else min(until, PLANNED, key=STAGES.index)
-    force = [stage for stage in force if stage in STAGES[: STAGES.index(last) + 1]]
-    build = build_of(project, name, variant, last, force, tools=tools, plan_only=True)
-    context, planned = build.context, build.plan(last)
-    log.document(
-        {
-            "plan": [asdict(one) for one in planned],
-            "fetches": cached.total(planned),
-            "until": last,
-            "source": context.source,
-        }
+    here = MACHINES.get(platform.machine()) == platform_of(project.pins.target(options.target))
+    last = options.until if here else min(options.until, PLANNED, key=STAGES.index)
+    force = [stage for stage in options.force if stage in STAGES[: STAGES.index(last) + 1]]
+    build = build_of(
+        *(project, options.target, options.variant, last, force),
+        tools=options.tools,
+        plan_only=True,
     )
+    context, planned = build.context, build.plan(last)
+    plan, total = [asdict(one) for one in planned], cached.total(planned)
+    log.document({"plan": plan, "fetches": total, "until": last, "source": context.source})
     log.heading(f"plan for {context.target_name} on {context.platform}, up to {last}")
     cached.show(context, planned)
-    if last != until:
+    if last != options.until:
         log.info(f"the later stages run on {context.platform}")
     return 0

@@ -1,4 +1,4 @@
-"""clean, docs, --version, --exit-codes."""
+"""pins check, docs, clean, --version, --exit-codes."""
 
 import platform
 import re
@@ -10,6 +10,7 @@ from sparkforge.build.context import release_name
 from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
+from sparkforge.core.errors import PinsError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
@@ -32,6 +33,27 @@ class DocsOptions:
     output: OutputOptions = OutputOptions()
 
 
+def check_pins(options: CheckoutOptions = CheckoutOptions()) -> int:
+    """Check pins.yaml and all that it names."""
+    from sparkforge.sources import wheelhouse
+
+    here = checkout(options.pins)
+    upstreams, targets = here.pins.upstreams, here.pins.targets
+    for target in targets.values():
+        for lock in target.requirements.values():
+            wheelhouse.read_lock(here.root / lock)
+    files = sum(len(upstream.files) for upstream in upstreams.values())
+    counts = {"upstreams": len(upstreams), "targets": len(targets), "files": files}
+    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
+    log.info(f"{here.pins_path.name}: {numbers}; no problems")
+    unknown = [name for name, upstream in upstreams.items() if upstream.commit is None]
+    for name in unknown:
+        place = f"{upstreams[name].git} {upstreams[name].tag}^{{}}"
+        log.info(f"{name}: commit: unknown; look it up: git ls-remote {place}")
+    log.document({"pins": str(here.pins_path), "ok": True, **counts, "commit_unknown": unknown})
+    return 0
+
+
 def clean(options: CleanOptions = CleanOptions()) -> int:
     """Delete build results from the store; downloads and git mirrors stay."""
     store = store_of(options.store)
@@ -45,10 +67,19 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
 def docs(options: DocsOptions = DocsOptions()) -> int:
     """Write the generated pages, or compare them with the files."""
     wanted = pages_of(checkout(options.pins))
-    changed = pages.settle(wanted, pages.COMMAND, check=options.check)
-    for page in wanted:
-        log.info(f"{page}: {'written' if page in changed else 'up to date'}")
-    log.document({"written": [str(page) for page in changed]})
+    stale = [
+        path
+        for path, text in wanted.items()
+        if not path.is_file() or path.read_bytes() != text.encode()
+    ]
+    if options.check and stale:
+        msg = f"out of date: {', '.join(map(str, stale))}"
+        raise PinsError(msg, f"update it: build.py {pages.COMMAND}")
+    for path in stale:
+        path.write_bytes(wanted[path].encode())
+        log.info(f"{path}: written")
+    log.info(f"{len(wanted) - len(stale)} of {len(wanted)} pages were up to date")
+    log.document({"written": [str(path) for path in stale]})
     return 0
 
 

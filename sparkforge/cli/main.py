@@ -5,7 +5,6 @@ A command is a function that takes a frozen dataclass of its options and returns
 
 import os
 import platform
-import re
 import signal
 import sys
 import time
@@ -16,8 +15,8 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from sparkforge.core import errors, gitsafe
-from sparkforge.core.errors import SparkforgeError, StoreError, UsageError
+from sparkforge.core import git
+from sparkforge.core.errors import Interrupted, SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -42,8 +41,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "patches export": ("cli.patches:export_series", "write a work tree's commits as patches"),
         "patches import": ("cli.patches:import_patches", "import patches (mbox, .patch)"),
         "pins": ("", "check pins.yaml and record the patched trees"),
-        "pins check": ("cli.pins:check_pins", "check pins.yaml"),
-        "pins record": ("cli.pins:record_trees", "record the patched trees in pins.yaml"),
+        "pins check": ("cli.checkout:check_pins", "check pins.yaml"),
+        "pins record": ("cli.patches:record_trees", "record the patched trees in pins.yaml"),
         "dev": ("maintain.dev:run", "run a shell, or -- COMMAND, on editable patched trees"),
         "rebase": ("maintain.rebase:run", "move a series to another release"),
         "watch": ("maintain.watch:run", "look for newer releases and try the series on them"),
@@ -90,14 +89,9 @@ _ended: list[int] = []
 
 def app() -> App:
     """Return the parser of the whole command line."""
+    given = Parameter(negative=(), show_default=False, json_list=False, json_dict=False)
     top = App(
-        name="build.py",
-        usage=_USAGE,
-        version_flags=(),
-        help_format="markdown",
-        default_parameter=Parameter(
-            negative=(), show_default=False, json_list=False, json_dict=False
-        ),
+        "build.py", usage=_USAGE, version_flags=(), help_format="markdown", default_parameter=given
     )
     for place, (purpose, commands) in enumerate(COMMANDS.items()):
         group = Group(purpose, sort_key=place)
@@ -124,21 +118,15 @@ def spelled_out(words: Sequence[str]) -> list[str]:
 
 
 def parsed(words: Sequence[str]) -> tuple[Any, Any]:
-    """Return the function of a command line, and its options; None: it prints a help.
-
-    Raises:
-        UsageError: there is no such command, option or value.
-    """
-    before, after = spelled_out(words), []  # what is after -- is for `vllm serve`, or a command
-    if "--" in before:
-        at = before.index("--")
-        before, after = before[:at], before[at + 1 :]
-        if not after:
-            raise UsageError("no arguments after --", "give some, or omit --")
+    """Return the function of a command line, and its options; None: it prints a help."""
+    at = words.index("--") if "--" in words else len(words)
+    # what is after -- is for `vllm serve`, or a command
+    before, after = spelled_out(words[:at]), tuple(words[at + 1 :])
     try:
         function, bound, _ = app().parse_args(before, print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        raise _usage_error(error) from None
+        hint = " ".join(("build.py", *(error.command_chain or ()), "--help"))
+        raise UsageError(str(error), hint) from None
     bound.apply_defaults()
     options = bound.arguments.get("options")
     if options is None:
@@ -146,17 +134,7 @@ def parsed(words: Sequence[str]) -> tuple[Any, Any]:
     if after and not hasattr(options, "arguments"):
         msg = f"{before[0]} takes no arguments after --: {after[0]}"
         raise UsageError(msg, "build, serve and bench pass them to vllm serve; dev runs them")
-    return function, replace(options, arguments=tuple(after)) if after else options
-
-
-def _usage_error(error: CycloptsError) -> UsageError:
-    text = str(error)
-    found = re.search(r" (Did you mean|Choose from|Available commands)", text)
-    if found is None:
-        words = ("build.py", *(error.command_chain or ()), "--help")
-        return UsageError(text.rstrip("."), " ".join(words))
-    hint = text[found.start() + 1 :]
-    return UsageError(text[: found.start()].rstrip("."), hint[0].lower() + hint[1:])
+    return function, replace(options, arguments=after) if after else options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,11 +145,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` of a script
             signal.signal(number, _interrupt)
-    gitsafe.unbind()
+    git.unbind()
     start = time.monotonic()
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     log.configure(to_stderr=as_json, verbose=False)
-    log.answered = False
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # build.py has held them back
         function, options = parsed(words)
@@ -181,44 +158,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         function(None)
         return 0 if set(words) & set(_HELP) else UsageError.exit_code
     except SparkforgeError as error:
-        return _fail(error)
+        return log.failure(error)
     except BaseException as error:
         # compiled modules answer an interrupt during their import with errors of their own
         if _ended or isinstance(error, KeyboardInterrupt):
-            return _interrupted(time.monotonic() - start)
+            # CPython ends by SIGINT, whatever the exit code, where an interrupt has passed through
+            # an exec of a text (dataclasses are made by one); another exec takes it back
+            exec("")
+            what = f"interrupted after {time.monotonic() - start:.0f} s"
+            return log.failure(Interrupted(what, "run it again: the next run continues from here"))
         if not isinstance(error, Exception):
             raise
         if isinstance(error, OSError) and (error.filename or isinstance(error, PermissionError)):
             where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
             hint = "check that path: access, free space, limits"
-            return _fail(StoreError(f"{where}{error.strerror}", hint))
-        log.error(f"a bug in sparkforge ({platform.python_version()}), please report it:")
+            return log.failure(StoreError(f"{where}{error.strerror}", hint))
         log.traceback()
-        _answer(SparkforgeError(f"{type(error).__name__}: {error}", "please report it"), 1)
-        return 1
-
-
-def _interrupted(seconds: float) -> int:
-    # CPython ends by SIGINT, whatever the exit code, where an interrupt has passed through an exec
-    # of a text (dataclasses and namedtuples are made by one); another exec takes it back
-    exec("")
-    what = f"interrupted after {seconds:.0f} s"
-    log.error(f"{what}; the next run continues from here")
-    code = errors.INTERRUPTED_EXIT_CODE
-    _answer(SparkforgeError(what, "run it again"), code)
-    return code
-
-
-def _fail(error: SparkforgeError) -> int:
-    code = log.failure(error)
-    _answer(error, code)
-    return code
-
-
-def _answer(error: SparkforgeError, code: int) -> None:
-    """Print the document of a failure, unless one was printed already."""
-    if not log.answered:
-        log.document({"error": {**error.as_json(), "exit_code": code}})
+        hint = f"this is a bug in sparkforge (Python {platform.python_version()}): report it"
+        return log.failure(SparkforgeError(f"{type(error).__name__}: {error}", hint))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""patches: list, check, apply, export, import."""
+"""patches: list, check, apply, export, import; pins record."""
 
 from dataclasses import field
 from pathlib import Path
@@ -10,9 +10,10 @@ from sparkforge.build.options import (
     chosen_series,
     command_options,
 )
-from sparkforge.core.errors import PinsError, SeriesError, UsageError
+from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import counted, log
-from sparkforge.pins.pins import RELEASE_PLAN
+from sparkforge.pins import yamlfile
+from sparkforge.pins.pins import RELEASE_PLAN, Recorded
 from sparkforge.series import exporting, lint, series, worktree
 from sparkforge.series.series import Series
 from sparkforge.sources import sources
@@ -94,21 +95,41 @@ def check_series(options: CheckOptions = CheckOptions()) -> int:
     plan = options.source or RELEASE_PLAN
     report, problems = dict[str, Any](), list[str]()
     for own in chosen_series(options.upstream, project.root, project.pins):
-        name, upstream = own.upstream, project.pins.upstreams[own.upstream]
+        name, upstream = own.upstream, project.pins.upstream(own.upstream)
         problems += lint.lint(own, project.root, upstream.paths)
         report[name] = {"patches": len(own.patches)}
         if own.patches or upstream.patched:
             source = sources.ensure(project.store, name, upstream, plan, project.access)
             patched = series.apply_recorded(project.store, own, source, upstream, again=True)
-            recorded = source.provider in upstream.patched
-            report[name] |= {"tree": patched.tree, "recorded": recorded}
+            known = source.provider in upstream.patched
+            report[name] |= {"tree": patched.tree, "recorded": known}
             how = f"not recorded: build.py {series.RECORD[source.provider]}"
             applies = counted(len(own.patches), "patch applies", "patches apply")
-            note = "as recorded" if recorded else how
-            log.info(f"{name}: {applies} exactly, tree {patched.tree[:12]}, {note}")
+            state = f"tree {patched.tree[:12]}, {'as recorded' if known else how}"
+            log.info(f"{name}: {applies} exactly, {state}")
     if problems:
         raise SeriesError("\n".join(problems))
     log.document(report)
+    return 0
+
+
+def record_trees(options: CheckOptions = CheckOptions()) -> int:
+    """Write the commit and tree that each series gives into pins.yaml."""
+    project = Project.open(options.project)
+    path, store = project.pins_path, project.store
+    plan = options.source or RELEASE_PLAN
+    for own in chosen_series(options.upstream, project.root, project.pins):
+        if not own.patches:
+            continue
+        upstream = project.pins.upstream(own.upstream)
+        source = sources.ensure(store, own.upstream, upstream, plan, project.access)
+        with project.locked() as now:  # a concurrent export must not change the series
+            patched = series.apply(store, series.read(project.series_folder(own.upstream)), source)
+            recorded = Recorded(commit=patched.commit, tree=patched.tree)
+            before = now.pins.upstream(own.upstream).patched
+            yamlfile.record(path, own.upstream, {**before, source.provider: recorded})
+        log.info(f"{own.upstream}: patched.{source.provider}: tree {patched.tree}")
+    log.document({"pins": str(path)})
     return 0
 
 
@@ -117,19 +138,17 @@ def apply_series(options: ApplyOptions) -> int:
     project = Project.open(options.project)
     if options.folder.exists():
         raise UsageError(f"{options.folder}: already exists", "give a folder that does not exist")
-    source, patches = _source(project, options.upstream)
+    source, own = _source(project, options.upstream)
     upstream = project.pins.upstream(options.upstream)
-    patched = series.apply_recorded(project.store, patches, source, upstream)
-    worktree.make(patched, patches, options.folder)
-    folder, commit = str(options.folder.resolve()), patched.commit
-    number = counted(len(patches.patches), "patch", "patches")
-    log.info(f"{folder}: {options.upstream} with {number}, commit {commit}")
-    log.document({"folder": folder, "commit": commit, "tree": patched.tree})
+    patched = series.apply_recorded(project.store, own, source, upstream)
+    worktree.make(patched, own, options.folder)
+    folder, number = str(options.folder.resolve()), counted(len(own.patches), "patch", "patches")
+    log.info(f"{folder}: {options.upstream} with {number}, commit {patched.commit}")
+    log.document({"folder": folder, "commit": patched.commit, "tree": patched.tree})
     return 0
 
 
 def _source(project: Project, upstream: str) -> tuple[Source, Series]:
-    """Return an upstream's source from its release file, and its series."""
     pinned = project.pins.upstream(upstream)
     source = sources.ensure(project.store, upstream, pinned, RELEASE_PLAN, project.access)
     return source, series.read(project.series_folder(upstream))
@@ -138,29 +157,23 @@ def _source(project: Project, upstream: str) -> tuple[Source, Series]:
 def export_series(options: ExportOptions = ExportOptions()) -> int:
     """Write a work tree's commits back as the series of its upstream."""
     tree = worktree.read(options.folder)
-    left = worktree.settled(tree)
-    if left:
+    if left := worktree.settled(tree):
         log.warning(f"{tree.folder}: {len(left)} files are not committed: {', '.join(left[:5])}")
     with Project.open(options.project).locked() as project:
         source, now = _source(project, tree.upstream)
         if source.commit != tree.base:
             msg = f"{tree.folder}: is based on {tree.base[:12]}, but {source.commit[:12]} is pinned"
             raise SeriesError(msg, _CHERRY_PICK)
-        # changes to the series since then must not be undone: only a no-op may pass
-        behind = now.sha256 not in tree.series
-        drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
-        try:
-            fresh, report = exporting.export(
-                *(project, now, source, tree.head),
-                env=tree.objects,
-                drop=drop,
-                check=options.check or behind,
-            )
-        except PinsError as error:
-            if options.check or not behind:
-                raise
+        if now.sha256 not in tree.series:  # those changes must not be undone
             msg = f"patches/{tree.upstream}: changed since {tree.folder} was created from it"
-            raise SeriesError(msg, _CHERRY_PICK) from error
+            raise SeriesError(msg, _CHERRY_PICK)
+        drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
+        fresh, report = exporting.export(
+            *(project, now, source, tree.head),
+            env=tree.objects,
+            drop=drop,
+            check=options.check,
+        )
         worktree.exported(tree, fresh.sha256)
     log.document(report)
     return 0

@@ -4,19 +4,15 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparkforge.core import plain
-from sparkforge.core.errors import SparkforgeError, StoreError
-from sparkforge.core.log import human_bytes
+from sparkforge.core.errors import StoreError
 
-_FULL = 64 << 10  # with fewer bytes free a failed write counts as a full disk
-_NAMES = "ENOSPC EDQUOT EACCES EPERM EROFS ENOENT ENOTDIR EEXIST"
+_NAMES = "ENOSPC EDQUOT EACCES EPERM EROFS ENOENT ENOTDIR EEXIST EISDIR"
 _REFUSED = {getattr(errno, name) for name in _NAMES.split()}
 _HINT = (
     "free space (build.py clean) or give the user write access there, or choose another place with"
@@ -26,18 +22,13 @@ _HINT = (
 
 @contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn refusals to write, by the system or in a program's message, into one StoreError."""
+    """Turn the system's refusals to write into StoreErrors."""
     try:
         yield
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
-        msg = f"{error.filename or where}: {error.strerror} ({human_bytes(free(where))} free)"
-        raise StoreError(msg, _HINT) from error
-    except SparkforgeError as error:
-        if isinstance(error, StoreError) or free(where) > _FULL:
-            raise
-        raise StoreError(f"{where}: the disk is full:\n{error.what}", _HINT) from error
+        raise StoreError(f"{error.filename or where}: {error.strerror}", _HINT) from error
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -59,28 +50,15 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_files(files: Mapping[Path, bytes | None]) -> None:
-    """Replace files, each atomically; None removes one.
-
-    StoreError: a folder cannot be written, or is in the place of a file; nothing has changed.
-    """
-    for path in files:
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise StoreError(f"{path}: cannot be written", "give the user write access there")
+    """Replace files, each atomically; None removes one."""
     for path, data in files.items():
         path.unlink(missing_ok=True) if data is None else write_file(path, data)
-
-
-def free(where: Path) -> int:
-    """Return the free bytes of the file system of a path, which need not exist."""
-    return shutil.disk_usage(next(one for one in (where, *where.parents) if one.exists())).free
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON file's object; None if the file is missing or has no JSON object."""
     try:
-        value = plain.json_of(path.read_text())
+        value = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None  # cut off by a power failure, or damaged
     return value if isinstance(value, dict) else None

@@ -78,17 +78,16 @@ class CommandError(SparkforgeError):
     meaning = "A program that sparkforge runs failed unexpectedly."
 
 
+class Interrupted(SparkforgeError):
+    exit_code = 130  # of Ctrl-C and SIGTERM: 128 + SIGINT, the shell's own convention
+    meaning = "Interrupted; the next run continues from here."
+
+
 class RebaseStopped(SeriesError):
     """A rebase waits for a conflict to be resolved."""
-
-
-INTERRUPTED_EXIT_CODE = 130
-"""Ctrl-C or SIGTERM; 128 + SIGINT, the shell's own convention."""
 
 
 def exit_codes() -> list[tuple[int, str]]:
     """Return (code, meaning) for every failure kind, in order."""
     kinds: list[type[SparkforgeError]] = [SparkforgeError, *SparkforgeError.__subclasses__()]
-    success = (0, "Success.")
-    interrupted = (INTERRUPTED_EXIT_CODE, "Interrupted; the next run continues from here.")
-    return sorted([success, *((kind.exit_code, kind.meaning) for kind in kinds), interrupted])
+    return [(0, "Success."), *((kind.exit_code, kind.meaning) for kind in kinds)]

@@ -11,7 +11,6 @@ import ast
 import logging
 import os
 import sys
-import threading
 import tomllib
 from functools import cache, cached_property
 from pathlib import Path
@@ -44,15 +43,6 @@ def pip_settings() -> dict[str, str]:
 def pip_config() -> str:
     """Return the output of ``pip config list``: lines of ``SECTION.KEY='VALUE'``."""
     return call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
-
-
-def uv_variables() -> dict[str, str]:
-    """Return the variables with which uv finds what pip finds; one that is set is left out."""
-    settings = pip_settings()
-    found = {"UV_FIND_LINKS": ",".join(settings.get("find-links", "").split())}
-    if "UV_INDEX_URL" not in os.environ:  # the older name of the same
-        found["UV_DEFAULT_INDEX"] = settings.get("index-url", "")
-    return {name: value for name, value in found.items() if value and name not in os.environ}
 
 
 def _indexes() -> list[str]:
@@ -105,17 +95,22 @@ class Index:
         ``all_answer`` refuses an index that gives no answer, even if another one has files: the
         newest version is in any. 404 is an answer: that index does not have the project.
         """
-        finder, warnings, links = self._finder, _Warnings(), []
-        logger = logging.getLogger("unearth.collector")
+        from logging.handlers import BufferingHandler
+
+        finder, links, said = self._finder, [], []
+        # unearth's only sign of an unusable answer
+        logger, warnings = logging.getLogger("unearth.collector"), BufferingHandler(1 << 20)
+        warnings.setLevel(logging.WARNING)
         logger.addHandler(warnings)
         try:
             found = finder.find_all_packages(project, allow_yanked=True)
             links = [package.link for package in found]
         except Exception as error:  # httpx's, unearth's and parser errors share no base class
-            warnings.texts.append(f"{type(error).__name__}: {error}")
+            said.append(f"{type(error).__name__}: {error}")
         finally:
             logger.removeHandler(warnings)
-        refused = [text for text in warnings.texts if "Client Error(404)" not in text]
+        said += [record.getMessage() for record in warnings.buffer]
+        refused = [text for text in said if "Client Error(404)" not in text]
         if refused and (all_answer or not links):
             msg = f"{project}: cannot read the package index: {'; '.join(refused)}"
             raise FetchError(msg, "check network, proxy and pip's configuration (pip config list)")
@@ -128,19 +123,6 @@ class Index:
                 return address_of(link)
         msg = f"{file}: the package index of pip's configuration has no such file"
         raise FetchError(msg, "configure pip with one that has it, or a folder (PIP_FIND_LINKS)")
-
-
-class _Warnings(logging.Handler):
-    """Collects unearth's warnings of this thread, for example about unusable answers."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-        self._thread = threading.get_ident()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
-            self.texts.append(record.getMessage())
 
 
 def address_of(link: Link) -> str:
@@ -168,17 +150,16 @@ def torch_files(
 
     For example of ``torch==2.13.0+cpu``, ``3.11``, ``x86_64``, ``cpu``. FetchError: there is none.
     """
+    words = ["--no-deps", "--quiet", "--no-header", "--format", "pylock.toml"]
+    words += ["--python-version", python, "--torch-backend", backend]
+    words += ["--python-platform", f"{machine}-manylinux_2_28"]
     try:
-        lock = call(
-            *(uv, "pip", "compile", "-", "--no-deps", "--quiet", "--no-header"),
-            *("--format", "pylock.toml", "--python-version", python),
-            *("--torch-backend", backend, "--python-platform", f"{machine}-manylinux_2_28"),
-            stdin=requirement.encode(),
-        ).stdout.decode()
+        done = call(uv, "pip", "compile", "-", *words, stdin=requirement.encode())
     except CommandError as error:
         msg = f"{requirement}: neither pip's index nor PyTorch's has it:\n{error}"
         remedy = "check the network, or give pip a folder with the wheel (PIP_FIND_LINKS)"
         raise FetchError(msg, remedy) from error
-    wheels = (one for found in tomllib.loads(lock)["packages"] for one in found.get("wheels", []))
-    files = ((str(one["url"]), str(one.get("hashes", {}).get("sha256"))) for one in wheels)
-    return [(unquote(urlsplit(url).path.rpartition("/")[2]), url, sha256) for url, sha256 in files]
+    (package,) = tomllib.loads(done.stdout.decode())["packages"]  # --no-deps
+    wheels = package.get("wheels", [])
+    found = [(str(one["url"]), str(one.get("hashes", {}).get("sha256"))) for one in wheels]
+    return [(unquote(urlsplit(url).path.rpartition("/")[2]), url, sha256) for url, sha256 in found]

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -19,75 +19,81 @@ from sparkforge.core import plain
 from sparkforge.core.errors import SparkforgeError, StoreError
 
 _PROGRESS_EVERY_S = 5.0
-_WIDTH = 78
 # users and passwords of addresses (as in serving/options.py), PINs of pkcs11: URIs (RFC 7512)
 _SECRET = re.compile(
-    r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)@"
-    r"|(?<=\bpin-value=)[^&\s]+"
+    r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)(?=@)"
+    r"|(?<=\bpin-value=)[^&\s\"'<>]+"
 )
-_COLOUR = re.compile(r"(\033\[[0-9;]*m)")
 
 
 class Log:
     """Steps, progress and messages."""
 
     def __init__(self) -> None:
-        self.verbose = False
-        self.answered = False  # whether stdout has its JSON document
-        self._to_stderr = False
+        self.verbose = self._to_stderr = False
+        self._answered = False  # whether stdout has its JSON document
         self._progress_at = time.monotonic()
 
     def configure(self, *, to_stderr: bool, verbose: bool) -> None:
         """Choose the stream (stderr if stdout has JSON) and the verbosity."""
-        self._to_stderr, self.verbose = to_stderr, verbose
+        self._to_stderr, self.verbose, self._answered = to_stderr, verbose, False
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 # a locale without ✓, or an undecodable file name, must not end the build
                 stream.reconfigure(errors="replace")
 
-    @property
-    def stream(self) -> IO[str]:
-        return sys.stderr if self._to_stderr else sys.stdout
-
-    def painted(self, code: str, text: str, stream: IO[str] | None = None) -> str:
-        """Return a text in a colour (SGR code) on a terminal, else unchanged."""
+    def _line(self, text: str, colour: str = "") -> None:
+        """Print a text, on a terminal in a colour (SGR code)."""
+        stream, text = sys.stderr if self._to_stderr else sys.stdout, _tame(text)
         # https://no-color.org: any non-empty value switches colour off
         never = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        colour = not never and (stream or self.stream).isatty()
-        return f"\033[{code}m{text}\033[0m" if colour else text
+        if colour and stream.isatty() and not never:
+            text = f"\033[{colour}m{text}\033[0m"
+        self._write(stream, f"{text}\n")
 
-    def _line(self, text: str) -> None:
-        _write(self.stream, f"{_tame(text)}\n")
+    def _write(self, stream: IO[str], text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            # the rest of the buffer is written again at the exit
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            # without a reader (head, less), or with stderr on a full disk, the build continues
+            if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
+                self._answered = True  # no document can follow
+                msg = f"standard output: {error.strerror}"
+                raise StoreError(msg, "free space where it is written") from error
 
-    # -- messages ------------------------------------------------------------------------
-
-    def info(self, text: str) -> None:
-        self._line(f"  {text}")
+    def info(self, text: str, colour: str = "") -> None:
+        self._line(f"  {text}", colour)
 
     def detail(self, text: str) -> None:
         """Print a detail for ``--verbose``, such as a command."""
         if self.verbose:
-            self._line(self.painted("2", f"  {text}"))
+            self._line(f"  {text}", "2")
 
     def warning(self, text: str) -> None:
-        self._line(self.painted("33", "  warning: ") + text)
+        self._line(f"  warning: {text}", "33")
 
     def error(self, text: str, hint: str = "") -> None:
-        parts = [_tame(part) for part in (text, hint) if part]
-        head = self.painted("31;1", "error: ", sys.stderr)
-        _write(sys.stderr, head + "\n  hint: ".join(parts) + "\n")
+        lines = "\n  hint: ".join(_tame(part) for part in (text, hint) if part)
+        self._write(sys.stderr, f"error: {lines}\n")
 
     def failure(self, error: SparkforgeError) -> int:
-        """Print an error with its hint; returns its exit code."""
+        """Print an error, and its document unless there was one; returns its exit code."""
         self.error(error.what, error.remedy)
+        if not self._answered:
+            self.document({"error": error.as_json()})
         return error.exit_code
 
     def traceback(self) -> None:
         """Print the current exception with its traceback to stderr."""
-        _write(sys.stderr, _SECRET.sub("***", traceback.format_exc()))
+        self._write(sys.stderr, _SECRET.sub("***", traceback.format_exc()))
 
     def heading(self, text: str) -> None:
-        self._line(self.painted("1", text))
+        self._line(text, "1")
 
     def table(self, rows: Sequence[tuple[str, ...]]) -> None:
         """Print rows in columns as wide as their widest cell."""
@@ -99,34 +105,27 @@ class Log:
     def document(self, value: Any) -> None:
         """Write a command's document to stdout; without --json, do nothing."""
         if self._to_stderr:
-            self.json(value)
-
-    def json(self, value: Any) -> None:
-        """Write one JSON document to stdout."""
-        self.answered = True
-        _write(sys.stdout, json.dumps(_masked(value), indent=2, sort_keys=True) + "\n")
+            self._answered = True
+            text = json.dumps(value, indent=2, sort_keys=True)
+            self._write(sys.stdout, _SECRET.sub("***", text) + "\n")
 
     def raw(self, text: str) -> None:
         """Print a child's line."""
-        self._line(self.painted("2", "  | ") + text)
-
-    # -- steps and progress --------------------------------------------------------------
+        self._line(f"  | {text}", "2")
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Print a stage: a heading, its messages, and a last line with its seconds."""
-        self._line(self.painted("1;34", name))
-        start, mark = time.monotonic(), self.painted("31", "✗")
+        self._line(name, "1;34")
+        start, mark, colour = time.monotonic(), "✗", "31"
         try:
             yield
-            mark = self.painted("32", "✓")
+            mark, colour = "✓", "32"
         finally:
-            took = f"{time.monotonic() - start:.2f}s"
-            pad = " " * max(1, _WIDTH - len(name) - len(took) - 4)
-            self._line(f"{mark} {name}{pad}{took}")
+            self._line(f"{mark} {name}  {time.monotonic() - start:.2f}s", colour)
 
     def progress(self, what: str, done: float, total: float | None, unit: str = "B") -> None:
-        """Report progress in bytes ("B"), seconds ("s") or a count; printed every few seconds."""
+        """Report progress in bytes ("B") or another unit; printed every few seconds."""
         now = time.monotonic()
         if now - self._progress_at >= _PROGRESS_EVERY_S:
             self._progress_at = now
@@ -134,63 +133,28 @@ class Log:
             self._line(f"  {what}: {_amount(done, unit)}{share}")
 
 
-def _write(stream: IO[str], text: str) -> None:
-    try:
-        stream.write(text)
-        stream.flush()
-    except OSError as error:
-        # the rest of the buffer is written again at the exit
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-        # without a reader (head, less), or with stderr on a full disk, the build continues
-        if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
-            log.answered = True  # no document can follow
-            msg = f"standard output: {error.strerror}"
-            raise StoreError(msg, "free space where it is written") from error
-
-
 def _tame(text: str) -> str:
-    """Return a text as one message: no secrets, no control characters but colours.
+    """Return a text as one message: no secrets, no control characters.
 
     Further lines are marked, so none looks like another message, or, in its runner's logs, like a
     command to GitHub: ``::`` after spaces, ``##[`` anywhere.
     """
-    parts = _COLOUR.split(_SECRET.sub(_hidden, text))
-    parts[::2] = [plain.escaped(part, keep="\n\t") for part in parts[::2]]
-    text = "".join(parts)
+    text = plain.escaped(_SECRET.sub("***", text), keep="\n\t")
     text = text.replace("##[", "# #[").replace("\n", "\n  | ")
     return f"  | {text}" if text.lstrip().startswith("::") else text
 
 
-def _hidden(secret: re.Match[str]) -> str:
-    return "" if secret[0].endswith("@") else "***"
-
-
-def _masked(value: Any) -> Any:
-    """Return a JSON value without secrets in its texts."""
-    if isinstance(value, str):
-        return _SECRET.sub(_hidden, value)
-    if isinstance(value, Mapping):
-        return {_masked(key): _masked(item) for key, item in value.items()}
-    return [_masked(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def _amount(value: float, unit: str) -> str:
-    if unit == "B":
-        return human_bytes(value)
-    return f"{value:.0f} {unit}".rstrip() if unit != "s" else f"{value:.0f}s"
+    return human_bytes(value) if unit == "B" else f"{value:.0f} {unit}"
 
 
 def human_bytes(size: float) -> str:
     """Return a size in binary units, e.g. ``1.5 MiB``."""
-    if size < 1024:
-        return f"{size:.0f} B"
-    for unit in ("KiB", "MiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} GiB"
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size >= 1024:
+            size, unit = size / 1024, larger
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

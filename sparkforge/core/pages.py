@@ -5,10 +5,10 @@ Markdown, in ``NAME.svg.j2`` for XML, in ``NAME.html.j2`` for HTML.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from sparkforge.core.errors import PinsError, UsageError
+from sparkforge.core.errors import UsageError
 
 _SPECIAL = re.compile(r"([\\*_<>\[\]])")
 
@@ -24,12 +24,9 @@ def escape(value: object) -> str:
     if isinstance(value, Markdown):
         return value
     parts = " ".join(str(value).split()).split("`")
-    # inside backticks only | is special; the last of an odd number of backticks is plain text
-    plain = [
-        part if i % 2 and i < len(parts) - 1 else _SPECIAL.sub(r"\\\1", part)
-        for i, part in enumerate(parts)
-    ]
-    return Markdown("`".join(plain).replace("|", "\\|"))
+    # inside backticks only | is special
+    parts[::2] = [_SPECIAL.sub(r"\\\1", part) for part in parts[::2]]
+    return Markdown("`".join(parts).replace("|", "\\|"))
 
 
 def table(
@@ -73,15 +70,3 @@ def between(path: Path, text: str) -> str:
         msg = f"{path}: the lines {BEGIN} and {END} are missing or out of order"
         raise UsageError(msg, "restore it from git")
     return f"{head}{BEGIN}\n\n{text.strip()}\n\n{END}{tail}"
-
-
-def settle(wanted: Mapping[Path, str], command: str, *, check: bool) -> list[Path]:
-    """Write the files that differ, and return them; with ``check``, PinsError names them."""
-    data = {path: text.encode() for path, text in wanted.items()}
-    stale = [path for path in data if not path.is_file() or path.read_bytes() != data[path]]
-    if check and stale:
-        msg = f"out of date: {', '.join(map(str, stale))}"
-        raise PinsError(msg, f"update it: build.py {command}")
-    for path in stale:
-        path.write_bytes(data[path])
-    return stale

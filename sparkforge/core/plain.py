@@ -6,13 +6,12 @@ import base64
 import csv
 import json
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_MOST_OF_A_PART = 255  # bytes; Linux's NAME_MAX
-_MOST = 1024  # bytes; leaves room for the folder in front of it below PATH_MAX
 # control characters of terminals and of writing direction
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 T = TypeVar("T")
@@ -29,10 +28,7 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def path_problem(path: str) -> str | None:
-    """Return the reason why a path is not a plain relative one, as the end of a sentence, or None.
-
-    The file need not exist.
-    """
+    """Return why a path is not a plain relative one, as the end of a sentence, or None."""
     parts = path.split("/")
     lengths = [len(part.encode(errors="surrogatepass")) for part in parts]
     if not printable(path) or "\\" in path:
@@ -41,7 +37,8 @@ def path_problem(path: str) -> str | None:
         return "points outside its folder"
     if "" in parts or "." in parts:
         return "has an empty part or a dot part"
-    if max(lengths) > _MOST_OF_A_PART or sum(lengths) + len(parts) > _MOST:
+    # Linux's NAME_MAX; and room for the folder in front of it below PATH_MAX, in bytes
+    if max(lengths) > 255 or sum(lengths) + len(parts) > 1024:
         return "is too long for a file system"
     return None
 
@@ -55,33 +52,18 @@ def record_rows(record: bytes) -> dict[str, str]:
     return rows
 
 
-def json_of(text: str | bytes) -> Any:
-    """Parse JSON; ValueError if it is not JSON, or nested too deeply for Python."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("values are nested too deeply") from None
-
-
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # making one takes some milliseconds
-
-
+@cache  # making one takes some milliseconds
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
+    return TypeAdapter(kind)
 
 
-def values(found: object) -> Any:
-    """Return anything as JSON values; ValueError if a field has a value of another type."""
-    return _adapter(type(found)).dump_python(found, mode="json", by_alias=True, warnings="error")
-
-
-def as_json(value: object) -> dict[str, Any]:
-    """Return a dataclass as JSON values; raises what ``values`` does."""
-    return dict(values(value))
+def as_json(value: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON values; ValueError if a field has a value of another type."""
+    kind: Any = type(value)  # mypy takes no type for hashable
+    how = _adapter(kind).dump_python
+    return dict(how(value, mode="json", by_alias=True, warnings="error"))
 
 
 def load(kind: type[T], value: object, *, exact: bool = True) -> T | None:
@@ -90,7 +72,8 @@ def load(kind: type[T], value: object, *, exact: bool = True) -> T | None:
     ``exact`` refuses unknown fields, and missing ones that have a default.
     """
     try:
-        result: T = _adapter(kind).validate_json(json.dumps(value), strict=True)
+        hashable: Any = kind
+        result: T = _adapter(hashable).validate_json(json.dumps(value), strict=True)
     except ValueError:
         return None
     # shows fields that pydantic ignores or fills in

@@ -9,7 +9,6 @@ import errno
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import threading
@@ -25,11 +24,6 @@ from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, 
 from sparkforge.core.log import log
 
 _TAIL_LINES = 40
-_INSTALL_HINTS = {
-    "git": "install git 2.34 or newer with the system's package manager",
-    "docker": "install Docker Engine, or build without one: --engine none",
-    "nvcc": "install NVIDIA's CUDA 13.0 toolkit (nvcc, crt, cudart headers), its bin on the PATH",
-}
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -45,13 +39,11 @@ def call(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end and return its output.
 
-    MachineError: the program is missing. CommandError: it ended with an error (only with
-    ``check``) or ran out of time.
-
     ``env`` changes the present environment; None removes a variable. ``stream`` shows the output
-    line by line (stdout and stderr together), or gives each line to a function. ``timeout``: s.
+    line by line (stdout and stderr together), or gives each line to a function. MachineError: the
+    program is missing. CommandError: it failed (only with ``check``), or took ``timeout`` seconds.
     """
-    command, pipe = resolve(args, cwd), subprocess.PIPE
+    command, pipe = [os.fspath(arg) for arg in args], subprocess.PIPE
     data = stdin if isinstance(stdin, bytes) else None
     source = pipe if isinstance(stdin, bytes) else stdin or subprocess.DEVNULL
     errors = subprocess.STDOUT if stream else pipe
@@ -87,8 +79,7 @@ def _shown(stream: IO[bytes], show: Callable[[str], None]) -> bytes:
 class Glimpse:
     """Output of a program that may be missing or hang."""
 
-    code: int | None
-    """None: it is missing, could not start, or did not end in time (``problem``)."""
+    code: int | None  # None: it is missing, could not start, or did not end in time (``problem``)
     out: str = ""
     err: str = ""
     problem: str = ""
@@ -119,16 +110,18 @@ def background(
     log.detail(f"output in {output}")
     with (
         output.open("wb") as sink,
-        _child(resolve(args), env, grace_s, cwd=cwd, stdout=sink, stderr=sink) as child,
+        _child(args, env, grace_s, cwd=cwd, stdout=sink, stderr=sink) as child,
     ):
         yield child
 
 
 def replace_process(*args: str | os.PathLike[str]) -> None:
     """Replace this process with another program."""
-    command = resolve(args)
-    log.detail("+ exec " + shlex.join(command))
-    os.execv(command[0], command)
+    log.detail("+ exec " + shlex.join(os.fspath(arg) for arg in args))
+    try:
+        os.execvp(args[0], args)
+    except OSError as error:
+        raise _unusable(os.fspath(args[0]), error) from error
 
 
 _living: set[subprocess.Popen[bytes]] = set()
@@ -138,13 +131,14 @@ _starting = threading.Lock()
 
 @contextmanager
 def _child(
-    command: Sequence[str],
+    args: Sequence[str | os.PathLike[str]],
     env: Mapping[str, str | None] | None,
     grace_s: float = 5.0,
     *,
     stdin: int | IO[bytes] = subprocess.DEVNULL,
     **how: Any,
 ) -> Iterator[subprocess.Popen[bytes]]:
+    command = [os.fspath(arg) for arg in args]
     log.detail(f"+ {shlex.join(command)}")
     variables = {**os.environ, **(env or {})}
     how |= {"env": {name: value for name, value in variables.items() if value is not None}}
@@ -156,7 +150,7 @@ def _child(
     except OSError as error:
         if error.filename != command[0]:  # its folder is missing, or no pipe can be opened
             raise
-        raise _unusable(command[0], f"cannot be started: {error.strerror}") from error
+        raise _unusable(command[0], error) from error
     try:
         yield child
     finally:
@@ -204,26 +198,11 @@ def group_alive(pid: int, wait_s: float = 60.0) -> bool:
     return False
 
 
-def have(program: str) -> bool:
-    """Return whether a program is on the PATH."""
-    return shutil.which(program) is not None
-
-
-def resolve(args: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -> list[str]:
-    """Return a command line with the full path of its program; MachineError if it is missing."""
-    command = [os.fspath(arg) for arg in args]
-    # a relative path is one from the folder that the program runs in
-    relative = os.sep in command[0] and not Path(command[0]).is_absolute()
-    program = shutil.which(Path(cwd or "", command[0]) if relative else command[0])
-    if program is None:
-        raise _unusable(command[0], "not installed on this machine")
-    return [command[0] if relative else program, *command[1:]]
-
-
-def _unusable(program: str, why: str) -> MachineError:
+def _unusable(program: str, error: OSError) -> MachineError:
     name = Path(program).name
-    hint = _INSTALL_HINTS.get(name, f"install {name} and put it on the PATH")
-    return MachineError(f"{name}: {why}", hint)
+    missing = isinstance(error, FileNotFoundError)
+    why = "not installed on this machine" if missing else f"cannot be started: {error.strerror}"
+    return MachineError(f"{name}: {why}", f"install {name} and put it on the PATH")
 
 
 def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:

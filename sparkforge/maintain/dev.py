@@ -92,7 +92,7 @@ def run(options: Options) -> int:
         more["command"] = [str(word) for word in command]
     write(links, plugin | _of_wheels(context, trees, site))
     if options.output.json:  # nothing is run, so that an editor can ask
-        log.json(more)
+        log.document(more)
         return 0
     if engine is None:
         os.environ.update(variables)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, UsageError
 from sparkforge.core.run import call
 from sparkforge.maintain.releases import Move, PatchResult, Verdict
@@ -32,8 +32,8 @@ _CONFIG = {
     "core.autocrlf": "false",
     "gc.auto": "0",
     "notes.rewriteRef": "refs/notes/patches",  # a commit's patch, through rebases and amends
-    "user.name": gitsafe.COMMITTER,
-    "user.email": gitsafe.COMMITTER_EMAIL,
+    "user.name": git.COMMITTER,
+    "user.email": git.COMMITTER_EMAIL,
 }
 _PICK = ("--quiet", "--empty=drop", "--reapply-cherry-picks", "--no-autosquash", "--no-verify")
 _WORKING = ".git/sparkforge-working"
@@ -75,7 +75,7 @@ class Mover:
         if (self.folder / _WORKING).exists() or (name is not None and name not in self.move.stops):
             return False
         below = ("merge-base", "--is-ancestor", self.move.new.commit, "HEAD")
-        return git.git_ok(self.folder, *below)
+        return git.attempt(self.folder, *below)[0] == 0
 
     @property
     def _committed(self) -> bool:
@@ -339,7 +339,7 @@ def _broken(tree: Path, ruff: str | None, old: str, new: str) -> list[str]:
 def _problems(tree: Path, ruff: str | None, blob: str) -> Counter[str]:
     """Return what is wrong with a Python file, without line numbers: each patch moves them."""
     found: Counter[str] = Counter()
-    data = git.git_bytes(tree, "cat-file", "blob", blob)
+    data = git.isolated(tree, "cat-file", "blob", blob).stdout
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -121,7 +121,7 @@ def _problems(
     again = f"remove {dist / receipt.NAME} and build again"
     if not (made := built.run.commit):
         yield f"the build is of files that were not committed: {again}"
-    elif not git.git_ok(here.root, "diff", "--quiet", made, commit, "--", *inputs(here.pins)):
+    elif git.attempt(here.root, "diff", "--quiet", made, commit, "--", *inputs(here.pins))[0]:
         yield f"the build is of commit {made[:12]}, whose inputs differ: {again}"
 
 

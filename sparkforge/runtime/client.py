@@ -5,6 +5,7 @@ An answer of another shape is a ValueError, a broken connection an OSError.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sparkforge.core.errors import ServerError, UsageError
-from sparkforge.core.plain import json_of
 
 if TYPE_CHECKING:
     import requests
@@ -58,7 +58,7 @@ class Reply:
         """Return the body of an answer with status 200."""
         if self.status != 200:
             raise ValueError(f"status {self.status}: {self.text[:300]}")
-        return json_of(self.text)
+        return json.loads(self.text)
 
 
 @dataclass
@@ -151,7 +151,7 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
                 yield None
                 return
             if name == "data":
-                event = json_of(data)
+                event = json.loads(data)
                 if event.get("error"):
                     raise ValueError(f"an error in the stream: {data.strip()[:300]}")
                 yield event

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkforge.core.errors import BuildError, CommandError, MachineError, UsageError
-from sparkforge.core.run import call, have
+from sparkforge.core.run import call
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -126,7 +127,7 @@ def choose(wish: str, base: str | None, image_base: str | None) -> tuple[Engine 
 
 def connect() -> Engine:
     """Connect to the engine that the docker CLI would use."""
-    if not have("docker"):
+    if shutil.which("docker") is None:
         raise MachineError("no container engine: the docker program is not on the PATH", _INSTALL)
     from docker import DockerClient, from_env
     from docker.errors import DockerException

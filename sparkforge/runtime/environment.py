@@ -22,7 +22,7 @@ from sparkforge.core.disk import read_json, sha256_file, write_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, IntegrityError
 from sparkforge.core.index import pip_settings
 from sparkforge.core.log import log
-from sparkforge.core.run import call, have
+from sparkforge.core.run import call
 from sparkforge.store.store import INTERPRETERS, Store
 
 VLLM_CACHE = "VLLM_CACHE_ROOT"
@@ -156,7 +156,7 @@ def server_env(cache: Path, name: str = "") -> dict[str, str]:
     """Return the variables of a server of the environment ``name``, with its caches in a folder."""
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
     # would end the engine at its first token
-    compiled = {} if have("c++") or have("g++") else {"TORCH_COMPILE_DISABLE": "1"}
+    compiled = {} if shutil.which("c++") or shutil.which("g++") else {"TORCH_COMPILE_DISABLE": "1"}
     return {
         **compiled,
         # the first start writes the byte code of its imports, later ones are 30 s faster;

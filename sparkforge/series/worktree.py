@@ -44,15 +44,12 @@ class WorkTree:
 
 def make(patched: Patched, series: Series, folder: Path) -> WorkTree:
     """Create a work tree of a series; StoreError: the folder exists or cannot be created."""
-
-    def remember(fresh: Path) -> None:
-        git.git(fresh, "config", "sparkforge.upstream", series.upstream)
-        git.git(fresh, "config", "sparkforge.series", series.sha256)
-        for key in ("core.autocrlf", "core.safecrlf"):  # the user's would change files
-            git.git(fresh, "config", key, "false")
-        git.git(fresh, "update-ref", _BASE_REF, patched.source.commit)
-
-    git.clone_at(patched.source.repo, folder, patched.commit, remember)
+    git.clone_at(patched.source.repo, folder, patched.commit)
+    git.git(folder, "config", "sparkforge.upstream", series.upstream)
+    git.git(folder, "config", "sparkforge.series", series.sha256)
+    for key in ("core.autocrlf", "core.safecrlf"):  # the user's would change files
+        git.git(folder, "config", key, "false")
+    git.git(folder, "update-ref", _BASE_REF, patched.source.commit)
     return WorkTree(folder, series.upstream, patched.source.commit, (series.sha256,))
 
 

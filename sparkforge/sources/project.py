@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from sparkforge.core import gitsafe
+from sparkforge.core import git
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import UsageError
 from sparkforge.core.index import Index
@@ -46,7 +46,7 @@ def store_of(named: str | Path | None) -> Store:
         root = Path(named or os.environ.get("SPARKFORGE_STORE") or default).expanduser()
     except RuntimeError as error:  # no HOME, and an unknown user
         raise UsageError(f"no folder for the store: {error}", "give one with --store DIR") from None
-    gitsafe.check_owner(root.resolve())  # its files are installed and served
+    git.check_owner(root.resolve())  # its files are installed and served
     return Store(root.resolve())
 
 

@@ -1,25 +1,14 @@
 """The store: downloads, git repositories and finished results; the only module that touches it.
 
-Layout under the root::
-
-    CACHEDIR.TAG                       marks a store: nothing is removed in a folder without it
-    downloads/<sha256>/<file name>     verified release files; read-only once named
-    partial/<sha256>                   a partial download; the next run continues it
-    git/<upstream>.git                 bare repositories
-    artefacts/<stage>/<key>/           finished results, each with its artefact.json
-    last/<target>/<label>.json         inputs of a target's newest build
-    unpacked/, ccache/, serve/, …      caches of uv, of compilers, of servers
-    tmp/NAME, NAME.lock                work in progress; swept when its lock is free
-    locks/                             one file a resource; a lock is gone with its holder
-
-Nothing gets its final name before it is complete and checked, so ``kill -9`` at any point
-leaves only files under ``partial`` and ``tmp``.
+``artefacts/STAGE/KEY/`` has finished results, ``last/TARGET/LABEL.json`` the inputs of a target's
+newest build, ``tmp/NAME`` work in progress with ``NAME.lock``, and ``unpacked``, ``ccache`` and
+``serve`` the caches of uv, of compilers and of servers. Nothing gets its final name before it is
+complete and checked, so ``kill -9`` at any point leaves only files under ``partial`` and ``tmp``.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import secrets
 import shutil
@@ -31,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sparkforge.core import plain
+from sparkforge.core import disk, plain
 from sparkforge.core.disk import disk_errors, key_of, read_json, sha256_file, write_file
 from sparkforge.core.errors import IntegrityError, StoreError
 from sparkforge.core.log import log
@@ -68,13 +57,8 @@ def code_of(module: str) -> str:
 
 @cache
 def _digest(*folders: str) -> str:
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted((_ROOT / folder).rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
-                name = path.relative_to(_ROOT).as_posix()
-                digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
+    paths = (path for folder in folders for path in sorted((_ROOT / folder).rglob("*")))
+    return disk.code_digest(*(path for path in paths if path.is_file() and path.suffix != ".pyc"))
 
 
 @dataclass(frozen=True)
@@ -98,29 +82,21 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._prepared = False
 
     def _prepare(self) -> None:
         """Create the folders; called before a write, so that a dry run leaves no trace."""
-        if self._prepared:
-            return
         with disk_errors(self.root):
             if not self._marked():
                 write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
             for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
-        self._prepared = True
 
     def _marked(self) -> bool:
         """Return whether the folder is a store; StoreError if it is something else's."""
         tag = self.root / _TAG
         # written aside first, by another build too; a fresh file system has a folder of its own
         ignored = ("lost+found", f".{_TAG}")
-        others = [
-            path.name
-            for path in (self.root.iterdir() if self.root.is_dir() else ())
-            if not path.name.startswith(ignored)
-        ]
+        others = [one.name for one in self.root.glob("*") if not one.name.startswith(ignored)]
         # read last: another build that makes this store writes it before anything else
         if tag.is_file() and _OURS in tag.read_text(errors="replace"):
             return True
@@ -139,7 +115,6 @@ class Store:
             except BlockingIOError:
                 log.info("  waiting for builds, or a clean, of this store")
                 fcntl.flock(tag, kind)
-                self._prepared = False
             yield
 
     @contextmanager
@@ -149,16 +124,13 @@ class Store:
 
         self._prepare()
         lock = FileLock(self.root / "locks" / f"{name}.lock")
-        with disk_errors(self.root):
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                log.info(f"waiting for another build of {name}")
-                lock.acquire()
         try:
+            taken = lock.acquire(timeout=0)
+        except Timeout:
+            log.info(f"waiting for another build of {name}")
+            taken = lock.acquire()
+        with taken:
             yield
-        finally:
-            lock.release()
 
     @contextmanager
     def temporary(self, hint: str) -> Iterator[Path]:
@@ -167,22 +139,18 @@ class Store:
 
         self._prepare()
         path = self.root / "tmp" / f"sparkforge-{hint}-{secrets.token_hex(4)}"
-        lock = FileLock(path.with_name(f"{path.name}.lock"))
-        with disk_errors(self.root):
-            lock.acquire()
-            path.mkdir()
-            path.chmod(0o755)  # whatever the umask
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-            Path(lock.lock_file).unlink(missing_ok=True)
-            lock.release()
+        with FileLock(path.with_name(f"{path.name}.lock")) as lock:
+            try:
+                path.mkdir()
+                path.chmod(0o755)  # whatever the umask
+                yield path
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+                Path(lock.lock_file).unlink(missing_ok=True)
 
     def sweep(self) -> int:
         """Remove folders of killed runs under tmp; returns their number."""
-        gone = 0
-        ours = (self.root / _TAG).is_file()
+        gone, ours = 0, (self.root / _TAG).is_file()
         for lock in (self.root / "tmp").glob("sparkforge-*.lock") if ours else ():
             from filelock import FileLock, Timeout
 
@@ -195,16 +163,12 @@ class Store:
     def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
         """Return a store in a new folder that shares what does not depend on a series."""
         self._prepare()
-        with disk_errors(root):
-            root.mkdir(parents=True)
-            write_file(root / _TAG, _TAG_TEXT)
-            for name in shared:
-                (self.root / name).mkdir(parents=True, exist_ok=True)
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                (root / name).symlink_to(self.root / name)
+        write_file(root / _TAG, _TAG_TEXT)
+        for name in shared:
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).symlink_to(self.root / name)
         return Store(root)
-
-    # -- downloads, repositories, caches -------------------------------------------------
 
     def download_path(self, sha256: str, name: str) -> Path:
         """Return the path of a verified file, present or not; name "": the folder of its hash."""
@@ -222,8 +186,7 @@ class Store:
         """Return the folder of a tool's own cache."""
         self._prepare()
         path = self.root / name
-        with disk_errors(path):
-            path.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True)
         return path
 
     @contextmanager
@@ -235,11 +198,10 @@ class Store:
     def verified(self, sha256: str, name: str) -> bool:
         """Return whether a download exists and its hash matches; removes a damaged one."""
         path = self.download_path(sha256, name)
-        if not path.exists() or sha256_file(path) == sha256:
-            return path.exists()
-        log.warning(f"{path}: damaged in the store: fetching it again")
-        path.unlink()
-        return False
+        if path.exists() and sha256_file(path) != sha256:
+            log.warning(f"{path}: damaged in the store: fetching it again")
+            path.unlink()
+        return path.exists()
 
     def accept_download(self, partial: Path, sha256: str, name: str) -> Path:
         """Check a complete download and rename it to its place."""
@@ -249,13 +211,10 @@ class Store:
             msg = f"{name}: sha256 is {found}, but {sha256} is pinned"
             raise IntegrityError(msg, "the index or a proxy served another file: check its origin")
         final = self.download_path(sha256, name)
-        with disk_errors(final):
-            final.parent.mkdir(parents=True, exist_ok=True)
-            partial.rename(final)
-            final.chmod(0o444)  # not before: the next run must be able to continue a partial file
+        final.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(final)
+        final.chmod(0o444)  # not before: the next run must be able to continue a partial file
         return final
-
-    # -- results -------------------------------------------------------------------------
 
     def _place(self, stage: str, inputs: Mapping[str, Any]) -> Path:
         return self.root / "artefacts" / stage / key_of(inputs)[:32]
@@ -266,12 +225,11 @@ class Store:
         A record with a wrong seal, or of a result of another type, counts as absent.
         """
         path = self._place(stage, inputs)
-        match values := read_json(path / "artefact.json") or {}:
-            case {"key": str(key), "inputs": dict(known), "seal": seal} if seal == _seal(values):
-                result = plain.load(kind, values.get("outputs"))
-                if result is not None:
-                    return Artefact(key, known, result, path, float(values.get("seconds", 0)))
-        return None
+        made = read_json(path / "artefact.json") or {}
+        result = plain.load(kind, made["outputs"]) if made.get("seal") == _seal(made) else None
+        if result is None:
+            return None
+        return Artefact(made["key"], made["inputs"], result, path, made["seconds"])
 
     def build(
         self,
@@ -284,10 +242,8 @@ class Store:
     ) -> Artefact[T]:
         """Return the artefact for these inputs, built if the store lacks it, by one build at once.
 
-        Args:
-            inputs: everything that determines the result; JSON values.
-            make: fills the folder it is given and returns the result, a dataclass.
-            again: make it even if present; the old one is kept until the new one is complete.
+        ``inputs`` are all that determines the result. ``make`` fills the folder that it is given.
+        ``again``: make it even if present; the old one is kept until the new one is complete.
         """
         final = self._place(stage, inputs)
         with self.lock(f"{stage}-{final.name}"):
@@ -297,10 +253,10 @@ class Store:
                 start = time.monotonic()
                 result = make(work)
                 seconds = round(time.monotonic() - start, 3)
-                values: dict[str, Any] = {"stage": stage, "key": key_of(inputs), "inputs": inputs}
-                values |= {"outputs": plain.as_json(result), "seconds": seconds}
-                values["seal"] = _seal(values)
-                (work / "artefact.json").write_text(json.dumps(values, indent=1, sort_keys=True))
+                made: dict[str, Any] = {"stage": stage, "key": key_of(inputs), "inputs": inputs}
+                made |= {"outputs": plain.as_json(result), "seconds": seconds}
+                text = json.dumps({**made, "seal": _seal(made)}, indent=1, sort_keys=True)
+                (work / "artefact.json").write_text(text)
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if final.exists():  # the old one, or one whose record does not load
                     self._discard(final)
@@ -309,24 +265,20 @@ class Store:
 
     def remember(self, target: str, label: str, artefact: Artefact[Any]) -> None:
         """Note an artefact as the newest of its label for a target (``explain`` reads it)."""
-        path = self.root / "last" / target / f"{label}.json"
         note = {"key": artefact.key, "inputs": artefact.inputs}
-        text = (json.dumps(note, indent=1, sort_keys=True) + "\n").encode()
-        if not path.exists() or path.read_bytes() != text:
+        if self.last(target, label) != note:
             self._prepare()
-            write_file(path, text)
+            text = json.dumps(note, indent=1, sort_keys=True) + "\n"
+            write_file(self.root / "last" / target / f"{label}.json", text.encode())
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
         return read_json(self.root / "last" / target / f"{label}.json")
 
-    # -- cleaning ------------------------------------------------------------------------
-
     def clean(self, *, superseded: bool = False) -> int:
         """Remove all results once no build is at work; returns the bytes freed.
 
-        Args:
-            superseded: only results that are not the newest of their label for any target.
+        ``superseded``: only results that are not the newest of their label for any target.
         """
         if not self._marked():
             return 0
@@ -345,10 +297,9 @@ class Store:
                 found = (file.lstat() for file in folder.rglob("*"))
                 freed += sum(stat.st_blocks * 512 // stat.st_nlink for stat in found)
                 self._discard(folder)
-            self._prepared = False  # the next write creates the folders again
             return freed
 
     def _discard(self, path: Path) -> None:
         # renamed first, so that no process finds half of it
-        with self.temporary("discarded") as work, disk_errors(path):
+        with self.temporary("discarded") as work:
             path.rename(work / "it")

@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkforge.core import git, gitread
+from sparkforge.core import git
 from sparkforge.core.errors import BuildError
 from sparkforge.pins.types import PathRule, member_of, origin_of, rule_of
 from sparkforge.series.patchfile import check_shadows
@@ -89,10 +89,10 @@ def renew(request: Request, layer: Layer, folder: Path) -> Overlaid:
     executable: dict[str, bool] = {}
     with archive.opened(request.wheel) as source:
         repo = layer.patched.source.repo
-        with gitread.reading(repo) as reader:
+        with git.reading(repo) as blob:
             for file in git.changes(repo, git.EMPTY_TREE, layer.patched.commit):
                 if (member := member_of(layer.paths, file.path)) is not None:
-                    fresh[member] = reader.blob(file.new_blob)
+                    fresh[member] = blob(file.new_blob)
                     executable[member] = file.new_mode == "100755"
         stale = tuple(
             member
@@ -159,7 +159,7 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
     refused: dict[str, list[str]] = defaultdict(list)
     for layer in layers:
         patched, origin = layer.patched, layer.patched.source
-        with gitread.reading(origin.repo) as reader:
+        with git.reading(origin.repo) as blob:
             for change in git.changes(origin.repo, origin.commit, patched.commit):
                 rule = rule_of(layer.paths, change.path)
                 if rule is None:
@@ -181,7 +181,7 @@ def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> P
                     kinds["removed"].append(member)
                     continue
                 kinds["added" if change.old_blob == git.ABSENT else "replaced"].append(member)
-                fresh[member] = reader.blob(change.new_blob)
+                fresh[member] = blob(change.new_blob)
                 if change.new_mode != change.old_mode:
                     executable[member] = change.new_mode == "100755"
     if refused:

@@ -98,8 +98,8 @@ def test_damaged_repository_is_an_error(project: Project) -> None:
             cut(path)
     for words in (("patches", "check"), BUILD):
         shutil.rmtree(project.store / "artefacts", ignore_errors=True)
-        _, err = project.run(*words, code=11)
-        assert f"{repo}: damaged: " in err
+        _, err = project.run(*words, code=12)
+        assert f"if git calls it damaged, delete {repo}: " in err
     shutil.rmtree(repo)
     assert project.build()["items"] == first["items"]
 

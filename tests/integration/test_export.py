@@ -156,22 +156,6 @@ def test_odd_subjects_come_back_or_are_refused(tree: Tree) -> None:
     assert codes == [6, 6, 6, 6, 0, 0, 0]
 
 
-def test_a_series_that_others_changed_meanwhile(tree: Tree, tmp_path: Path) -> None:
-    other = replace(tree, path=tmp_path / "other")
-    tree.run("patches", "apply", "demo", str(other.path))
-    other.commit({"demo/new.py": b"y = 1\n"}, "Add a module")
-    other.export()
-    tree.commit({"demo/mine.py": b"y = 1\n"}, "Add another module")
-    tree.refused("changed since")
-    # what both have is no conflict
-    tree.git("reset", "--quiet", "--hard", "HEAD~1")
-    tree.git("fetch", "--quiet", str(other.path), "HEAD")
-    tree.git("reset", "--quiet", "--hard", "FETCH_HEAD")
-    tree.export()
-    tree.commit({"demo/mine.py": b"y = 1\n"}, "Add another module")
-    assert tree.export()["added"] == ["add-another-module.patch"]
-
-
 def test_a_folder_that_is_no_work_tree(tree: Tree, tmp_path: Path) -> None:
     for folder in (tmp_path / "no such", tmp_path, tree.project.repo.path):
         _, err = tree.run("patches", "export", str(folder), code=2)

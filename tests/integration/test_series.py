@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core import git, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import IntegrityError, SeriesError
 from sparkforge.pins import pins
 from sparkforge.pins.pins import Recorded, Upstream
@@ -207,7 +207,7 @@ def as_user(
     """Apply and export with another user's store and variables."""
     for key, value in env.items():
         monkeypatch.setenv(key, value)
-    gitsafe.unbind()
+    git.unbind()
     user = replace(shop, store=Store(shop.store.root.parent / name))
     applied = series.apply(user.store, user.read(), user.source)
     exported = series.export(user.source.repo, shop.base, applied.commit)

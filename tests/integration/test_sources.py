@@ -222,8 +222,8 @@ def test_import_keeps_modes_links_and_names(world: World) -> None:
         "empty": "100644",
     }
     blobs = git.blobs_at(source.repo, source.commit, modes)
-    assert git.git_bytes(source.repo, "cat-file", "blob", blobs["link"]) == b"/etc/passwd"
-    assert git.git_bytes(source.repo, "cat-file", "blob", blobs["hard"]) == b"#!/bin/sh\n"
+    assert git.isolated(source.repo, "cat-file", "blob", blobs["link"]).stdout == b"/etc/passwd"
+    assert git.isolated(source.repo, "cat-file", "blob", blobs["hard"]).stdout == b"#!/bin/sh\n"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class Result:
 
     def add(self, file: Path) -> None:
         """Add what llama-benchy wrote."""
-        for run in plain.json_of(file.read_bytes())["benchmarks"]:
+        for run in json.loads(file.read_bytes())["benchmarks"]:
             # as in llama-benchy's tables: pp2048 tg128 @ d4096 (c2)
             name = f"pp{run['prompt_size']} tg{run['response_size']}"
             name += f" @ d{run['context_size']}" if run["context_size"] else ""

@@ -4,6 +4,7 @@ No GB10 was available. Public reports show nvidia-smi's memory as N/A, and the c
 after a power fault. So every value may be missing, which is never a fault by itself.
 """
 
+import json
 import platform
 import re
 import shlex
@@ -18,7 +19,6 @@ from xml.etree import ElementTree as ET
 
 from sparkforge.build import composing, receipt
 from sparkforge.build.context import profile_of
-from sparkforge.core import plain
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
@@ -253,7 +253,7 @@ def clocks(seen: Machine, want: Want) -> Finding | None:
 def _info(seen: Machine) -> dict[str, object]:
     """Return `docker info`; {} if it is unusable, which `engine` reports."""
     try:
-        return dict(plain.json_of(seen.run("docker", "info", "--format", "{{json .}}").out))
+        return dict(json.loads(seen.run("docker", "info", "--format", "{{json .}}").out))
     except (ValueError, TypeError):
         return {}
 

@@ -53,8 +53,7 @@ def run(options: Options = Options()) -> int:
     document["findings"] = [asdict(finding) for finding in findings]
     for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         colour, mark = _MARKS[finding.state]
-        state = log.painted(colour, f"{mark} {finding.state:11}")
-        log.info(f"{state}  {finding.name}: {finding.seen}")
+        log.info(f"{mark} {finding.state:11}  {finding.name}: {finding.seen}", colour)
         if finding.hint:
             log.info(f"{'':15}hint: {finding.hint}")
     if options.report:

@@ -245,12 +245,11 @@ def test_wrong_key_is_not_printed(project: Path, capsys: pytest.CaptureFixture[s
     "text",
     [
         "<html>",
-        "[" * 100_000,
         "[]",
         '{"choices": [{"message": {"content": 7, "tool_calls": 7}}], "usage": "x"}',
         '{"type": 7, "choices": [{"delta": {"content": 7}}]}',
     ],
-    ids=range(5),
+    ids=range(4),
 )
 def test_answer_of_another_shape_fails_and_ends_no_check(
     monkeypatch: pytest.MonkeyPatch, text: str

@@ -45,7 +45,6 @@ serve --target rtx --engine none --chat
 serve --target cpu --model no/such
 serve --target cpu --model /
 serve --target cpu --prot=80
-serve --target cpu --
 rollback
 patches lst
 patches list vlm

@@ -35,12 +35,8 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("a", b"1")]
 
 
-def test_a_refused_file_leaves_the_others(tmp_path: Path) -> None:
+def test_files_are_replaced_and_removed(tmp_path: Path) -> None:
     write_file(tmp_path / "a", b"1")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(StoreError):
-        write_files({tmp_path / "a": b"2", tmp_path / "folder": b"2"})
-    assert (tmp_path / "a").read_bytes() == b"1"
     write_files({tmp_path / "a": None, tmp_path / "new" / "b": b"2"})
     assert not (tmp_path / "a").exists()
     assert (tmp_path / "new" / "b").read_bytes() == b"2"

@@ -38,7 +38,7 @@ def test_a_pipe_has_plain_lines_and_with_json_stdout_has_the_document_alone() ->
     assert "✓ work" in done.stdout.decode()
     assert done.stderr == b"error: wrong\n"
     assert b"? work" in in_pipe(SHOW, PYTHONIOENCODING="ascii").stdout
-    code = SHOW.replace("to_stderr=False", "to_stderr=True") + "log.json({'b': 1, 'a': 'ü'})\n"
+    code = SHOW.replace("to_stderr=False", "to_stderr=True") + "log.document({'b': 1, 'a': 'ü'})\n"
     done = in_pipe(code)
     assert done.stdout == b'{\n  "a": "\\u00fc",\n  "b": 1\n}\n'
     assert "✓ work" in done.stderr.decode()
@@ -50,7 +50,6 @@ from pathlib import Path
 from sparkforge.core.log import log
 for i in range(20000):
     log.info(f"line {{i}}")
-log.json({{"a": 1}})
 Path({str(tmp_path / "done")!r}).write_text("yes")
 """
     with subprocess.Popen(
@@ -100,10 +99,10 @@ def test_control_characters_are_shown_as_text(log: Log, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
-        ("https://me:hush@host/x", "https://host/x"),
-        ("see ssh://git@host/a and http://a:b@c", "see ssh://host/a and http://c"),
+        ("https://me:hush@host/x", "https://***@host/x"),
+        ("see ssh://git@host/a and http://a:b@c", "see ssh://***@host/a and http://***@c"),
         ("https://host/a@b", "https://host/a@b"),
-        ("https://me:hu@sh@host/x", "https://host/x"),
+        ("https://me:hu@sh@host/x", "https://***@host/x"),
         ('{"a":"http://host:80","mail":"me@host"}', '{"a":"http://host:80","mail":"me@host"}'),
         (
             "--key 'pkcs11:token=a?module-path=/p.so&pin-value=12%2634&x=y'",
@@ -118,5 +117,6 @@ def test_secrets_are_masked(
     log.error(address)
     seen = capsys.readouterr()
     assert (seen.out, seen.err) == (f"  {shown}\n", f"error: {shown}\n")
-    log.json({address: [address]})
+    log.configure(to_stderr=True, verbose=False)
+    log.document({address: [address]})
     assert json.loads(capsys.readouterr().out) == {shown: [shown]}

@@ -14,7 +14,6 @@ from sparkforge.core import pages
         ("lm_head*2", r"lm\_head\*2"),
         ("a|b `c_d|e`", r"a\|b `c_d\|e`"),
         ("<f> [g]", r"\<f\> \[g\]"),
-        ("one ` of_two", r"one ` of\_two"),
         ("two\nlines", "two lines"),
         (7, "7"),
         (pages.Markdown("**bold**"), "**bold**"),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core import git, gitread, gitsafe
+from sparkforge.core import git
 from sparkforge.core.errors import CommandError, StoreError
-from sparkforge.core.gitsafe import DamagedRepository
 from tests.support import Repo
 
 FILES = {
@@ -28,26 +27,22 @@ def repo(tmp_path: Path) -> Repo:
 def test_it_reads_what_git_reads(repo: Repo) -> None:
     repo.commit({"dir/run.sh": b"#!/bin/sh\n"}, "Second")
     files = {one.path: one for one in git.changes(repo.path, git.EMPTY_TREE, "HEAD")}
-    with gitread.reading(repo.path) as reader:
-        assert {path: reader.blob(files[path].new_blob) for path in FILES} == FILES
+    with git.reading(repo.path) as blob:
+        assert {path: blob(files[path].new_blob) for path in FILES} == FILES
         with pytest.raises(CommandError, match="no-such"):
-            reader.blob("no-such")
-        assert reader.blob("HEAD:a.py") == b"a = 1\n"  # and it goes on
+            blob("no-such")
+        assert blob("HEAD:a.py") == b"a = 1\n"  # and it goes on
 
 
-def test_damage_is_told_as_everywhere(tmp_path: Path, repo: Repo) -> None:
+def test_damage_is_an_error(tmp_path: Path, repo: Repo) -> None:
     bare = tmp_path / "store.git"
     subprocess.run(["git", "clone", "--quiet", "--bare", repo.path, bare], check=True)
     blob = repo("rev-parse", "HEAD:a.py")
-    objects = {path: path.read_bytes() for path in (bare / "objects").rglob("*") if path.is_file()}
-    for path, data in objects.items():
+    for path in filter(Path.is_file, (bare / "objects").rglob("*")):
         path.chmod(0o644)
-        path.write_bytes(data[: len(data) // 2])
-    with (
-        gitread.reading(bare) as reader,
-        pytest.raises(DamagedRepository, match=r"store\.git: damaged: "),
-    ):
-        reader.blob(blob)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with git.reading(bare) as read, pytest.raises(CommandError, match=f"delete {bare}"):
+        read(blob)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -58,15 +53,15 @@ def test_another_users_repository_is_read_where_git_trusts_it(
         os.chown(path, 12345, 12345)
     with pytest.raises(StoreError):
         git.git(repo.path, "log")
-    with pytest.raises(StoreError), gitread.reading(repo.path):
+    with pytest.raises(StoreError), git.reading(repo.path):
         pass
     settings = tmp_path / "gitconfig"
     settings.write_text('[safe]\n\tdirectory = "*"\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    gitsafe.trusted_folders.cache_clear()
-    with gitread.reading(repo.path) as reader:
-        assert reader.blob("HEAD:a.py") == FILES["a.py"]
-    gitsafe.trusted_folders.cache_clear()
+    git.trusted_folders.cache_clear()
+    with git.reading(repo.path) as blob:
+        assert blob("HEAD:a.py") == FILES["a.py"]
+    git.trusted_folders.cache_clear()
 
 
 def test_modes_and_links_are_as_in_the_commit_whatever_the_umask(tmp_path: Path) -> None:
