@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.compile import natives
+from sparkforge.build.stages import natives
 from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.pins import pins
 from sparkforge.pins.compiling import Native
