@@ -38,7 +38,7 @@ from sparkforge.build.smoke import (
     originals,
     start_server,
 )
-from sparkforge.check import tools
+from sparkforge.build.stages import thirdparty
 from sparkforge.check.bench import benchy
 from sparkforge.check.bench.benchy import METRICS, TABLES, Call, Result
 from sparkforge.checkpoints.tiny import expand
@@ -124,7 +124,7 @@ def run(options: RunOptions) -> int:
     out = out.absolute()  # llama-benchy has another current folder
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", "name a new folder")
-    tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
+    tool, version = thirdparty.install(project, project.root / benchy.LOCK, "llama-benchy")
     text = benchy.text_for(project.root)
     common = {
         "target": options.target,
