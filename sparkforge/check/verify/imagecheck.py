@@ -1,5 +1,6 @@
 """`build.py verify IMAGE`: compare an image with its own records and with this checkout."""
 
+import base64
 import csv
 import hashlib
 import io
@@ -25,7 +26,6 @@ from sparkforge.check.verify.exported import exported
 from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import BuildError, CheckError
 from sparkforge.runtime.engine import BaseImage, Engine
-from sparkforge.runtime.environment import record_rows
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.sources.wheelhouse import read_lock
 
@@ -144,8 +144,12 @@ def records(files: Mapping[str, File], site: str) -> Records:
 
 def _rows(record: bytes, site: str) -> dict[str, str]:
     """Return the paths of a RECORD below the root, with their sha256 in hex, or ""."""
-    rows = record_rows(record).items()
-    return {posixpath.normpath(f"/{site}/{path}").lstrip("/"): sha256 for path, sha256 in rows}
+    rows = {}
+    for path, stated, *_ in filter(None, csv.reader(record.decode().splitlines())):
+        kind, _, value = stated.partition("=")
+        sha256 = base64.urlsafe_b64decode(f"{value}==").hex() if kind == "sha256" else ""
+        rows[posixpath.normpath(f"/{site}/{path}").lstrip("/")] = sha256
+    return rows
 
 
 def _byte_code(path: str) -> bool:

@@ -17,14 +17,15 @@ from tests.support import make_wheel
 VERSION = ".".join(platform.python_version_tuple()[:2])
 
 
-def ingredients(place: Path, wheels: Mapping[Path, str]) -> environment.Ingredients:
-    return environment.Ingredients(
+def install(place: Path, wheels: Mapping[Path, str]) -> Path:
+    return environment.install(
+        place / "made",
+        wheels,
         python=Path(sys.executable),
         lock=place / "lock.txt",
         wheelhouse=place / "wheels",
         unpacked=place,
         target="tiny",
-        wheels=wheels,
     )
 
 
@@ -35,7 +36,7 @@ def bake(place: Path, sha256: str = "") -> Path:
     (place / "made").mkdir()
     wheel = make_wheel(place / "ours", version="1.0+spark.1")
     wheels = {wheel: sha256 or sha256_file(wheel)}
-    return environment.install(ingredients(place, wheels), place / "made")
+    return install(place, wheels)
 
 
 def test_our_wheels_are_installed_by_their_hash(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def again(place: Path, lock: str = "") -> Path:
     (place / "made").mkdir()
     (place / "lock.txt").write_text(lock or third(place))
     ours = make_wheel(place / "ours", version="1.0+spark.1")
-    venv = environment.install(ingredients(place, {ours: sha256_file(ours)}), place / "made")
+    venv = install(place, {ours: sha256_file(ours)})
     return venv / "lib" / f"python{VERSION}" / "site-packages"
 
 
@@ -137,7 +138,6 @@ def test_a_file_that_two_wheels_have_is_that_of_the_last(tmp_path: Path) -> None
     (tmp_path / "made").mkdir()
     (tmp_path / "lock.txt").write_text(third(tmp_path))
     ours = make_wheel(tmp_path / "ours", files={"third.py": b"here = 'ours'\n"})
-    of = ingredients(tmp_path, {ours: sha256_file(ours)})
-    venv = environment.install(of, tmp_path / "made")
+    venv = install(tmp_path, {ours: sha256_file(ours)})
     (path,) = venv.glob("lib/*/site-packages/third.py")
     assert path.read_bytes() == b"here = 'ours'\n"
