@@ -84,7 +84,7 @@ def run(
     if isinstance(product.result, ImageResult):
         files = {**originals(context, wheels, trees, work), **mask_files(work)}
     # with AMX the release has a backend of its own
-    hidden = {**UNPATCHED_VARIABLES, **isa.without_amx()}
+    hidden = {**UNPATCHED_VARIABLES, **isa.hiding("avx512_bf16")}
     with start(unpatched or product, of_release(context.serve), hidden, files) as server:
         return replace(report, release=refusal(server, serving.ready_timeout_s))
 

@@ -106,7 +106,7 @@ def of(python: Path) -> Forks:
     With AMX vLLM keeps a packed copy of each small layer that is not quantised, as a tensor that
     the test of stray copies could not tell from one of ours.
     """
-    hidden = isa.without_amx()
+    hidden = isa.hiding("avx512_bf16")
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{hidden['PYTHONPATH']}"}
     fixed = {"TORCH_COMPILE_DISABLE": "1", "HF_HUB_OFFLINE": "1", **known(python)}
     env = {**os.environ, **fixed, **hidden, **paths}

@@ -178,7 +178,7 @@ def image_item(
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result
-        return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
+        return isinstance(made, ImageArchiveResult) or engine.image_id(made.tag) is not None
 
     kind = ImageArchiveResult if tools.cold else ImageResult
     return Cached(

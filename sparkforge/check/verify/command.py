@@ -164,8 +164,8 @@ def _image(named: str, project: Project, *, published: bool) -> int:
             raise UsageError(msg, "give the receipt.json of an image build, or the image")
         named, promised = built.image.image_id, built.image.digest
     holder = engine.connect()
-    if published and not holder.has_image(named):
-        engine.pull(named)
+    if published and holder.image_id(named) is None:
+        engine.registry("pull", named)
     found = imagecheck.read(holder, named)
     name = found.labels[image.TARGET_LABEL]
     platforms = project.pins.target(name).platforms

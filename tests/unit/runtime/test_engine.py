@@ -74,7 +74,7 @@ def test_dev_image_uses_the_engines_builder(store: Store, said: Path) -> None:
     rootless = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
     dev._image(build_of("cpu", store=store), rootless, "sparkforge/cpu:1")
     words = said.read_text().splitlines()
-    assert words[words.index("--builder") + 1] == "rootless"
+    assert "--builder=rootless" in words
 
 
 def test_a_name_in_a_registry() -> None:
