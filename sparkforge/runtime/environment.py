@@ -183,8 +183,7 @@ def share_byte_code(source: Path, target: Path) -> None:
 def vllm_cache(cache: Path, name: str) -> Path:
     """Return the folder of vLLM's own cache, one for each environment.
 
-    A start stores data about the model's class there (10 s of CPU), under the hash of that
-    class's file, which does not cover the modules that the file imports.
+    What a start stores there of the model's class does not depend on the modules it imports.
     """
     return cache / "vllm" / name
 
@@ -246,12 +245,12 @@ def find_python(store: Store, version: str) -> Path | None:
 
     Nothing is downloaded or created.
     """
-    words: tuple[str, ...] = ("python", "find", "--no-python-downloads", "--no-project", version)
-    found = call(uv_program(), *words, check=False)
-    if found.returncode != 0:
-        words = (*words, "--managed-python")
-        found = call(uv_program(), *words, env=_variables(store), check=False)
-    return Path(os.fsdecode(found.stdout).strip()) if found.returncode == 0 else None
+    words = ("python", "find", "--no-python-downloads", "--no-project", version)
+    for more, env in (((), None), (("--managed-python",), _variables(store))):
+        found = call(uv_program(), *words, *more, env=env, check=False)
+        if found.returncode == 0:
+            return Path(os.fsdecode(found.stdout).strip())
+    return None
 
 
 def ensure_python(store: Store, version: str, *, offline: bool) -> Path:
