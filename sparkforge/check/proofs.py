@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,15 @@ from cyclopts import Parameter
 from sparkforge.build.jobs import width
 from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.build.stages import thirdparty
-from sparkforge.core.disk import write_file
+from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, CommandError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call, in_parallel
 from sparkforge.pins.compiling import Contract, Excused, compiles
 from sparkforge.pins.pins import Target
 from sparkforge.sources.project import Project, ProjectOptions
-from sparkforge.wheels import archive, intake
+from sparkforge.store.store import Store
+from sparkforge.wheels import intake
 
 LOCK = "requirements/proofs.txt"
 _GIB = 1.5  # an image of 19 MB takes 0.55 here, and as much in cuobjdump
@@ -43,6 +44,7 @@ _MMA = re.compile(r"^(UTC)?[A-Z]{0,2}MMA\b")
 # cuobjdump -all --dump-resource-usage: one of these for each image, followed by its functions
 _IMAGE = re.compile(r"^Fatbin (elf|ptx) code:\n=+\narch = sm_(\w+)$", re.MULTILINE)
 _MAGIC = (b"\x7fELF", b"!<arch>", b"\x50\xed\x55\xba")  # an object, an archive, a fatbin
+_PTX = "compute_"
 _ENTRY = re.compile(r"\.entry\s+([\w$.]+)")
 _NATIVE = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin|a|o|pyd)$")
 # a stub at most reads constants, and stops; an assertion's trap comes with other work
@@ -74,8 +76,7 @@ class Library:
     """Machine code of a library, or of all cubins of a folder."""
 
     images: Mapping[str, int]
-    """Number of cubins by architecture; ``ptx``: of PTX texts."""
-    ptx: Mapping[str, int]
+    """Number of cubins by architecture, and of PTX texts by ``compute_`` and theirs."""
     kernels: tuple[Kernel, ...]
     """Of the cubins for the device, each content once."""
     jit: tuple[str, ...]
@@ -117,70 +118,72 @@ class Readers:
     def __init__(self, project: Project) -> None:
         lock = project.root / LOCK
         venv, _ = thirdparty.install(project, lock, "nvidia-cuda-cuobjdump")
-        (self._program,) = venv.glob("lib/python*/site-packages/nvidia/*/bin/cuobjdump")
+        (self._folder,) = venv.glob("lib/python*/site-packages/nvidia/*/bin")
 
     def _run(self, *words: str | Path, cwd: Path | None = None) -> str:
         # it needs nvdisasm on the PATH, and without it prints nothing, and no error
-        env = {"PATH": f"{self._program.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-        return call(self._program, *words, cwd=cwd, env=env).stdout.decode()
+        env = {"PATH": f"{self._folder}{os.pathsep}{os.environ.get('PATH', '')}"}
+        return call(self._folder / "cuobjdump", *words, cwd=cwd, env=env).stdout.decode()
 
     def read(self, cubin: Path) -> list[Kernel]:
         """Read a cubin; CheckError if it can't be read."""
         return read(self._run("-sass", cubin), self._run("--dump-resource-usage", cubin))
 
-    def library(self, paths: Sequence[Path], target: Target, work: Path) -> Library:
-        """Read a library, or cubins as one, with ``work`` as a folder for the images.
+    def library(self, paths: Sequence[Path], target: Target) -> Library:
+        """Read a library, or cubins as one; images are extracted beside them.
 
         CheckError: cuobjdump can't read one of them.
         """
         code, device = target.machine_code, target.cuda_arch
         assert code is not None and device is not None
-        images, ptx = Counter[str](), Counter[str]()
+        images = Counter[str]()
         cubins: list[Path] = []
         entries: set[str] = set()
         for path in paths:
             with path.open("rb") as file:
                 if not file.read(8).startswith(_MAGIC):
                     continue  # for example a linker's script
-            elf, texts = self._images(path)
-            images += elf
-            ptx += texts
+            found = self._images(path)
+            images += found
             # cuobjdump names the cubins of 120f like those of 120
-            ours = [arch.removesuffix("f") for arch in elf.keys() & {*code.architectures}]
-            cubins += self._extract("elf", path, ours, work)
-            jit = [arch for arch in texts if compiles(arch, device)]
-            for text in self._extract("ptx", path, jit, work):
+            ours = [arch.removesuffix("f") for arch in found.keys() & {*code.architectures}]
+            cubins += self._extract(path, "elf", "cubin", ours)
+            ptx = [one.removeprefix(_PTX) for one in found if one.startswith(_PTX)]
+            jit = [arch for arch in ptx if compiles(arch, device)]
+            for text in self._extract(path, "ptx", "ptx", jit):
                 entries.update(_ENTRY.findall(text.read_text(errors="replace")))
         largest_first = sorted(cubins, key=lambda path: -path.stat().st_size)
         read = in_parallel(lambda cubin, _: self.read(cubin), largest_first, width(None, _GIB))
         kernels = {(kernel.name, kernel.code): kernel for found in read for kernel in found}
         jitted = sorted(entries - {name for name, _ in kernels})
-        return Library(images, ptx, tuple(kernels[key] for key in sorted(kernels)), tuple(jitted))
+        return Library(images, tuple(kernels[key] for key in sorted(kernels)), tuple(jitted))
 
-    def _images(self, path: Path) -> tuple[Counter[str], Counter[str]]:
-        """Return the number of cubins with a kernel, and of PTX texts, by architecture."""
+    def _images(self, path: Path) -> Counter[str]:
+        """Return the number of cubins with a kernel, and of PTX texts; see ``Library.images``."""
         try:
             usage = self._run("-all", "--dump-resource-usage", path)
         except CommandError as error:
             if "does not contain device code" in str(error):
-                return Counter(), Counter()
+                return Counter()
             raise CheckError(f"{path.name}: {error.what}", "check that it is complete") from error
         pieces = _IMAGE.split(usage)
         if usage and len(pieces) == 1:  # a single cubin
             listed = self._run("-lelf", path)
-            return Counter(re.findall(r"\.sm_(\w+)\.cubin$", listed, re.MULTILINE)), Counter()
-        found = list(zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True))
-        elf = Counter(arch for form, arch, text in found if form == "elf" and " Function " in text)
-        return elf, Counter(arch for form, arch, _ in found if form == "ptx")
+            return Counter(re.findall(r"\.sm_(\w+)\.cubin$", listed, re.MULTILINE))
+        found = zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True)
+        return Counter(
+            _PTX + arch if form == "ptx" else arch
+            for form, arch, text in found
+            if form == "ptx" or " Function " in text
+        )
 
-    def _extract(self, form: str, path: Path, archs: list[str], work: Path) -> list[Path]:
-        """Extract the images for architectures; of the form ``elf`` or ``ptx``."""
+    def _extract(self, path: Path, form: str, suffix: str, archs: Sequence[str]) -> list[Path]:
+        """Extract the images of a library for architectures."""
         if not archs:
             return []
-        into = work / f"{path.name}.{form}"
+        into = path.with_name(f"{path.name}.{suffix}s")
         into.mkdir()
-        end = {"elf": "cubin", "ptx": "ptx"}[form]
-        names = ",".join(f".sm_{arch}.{end}" for arch in sorted(archs))
+        names = ",".join(f".sm_{arch}.{suffix}" for arch in sorted(archs))
         self._run("-all", f"-x{form}", names, path, cwd=into)
         return sorted(into.iterdir())
 
@@ -199,7 +202,7 @@ def check(file: str, library: Library, contract: Contract, capability: str) -> I
     if rules.unused is not None:
         return
     if not library.kernels and not library.jit:
-        archs = ", ".join(sorted({*library.images, *library.ptx}))
+        archs = ", ".join(sorted(library.images))
         yield Problem("loads", "", f"has code for {archs}: nothing of it runs on {capability}")
     for name in library.jit:
         if not _excused(name, rules.jit):
@@ -234,29 +237,22 @@ def _excused(name: str, exceptions: Sequence[Excused]) -> bool:
 
 
 def _libraries(
-    wheel: Path, target: Target, readers: Readers, work: Path
+    store: Store, wheel: Path, target: Target, readers: Readers
 ) -> Iterator[tuple[str, Library]]:
     """Yield the files of a wheel with machine code; a folder's cubins are one (``FOLDER/*.cubin``).
 
     BuildError: it is not a wheel, or a file differs from its RECORD.
     """
-    with archive.opened(wheel) as source:
-        record = intake.read(source).record
-        groups: dict[str, list[str]] = {}
-        for member in sorted(filter(_NATIVE.search, source.members)):
-            name = re.sub(r"[^/]*\.(cubin|fatbin)$", "*.cubin", member)
-            groups.setdefault(name, []).append(member)
-        for number, (name, members) in enumerate(groups.items()):
-            folder = work / str(number)
-            folder.mkdir()
-            paths = []
-            for member in members:
-                paths.append(folder / member.rpartition("/")[2])
-                with paths[-1].open("wb") as out:
-                    out.writelines(intake.checked(source, record, member))
-            library = readers.library(paths, target, folder)
-            shutil.rmtree(folder)
-            if library.images or library.ptx:
+    intake.take(store, wheel, sha256_file(wheel))
+    with store.temporary("proofs") as work:
+        groups: dict[str, list[Path]] = {}
+        with zipfile.ZipFile(wheel) as archive:
+            for member in sorted(filter(_NATIVE.search, archive.namelist())):
+                name = re.sub(r"[^/]*\.(cubin|fatbin)$", "*.cubin", member)
+                groups.setdefault(name, []).append(Path(archive.extract(member, work)))
+        for name, paths in groups.items():
+            library = readers.library(paths, target)
+            if library.images:
                 yield name, library
 
 
@@ -294,26 +290,24 @@ def run(options: Options) -> int:
     contract, found = project.pins.contracts[code.contract], []
     for wheel in wheels:
         log.heading(f"{wheel.name}: machine code for {capability}")
-        with project.store.temporary("proofs") as work:
-            for file, library in _libraries(wheel, target, readers, work):
-                problems = list(check(file, library, contract, capability))
-                unused, kernels = contract.rules(file).unused or "", library.kernels
-                found.append(
-                    {
-                        "wheel": wheel.name,
-                        "file": file,
-                        "unused": unused,
-                        "images": library.images,
-                        "ptx": library.ptx,
-                        "kernels": len(kernels),
-                        "mma": sum((Counter(kernel.mma) for kernel in kernels), Counter()),
-                        "problems": [problem._asdict() for problem in problems],
-                    }
-                )
-                verdict = "unused" if unused else "FAILED" if problems else "ok"
-                log.info(f"  {verdict:6}  {file}: {len(kernels)} kernels")
-                for problem in problems[:_SHOWN]:
-                    log.info(f"          {problem.rule}: {problem.kernel[:60]} {problem.text}")
+        for file, library in _libraries(project.store, wheel, target, readers):
+            problems = list(check(file, library, contract, capability))
+            unused, kernels = contract.rules(file).unused or "", library.kernels
+            found.append(
+                {
+                    "wheel": wheel.name,
+                    "file": file,
+                    "unused": unused,
+                    "images": library.images,
+                    "kernels": len(kernels),
+                    "mma": sum((Counter(kernel.mma) for kernel in kernels), Counter()),
+                    "problems": [problem._asdict() for problem in problems],
+                }
+            )
+            verdict = "unused" if unused else "FAILED" if problems else "ok"
+            log.info(f"  {verdict:6}  {file}: {len(kernels)} kernels")
+            for problem in problems[:_SHOWN]:
+                log.info(f"          {problem.rule}: {problem.kernel[:60]} {problem.text}")
     failed = sorted({str(one["wheel"]) for one in found if one["problems"]})
     report = {"target": options.target, "capability": capability, "ok": not failed}
     report |= {"wheels": [wheel.name for wheel in wheels], "libraries": found}

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage
     from sparkforge.wheels.overlay import Layer, Overlaid, Request
 
+_Trees = Mapping[str, Tree]
+_Fetched = dict[str, Cached[FilesResult]]
 ARCHIVE = "source.tar"
 _BUILD = "/build"  # in the container; the same on every machine: it stays in compiled files
 _PYTHON = "/opt/sparkforge/venv/bin/python"
@@ -58,21 +60,20 @@ _PACKAGES = ("ccache", "g++", "gcc", "git", "libc6-dev", "libnuma-dev", "patch")
 def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tuple[Native, ...]:
     """Return the native files that a series changes, for ``cuda`` or ``cpu``.
 
-    Raises:
-        BuildError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
+    BuildError: a patch changes what no rule of pins.yaml names, or what can't be compiled.
     """
     natives = upstream.compile.natives
     found: dict[str, Native] = {}
     for patch in patches.patches:
         paths = [entry.path for entry in patch.entries]
+        unknown = set(patch.natives) - {native.target for native in natives}
         for path in paths:
             placed = rule_of(upstream.paths, path) is not None
             if not placed and not any(native.made_from(path) for native in natives):
-                msg = f"{patch.name} changes {path}, but pins.yaml does not say what it is for"
-                raise BuildError(msg, f"add it to upstreams.{name}.compile.natives or to paths")
-        if unknown := set(patch.natives) - {native.target for native in natives}:
-            msg = f"{patch.name}: its trailer Native names {', '.join(unknown)}"
-            raise BuildError(msg, f"add it to upstreams.{name}.compile.natives")
+                unknown.add(path)
+        if unknown:
+            msg = f"{patch.name}: pins.yaml does not say what {', '.join(sorted(unknown))} is for"
+            raise BuildError(msg, f"add it to upstreams.{name}.compile.natives or to paths")
         for native in natives:
             touched = native.target in patch.natives or any(map(native.made_from, paths))
             if touched and native.device in ("empty", device):
@@ -103,10 +104,8 @@ def script(
 ) -> str:
     """Return the shell script of the Dockerfile's stage ``compile``, which has no network.
 
-    Args:
-        arch: value of TORCH_CUDA_ARCH_LIST; None: no GPU.
-        redirects: variables that point at sources which CMake would fetch, with the folder below
-            ``externals``.
+    ``arch``: TORCH_CUDA_ARCH_LIST; None: no GPU. ``redirects``: variables that point at sources
+    which CMake would fetch, with the folder below ``externals``.
     """
     variables = {
         "SOURCE_DATE_EPOCH": str(epoch),
@@ -127,7 +126,7 @@ def script(
     for device in dict.fromkeys(native.device for native in natives):
         folder = f"{_BUILD}/cmake/{device}"
         targets = [native.target for native in natives if native.device == device]
-        configure = [
+        words = [
             *("cmake", "-S", f"{_BUILD}/tree", "-B", folder, "-G", "Ninja"),
             *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"),
             *(word.replace("{device}", device) for word in upstream.compile.configure),
@@ -135,11 +134,9 @@ def script(
             f"-DFETCHCONTENT_BASE_DIR={_BUILD}/cmake/fetched",
         ]
         if device == "cuda":
-            configure += [
-                "-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc",
-                *("-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache", "-DNVCC_THREADS=1"),
-            ]
-        lines += [shlex.join(configure), f"cmake --build {folder} --target {shlex.join(targets)}"]
+            words += ["-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc", "-DNVCC_THREADS=1"]
+            words.append("-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache")
+        lines += [shlex.join(words), f"cmake --build {folder} --target {shlex.join(targets)}"]
         install = f"cmake --install {folder} --strip --prefix {_BUILD}/out --component"
         lines += [f"{install} {target}" for target in targets]
     return "\n".join([*lines, ""])
@@ -162,18 +159,17 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[File
             raise FetchError(msg, remedy)
         url = str(Path(url).resolve()) if local else url
         log.info(f"{name}: fetching {pin.commit[:12]} from {url}")
+        # whether submodules may be folders of this machine
+        files = f"protocol.file.allow={'always' if local else 'never'}"
         with context.store.temporary("external") as work:
-            # whether submodules may be folders of this machine
-            files = f"protocol.file.allow={'always' if local else 'never'}"
             program = ("git", "-C", work, "-c", files, "-c", "core.hooksPath=/dev/null")
-            submodules = ("submodule", "--quiet", "update", "--init")
             try:
                 for words in (
                     ("init", "--quiet", "--template="),
                     ("remote", "add", "origin", url),  # addresses of submodules may be relative
                     ("fetch", "--quiet", "--depth=1", "--no-tags", "origin", pin.commit),
                     ("checkout", "--quiet", "FETCH_HEAD"),
-                    (*submodules, "--recursive", "--depth=1", "--checkout"),
+                    ("submodule", "--quiet", "update", "--init", "--recursive", "--depth=1"),
                 ):
                     call(*program, *words, env={"GIT_TERMINAL_PROMPT": "0"}, stream=True)
             except CommandError as error:
@@ -189,14 +185,11 @@ def external_item(context: Context, upstream: str, external: str) -> Cached[File
     )
 
 
-def compiled(
-    context: Context, tools: Tools, trees: Mapping[str, Tree]
-) -> dict[str, Cached[WheelResult]]:
+def compiled(context: Context, tools: Tools, trees: _Trees) -> dict[str, Cached[WheelResult]]:
     """Return a target's wheels: compiled where a series changes native files, else overlays.
 
-    Raises:
-        BuildError: as ``changed``; the target names no requirements of a compile.
-        MachineError: the target has no base image, and none is named.
+    BuildError: as ``changed``; the target names no requirements of a compile. MachineError: the
+    target has no base image, and none is named.
     """
     if tools.base is None:
         msg = f"target {context.target_name} has no base image in pins.yaml to compile in"
@@ -225,12 +218,12 @@ def _compile_item(
     tools: Tools,
     base: BaseImage,
     name: str,
-    trees: Mapping[str, Tree],
+    trees: _Trees,
     natives: tuple[Native, ...],
 ) -> Cached[WheelResult]:
     upstream, target = context.pins.upstream(name), context.target
     file = upstream.files[target.wheels[name].files[context.platform]]
-    fetched: dict[str, Cached[FilesResult]] = {}
+    fetched: _Fetched = {}
     redirects: dict[str, str] = {}
     # CMake's configuration for a device reads them
     if any(native.device != "empty" for native in natives):
@@ -305,13 +298,7 @@ def _compile_item(
     )
 
 
-def _fill(
-    context: Context,
-    name: str,
-    trees: Mapping[str, Tree],
-    fetched: Mapping[str, Cached[FilesResult]],
-    folder: Path,
-) -> None:
+def _fill(context: Context, name: str, trees: _Trees, fetched: _Fetched, folder: Path) -> None:
     """Write the patched trees and the externals as the Dockerfile reads them."""
     for empty in ("out", "cmake", "tmp"):  # the compiling user owns what is copied
         (folder / empty).mkdir(parents=True)

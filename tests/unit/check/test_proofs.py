@@ -89,7 +89,7 @@ def broken(
 ) -> list[tuple[str, str]]:
     """Return rule and kernel of each problem of a library that has rules of its own."""
     agreed = Contract.model_validate({**LIMITS, "libraries": [{"files": "demo/*.so", **rules}]})
-    library = Library(images or {"120f": 1}, {}, kernels, ptx)
+    library = Library(images or {"120f": 1}, kernels, ptx)
     found = proofs.check("demo/kernels.so", library, agreed, "12.1")
     return [(problem.rule, problem.kernel) for problem in found]
 
