@@ -267,19 +267,15 @@ def ensure_python(store: Store, version: str, *, offline: bool) -> Path:
     )
     if offline:
         raise FetchError(f"{absent}, and --offline is set", remedy)
-    folder = store.cache_path(INTERPRETERS)
+    log.info(f"{absent}: uv downloads its pinned build into the store and checks the hash")
     with store.lock(INTERPRETERS):
-        log.info(f"{absent}: uv downloads its pinned build into {folder} and checks the hash")
-        try:
-            install = ("python", "install", "--no-bin", version)
-            call(uv_program(), *install, env=_variables(store))
-        except CommandError as error:
-            wrong = "Hash mismatch" in error.what  # uv's message for a file with another hash
-            kind = IntegrityError if wrong else FetchError
-            raise kind(f"{absent}, and uv cannot download one:\n{error.what}", remedy) from error
+        words = ("python", "install", "--no-bin", version)
+        done = call(uv_program(), *words, env=_variables(store), check=False)
     if found := find_python(store, version):
         return found
-    raise FetchError(f"{absent}; the one in {folder} does not run here", remedy)
+    said = done.stderr.decode(errors="replace")
+    kind = IntegrityError if "Hash mismatch" in said else FetchError  # uv's words
+    raise kind(f"{absent}, and uv cannot download one that runs here:\n{said}", remedy)
 
 
 def _variables(store: Store) -> dict[str, str | None]:

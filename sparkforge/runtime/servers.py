@@ -184,9 +184,10 @@ _LINE = re.compile(
     r"(?:\(([^()\n]*?) pid=\d+\) ?)?(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]\n]*\] ?)?(.*)$",
     re.MULTILINE,
 )
-_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::|$)")
-_DIED = "died unexpectedly"  # vLLM's words for a worker that a signal ended
-_START = rf"Traceback \(|.*{_DIED}"
+_EXCEPTION = re.compile(
+    r"(?:\w+\.)*\w*(?:Error|Exception)(?::|$)"
+    r"|.*died unexpectedly"  # vLLM's words for a worker that a signal ended
+)
 
 
 def tail(server: Server) -> str:
@@ -199,19 +200,16 @@ def explain(text: str) -> str:
 
     When the engine fails, the API server fails after it, with a traceback that says nothing.
     """
-    rows: list[tuple[str, str]] = _LINE.findall(text)
-    shown = [line for _, line in rows if line.strip()][-_LINES:]
-    starts = [at for at, (_, line) in enumerate(rows) if re.match(_START, line)]
-    inner = [at for at in starts if rows[at][0] and not rows[at][0].startswith("APIServer")]
-    for at in (inner or starts)[:1]:
-        process = rows[at][0]
-        said = [line for name, line in rows[at:] if name == process]
-        ends = [n for n, line in enumerate(said) if _EXCEPTION.match(line)]
-        for end in [0] if _DIED in said[0] else ends[:1]:
-            # pydantic's exceptions have their details on the next lines, indented
-            more = [line for line in said[end + 1 : end + 3] if line.startswith("  ")]
-            frames = [line for line in said[1:end] if line.strip(" ^")]
-            shown = [f"{process}: {said[end].strip()}".removeprefix(": "), *more, *frames[-6:]]
+    rows = [(process, line) for process, line in _LINE.findall(text) if line.strip(" ^")]
+    shown = [line for _, line in rows[-_LINES:]]
+    found = [(process, line) for process, line in rows if _EXCEPTION.match(line)]
+    inner = [row for row in found if row[0] and not row[0].startswith("APIServer")]
+    for process, line in (inner or found)[:1]:
+        said = [text for name, text in rows if name == process]
+        at = said.index(line)
+        # pydantic's exceptions have their details on the next lines, indented
+        more = [text for text in said[at + 1 : at + 3] if text.startswith("  ")]
+        shown = [f"{process}: {line.strip()}".removeprefix(": "), *more, *said[max(0, at - 6) : at]]
     return "\n".join(f"    {line[:300].rstrip()}" for line in shown[:_LINES])
 
 
