@@ -73,14 +73,3 @@ def test_damaged_wheel_is_not_in_sbom(project: Project, lock: Any) -> None:
     sbom.unlink()
     project.build(until="image")
     assert sbom.read_bytes() == before
-
-
-def test_damaged_environment_is_rebuilt(project: Project, lock: Any) -> None:
-    lock("first")
-    venv = environment(project.build(until="image"), project.store)
-    (module,) = venv.rglob("first.py")
-    module.chmod(0o644)
-    module.write_bytes(b"")  # linked to what uv has unpacked, which is damaged with it
-    project.build(until="image")
-    code = "import first, demo; assert first.here"
-    subprocess.run([venv / "bin" / "python", "-c", code], check=True, cwd="/")

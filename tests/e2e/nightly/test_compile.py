@@ -1,13 +1,10 @@
-"""`--wheels compile` on a real engine: vLLM and FlashInfer from their patched trees.
+"""`--wheels compile` on a real engine: vLLM from its patched tree.
 
-The checkout is a clone whose cpu target also has FlashInfer, and whose vLLM series ends with a
-patch of a native source: vLLM's own CMake compiles that extension, the others are the release's.
+The checkout is a clone whose vLLM series ends with a patch of a native source: vLLM's own CMake
+compiles that extension, the others are the release's.
 """
 
-import base64
-import csv
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -35,7 +32,6 @@ FS_IO, FS_IO_SOURCE = "vllm/fs_io_C.abi3.so", "csrc/fs_io.cpp"
 BEFORE, AFTER = "Filesystem helpers for KV offload", f"Filesystem helpers, ours {uuid4().hex[:8]}"
 PATCH = "say-that-fs-io-is-ours.patch"
 STORE = Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge"))
-FLASHINFER = "      flashinfer:\n        files: {linux/amd64: wheel}\n        local: spark\n"
 
 
 class Clone:
@@ -107,12 +103,11 @@ def clone(checkout: Path, base_image: str, tmp_path_factory: pytest.TempPathFact
     pins = root / "pins.yaml"
     text = pins.read_text()
     head, cpu = text.split("\n  cpu:\n", 1)
-    # this series is recorded nowhere; FlashInfer goes in front of what follows vLLM's wheel
+    # this series is recorded nowhere
     head = "\n".join(
         ln for ln in head.splitlines() if not ln.strip().startswith("release: {commit")
     )
     head = head.replace("    patched:\n", "")
-    cpu = cpu.replace("    requirements:", f"{FLASHINFER}    requirements:", 1)
     pins.write_text(f"{head}\n  cpu:\n{cpu}")
     return Clone(root, base_image)
 
@@ -174,28 +169,6 @@ def test_python_is_of_the_patched_tree(receipt: Any, clone: Clone) -> None:
         assert ours.read("vllm/_version.py").count(out["version"].encode()) == 1
 
 
-@pytest.mark.parametrize("project", ["vllm", "flashinfer_python"])
-def test_record_hashes_match(receipt: Any, clone: Clone, project: str) -> None:
-    with zipfile.ZipFile(clone.wheel(project)) as archive:
-        record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
-        rows = list(csv.reader(io.StringIO(archive.read(record).decode())))
-        assert {row[0] for row in rows} == set(archive.namelist())
-        for name, stated, _ in rows:
-            if name != record:
-                digest = hashlib.sha256(archive.read(name)).digest()
-                assert stated == f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
-
-
-def test_wheel_without_changed_native_files_is_overlaid(receipt: Any, clone: Clone) -> None:
-    out = item(receipt, "wheel flashinfer")["outputs"]
-    assert "natives" not in out
-    assert len(out["replaced"]) >= 10
-    assert out["version"].endswith("+spark.1")
-    with zipfile.ZipFile(clone.wheel("flashinfer_python")) as archive:
-        cutlass = [n for n in archive.namelist() if n.startswith("flashinfer/data/cutlass/")]
-        assert len(cutlass) > 100
-
-
 def test_second_build_is_cached(receipt: Any, clone: Clone) -> None:
     out, _ = clone.run("--until", "wheels", "--json", "--dry-run")
     assert {step["state"] for step in json.loads(out)["plan"]} == {"in the store"}
@@ -205,7 +178,7 @@ def test_a_second_cold_build_gives_the_same_bytes(receipt: Any, clone: Clone) ->
     out, _ = clone.run("verify", "--until", "wheels", "--json")
     found = json.loads(out)
     assert found["same"]
-    assert len(found["results"]) == len({"vllm", "flashinfer", "plugin"})
+    assert len(found["results"]) == len({"vllm", "plugin"})
 
 
 def test_overlay_of_native_patch_is_refused(receipt: Any, clone: Clone) -> None:

@@ -66,13 +66,6 @@ def test_trailer_names_the_targets_of_a_build_rule() -> None:
         changed("CMakeLists.txt", trailer="_C_typo")
 
 
-@pytest.mark.parametrize(
-    ("arch", "listed"), [("12.1", "12.1f"), ("12.0", "12.0f"), ("9.0", "9.0"), (None, None)]
-)
-def test_no_plain_architecture_where_it_gives_a_trap(arch: str | None, listed: str | None) -> None:
-    assert natives.arch_list(arch) == listed
-
-
 def test_wheel_is_made_of_script_and_externals() -> None:
     built = build_of("spark", base=BaseImage("base", "sha256:1"), wheels="compile")
     vllm = built.graph.wheels["vllm"]
