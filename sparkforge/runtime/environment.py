@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +35,7 @@ def python_path(folder: Path) -> Path:
 
 def install(
     folder: Path,
-    wheels: Mapping[Path, str],
+    wheels: Sequence[Path],
     *,
     python: Path,
     lock: Path,
@@ -50,7 +50,7 @@ def install(
     wheels conflict, or the disk damages them again.
 
     Args:
-        wheels: ours, installed over the others, with their recorded sha256.
+        wheels: ours, installed over the others.
         wheelhouse: folder that satisfies ``lock``; ``target`` names it for uv.
         unpacked: uv's cache of unpacked wheels; no other process may use it meanwhile.
     """
@@ -70,31 +70,26 @@ def install(
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
         "VIRTUAL_ENV": "",
     }
-    ours = folder / "ours.txt"
     # addresses, since a path may have special characters
-    ours.write_text(
-        "".join(
-            f"{path.name.partition('-')[0]} @ {path.resolve().as_uri()} --hash=sha256:{sha256}\n"
-            for path, sha256 in wheels.items()
-        )
-    )
+    ours = [f"{one.name.partition('-')[0]} @ {one.resolve().as_uri()}" for one in wheels]
     # relocatable: the folder is renamed when it is complete
     make = ("venv", "--relocatable", "--no-python-downloads", "--quiet", "--python", python, venv)
     pip: tuple[str | Path, ...] = (
         *("pip", "install", "--quiet", "--python", python_path(folder)),
-        *("--offline", "--no-index", "--no-deps", "--require-hashes"),
+        *("--offline", "--no-index", "--no-deps"),
     )
 
     def once() -> None:
         try:
             call(uv, *make, env=env)
             log.info("installing third-party wheels")
-            call(uv, *pip, "--find-links", stable.as_uri(), "-r", lock, env=env)
+            locked = ("--require-hashes", "--find-links", stable.as_uri(), "-r", lock)
+            call(uv, *pip, *locked, env=env)
             log.info("installing " + ", ".join(wheel.name for wheel in wheels))
             # a cache of its own, since these wheels change; it is here, because this folder is
             # swept after a kill: --no-cache leaves hundreds of MB in /tmp then
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                call(uv, *pip, "-r", ours, env={**env, "UV_CACHE_DIR": own})
+                call(uv, *pip, *ours, env={**env, "UV_CACHE_DIR": own})
             call(uv, "pip", "check", "--quiet", "--python", python_path(folder), env=env)
         except CommandError as error:
             msg = f"the wheels do not install together:\n{error}"
@@ -113,7 +108,6 @@ def install(
         shutil.rmtree(cache)
         shutil.rmtree(venv, ignore_errors=True)
         once()
-    ours.unlink()
     paths = (one for one in venv.rglob("*") if one.is_symlink() or one.is_file())
     kept = (str(one.relative_to(folder)) for one in paths if one.parent.name != "__pycache__")
     listing = {name: _state(f"{folder}/{name}") for name in kept}

@@ -69,7 +69,7 @@ def environment_item(
             offline = context.access.offline
             environment.install(
                 folder,
-                hashed(wheels),
+                list(hashed(wheels)),
                 python=environment.ensure_python(context.store, version, offline=offline),
                 lock=context.lock,
                 wheelhouse=house.path / WHEELS,
