@@ -28,13 +28,8 @@ def good() -> Kernel:
     return kernel
 
 
-@pytest.fixture
-def stub() -> Kernel:
-    (kernel,) = proofs.read(*listings("block_scaled-121"))
-    return kernel
-
-
-def test_kernel_and_stub_are_read(good: Kernel, stub: Kernel) -> None:
+def test_kernel_and_stub_are_read(good: Kernel) -> None:
+    (stub,) = proofs.read(*listings("block_scaled-121"))
     assert good.name == "block_scaled"
     assert good.mma == {QMMA: 1}
     assert (good.registers, good.stack, good.shared, good.traps) == (24, 0, 0, False)

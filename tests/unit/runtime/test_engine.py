@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,11 +44,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def holding(platform: str) -> Engine:
     """Return an engine that holds images of one platform."""
-    client: Any = type("Client", (), {})()
-    client.images = type("Images", (), {})()
-    system, _, machine = platform.partition("/")
-    image = type("Image", (), {"attrs": {"Os": system, "Architecture": machine}})
-    client.images.get = lambda name: image
+    image = SimpleNamespace(attrs={"Architecture": platform.partition("/")[2]})
+    client: Any = SimpleNamespace(images=SimpleNamespace(get=lambda _: image))
     return Engine(client, "26.1.5", True)
 
 
