@@ -45,9 +45,9 @@ def install(
 ) -> Path:
     """Create a virtual environment in ``folder/venv`` from local files.
 
-    A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So
-    every byte is compared with the wheels, and damaged ones are unpacked anew. BuildError: the
-    wheels conflict, or the disk damages them again.
+    A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So all
+    files but scripts are compared with the wheels, and damaged ones are unpacked anew. BuildError:
+    the wheels conflict, or the disk damages them again.
 
     Args:
         wheels: ours, installed over the others.
@@ -174,14 +174,6 @@ def share_byte_code(source: Path, target: Path) -> None:
                 ours.hardlink_to(code)
 
 
-def vllm_cache(cache: Path, name: str) -> Path:
-    """Return the folder of vLLM's own cache, one for each environment.
-
-    What a start stores there of the model's class does not depend on the modules it imports.
-    """
-    return cache / "vllm" / name
-
-
 def server_env(cache: Path, name: str = "") -> dict[str, str]:
     """Return the variables of a server of the environment ``name``, with its caches in a folder."""
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
@@ -195,7 +187,8 @@ def server_env(cache: Path, name: str = "") -> dict[str, str]:
         "PYTHONPATH": "",  # a user's own modules must not replace the installed ones
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(cache / "hf"),
-        VLLM_CACHE: str(vllm_cache(cache, name)),
+        # what a start stores there of a model's class may depend on any module (10 s of CPU)
+        VLLM_CACHE: str(cache / "vllm" / name),
         "VLLM_CONFIG_ROOT": str(cache / "vllm-config"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "XDG_CACHE_HOME": str(cache / "xdg"),
