@@ -84,17 +84,6 @@ def changed(name: str, upstream: Upstream, patches: Series, device: str) -> tupl
     return tuple(found[file] for file in sorted(found))
 
 
-def arch_list(cuda_arch: str | None) -> str | None:
-    """Return TORCH_CUDA_ARCH_LIST for a target's architecture.
-
-    From 10.0 on with the family's ``f``: kernels for plain 12.1 (and 12.0) that use block-scaled
-    MMA compile without a warning and hold a trap; ``a`` of 12.0 does not load on 12.1.
-    """
-    if cuda_arch is None or int(cuda_arch.partition(".")[0]) < 10:
-        return cuda_arch
-    return f"{cuda_arch}f"
-
-
 def script(
     upstream: Upstream,
     natives: Sequence[Native],
@@ -232,7 +221,10 @@ def _compile_item(
         for layer in target.wheels[name].carries:
             if redirect := context.pins.upstream(layer).compile.redirect:
                 redirects[redirect] = layer
-    text = script(upstream, natives, arch_list(target.cuda_arch), context.epoch, redirects)
+    # of the family: kernels for plain 12.1 (and 12.0) that use block-scaled MMA compile without a
+    # warning and hold a trap; ``a`` of 12.0 does not load on 12.1
+    arch = None if target.cuda_arch is None else f"{target.cuda_arch}f"
+    text = script(upstream, natives, arch, context.epoch, redirects)
     lock = context.root / target.builder[context.platform]
     house = wheelhouse_item(context, lock, "builder's wheelhouse", "wheels")
     dockerfile = context.root / "Dockerfile"
