@@ -163,9 +163,7 @@ def test_python_is_of_the_patched_tree(receipt: Any, clone: Clone) -> None:
     touched = item(receipt, "series vllm")["outputs"]["touched"]
     in_wheel = {path for path in touched if path.startswith("vllm/")}
     assert in_wheel == set(out["replaced"] + out["added"])
-    with zipfile.ZipFile(release()) as theirs, zipfile.ZipFile(clone.wheel("vllm")) as ours:
-        before = {name for name in theirs.namelist() if name.endswith(".so")}
-        assert before <= set(ours.namelist())
+    with zipfile.ZipFile(clone.wheel("vllm")) as ours:
         assert ours.read("vllm/_version.py").count(out["version"].encode()) == 1
 
 

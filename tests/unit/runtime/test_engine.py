@@ -89,7 +89,6 @@ def test_a_name_in_a_registry() -> None:
         "r.example.org/x:1",
         f"r.example.org/x@{DIGEST}",
         "team/xy",
-        "r.example.org/X",
         "user:password@r.example.org/x",
     ],
 )
