@@ -190,12 +190,11 @@ WORKDIR /build
 
 
 # ---- compiled: one wheel from its patched tree (--wheels compile), as files; no part of the image -------
-# BASE is the image of the stage builder. sources: tree/ (patched), externals/, and compile.sh, which
-# sparkforge/build/compile/natives.py writes. ccache keeps results of compilers for the next build.
+# sources: tree/ (patched), externals/, and compile.sh, which sparkforge/build/stages/natives.py writes.
+# ccache keeps results of compilers for the next build.
 FROM scratch AS sources
 
-FROM base AS compile
-USER 10001:10001
+FROM builder AS compile
 COPY --from=sources --chown=10001:10001 / /build/
 RUN --network=none \
     --mount=type=cache,id=sparkforge-ccache,target=/build/ccache,uid=10001,gid=10001 \

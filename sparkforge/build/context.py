@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
-STAGES = (
-    *("sources", "series", "kernels", "builder", "wheels", "wheelhouse", "packs", "image", "smoke"),
-)
+STAGES = (*("sources", "series", "kernels", "wheels", "wheelhouse", "packs", "image", "smoke"),)
 PLANNED = STAGES[STAGES.index("image") - 1]
 """The last stage that a machine can plan for a target of another platform."""
 UNPATCHED = "unpatched"

@@ -38,7 +38,7 @@ class Graph:
         self.trees = {layer: tree_of(context, layer) for layer in layers}
         self.wheels: Mapping[str, Cached[WheelResult]]
         if context.wheels == "compile":
-            from sparkforge.build.compile import natives  # not needed by overlays
+            from sparkforge.build.stages import natives  # not needed by overlays
 
             self.wheels = natives.compiled(context, tools, self.trees)
         else:

@@ -92,15 +92,15 @@ def environment_item(
     def make(folder: Path) -> EnvironmentResult:
         with context.store.unpacked() as unpacked:
             offline = context.access.offline
-            ingredients = environment.Ingredients(
+            environment.install(
+                folder,
+                list(hashed(wheels)),
                 python=environment.ensure_python(context.store, version, offline=offline),
                 lock=context.lock,
                 wheelhouse=house.path / WHEELS,
                 unpacked=unpacked,
                 target=context.target_name,
-                wheels=hashed(wheels),
             )
-            environment.install(ingredients, folder)
         last = context.store.last(context.target_name, label)
         if last is not None and (before := context.store.find(stage, last["inputs"], kind)):
             environment.share_byte_code(before.path, folder)
@@ -241,7 +241,7 @@ def image_item(
 
     def valid(artefact: Artefact[ImageResult | ImageArchiveResult]) -> bool:
         made = artefact.result
-        return isinstance(made, ImageArchiveResult) or engine.has_image(made.tag)
+        return isinstance(made, ImageArchiveResult) or engine.image_id(made.tag) is not None
 
     fetches = Fetches(unknown=("base image and system packages",))
     kind, needs = (

@@ -5,9 +5,7 @@ A record that does not load as its type, for example that of an older version, c
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from sparkforge.core.disk import intact
 from sparkforge.pins.pins import Provider
@@ -47,14 +45,6 @@ def all_intact(artefact: Artefact[FilesResult]) -> bool:
 
 
 @dataclass(frozen=True)
-class BuilderResult:
-    """The image that wheels are compiled in."""
-
-    image_id: str
-    tag: str
-
-
-@dataclass(frozen=True)
 class OwnWheel:
     """A wheel that a build made: the file in the result's folder."""
 
@@ -78,18 +68,11 @@ class WheelResult(OwnWheel):
 
 
 @dataclass(frozen=True)
-class NativeFile:
-    """A native file of a compiled wheel: of the patched tree, or of the release wheel."""
-
-    sha256: str
-    origin: Annotated[Literal["compiled", "release"], Field(alias="from")]
-
-
 @dataclass(frozen=True)
 class CompiledWheelResult(WheelResult):
-    """A wheel of an upstream, with compiled native files."""
+    """A wheel of an upstream; sha256 of its compiled native files, by paths in the wheel."""
 
-    natives: Mapping[str, NativeFile] = field(default_factory=dict)
+    natives: Mapping[str, str] = field(default_factory=dict)
     compiled: Literal[True] = True
 
 

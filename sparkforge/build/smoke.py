@@ -73,7 +73,7 @@ def run(
     if isinstance(product.result, ImageResult):
         files = {**originals(context, graph.wheels, work), **mask_files(work)}
     # with AMX the release has a backend of its own
-    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.without_amx()}
+    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.hiding("avx512_bf16")}
     launch = replace(launch, options=of_release(context.serve), variables=hidden)
     with start_server(tools.engine, unpatched or product, launch, work, cache, files) as server:
         return replace(report, release=refusal(server, tools.ready_timeout_s))

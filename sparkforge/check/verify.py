@@ -170,8 +170,8 @@ def _shortened(lines: Sequence[str]) -> str:
 def _image(named: str, project: Project, *, published: bool) -> int:
     """Print an image's contents, and compare it with this checkout."""
     holder = engine.connect()
-    if published and not holder.has_image(named):
-        engine.pull(named)
+    if published and holder.image_id(named) is None:
+        engine.registry("pull", named)
     found = read(holder, named)
     name = found.labels[image.TARGET_LABEL]
     platforms = project.pins.target(name).platforms

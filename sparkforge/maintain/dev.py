@@ -204,7 +204,7 @@ def _image(build: Build, engine: Engine, base: str) -> str:
             context.root / RECIPE,
             empty,
             engine.context,  # the base is an image that only this engine holds
-            engine.kept_as(tag),
+            ("--load", "--tag", tag),
             arguments={"IMAGE": base, "PYTHON_VERSION": context.target.python},
             ca_bundle=build.tools.ca_bundle,
         )

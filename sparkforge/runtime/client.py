@@ -6,12 +6,12 @@ An answer of another shape is a ValueError, a broken connection an OSError.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from sparkforge.core.errors import ServerError, UsageError
 
@@ -87,14 +87,8 @@ def place_of(variables: Mapping[str, str], url: str | None = None) -> Place:
         host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
         host = f"[{host}]" if ":" in host else host
         url = f"http://{host}:{variables.get('SPARKFORGE_PORT') or 8000}"
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        # a password would be in results, and in the arguments of llama-benchy
-        good = good and not (parts.query or parts.fragment or "@" in parts.netloc)
-    except ValueError:
-        good = False
-    if not good:
+    # without a password, which would be in results, and in the arguments of llama-benchy
+    if not re.fullmatch(r"https?://([\w.-]+|\[[\w:.]+\])(:\d+)?(/[^?#]*)?", url):
         raise UsageError(f"{url!r} is not the URL of a server", "for example http://127.0.0.1:8000")
     return Place(f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key(variables))
 
@@ -125,15 +119,13 @@ def served_model(place: Place) -> Model:
 def look(place: Place, path: str, timeout_s: float) -> Reply:
     """Return the answer to a GET, whatever its status; ``path`` is below the URL without /v1."""
     with _session(place) as session:
-        answer = session.get(f"{place.root}{path}", timeout=(CONNECT_S, timeout_s))
-        return Reply(answer.status_code, answer.content.decode(errors="replace"))
+        return _reply(session.get(f"{place.root}{path}", timeout=(CONNECT_S, timeout_s)))
 
 
 def post(place: Place, path: str, body: Json) -> Reply:
     """Send a document; return the answer, whatever its status."""
     with _session(place) as session:
-        answer = session.post(f"{place.url}{path}", json=body, timeout=SILENCE_S)
-        return Reply(answer.status_code, answer.content.decode(errors="replace"))
+        return _reply(session.post(f"{place.url}{path}", json=body, timeout=SILENCE_S))
 
 
 def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, None]:
@@ -144,21 +136,25 @@ def events(place: Place, path: str, body: Json) -> Generator[Json | None, None, 
         session.post(url, json=body, stream=True, timeout=limits) as answer,
     ):
         if answer.status_code != 200:
-            Reply(answer.status_code, answer.content.decode(errors="replace")).json()
+            _reply(answer).json()
         for line in answer.iter_lines():
             name, _, data = line.decode(errors="replace").partition(":")
-            if name == "data" and data.strip() == "[DONE]":
+            if name != "data":
+                continue
+            if data.strip() == "[DONE]":
                 yield None
                 return
-            if name == "data":
-                event = json.loads(data)
-                if event.get("error"):
-                    raise ValueError(f"an error in the stream: {data.strip()[:300]}")
-                yield event
+            event = json.loads(data)
+            if event.get("error"):
+                raise ValueError(f"an error in the stream: {data.strip()[:300]}")
+            yield event
+
+
+def _reply(answer: requests.Response) -> Reply:
+    return Reply(answer.status_code, answer.content.decode(errors="replace"))
 
 
 def _session(place: Place) -> requests.Session:
-    """Return a session with the key, and without the machine's proxy."""
     import requests  # 0.5 s, for which most commands have no use
 
     session = requests.Session()
@@ -182,7 +178,6 @@ def streamed(place: Place, body: Json) -> Said:
 
 
 def _said(found: Iterable[Json | None]) -> Said:
-    """Put the events of an answer together."""
     began, said = time.monotonic(), Said(complete=False)
     for event in found:
         if event is None:

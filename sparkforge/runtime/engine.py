@@ -36,9 +36,8 @@ class BaseImage:
     """An image that others are built on."""
 
     reference: str
-    """Its name, with the digest or of a local image."""
     digest: str
-    """Of its manifest; the id of a local image."""
+    """Of the manifest; the id of a local image."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,8 @@ class Engine:
     context: str = "default"
     """Name of the engine in the docker CLI, and of its builder in buildx."""
 
-    def image_id(self, reference: str) -> str:
-        """Return the id of a local image; MachineError if the engine has no image of that name."""
-        if (found := self._id(reference)) is None:
-            msg = f"--base {reference}: no such image in the engine"
-            remedy = "give NAME@sha256:…, or build one first: scripts/make-base.sh NAME"
-            raise MachineError(msg, remedy)
-        return found
-
-    def has_image(self, image: str) -> bool:
-        """Return whether the engine has an image, by its name or id."""
-        return self._id(image) is not None
-
-    def _id(self, image: str) -> str | None:
+    def image_id(self, image: str) -> str | None:
+        """Return the id of an image by its name or id; None: the engine does not have it."""
         from docker.errors import APIError
 
         try:
@@ -75,19 +63,12 @@ class Engine:
     def run(self, image: str, *words: str, path: str = "") -> bytes:
         """Return the output of a program in an image, without network; ``path``: PYTHONPATH."""
         # by the CLI: docker-py reads the engine's log, where megabytes in one line were cut
-        options = ("--rm", "--network", "none", "--entrypoint", words[0])
+        options = ("--rm", "--network=none", f"--entrypoint={words[0]}", f"--env=PYTHONPATH={path}")
         try:
-            command = ("run", *options, "--env", f"PYTHONPATH={path}", image, *words[1:])
-            return call("docker", *command).stdout
+            return call("docker", "run", *options, image, *words[1:]).stdout
         except CommandError as error:
             msg = f"{words[0]} in image {image} failed:\n{error}"
             raise MachineError(msg, "see its output above") from None
-
-    def kept_as(self, name: str) -> tuple[str, ...]:
-        """Return buildx's options for an image that stays here: compressing it would be waste."""
-        if self.containerd_store:
-            return "--output", f"type=image,name={name},compression=uncompressed,unpack=true"
-        return "--load", "--tag", name
 
 
 def docker(*words: str | Path, remedy: str, error: type[BuildError | MachineError]) -> None:
@@ -129,24 +110,20 @@ def connect() -> Engine:
     """Connect to the engine that the docker CLI would use."""
     if shutil.which("docker") is None:
         raise MachineError("no container engine: the docker program is not on the PATH", _INSTALL)
-    from docker import DockerClient, from_env
+    from docker import from_env
     from docker.errors import DockerException
 
-    # docker-py supports the default variables (DOCKER_HOST …) but no `docker context`
-    context, host = "default", None
+    host = "its socket"
     try:
-        if not os.environ.get("DOCKER_HOST"):
-            context = call("docker", "context", "show").stdout.decode().strip()
-        if context != "default":
-            form = ("--format", "{{.Endpoints.docker.Host}}")
-            host = call("docker", "context", "inspect", *form, context).stdout.decode().strip()
-        client = DockerClient(host, timeout=600) if host else from_env(timeout=600)
+        # docker-py supports the variables (DOCKER_HOST …) but no `docker context`
+        form = ("--format", "{{.Name}} {{.Endpoints.docker.Host}}")
+        context, host = call("docker", "context", "inspect", *form).stdout.decode().split()
+        client = from_env(timeout=600, environment={**os.environ, "DOCKER_HOST": host})
         version = str(client.version()["Version"])
         status = client.info().get("DriverStatus") or []
         call("docker", "buildx", "version")
     except (DockerException, CommandError) as error:
-        where = host or os.environ.get("DOCKER_HOST", "its default socket")
-        msg = f"no container engine answers at {where}: {str(error).splitlines()[0][:200]}"
+        msg = f"no container engine answers at {host}: {str(error).splitlines()[0][:200]}"
         raise MachineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
     if not re.match(r"\d+\.", version) or int(version.partition(".")[0]) < OLDEST_ENGINE:
         msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"
@@ -161,10 +138,13 @@ def resolve(reference: str, engine: Engine | None) -> BaseImage:
     MachineError: the digest is malformed, or nothing has an image of that name.
     """
     _, at, digest = reference.partition("@")
-    if (at and not _DIGEST.fullmatch(digest)) or (not at and engine is None):
-        msg = f"--base {reference}: not an image with a digest"
-        raise MachineError(msg, "give NAME@sha256: and 64 hex digits, or start an engine")
-    return BaseImage(reference, digest if engine is None or at else engine.image_id(reference))
+    found = digest if _DIGEST.fullmatch(digest) else None
+    if not at and engine is not None:
+        found = engine.image_id(reference)
+    if found is None:
+        msg = f"--base {reference}: no image with a digest, and none of the engine"
+        raise MachineError(msg, "give NAME@sha256:…, or build one first: scripts/make-base.sh NAME")
+    return BaseImage(reference, found)
 
 
 # -- builds ------------------------------------------------------------------------------------
@@ -189,21 +169,16 @@ def build_image(
     ``context`` is what ``COPY`` without ``--from`` reads, ``output`` names the image and its
     destination; ``ca_bundle`` is mounted as a secret, never copied.
     """
-    command: list[str | Path] = ["buildx", "build", "--builder", builder]
-    # buildx's provenance has the time of the build in it
-    command += ["--progress=plain", "--provenance=false", *output, *options, "--file", dockerfile]
-    pairs: dict[str, Mapping[str, object]] = {
-        "build-context": contexts or {},
-        "build-arg": arguments or {},
-        "label": labels or {},
-    }
-    for option, values in pairs.items():
-        for name, value in values.items():
-            command += [f"--{option}", f"{name}={value}"]
     secret = None if ca_bundle is None else f"id=ca,src={ca_bundle}"
-    for option, one in {"target": stage, "platform": platform, "secret": secret}.items():
-        command += [] if one is None else [f"--{option}", one]
-    docker(*command, context, remedy="see the docker output above", error=BuildError)
+    found = [("target", stage), ("platform", platform), ("secret", secret)]
+    found += [("build-context", f"{name}={path}") for name, path in (contexts or {}).items()]
+    found += [("build-arg", f"{name}={value}") for name, value in (arguments or {}).items()]
+    found += [("label", f"{name}={value}") for name, value in (labels or {}).items()]
+    words = [f"--{option}={value}" for option, value in found if value is not None]
+    # buildx's provenance has the time of the build in it
+    start = ("buildx", "build", f"--builder={builder}", "--progress=plain", "--provenance=false")
+    more: tuple[str | Path, ...] = (*output, *options, f"--file={dockerfile}", *words, context)
+    docker(*start, *more, remedy="see the docker output above", error=BuildError)
 
 
 def check_builder(engine: Engine, base: str, platform: str) -> None:
@@ -247,17 +222,13 @@ def push(image: str, to: str, tag: str) -> None:
     name = f"{to.partition('@')[0]}:{tag}"
     call("docker", "image", "tag", image, name)
     try:
-        _registry("push", name)
+        registry("push", name)
     finally:
         call("docker", "image", "rm", name, check=False)  # the name; the image has its own
-    _registry("buildx", "imagetools", "inspect", to)
+    registry("buildx", "imagetools", "inspect", to)
 
 
-def pull(image: str) -> None:
-    """Pull an image by its digest; MachineError if docker fails or the bytes differ."""
-    _registry("pull", image)
-
-
-def _registry(*words: str) -> None:
+def registry(*words: str) -> None:
+    """Run docker with a registry; MachineError if it fails, or an image's bytes differ."""
     remedy = "check name and network; docker login REGISTRY; then run this again: it continues"
     docker(*words, remedy=remedy, error=MachineError)

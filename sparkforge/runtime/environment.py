@@ -5,20 +5,19 @@ the one that uv pins: uv, which is locked with the driver, has a CPython build w
 each minor version, and refuses a file with another hash. The download is stored in the store.
 """
 
-import csv
 import json
 import os
+import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from sparkforge.core import plain
-from sparkforge.core.disk import read_json, sha256_file, write_file
+from sparkforge.core.disk import read_json, write_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, IntegrityError
 from sparkforge.core.index import pip_settings
 from sparkforge.core.log import log
@@ -34,98 +33,131 @@ def python_path(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ingredients:
-    """The inputs of a virtual environment."""
-
-    python: Path
-    lock: Path
-    wheelhouse: Path
-    """Folder that satisfies ``lock``."""
-    unpacked: Path
-    """uv's cache of unpacked wheels; no other process may use it meanwhile."""
-    target: str
-    """Names the wheelhouse for uv."""
-    wheels: Mapping[Path, str]
-    """Ours, installed over it, with their recorded sha256."""
-
-
-def install(of: Ingredients, folder: Path) -> Path:
+def install(
+    folder: Path,
+    wheels: Sequence[Path],
+    *,
+    python: Path,
+    lock: Path,
+    wheelhouse: Path,
+    unpacked: Path,
+    target: str,
+) -> Path:
     """Create a virtual environment in ``folder/venv`` from local files.
 
-    A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So
-    every byte is compared with the wheels, and damaged ones are unpacked anew. BuildError: the
-    wheels conflict, or the disk damages them again.
+    A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So all
+    files but scripts are compared with the wheels, and damaged ones are unpacked anew. BuildError:
+    the wheels conflict, or the disk damages them again.
+
+    Args:
+        wheels: ours, installed over the others.
+        wheelhouse: folder that satisfies ``lock``; ``target`` names it for uv.
+        unpacked: uv's cache of unpacked wheels; no other process may use it meanwhile.
     """
-    for last in (not (of.unpacked / "cache").exists(), True):
-        try:
-            _install(of, folder)
-            if wrong := _wrong(folder, of.wheelhouse):
-                msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
-                raise BuildError(msg, "check the disk, then run the build again")
-            break
-        except BuildError as error:
-            if last:
-                raise
-            log.warning(f"{error.what}\nunpacking the wheels again")
-        shutil.rmtree(of.unpacked / "cache")
-        shutil.rmtree(folder / "venv", ignore_errors=True)
-    paths = (one for one in (folder / "venv").rglob("*") if one.is_symlink() or one.is_file())
-    kept = (str(one.relative_to(folder)) for one in paths if one.parent.name != "__pycache__")
-    listing = {name: _state(f"{folder}/{name}") for name in kept}
-    write_file(folder / _LISTING, json.dumps(listing).encode())
-    # Python has no syncfs, and one fsync for each of 20,000 files takes minutes
-    call("sync", "--file-system", folder)
-    return folder / "venv"
-
-
-def _install(of: Ingredients, folder: Path) -> None:
-    """Make ``folder/venv``."""
-    uv, python = uv_program(), python_path(folder)
+    uv, venv, cache = uv_program(), folder / "venv", unpacked / "cache"
     # uv identifies an unpacked wheel by the folder of the wheel: one name for every
     # wheelhouse of a target, only the wheels that are new are unpacked (27 s and 2.6 GB otherwise)
-    stable = of.unpacked / f"wheels-{of.target}"
-    fresh = of.unpacked / f".wheels-{of.target}.new"
+    stable, fresh = unpacked / f"wheels-{target}", unpacked / f".wheels-{target}.new"
     fresh.unlink(missing_ok=True)
-    fresh.symlink_to(of.wheelhouse.resolve())
+    fresh.symlink_to(wheelhouse.resolve())
     fresh.rename(stable)
     # a user's settings for uv (indexes, overrides, dates) must not count here
     foreign = [n for n in os.environ if n.startswith("UV_") and not n.startswith("UV_PYTHON_")]
     env: dict[str, str | None] = {
         **dict.fromkeys(foreign),
-        "UV_CACHE_DIR": str(of.unpacked / "cache"),
+        "UV_CACHE_DIR": str(cache),
         "UV_NO_CONFIG": "1",
         "UV_LINK_MODE": "hardlink",  # unpacked once into the cache, linked from there
         "VIRTUAL_ENV": "",
     }
-    # relocatable: the folder is renamed when it is complete
-    venv = ("venv", "--relocatable", "--no-python-downloads", "--quiet", "--python", of.python)
-    pip = ("pip", "install", "--quiet", "--python", python, "--offline", "--no-index", "--no-deps")
-    ours = folder / "ours.txt"
     # addresses, since a path may have special characters
-    ours.write_text(
-        "".join(
-            f"{path.name.partition('-')[0]} @ {path.resolve().as_uri()} --hash=sha256:{sha256}\n"
-            for path, sha256 in of.wheels.items()
-        )
+    ours = [f"{one.name.partition('-')[0]} @ {one.resolve().as_uri()}" for one in wheels]
+    # relocatable: the folder is renamed when it is complete
+    make = ("venv", "--relocatable", "--no-python-downloads", "--quiet", "--python", python, venv)
+    pip: tuple[str | Path, ...] = (
+        *("pip", "install", "--quiet", "--python", python_path(folder)),
+        *("--offline", "--no-index", "--no-deps"),
     )
-    third_party = ("--require-hashes", "--find-links", stable.as_uri(), "-r", of.lock)
+
+    def once() -> None:
+        try:
+            call(uv, *make, env=env)
+            log.info("installing third-party wheels")
+            locked = ("--require-hashes", "--find-links", stable.as_uri(), "-r", lock)
+            call(uv, *pip, *locked, env=env)
+            log.info("installing " + ", ".join(wheel.name for wheel in wheels))
+            # a cache of its own, since these wheels change; it is here, because this folder is
+            # swept after a kill: --no-cache leaves hundreds of MB in /tmp then
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                call(uv, *pip, *ours, env={**env, "UV_CACHE_DIR": own})
+            call(uv, "pip", "check", "--quiet", "--python", python_path(folder), env=env)
+        except CommandError as error:
+            msg = f"the wheels do not install together:\n{error}"
+            hint = "check requirements and drop_requires; for a wrong hash: --force wheelhouse"
+            raise BuildError(msg, hint) from error
+        if wrong := _wrong(venv, [*wheelhouse.glob("*.whl"), *wheels]):
+            msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
+            raise BuildError(msg, "check the disk, then run the build again")
+
+    used = cache.exists()
     try:
-        call(uv, *venv, folder / "venv", env=env)
-        log.info("installing third-party wheels")
-        call(uv, *pip, *third_party, env=env)
-        log.info("installing " + ", ".join(wheel.name for wheel in of.wheels))
-        # a cache of its own, since these wheels change; it is here, because this folder is swept
-        # after a kill: --no-cache leaves hundreds of MB in /tmp then
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            once = {**env, "UV_CACHE_DIR": own}
-            call(uv, *pip, "--require-hashes", "-r", ours, env=once)
-        call(uv, "pip", "check", "--quiet", "--python", python, env=env)
-    except CommandError as error:
-        msg = f"the wheels do not install together:\n{error}"
-        hint = "check requirements and drop_requires; for a wrong hash: --force wheelhouse"
-        raise BuildError(msg, hint) from error
-    ours.unlink()
+        once()
+    except BuildError as error:
+        if not used:
+            raise
+        log.warning(f"{error.what}\nunpacking the wheels again")
+        shutil.rmtree(cache)
+        shutil.rmtree(venv, ignore_errors=True)
+        once()
+    paths = (one for one in venv.rglob("*") if one.is_symlink() or one.is_file())
+    kept = (str(one.relative_to(folder)) for one in paths if one.parent.name != "__pycache__")
+    listing = {name: _state(f"{folder}/{name}") for name in kept}
+    write_file(folder / _LISTING, json.dumps(listing).encode())
+    # Python has no syncfs, and one fsync for each of 20,000 files takes minutes
+    call("sync", "--file-system", folder)
+    return venv
+
+
+def _wrong(venv: Path, wheels: Iterable[Path]) -> list[Path]:
+    """Return the files that differ from the installed wheels' own, but scripts.
+
+    The sums in a wheel's archive count: the RECORD of a published wheel can be wrong (two libraries
+    of pynvvideocodec 2.0.4). A file that two wheels have may be either's: build_backend.py is in
+    FlashInfer's and in torch-c-dlpack-ext's.
+    """
+    (site,) = venv.glob("lib/*/site-packages")
+    known: dict[Path, set[int]] = {}
+    wrong = []
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            members = {one.filename: one.CRC for one in archive.infolist() if not one.is_dir()}
+        (record,) = (name for name in members if re.fullmatch(r"[^/]+\.dist-info/RECORD", name))
+        if not (site / record).parent.exists():  # uv's, for images
+            continue
+        del members[record]  # uv writes its own
+        if f"{record},," not in (site / record).read_text():
+            wrong.append(site / record)
+        for name, crc in members.items():
+            data, _, moved = name.partition(".data/")
+            kind, _, below = moved.partition("/")
+            if not moved or "/" in data:
+                known.setdefault(site / name, set()).add(crc)
+            elif kind in ("purelib", "platlib", "data"):
+                place = venv if kind == "data" else site
+                known.setdefault(place / below, set()).add(crc)
+    with ThreadPoolExecutor(4) as pool:  # zlib lets other threads run
+        found = zip(known, pool.map(_crc, known), strict=True)
+        return wrong + [path for path, crc in found if crc not in known[path]]
+
+
+def _crc(path: Path) -> int:
+    """Return the sum of a file's bytes; -1: there is no such file."""
+    crc = 0
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+        return crc
+    return -1
 
 
 def share_byte_code(source: Path, target: Path) -> None:
@@ -143,15 +175,6 @@ def share_byte_code(source: Path, target: Path) -> None:
                 ours.hardlink_to(code)
 
 
-def vllm_cache(cache: Path, name: str) -> Path:
-    """Return the folder of vLLM's own cache, one for each environment.
-
-    A start stores data about the model's class there (10 s of CPU), under the hash of that
-    class's file, which does not cover the modules that the file imports.
-    """
-    return cache / "vllm" / name
-
-
 def server_env(cache: Path, name: str = "") -> dict[str, str]:
     """Return the variables of a server of the environment ``name``, with its caches in a folder."""
     # without a C++ compiler torch.compile, which vLLM's CPU sampler calls even in eager mode,
@@ -165,7 +188,8 @@ def server_env(cache: Path, name: str = "") -> dict[str, str]:
         "PYTHONPATH": "",  # a user's own modules must not replace the installed ones
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(cache / "hf"),
-        VLLM_CACHE: str(vllm_cache(cache, name)),
+        # what a start stores there of a model's class may depend on any module (10 s of CPU)
+        VLLM_CACHE: str(cache / "vllm" / name),
         "VLLM_CONFIG_ROOT": str(cache / "vllm-config"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "XDG_CACHE_HOME": str(cache / "xdg"),
@@ -173,9 +197,6 @@ def server_env(cache: Path, name: str = "") -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
-
-
-# -- damage --------------------------------------------------------------------------------------
 
 
 def changed(folder: Path) -> bool:
@@ -197,43 +218,6 @@ def _state(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def _wrong(folder: Path, wheelhouse: Path) -> list[Path]:
-    """Return the files that differ from their wheels' RECORDs, and from the wheels themselves.
-
-    A file that two wheels have may be either's: build_backend.py is in FlashInfer's and in
-    torch-c-dlpack-ext's. The RECORD of a published wheel can be wrong: two libraries of
-    pynvvideocodec 2.0.4 were changed after it was written.
-    """
-    stated: dict[Path, set[str]] = {}
-    for record in sorted((folder / "venv").glob("lib/*/site-packages/*.dist-info/RECORD")):
-        rows: Mapping[str, str] = {}
-        with suppress(ValueError, csv.Error):
-            rows = plain.record_rows(record.read_bytes())
-        if f"{record.parent.name}/RECORD" not in rows:  # cut off, or no RECORD
-            return [record]
-        for name, sha256 in rows.items():
-            if sha256:
-                stated.setdefault(record.parent.parent / name, set()).add(sha256)
-
-    def sha256_of(path: Path) -> str:
-        try:
-            return sha256_file(path)
-        except OSError:
-            return "gone"
-
-    with ThreadPoolExecutor(4) as pool:  # hashing lets other threads run
-        found = dict(zip(stated, pool.map(sha256_of, stated), strict=True))
-    wrong = {path for path, sha256 in found.items() if sha256 not in stated[path]}
-    for wheel in wheelhouse.glob("*.whl") if wrong else ():
-        with zipfile.ZipFile(wheel) as archive:
-            members = set(archive.namelist())
-            for path in [one for one in wrong if one.is_file()]:
-                member = str(path).rpartition("site-packages/")[2]
-                if member in members and path.read_bytes() == archive.read(member):
-                    wrong.remove(path)
-    return sorted(wrong)
-
-
 # -- the interpreter -----------------------------------------------------------------------------
 
 
@@ -249,12 +233,12 @@ def find_python(store: Store, version: str) -> Path | None:
 
     Nothing is downloaded or created.
     """
-    words: tuple[str, ...] = ("python", "find", "--no-python-downloads", "--no-project", version)
-    found = call(uv_program(), *words, check=False)
-    if found.returncode != 0:
-        words = (*words, "--managed-python")
-        found = call(uv_program(), *words, env=_variables(store), check=False)
-    return Path(os.fsdecode(found.stdout).strip()) if found.returncode == 0 else None
+    words = ("python", "find", "--no-python-downloads", "--no-project", version)
+    for more, env in (((), None), (("--managed-python",), _variables(store))):
+        found = call(uv_program(), *words, *more, env=env, check=False)
+        if found.returncode == 0:
+            return Path(os.fsdecode(found.stdout).strip())
+    return None
 
 
 def ensure_python(store: Store, version: str, *, offline: bool) -> Path:
@@ -271,19 +255,15 @@ def ensure_python(store: Store, version: str, *, offline: bool) -> Path:
     )
     if offline:
         raise FetchError(f"{absent}, and --offline is set", remedy)
-    folder = store.cache_path(INTERPRETERS)
+    log.info(f"{absent}: uv downloads its pinned build into the store and checks the hash")
     with store.lock(INTERPRETERS):
-        log.info(f"{absent}: uv downloads its pinned build into {folder} and checks the hash")
-        try:
-            install = ("python", "install", "--no-bin", version)
-            call(uv_program(), *install, env=_variables(store))
-        except CommandError as error:
-            wrong = "Hash mismatch" in error.what  # uv's message for a file with another hash
-            kind = IntegrityError if wrong else FetchError
-            raise kind(f"{absent}, and uv cannot download one:\n{error.what}", remedy) from error
+        words = ("python", "install", "--no-bin", version)
+        done = call(uv_program(), *words, env=_variables(store), check=False)
     if found := find_python(store, version):
         return found
-    raise FetchError(f"{absent}; the one in {folder} does not run here", remedy)
+    said = done.stderr.decode(errors="replace")
+    kind = IntegrityError if "Hash mismatch" in said else FetchError  # uv's words
+    raise kind(f"{absent}, and uv cannot download one that runs here:\n{said}", remedy)
 
 
 def _variables(store: Store) -> dict[str, str | None]:

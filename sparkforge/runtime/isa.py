@@ -9,11 +9,8 @@ own MXFP4 experts are for amx."""
 
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
 MASK = Path(__file__).parent / "isamask" / "sitecustomize.py"
-VARIABLE = "SPARKFORGE_CPU_ISA"
 # the kernel's names in /proc/cpuinfo
-_FLAGS = dict(
-    zip(INSTRUCTION_SETS, ("amx_tile", "avx512_bf16", "avx512f", "avx2"), strict=True),
-)
+_FLAGS = {"amx": "amx_tile", "avx512_bf16": "avx512_bf16", "avx512": "avx512f", "avx2": "avx2"}
 # their names in oneDNN, which reads a variable of its own
 _ONEDNN = {"avx512_bf16": "AVX512_CORE_BF16", "avx512": "AVX512_CORE", "avx2": "AVX2"}
 
@@ -36,14 +33,9 @@ def hiding(highest: InstructionSet) -> dict[str, str]:
     The process must not ignore PYTHONPATH (``python -I``). ATen and oneDNN, which look at the CPU
     themselves, are limited by their own variables.
     """
-    variables = {VARIABLE: highest, "PYTHONPATH": str(MASK.parent)}
+    variables = {"SPARKFORGE_CPU_ISA": highest, "PYTHONPATH": str(MASK.parent)}
     if highest != "amx":
         variables["ONEDNN_MAX_CPU_ISA"] = _ONEDNN[highest]
     if highest == "avx2":
         variables["ATEN_CPU_CAPABILITY"] = "avx2"
     return variables
-
-
-def without_amx() -> dict[str, str]:
-    """Return the variables with which AMX is hidden, and nothing else; no change without AMX."""
-    return hiding("avx512_bf16")

@@ -79,14 +79,13 @@ class Server:
 
     def stop(self) -> tuple[int, float, bool]:
         """Stop it; returns its exit code, the seconds, and whether it left processes."""
-        start, late = time.monotonic(), False
+        start = time.monotonic()
         self.child.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.child.wait(self.grace_s)
-        except subprocess.TimeoutExpired:
+        took, late = time.monotonic() - start, self.child.poll() is None
+        if late:
             stop(self.child, 0)
-            late = True
-        took = time.monotonic() - start
         return self.child.returncode, took, late or group_alive(self.child.pid)
 
 
@@ -114,6 +113,7 @@ def from_image(
     ``restored`` are files to mount over the image's own, by their path below site-packages.
     """
     port = free_port(launch.port)
+    name = f"sparkforge-server-{os.getpid()}-{port}"
     packages = f"{engine.client.images.get(image).labels[SITE_PACKAGES_LABEL]}/"
     mounts = {launch.model: "/model", **{file: packages + at for at, file in restored.items()}}
     # callers wait for vLLM's /health, and expect no other requests
@@ -124,7 +124,6 @@ def from_image(
         "SPARKFORGE_MODEL_NAME": launch.name,
         **(instead(launch.options) if restored else {}),  # the image's own need the patches
     }
-    name = f"sparkforge-server-{os.getpid()}-{port}"
     command = [
         *("docker", "run", "--rm", "--pull=never", f"--name={name}", "--read-only"),
         *("--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--shm-size=1g"),
@@ -181,40 +180,37 @@ def kept_log(server: Server, path: Path) -> Iterator[None]:
 _LINES = 10
 # vLLM prefixes each line with its process, and most with level, time and source
 _LINE = re.compile(
-    r"(?:[\w.-]+ +\| )?"  # Compose's, before a container's lines
-    r"(?:\((?P<process>[^()]*?) pid=\d+\) ?)?"
-    r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?(?P<text>.*)"
+    r"^(?:[\w.-]+ +\| )?"  # Compose's, before a container's lines
+    r"(?:\(([^()\n]*?) pid=\d+\) ?)?(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]\n]*\] ?)?(.*)$",
+    re.MULTILINE,
 )
-_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?::|$)")
-_DIED = "died unexpectedly"  # vLLM's words for a worker that a signal ended
-_START = rf"Traceback \(|.*{_DIED}"
+_EXCEPTION = re.compile(
+    r"(?:\w+\.)*\w*(?:Error|Exception)(?::|$)"
+    r"|.*died unexpectedly"  # vLLM's words for a worker that a signal ended
+)
 
 
-def tail(server: Server, lines: int = _LINES) -> str:
+def tail(server: Server) -> str:
     """Return a server's first exception with its place, else its last lines, indented."""
-    return explain(server.output(), lines)
+    return explain(server.output())
 
 
-def explain(text: str, lines: int = _LINES) -> str:
+def explain(text: str) -> str:
     """Return the first exception in vLLM's output, of an engine if there is one, else its end.
 
     When the engine fails, the API server fails after it, with a traceback that says nothing.
     """
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
-    rows = [(match["process"] or "", match["text"]) for match in found if match]
-    shown = [line for _, line in rows if line.strip()][-lines:]
-    starts = [at for at, (_, line) in enumerate(rows) if re.match(_START, line)]
-    inner = [at for at in starts if rows[at][0] and not rows[at][0].startswith("APIServer")]
-    for at in (inner or starts)[:1]:
-        process = rows[at][0]
-        said = [line for name, line in rows[at:] if name == process]
-        ends = [n for n, line in enumerate(said) if _EXCEPTION.match(line)]
-        for end in [0] if _DIED in said[0] else ends[:1]:
-            # pydantic's exceptions have their details on the next lines, indented
-            more = [line for line in said[end + 1 : end + 3] if line.startswith("  ")]
-            frames = [line for line in said[1:end] if line.strip(" ^")]
-            shown = [f"{process}: {said[end].strip()}".removeprefix(": "), *more, *frames[-6:]]
-    return "\n".join(f"    {line[:300].rstrip()}" for line in shown[:lines])
+    rows = [(process, line) for process, line in _LINE.findall(text) if line.strip(" ^")]
+    shown = [line for _, line in rows[-_LINES:]]
+    found = [(process, line) for process, line in rows if _EXCEPTION.match(line)]
+    inner = [row for row in found if row[0] and not row[0].startswith("APIServer")]
+    for process, line in (inner or found)[:1]:
+        said = [text for name, text in rows if name == process]
+        at = said.index(line)
+        # pydantic's exceptions have their details on the next lines, indented
+        more = [text for text in said[at + 1 : at + 3] if text.startswith("  ")]
+        shown = [f"{process}: {line.strip()}".removeprefix(": "), *more, *said[max(0, at - 6) : at]]
+    return "\n".join(f"    {line[:300].rstrip()}" for line in shown[:_LINES])
 
 
 def ending(code: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.check import tools
+from sparkforge.build.stages import thirdparty
 from sparkforge.check.bench import benchy, command
 from sparkforge.check.bench.benchy import Call
 from sparkforge.check.bench.command import Side
@@ -66,7 +66,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.parent.mkdir()
     python.write_text(_FAKE.format(python=sys.executable, calls=str(log)))
     python.chmod(0o755)
-    monkeypatch.setattr(tools, "install", lambda *words: (tmp_path, "0.4.0"))
+    monkeypatch.setattr(thirdparty, "install", lambda *words: (tmp_path, "0.4.0"))
     monkeypatch.setenv("FAKE_SPEED", "60")
     return log
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.build import cached
-from sparkforge.build.compile.inputs import ARCHIVE, external_item
 from sparkforge.build.results import FilesResult
+from sparkforge.build.stages.natives import ARCHIVE, external_item
 from sparkforge.core.errors import FetchError
 from sparkforge.core.index import Index
 from sparkforge.pins.pins import External

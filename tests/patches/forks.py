@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from sparkforge.runtime import isa
-from sparkforge.runtime.environment import VLLM_CACHE, vllm_cache
+from sparkforge.runtime.environment import VLLM_CACHE, server_env
 from tests.patches import stock
 from tests.patches.checkout import ROOT, store
 
@@ -92,12 +92,12 @@ def known(python: Path) -> dict[str, str]:
     """Return the cache of vLLM that all servers of an environment share, for what compiles nothing.
 
     vLLM looks at a model's class in a process of its own (10 s of CPU), and keeps what it learnt:
-    ``vllm_cache``. What a build's smoke test learns need not be learnt here again.
+    ``VLLM_CACHE``. What a build's smoke test learns need not be learnt here again.
     """
     if stock.VARIABLE in os.environ:
         return {}  # its environments are gone after the tests
     environment = python.parents[2]  # FOLDER/venv/bin/python
-    return {VLLM_CACHE: str(vllm_cache(store().cache_path("serve"), environment.name))}
+    return {VLLM_CACHE: server_env(store().cache_path("serve"), environment.name)[VLLM_CACHE]}
 
 
 def of(python: Path) -> Forks:
@@ -106,7 +106,7 @@ def of(python: Path) -> Forks:
     With AMX vLLM keeps a packed copy of each small layer that is not quantised, as a tensor that
     the test of stray copies could not tell from one of ours.
     """
-    hidden = isa.without_amx()
+    hidden = isa.hiding("avx512_bf16")
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{hidden['PYTHONPATH']}"}
     fixed = {"TORCH_COMPILE_DISABLE": "1", "HF_HUB_OFFLINE": "1", **known(python)}
     env = {**os.environ, **fixed, **hidden, **paths}

@@ -82,8 +82,10 @@ def test_the_stand_in_for_torch_changes_nothing(
     folder = tmp_path_factory.mktemp("described")
     patched = tree("flashinfer", folder / "tree", patched=True).resolve()
     ours = recipe.describe(patched, "12.1f", modules.MODULES)
-    program = Path(recipe.__file__).with_name("describe.py")
-    out = call(stock_python, "-I", program, patched, patched / "request.json", "torch").stdout
+    code = "import sys; from pathlib import Path; sys.path.append(sys.argv[1]); import describe;"
+    code += "describe.main(*map(Path, sys.argv[2:]))"
+    given = (Path(recipe.__file__).parent, patched, patched / "request.json")
+    out = call(stock_python, "-I", "-c", code, *given).stdout
     theirs = json.loads(out.splitlines()[-1])
     assert [
         {"name": one.name, "units": [(unit.source, list(unit.flags)) for unit in one.units]}

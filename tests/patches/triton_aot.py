@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkforge.build.context import Context
 from sparkforge.build.stages.wheels import release_wheel
-from sparkforge.check.machinecode import Readers
+from sparkforge.check.proofs import Readers
 from sparkforge.core import git
 from sparkforge.core.run import call
 from sparkforge.store.store import code_of

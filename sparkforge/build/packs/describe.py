@@ -1,6 +1,6 @@
 """Ask FlashInfer's own code for the sources of modules. Run as a script, apart from sparkforge.
 
-usage: describe.py TREE REQUEST.json [torch]   (writes TREE/generated, prints one JSON document)
+usage: describe.py TREE REQUEST.json   (writes TREE/generated, prints one JSON document)
 
 The tree is FlashInfer's patched source; generated sources are written below it. Of FlashInfer only
 ``flashinfer.jit`` is imported. torch and tvm_ffi, of which that needs nothing but names, are
@@ -13,8 +13,8 @@ import importlib
 import json
 import os
 import sys
-import types
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 CUDA = "13.0"
@@ -32,73 +32,60 @@ class _Named:
         return f"torch.{self.name}"
 
 
-def _stand_ins() -> None:
-    torch = types.ModuleType("torch")
-    vars(torch).update(dtype=_Named, Tensor=object, half=_Named("float16"))
-    vars(torch)["float16"] = torch.half
-    vars(torch)["version"] = types.SimpleNamespace(cuda=CUDA)
-    vars(torch)["_C"] = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
-    vars(torch)["__getattr__"] = functools.cache(_Named)  # other data types
-    sys.modules["torch"] = torch
-    sys.modules["tvm_ffi"] = types.ModuleType("tvm_ffi")
-
-
-def _package(name: str, folder: Path) -> Any:
-    """Register a package without running its ``__init__``, which imports all of FlashInfer."""
-    package = types.ModuleType(name)
-    package.__path__ = [str(folder)]
-    sys.modules[name] = package
-    return package
+def stand_ins() -> None:
+    """Register what FlashInfer imports of torch and tvm_ffi."""
+    half = _Named("float16")
+    torch = ModuleType("torch")
+    vars(torch).update(
+        {"dtype": _Named, "Tensor": object, "half": half, "float16": half},
+        version=SimpleNamespace(cuda=CUDA),
+        _C=SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True),
+        __getattr__=functools.cache(_Named),  # other data types
+    )
+    sys.modules |= {"torch": torch, "tvm_ffi": ModuleType("tvm_ffi")}
 
 
 def _prepare(tree: Path, arch: str) -> None:
-    """Make FlashInfer read its sources in the tree, for CUDA and the device given.
-
-    Args:
-        arch: e.g. ``12.1f``.
-    """
-    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
-    os.environ["FLASHINFER_WORKSPACE_BASE"] = str(tree / "workspace")
+    """Make FlashInfer read its sources in the tree, for a device, e.g. ``12.1f``."""
     for name in list(os.environ):  # what changes flags
         if name.startswith(("FLASHINFER_EXTRA_", "FLASHINFER_JIT_", "FLASHINFER_NVCC")):
             del os.environ[name]
     for name in ("CC", "CXX"):
         os.environ.pop(name, None)
-    _package("flashinfer", tree / "flashinfer")
-    jit = _package("flashinfer.jit", tree / "flashinfer" / "jit")
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
+    os.environ["FLASHINFER_WORKSPACE_BASE"] = str(tree / "workspace")
+    for name in ("flashinfer", "flashinfer.jit"):  # without their __init__, which import the rest
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(tree / name.replace(".", "/"))]
     env: Any = importlib.import_module("flashinfer.jit.env")
-    jit.env = env
+    vars(sys.modules["flashinfer.jit"])["env"] = env
     external = tree / "3rdparty"
+    cutlass, cccl = external / "cutlass", external / "cccl"
     env.FLASHINFER_CSRC_DIR = tree / "csrc"
     env.FLASHINFER_INCLUDE_DIR = tree / "include"
     env.FLASHINFER_GEN_SRC_DIR = tree / "generated"
     env.FLASHINFER_JIT_DIR = tree / "objects"
-    env.CUTLASS_INCLUDE_DIRS = [
-        external / "cutlass" / "include",
-        external / "cutlass" / "tools" / "util" / "include",
-    ]
-    cccl = external / "cccl"
+    env.CUTLASS_INCLUDE_DIRS = [cutlass / "include", cutlass / "tools" / "util" / "include"]
     env.CCCL_INCLUDE_DIRS = [cccl / "cub", cccl / "libcudacxx" / "include", cccl / "thrust"]
     env.SPDLOG_INCLUDE_DIR = external / "spdlog" / "include"
     flags: Any = importlib.import_module("flashinfer.jit.cpp_ext")
     version: Any = importlib.import_module("packaging.version")
     flags.get_cuda_version = lambda: version.Version(CUDA)
     flags.get_cuda_path = lambda: "cuda"
-    flags.sysconfig = types.SimpleNamespace(
-        get_path=lambda _: "python", get_config_var=lambda _: None
-    )
-    paths = types.SimpleNamespace(
+    flags.sysconfig = SimpleNamespace(get_path=lambda _: "python", get_config_var=lambda _: None)
+    libinfo = SimpleNamespace(
         find_include_path=lambda: HEADERS, find_dlpack_include_path=lambda: HEADERS
     )
-    flags.tvm_ffi = types.SimpleNamespace(libinfo=paths)
+    flags.tvm_ffi = SimpleNamespace(libinfo=libinfo)
 
 
 def _value(given: Any) -> Any:
-    if isinstance(given, str) and given.startswith("torch."):
-        return getattr(sys.modules["torch"], given.removeprefix("torch."))
-    if isinstance(given, str) and given.startswith("variants."):
-        variants = importlib.import_module("flashinfer.jit.attention.variants")
-        return getattr(variants, given.removeprefix("variants."))
+    for prefix, module in (
+        ("torch.", "torch"),
+        ("variants.", "flashinfer.jit.attention.variants"),
+    ):
+        if isinstance(given, str) and given.startswith(prefix):
+            return getattr(importlib.import_module(module), given.removeprefix(prefix))
     return given
 
 
@@ -116,29 +103,18 @@ def _described(tree: Path, generator: str, arguments: dict[str, Any]) -> dict[st
         if words[1] != "-c" or words[-2] != "-o":
             raise SystemExit(f"{spec.name}: not a command of the known form: {entry['command']}")
         units.append({"source": source.relative_to(tree).as_posix(), "flags": words[3:-2]})
-    return {
-        "name": spec.name,
-        "link": spec.extra_ldflags or [],
-        # FlashInfer lists generated files as the folder has them
-        "units": sorted(units, key=lambda unit: unit["source"]),
-    }
+    # FlashInfer lists generated files as the folder has them
+    units.sort(key=lambda unit: unit["source"])
+    return {"name": spec.name, "link": spec.extra_ldflags or [], "units": units}
 
 
-def main(tree: Path, request: Path, *, installed: bool) -> None:
-    """Print the modules of a request.
-
-    Args:
-        installed: use the installed torch and tvm_ffi.
-    """
+def main(tree: Path, request: Path) -> None:
+    """Print the modules of a request."""
     asked = json.loads(request.read_text(encoding="utf-8"))
-    if not installed:
-        _stand_ins()
     _prepare(tree, asked["arch"])
-    modules = [
-        _described(tree, module["generator"], module["arguments"]) for module in asked["modules"]
-    ]
-    json.dump(modules, sys.stdout)
+    json.dump([_described(tree, **module) for module in asked["modules"]], sys.stdout)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]), installed="torch" in sys.argv[3:])
+    stand_ins()
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]))

@@ -7,7 +7,7 @@ ranks. ``exact``, ``balanced`` and ``fast`` differ in dense layers, which Marlin
 kernels compute, so it serves all three.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkforge.core.errors import PinsError
@@ -30,87 +30,73 @@ class Module:
     """Option of ``vllm serve`` that leads to it; "": the profiles' defaults do."""
 
 
-_DTYPES = {"bf16": "torch.bfloat16", "e4m3": "torch.float8_e4m3fn"}
+_BF16 = "torch.bfloat16"
+_DTYPES = {"bf16": _BF16, "e4m3": "torch.float8_e4m3fn"}
 
 
-def _sink(*, window: bool, kv: str = "bf16", needs: str = "") -> Module:
-    """Prefill with attention sinks, of layers with a sliding window or without."""
-    name = (
-        f"batch_prefill_attention_sink_bf16_kv_{kv}_head_dim_qk_64_head_dim_vo_64_posenc_0"
-        f"_f16qk_False_swa_{window}_fa2"
-    )
-    return Module(
-        name,
-        "attention:gen_customize_batch_prefill_module",
-        {
+def _sinks(kv: str = "bf16", needs: str = "") -> Iterator[Module]:
+    """Prefill with attention sinks, of layers with a sliding window and without."""
+    for window in (True, False):
+        name = (
+            f"batch_prefill_attention_sink_bf16_kv_{kv}_head_dim_qk_64_head_dim_vo_64_posenc_0"
+            f"_f16qk_False_swa_{window}_fa2"
+        )
+        arguments = {
             "backend": "fa2",
             "uri": name,
-            "dtype_q": "torch.bfloat16",
-            "dtype_kv": _DTYPES[kv],
-            "dtype_o": "torch.bfloat16",
             "idtype": "torch.int32",
+            "module_surface": "full",
+            "dtype_q": _BF16,
+            "dtype_kv": _DTYPES[kv],
+            "dtype_o": _BF16,
             "head_dim_qk": 64,
             "head_dim_vo": 64,
+            "pos_encoding_mode": 0,
             "additional_tensor_names": ["sink"],
             "additional_tensor_dtypes": ["float"],
             "additional_scalar_names": ["sm_scale"],
             "additional_scalar_dtypes": ["double"],
             "variant_name": "AttentionSink",
             "variant_decl": "variants.attention_sink_fa2_decl",
-            "pos_encoding_mode": 0,
             "use_sliding_window": window,
             "use_fp16_qk_reduction": False,
             "paged_kv_stride_mode": "independent",
-            "module_surface": "full",
-        },
-        needs,
-    )
+        }
+        yield Module(name, "attention:gen_customize_batch_prefill_module", arguments, needs)
 
 
-def _xqa(*, window: bool, page: int = 16, kv: str = "bf16", needs: str = "") -> Module:
-    """Decode with attention sinks (XQA), of layers with a sliding window or without."""
-    return Module(
-        f"xqa_input_bf16_kv_cache_{kv}_output_bf16_page_size_{page}_head_dim_64_head_group_ratio_8"
-        f"_use_sliding_window_{window}_use_spec_dec_False_spec_q_seq_len_1",
-        "xqa:gen_xqa_module",
-        {
-            "input_dtype": "torch.bfloat16",
+def _xqas(page: int = 16, kv: str = "bf16", needs: str = "") -> Iterator[Module]:
+    """Decode with attention sinks (XQA), of layers with a sliding window and without."""
+    for window in (True, False):
+        name = (
+            f"xqa_input_bf16_kv_cache_{kv}_output_bf16_page_size_{page}_head_dim_64"
+            f"_head_group_ratio_8_use_sliding_window_{window}_use_spec_dec_False_spec_q_seq_len_1"
+        )
+        arguments = {
+            "input_dtype": _BF16,
             "kv_cache_dtype": _DTYPES[kv],
+            "output_dtype": _BF16,
             "page_size": page,
             "head_dim": 64,
             "head_group_ratio": 8,
             "use_sliding_window": window,
-            "output_dtype": "torch.bfloat16",
             "q_seq_len": 1,
             "use_ragged_q": False,
-        },
-        needs,
-    )
+        }
+        yield Module(name, "xqa:gen_xqa_module", arguments, needs)
 
 
-_CUTLASS = "--moe-backend flashinfer_cutlass"
-_FP8 = "--kv-cache-dtype fp8"
-
+_FP8, _CUTLASS = "--kv-cache-dtype fp8", "--moe-backend flashinfer_cutlass"
+_MXFP8 = "mxfp8_quantization_sm100"  # named so on every device
 MODULES: tuple[Module, ...] = (
     Module("sampling", "sampling:gen_sampling_module", {}),
-    _sink(window=True),
-    _sink(window=False),
-    _xqa(window=True),
-    _xqa(window=False),
-    *(
-        _xqa(window=window, page=page, needs=f"--block-size {page}")
-        for page in (32, 64)
-        for window in (True, False)
-    ),
-    *(_sink(window=window, kv="e4m3", needs=_FP8) for window in (True, False)),
-    *(_xqa(window=window, kv="e4m3", needs=_FP8) for window in (True, False)),
-    # named so on every device
-    Module(
-        "mxfp8_quantization_sm100",
-        "fp8_quantization:gen_mxfp8_quantization_sm100_module",
-        {},
-        _CUTLASS,
-    ),
+    *_sinks(),
+    *_xqas(),
+    *_xqas(32, needs="--block-size 32"),
+    *_xqas(64, needs="--block-size 64"),
+    *_sinks("e4m3", _FP8),
+    *_xqas(kv="e4m3", needs=_FP8),
+    Module(_MXFP8, f"fp8_quantization:gen_{_MXFP8}_module", {}, _CUTLASS),
     Module("fused_moe_120", "fused_moe:gen_cutlass_fused_moe_sm120_module", {}, _CUTLASS),
 )
 

@@ -1,24 +1,29 @@
-"""FlashInfer's modules → objects in the store → a wheel of libraries."""
+"""`build.py packs`: FlashInfer's modules → objects in the store → a wheel of libraries."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
+from sparkforge.build import cached, publish
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context, width
+from sparkforge.build.options import OutputOptions, command_options, platform_of
 from sparkforge.build.packs import recipe
-from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
+from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module, pinned
 from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.results import FilesResult, PackResult, all_intact
 from sparkforge.build.stages.thirdparty import compiler, fill, to_fetch, version
-from sparkforge.build.stages.wheels import Tree, holds_wheel
+from sparkforge.build.stages.wheels import Tree, holds_wheel, tree_of
 from sparkforge.core import git
-from sparkforge.core.disk import key_of, sha256_file
+from sparkforge.core.disk import disk_errors, key_of, sha256_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
+from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive
 
@@ -44,14 +49,9 @@ def libraries(
 ) -> dict[str, Path]:
     """Return the libraries of modules by name, compiling the objects that the store lacks.
 
-    Args:
-        tree: as ``recipe.fill`` writes it, with generated files; it gets the libraries.
-        shared: inputs of all units, for their keys.
-        jobs: compilers at once; None: as many as fit in memory.
-
-    Raises:
-        CommandError: a compiler or the linker fails.
-        BuildError: a library needs newer ones than the image's.
+    ``tree`` is as ``recipe.fill`` writes it, with generated files; it gets the libraries.
+    ``shared``: inputs of all units, for their keys. CommandError: a compiler or the linker fails.
+    BuildError: a library needs newer ones than the image's.
     """
     inputs = {
         unit: {
@@ -75,16 +75,15 @@ def libraries(
         again = kept is not None and not all_intact(kept)
         return store.build("packs", inputs[unit], FilesResult, make, again=again).path / OBJECT
 
-    found: dict[Unit, Path] = {}
+    objects: dict[Unit, Path] = {}
     gib = _LARGEST_GIB if any("gemm_grouped/" in unit.source for unit in inputs) else _GIB
     made = in_parallel(compiled, list(inputs), jobs or width(gib))
     for unit, path in zip(inputs, made, strict=True):
-        found[unit] = path
-        log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+        objects[unit] = path
+        log.progress(Path(unit.source).name, len(objects), len(inputs), "units")
     libraries = {module.name: tree / f"{module.name}.so" for module in modules}
-    for module in modules:
-        objects = [found[unit] for unit in module.units]
-        recipe.link(tree, host, module, objects, libraries[module.name])
+    for one in modules:
+        recipe.link(tree, host, one, [objects[unit] for unit in one.units], libraries[one.name])
     return libraries
 
 
@@ -109,12 +108,10 @@ def write(
         entries.append({**entry, "units": len(units.units), "needs": module.needs})
         members[f"{PACKAGE}/modules/{name}/{name}.so"] = data
     manifest = {"schema": 1, "distribution": DISTRIBUTION, **about, "modules": entries}
-    package = {
-        f"{PACKAGE}/__init__.py": _SHIM.read_bytes(),
-        f"{PACKAGE}/manifest.json": f"{json.dumps(manifest, indent=1)}\n".encode(),
-    }
+    members[f"{PACKAGE}/__init__.py"] = _SHIM.read_bytes()
+    members[f"{PACKAGE}/manifest.json"] = f"{json.dumps(manifest, indent=1)}\n".encode()
     version, tag = about["version"], _TAGS[about["platform"]]
-    wheel = archive.Fresh(DISTRIBUTION, version, tag, _METADATA, {**package, **members}, {})
+    wheel = archive.Fresh(DISTRIBUTION, version, tag, _METADATA, members, {})
     path = archive.write_fresh(wheel, epoch, folder)
     return PackResult(path.name, sha256_file(path), version, hashes)
 
@@ -130,10 +127,9 @@ def packs_item(
     if arch is None or tree is None or UPSTREAM not in context.target.wheels:
         msg = f"target {context.target_name} has no GPU, so FlashInfer compiles nothing for it"
         raise UsageError(msg, "choose spark or rtx")
-    host = recipe.found(context.platform)
-    upstream = context.pins.upstream(UPSTREAM)
-    lock = context.root / LOCK
-    local = f"{context.target.wheels[UPSTREAM].local}.{context.pins.release.counter}"
+    host, upstream = recipe.found(context.platform), context.pins.upstream(UPSTREAM)
+    lock, local = context.root / LOCK, context.target.wheels[UPSTREAM].local
+    full = f"{upstream.version}+{local}.{context.pins.release.counter}"
     inputs = {
         "upstream_commit": upstream.commit_or_unknown,
         "series": context.series_of(UPSTREAM).sha256,
@@ -142,7 +138,7 @@ def packs_item(
         "platform": context.platform,
         "compiler": sha256_file(lock),
         "host": "none on this machine" if host is None else host.identity,
-        "version": f"{upstream.version}+{local}",
+        "version": full,
         "epoch": context.epoch,
     }
 
@@ -160,7 +156,7 @@ def packs_item(
             described = recipe.describe(where, f"{arch}f", modules)
             found = libraries(context.store, where, host, described, shared, jobs)
             about = {
-                "version": f"{upstream.version}+{local}",
+                "version": full,
                 "architecture": f"sm{arch.replace('.', '')}f",
                 "platform": context.platform,
                 "commit": commit,
@@ -175,3 +171,31 @@ def packs_item(
         valid=holds_wheel,
         fetches=lambda: to_fetch(context, compiler(lock)),
     )
+
+
+@command_options
+class Options:
+    """Options of ``packs``."""
+
+    target: str
+    """target to compile for: spark or rtx"""
+    project: ProjectOptions = ProjectOptions()
+    output: OutputOptions = OutputOptions()
+
+
+def run(options: Options) -> int:
+    """Compile the modules of a target's pack, and link the wheel into dist/."""
+    project = Project.open(options.project)
+    context = Context.of(project, options.target, platform_of(project.pins.target(options.target)))
+    item = packs_item(context, tree_of(context, UPSTREAM), pinned(context.pack or ("default",)))
+    recipe.host(context.platform)  # before anything is fetched
+    cached.run(context, cached.ordered([item]))
+    wheel = context.dist / "packs" / item.result.file
+    with disk_errors(wheel.parent):
+        shutil.rmtree(wheel.parent, ignore_errors=True)
+        wheel.parent.mkdir(parents=True)
+        publish.link(item.path / wheel.name, wheel)
+    path = str(wheel.relative_to(project.root))
+    log.info(path)
+    log.document({**asdict(item.result), "file": path})
+    return 0

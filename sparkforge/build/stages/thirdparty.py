@@ -1,7 +1,8 @@
-"""Folders of a lock's wheels, each with its locked sha256; compilers for GPUs from such wheels."""
+"""Folders of a lock's wheels, each with its locked sha256; programs of such wheels."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ from sparkforge.build.options import host_platform
 from sparkforge.build.results import WheelhouseResult
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.log import log
+from sparkforge.core.run import call
 from sparkforge.runtime import environment
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.project import Project
+from sparkforge.store.store import code_of
 
 # the module wheelhouse is not needed by a build in which nothing changed
 if TYPE_CHECKING:
@@ -85,3 +88,31 @@ def to_fetch(project: Project, wanted: Wanted) -> Fetches:
 
     missing = wheelhouse.missing(project.store, wanted)
     return Fetches(unknown=(f"{missing} wheels of {wanted.lock.name}",) if missing else ())
+
+
+def install(project: Project, lock: Path, tool: str) -> tuple[Path, str]:
+    """Return an environment of a lock's wheels, made if the store lacks it, and a tool's version.
+
+    FetchError: a wheel is in neither store nor index.
+    """
+    from sparkforge.sources import wheelhouse
+
+    here, python = host_platform(), f"{sys.version_info.major}.{sys.version_info.minor}"
+    inputs = {"lock": sha256_file(lock), "platform": here, "python": sys.version}
+    inputs["code"] = code_of(__name__)
+
+    def make(folder: Path) -> WheelhouseResult:
+        wheels, venv, uv = folder / WHEELS, folder / "venv", environment.uv_program()
+        count = fill(project, wheelhouse.Wanted(lock, (), python, here, None), wheels)
+        alone = {"UV_NO_CONFIG": "1", "VIRTUAL_ENV": "", "UV_LINK_MODE": "copy"}
+        quietly = ("--quiet", "--no-cache")
+        call(uv, "venv", *quietly, "--relocatable", "--python", sys.executable, venv, env=alone)
+        words = ("--offline", "--no-index", "--no-deps", "--require-hashes", "-r", lock)
+        into = ("--python", venv / "bin" / "python", "--find-links", wheels)
+        call(uv, "pip", "install", *quietly, *into, *words, env=alone)
+        return WheelhouseResult(count)
+
+    made = project.store.build("tools", inputs, WheelhouseResult, make)
+    # else `clean --superseded` would remove it
+    project.store.remember("tools", f"{tool} {here}", made)
+    return made.path / "venv", version(lock, tool)

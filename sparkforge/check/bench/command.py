@@ -27,7 +27,7 @@ from sparkforge.build.options import (
 )
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
-from sparkforge.check import tools
+from sparkforge.build.stages import thirdparty
 from sparkforge.check.bench import benchy
 from sparkforge.check.bench.benchy import TABLES, Call, Result
 from sparkforge.checkpoints.tiny import expand
@@ -108,7 +108,7 @@ def run(options: RunOptions = RunOptions()) -> int:
         msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
         raise UsageError(msg, "name the model's folder with --model DIR")
     place = None if own else client.place_of(composing.seen(project.root / ".env"), options.url)
-    tool, version = tools.install(project, project.root / benchy.LOCK, "llama-benchy")
+    tool, version = thirdparty.install(project, project.root / benchy.LOCK, "llama-benchy")
     query = ("--query-gpu=name,driver_version", "--format=csv,noheader")
     gpus = glimpse("nvidia-smi", *query, timeout_s=20).out.splitlines()
     machine = "; ".join([platform.machine(), f"{os.cpu_count()} cores", *gpus])

@@ -8,8 +8,8 @@ the interpreter under test, so it uses the standard library only.
 import importlib.machinery
 import os
 import sys
-from functools import lru_cache
-from types import MappingProxyType, ModuleType
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 # prefixes of torch's names (torch.cpu.get_capabilities) that are better than a set
@@ -34,14 +34,11 @@ class _Finder(importlib.machinery.PathFinder):
                 load(module)
                 seen = module.get_capabilities
 
-                @lru_cache(None)
-                def get_capabilities() -> Any:
-                    known = seen().items()
-                    return MappingProxyType(
-                        {k: False if k.startswith(hidden) else v for k, v in known}
-                    )
+                @cache
+                def get_capabilities() -> dict[str, Any]:
+                    return {k: False if k.startswith(hidden) else v for k, v in seen().items()}
 
-                module.get_capabilities = get_capabilities  # type: ignore[attr-defined]
+                vars(module)["get_capabilities"] = get_capabilities
 
             spec.loader.exec_module = exec_module
         return spec

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.compile import natives
+from sparkforge.build.stages import natives
 from sparkforge.core.errors import BuildError, MachineError
 from sparkforge.pins import pins
 from sparkforge.pins.types import Native
@@ -64,13 +64,6 @@ def test_trailer_names_the_targets_of_a_build_rule() -> None:
     assert changed("CMakeLists.txt", device="cpu", trailer="_moe_C_stable_libtorch") == ()
     with pytest.raises(BuildError, match=r"a\.patch.*_C_typo"):
         changed("CMakeLists.txt", trailer="_C_typo")
-
-
-@pytest.mark.parametrize(
-    ("arch", "listed"), [("12.1", "12.1f"), ("12.0", "12.0f"), ("9.0", "9.0"), (None, None)]
-)
-def test_no_plain_architecture_where_it_gives_a_trap(arch: str | None, listed: str | None) -> None:
-    assert natives.arch_list(arch) == listed
 
 
 def test_wheel_is_made_of_script_and_externals() -> None:

@@ -15,9 +15,8 @@ from sparkforge.build.graph import Build
 from sparkforge.build.packs import modules, pack, recipe
 from sparkforge.build.packs.modules import MODULES
 from sparkforge.build.packs.recipe import Described, Host, Unit
-from sparkforge.build.stages.wheels import tree_of
 from sparkforge.core.disk import sha256_file
-from sparkforge.core.errors import BuildError, CommandError, MachineError, PinsError, UsageError
+from sparkforge.core.errors import BuildError, CommandError, MachineError, PinsError
 from sparkforge.core.run import call
 from sparkforge.store.store import Store
 from sparkforge.wheels import intake
@@ -45,12 +44,6 @@ def test_pack_takes_sets_and_names() -> None:
     assert names("fused_moe_120", "sampling", "sampling") == ["sampling", "fused_moe_120"]
     with pytest.raises(PinsError, match="nothing"):
         names("default", "nothing")
-
-
-def test_target_without_gpu_has_no_pack() -> None:
-    context = context_of("cpu")
-    with pytest.raises(UsageError, match="target cpu has no GPU"):
-        pack.packs_item(context, tree_of(context, "flashinfer"), MODULES[:1])
 
 
 # -- the compilers -----------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkforge.check import machinecode, proofs
-from sparkforge.check.machinecode import Kernel, Library
+from sparkforge.check import proofs
+from sparkforge.check.proofs import Kernel, Library
 from sparkforge.core.errors import CheckError
 from sparkforge.pins.types import Contract
 from tests.support import ROOT
@@ -24,28 +24,23 @@ def listings(name: str) -> tuple[str, str]:
 
 @pytest.fixture
 def good() -> Kernel:
-    (kernel,) = machinecode.read(*listings("block_scaled-121a"))
+    (kernel,) = proofs.read(*listings("block_scaled-121a"))
     return kernel
 
 
-@pytest.fixture
-def stub() -> Kernel:
-    (kernel,) = machinecode.read(*listings("block_scaled-121"))
-    return kernel
-
-
-def test_kernel_and_stub_are_read(good: Kernel, stub: Kernel) -> None:
-    assert (good.name, good.target) == ("block_scaled", "sm_121a")
+def test_kernel_and_stub_are_read(good: Kernel) -> None:
+    (stub,) = proofs.read(*listings("block_scaled-121"))
+    assert good.name == "block_scaled"
     assert good.mma == {QMMA: 1}
-    assert (good.registers, good.stack, good.local, good.shared, good.traps) == (24, 0, 0, 0, False)
+    assert (good.registers, good.stack, good.shared, good.traps) == (24, 0, 0, False)
     assert {"QMMA", "LDG", "STG", "EXIT"} <= set(good.opcodes)
     assert "NOP" not in good.opcodes
-    assert (stub.target, stub.mma, stub.traps) == ("sm_121", {}, True)
+    assert (stub.mma, stub.traps) == ({}, True)
     assert stub.opcodes == ("BPT", "BRA", "LDC")
 
 
 def test_static_shared_memory() -> None:
-    kernels = machinecode.read(*listings("shared"))
+    kernels = proofs.read(*listings("shared"))
     shared = {re.sub(r"^_Z2|Pi$", "", kernel.name): kernel.shared for kernel in kernels}
     # four ints; an array that is sized at the launch; none
     assert shared == {"st": 16, "dy": 0, "no": 0}
@@ -59,7 +54,7 @@ def test_predicates_do_not_hide_instructions() -> None:
         "        /*0020*/              @P0 STL.128 [R1], R4 ;   /* 0x0 */\n"
     )
     usage = " Function k:\n  REG:8 STACK:32 SHARED:0 LOCAL:0 CONSTANT[0]:928\n"
-    (kernel,) = machinecode.read(text, usage)
+    (kernel,) = proofs.read(text, usage)
     assert (kernel.opcodes, kernel.stack) == (("BRA", "STL", "UMOV"), 32)
 
 
@@ -68,7 +63,7 @@ def test_unreadable_listings_are_refused() -> None:
     bare = re.sub(r"/\*[0-9a-f]{4}\*/.*", "", sass)
     for texts in (("", usage), (sass, ""), (bare, usage)):
         with pytest.raises(CheckError):
-            machinecode.read(*texts)
+            proofs.read(*texts)
 
 
 # -- contracts -------------------------------------------------------------------------------
@@ -89,7 +84,7 @@ def broken(
 ) -> list[tuple[str, str]]:
     """Return rule and kernel of each problem of a library that has rules of its own."""
     agreed = Contract.model_validate({**LIMITS, "libraries": [{"files": "demo/*.so", **rules}]})
-    library = Library(images or {"120f": 1}, {}, kernels, ptx)
+    library = Library(images or {"120f": 1}, kernels, ptx)
     found = proofs.check("demo/kernels.so", library, agreed, "12.1")
     return [(problem.rule, problem.kernel) for problem in found]
 
@@ -100,7 +95,6 @@ def broken(
         ("", {"traps": True, "opcodes": ("BPT", "EXIT", "LDG", "STG")}),  # an assertion
         ("registers", {"registers": 256}),
         ("stack", {"stack": 8}),
-        ("stack", {"local": 8}),
         ("shared", {"shared": 101_377}),
         ("foreign", {"opcodes": ("EXIT", "LDTM", "STG")}),
         ("stub", {"traps": True, "opcodes": ("BPT", "CALL", "EXIT", "LDC"), "mma": {}}),

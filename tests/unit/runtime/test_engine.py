@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,11 +44,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def holding(platform: str) -> Engine:
     """Return an engine that holds images of one platform."""
-    client: Any = type("Client", (), {})()
-    client.images = type("Images", (), {})()
-    system, _, machine = platform.partition("/")
-    image = type("Image", (), {"attrs": {"Os": system, "Architecture": machine}})
-    client.images.get = lambda name: image
+    image = SimpleNamespace(attrs={"Architecture": platform.partition("/")[2]})
+    client: Any = SimpleNamespace(images=SimpleNamespace(get=lambda _: image))
     return Engine(client, "26.1.5", True)
 
 
@@ -74,7 +72,7 @@ def test_dev_image_uses_the_engines_builder(store: Store, said: Path) -> None:
     rootless = Engine(None, "26.1.5", True, "rootless")  # type: ignore[arg-type]
     dev._image(build_of("cpu", store=store), rootless, "sparkforge/cpu:1")
     words = said.read_text().splitlines()
-    assert words[words.index("--builder") + 1] == "rootless"
+    assert "--builder=rootless" in words
 
 
 def test_a_name_in_a_registry() -> None:
@@ -91,7 +89,6 @@ def test_a_name_in_a_registry() -> None:
         "r.example.org/x:1",
         f"r.example.org/x@{DIGEST}",
         "team/xy",
-        "r.example.org/X",
         "user:password@r.example.org/x",
     ],
 )

@@ -111,7 +111,6 @@ INVALID = """\
             " ModelConfig",
         ),
         ('Traceback (most recent call last):\n  File "x"\nKeyError: 7\n', "KeyError: 7"),
-        ("Traceback (most", "Traceback (most"),
     ],
 )
 def test_the_first_exception_of_engine_or_worker_comes_first(text: str, shown: str) -> None:

@@ -81,7 +81,7 @@ def test_a_bake_with_something_wrong_is_one_clear_error(
     def call(*command: str, **options: Any) -> None:
         written = json.loads((tmp_path / "wheels/needs.json").read_text())
         assert written == image.needs(context_of("rtx"))
-        assert {"SERVE_FROM=plain", "serve-gpu"} <= set(command)
+        assert {"--build-arg=SERVE_FROM=plain", "--target=serve-gpu"} <= set(command)
         raise CommandError(f"docker ended\n    #9 0.412 {line}\n    #9 ERROR: x\n    0.412 {line}")
 
     monkeypatch.setattr(engines, "call", call)

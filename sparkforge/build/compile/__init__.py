@@ -1,1 +1,0 @@
-"""Compiled wheels: builder image, external sources, native files in a container."""
