@@ -62,7 +62,7 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
             if data != (path.read_bytes() if path.is_file() else None)
         ]
         write_files({path: files[path] for path in changed})
-        if git.git_ok(root, "rev-parse", "--is-inside-work-tree"):  # the user's own git
+        if git.attempt(root, "rev-parse", "--is-inside-work-tree")[0] == 0:  # the user's own git
             paths = [str(path.relative_to(root)) for path in changed]
             call("git", "-C", root, "add", "--all", "--", *paths)
             lines = [f"Move {job.upstream} to {plan.moves[0].target.tag}", ""]

@@ -235,7 +235,7 @@ class Job:
         root, more = self.project.root, ["requirements"] if companions else []
         written = ["pins.yaml", "patches", "CHANGELOG.md", "docs/patches.md", *more]
         words = ("status", "--porcelain", "--", *written)
-        if git.git_ok(root, "rev-parse") and (changed := git.git(root, *words)):
+        if git.attempt(root, "rev-parse")[0] == 0 and (changed := git.git(root, *words)):
             msg = f"{root}: uncommitted changes:\n{changed}"
             raise UsageError(msg, "commit, stash or restore them: a rebase replaces these files")
 
