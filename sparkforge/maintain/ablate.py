@@ -35,8 +35,6 @@ class Options:
 
     patch: tuple[str, ...] = field(default=(), kw_only=False)
     """patches to leave out, one at a time (default: each)"""
-    upstream: str | None = None
-    """limit to the series of this upstream"""
     python: Path | None = None
     """Python with pytest (default: .venv-dev, created if missing)"""
     project: ProjectOptions = ProjectOptions()
@@ -56,7 +54,7 @@ class Outcome:
 def run(options: Options = Options()) -> int:
     """Leave patches out, one at a time, and run their tests; returns the exit code."""
     project = Project.open(options.project)
-    every = chosen_series(options.upstream, project.root, project.pins)
+    every = chosen_series(None, project.root, project.pins)
     project.store.sweep()
     known = {patch.name for own in every for patch in own.patches}
     names = {f"{name.removesuffix('.patch')}.patch" for name in options.patch} or known

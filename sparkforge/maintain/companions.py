@@ -49,16 +49,11 @@ def tried(
     Returns it, the files of requirements/ that changed, and the results of the patches' tests.
     """
     root, before = project.root, texts_of(project.root)
-    hidden = {"dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS}
+    hidden = shutil.ignore_patterns("dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS)
     with log.step("requirements"):
         with disk_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(
-                root,
-                folder,
-                symlinks=True,
-                ignore=lambda at, names: hidden & {*names} if Path(at) == root else (),
-            )
+            shutil.copytree(root, folder, symlinks=True, ignore=hidden)
         write_files({folder / path.relative_to(root): data for path, data in files.items()})
         _lock(project, folder, plan.moved)
         path = folder / project.pins_path.name

@@ -339,16 +339,17 @@ def _broken(tree: Path, ruff: str | None, old: str, new: str) -> list[str]:
 def _problems(tree: Path, ruff: str | None, blob: str) -> Counter[str]:
     """Return what is wrong with a Python file, without line numbers: each patch moves them."""
     found: Counter[str] = Counter()
-    data = git.isolated(tree, "cat-file", "blob", blob).stdout
+    text = git.git(tree, "cat-file", "blob", blob)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(data, "file", "exec", dont_inherit=True)
+            compile(text, "file", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         found[f"does not compile: {getattr(error, 'msg', error)}"] += 1
     if ruff is not None:
         how = ("--isolated", "--select=F821,F811", "--output-format=json", "--exit-zero")
-        done = call(ruff, "check", "--no-cache", *how, "--stdin-filename=file.py", "-", stdin=data)
+        words = ("check", "--no-cache", *how, "--stdin-filename=file.py", "-")
+        done = call(ruff, *words, stdin=text.encode(errors="surrogateescape"))
         for one in json.loads(done.stdout):
             if one["code"] in ("F821", "F811"):
                 found[re.sub(r" from line \d+", "", one["message"])] += 1

@@ -6,7 +6,7 @@ not believed.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from packaging.version import Version
@@ -27,8 +27,6 @@ from sparkforge.sources.project import Project, ProjectOptions
 class Options:
     """Options of ``watch``."""
 
-    upstream: tuple[str, ...] = field(default=(), kw_only=False)
-    """upstreams to check (default: all)"""
     markdown: Path | None = None
     """write the result to this file as issue text"""
     project: ProjectOptions = ProjectOptions()
@@ -59,8 +57,7 @@ _HEAD = ("upstream", "pinned", "newest", "state", "verdicts")
 def run(options: Options = Options()) -> int:
     """Look for newer releases, try the series on them and report; returns the exit code."""
     project = Project.open(options.project)
-    names = list(dict.fromkeys(options.upstream)) or list(project.pins.upstreams)
-    found = [_look(project, name) for name in names]
+    found = [_look(project, name) for name in project.pins.upstreams]
     states = {one.state for one in found} - {"up to date"}
     code = CheckError.exit_code if states else 0
     if states - {"carries over"}:
