@@ -68,7 +68,6 @@ class WheelResult(OwnWheel):
 
 
 @dataclass(frozen=True)
-@dataclass(frozen=True)
 class CompiledWheelResult(WheelResult):
     """A wheel of an upstream; sha256 of its compiled native files, by paths in the wheel."""
 
