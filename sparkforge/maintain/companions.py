@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from sparkforge.maintain.landing import Files
     from sparkforge.maintain.rebase import Plan
 
-Wheels = dict[str, list[Requirement]]
+Declared = tuple[list[Requirement], list[Requirement]]
+"""By the old wheels, and by the new ones."""
 
 _INPUT = re.compile(r"-r (requirements/[\w.-]+\.in)$", re.MULTILINE)
 _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/dev.txt"}
@@ -79,24 +80,23 @@ def texts_of(root: Path) -> dict[str, str]:
 # -- requirements ----------------------------------------------------------------------------------
 
 
-def _declarations(project: Project, moved: Mapping[str, Upstream]) -> tuple[Wheels, Wheels]:
+def _declarations(project: Project, moved: Mapping[str, Upstream]) -> dict[str, Declared]:
     """Return what the old and the new wheels declare, by the list of the target that has them."""
-    old: Wheels = {}
-    new: Wheels = {}
+    found: dict[str, Declared] = {}
     for up, release in moved.items():
         pinned = project.pins.upstreams[up]
         for plan, platform, key in releases.wheels_of(project, up, release):
             dropped = {*map(canonicalize_name, plan.wheels[up].drop_requires)}
             lock = project.root / plan.requirements[platform]
-            for found, file in ((old, pinned.files[key]), (new, release.files[key])):
-                every = [
-                    one
-                    for one in releases.declared(project, file)
-                    if name_of(one) not in dropped and "extra ==" not in str(one.marker)
-                ]
-                for name in _INPUT.findall(lock.read_text(encoding="utf-8")):
-                    found.setdefault(name, []).extend(every)
-    return old, new
+            for name in _INPUT.findall(lock.read_text(encoding="utf-8")):
+                old, new = found.setdefault(name, ([], []))
+                for into, file in ((old, pinned.files[key]), (new, release.files[key])):
+                    into += [
+                        one
+                        for one in releases.declared(project, file)
+                        if name_of(one) not in dropped and "extra ==" not in str(one.marker)
+                    ]
+    return found
 
 
 def follow(
@@ -128,21 +128,20 @@ def follow(
 
 def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
     """Change the lists of a checkout, and lock them again; what still fits keeps its version."""
-    old, new = _declarations(project, moved)
-    before = texts_of(here)
+    declared, before = _declarations(project, moved), texts_of(here)
     # exact pins of other lists follow: of our packages, and of what the wheels pin
     pins = {
         str(canonicalize_name(file.project)): (project.pins.upstreams[up].version, release.version)
         for up, release in moved.items()
         for file in release.files.values()
     }
-    for name in new:
-        was, now = ({name_of(r): exactly(r.specifier) for r in of[name]} for of in (old, new))
+    for pair in declared.values():
+        was, now = ({name_of(one): exactly(one.specifier) for one in every} for every in pair)
         for package in was.keys() & now.keys():
             if (one := was[package]) and (other := now[package]) and one != other:
                 pins[package] = (one.partition("+")[0], other.partition("+")[0])
     lists = {
-        name: follow(text, old.get(name, ()), new.get(name, ()), pins)
+        name: follow(text, *declared.get(name, ([], [])), pins)
         for name, text in before.items()
         if name.endswith(".in")
     }

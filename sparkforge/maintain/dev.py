@@ -30,7 +30,6 @@ from sparkforge.runtime import environment
 from sparkforge.runtime.engine import Engine, build_image
 from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.series import series, worktree
-from sparkforge.series.series import Patched, Series
 from sparkforge.series.worktree import WorkTree
 from sparkforge.sources import sources
 from sparkforge.sources.project import Project, ProjectOptions
@@ -68,9 +67,16 @@ def run(options: Options) -> int:
         # as `patches export` does: both must mean the same commit
         upstream = context.upstream(name)
         source = sources.ensure(context.store, name, upstream, RELEASE_PLAN, context.access)
-        patches = context.series_of(name)
-        trees[name] = _tree(series.apply(context.store, patches, source), patches, folder / name)
-        log.info(f"{name}: {trees[name].folder}")
+        own, at = context.series_of(name), folder / name
+        patched = series.apply(context.store, own, source)
+        tree = worktree.read(at) if at.exists() else worktree.make(patched, own, at)
+        if own.sha256 not in tree.series or source.commit != tree.base:
+            hint = "move the folder away; the next dev makes it anew: cherry-pick your commits"
+            log.warning(
+                f"{at}: the series changed; the work tree was not updated\n    hint: {hint}"
+            )
+        trees[name] = tree
+        log.info(f"{name}: {tree.folder}")
     log.info("to keep an edit, commit it, then build.py patches export DIR")
     plugin = _plugin(context, folder / ".plugin")
     more: dict[str, object] = {"folder": str(folder)}
@@ -123,19 +129,6 @@ def _of_wheels(context: Context, trees: Mapping[str, WorkTree], site: Path) -> d
                 if not about and member not in pinned:
                     wanted.setdefault(member, str(site / member))
     return wanted
-
-
-def _tree(patched: Patched, own: Series, folder: Path) -> WorkTree:
-    """Return the work tree of a series, made where it is missing."""
-    if not folder.exists():
-        return worktree.make(patched, own, folder)
-    tree = worktree.read(folder)
-    if own.sha256 not in tree.series or patched.source.commit != tree.base:
-        log.warning(
-            f"{folder}: the series changed; the work tree was not updated\n"
-            "    hint: move the folder away; the next dev makes it anew: cherry-pick your commits"
-        )
-    return tree
 
 
 def _plugin(context: Context, folder: Path) -> dict[str, str]:
