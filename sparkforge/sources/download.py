@@ -128,6 +128,7 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
         done = have if resumed else 0  # else the server ignored the range: start over
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length else None
+        of_all = f" of {human_bytes(total)}" if total else ""
         if done:
             log.info(f"{name}: continuing at {human_bytes(done)}")
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
@@ -139,7 +140,7 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
                         msg = f"{name}: at least {done} bytes, but {size} are recorded"
                         raise IntegrityError(msg, "fix a wrong recorded size")
                     file.write(chunk)
-                    log.progress(name, done, total)
+                    log.progress(f"{name}: {human_bytes(done)}{of_all}")
             except HTTPError as error:
                 raise requests.ConnectionError(error) from error
         if total is not None and done < total:

@@ -82,7 +82,7 @@ def libraries(
     made = in_parallel(compiled, list(inputs), width(jobs, gib, KEEP_GIB))
     for unit, path in zip(inputs, made, strict=True):
         found[unit] = path
-        log.progress(Path(unit.source).name, len(found), len(inputs), "units")
+        log.progress(f"{Path(unit.source).name}: {len(found)} of {len(inputs)} units")
     libraries = {module.name: tree / f"{module.name}.so" for module in modules}
     for module in modules:
         objects = [found[unit] for unit in module.units]
