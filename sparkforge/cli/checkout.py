@@ -12,7 +12,7 @@ from sparkforge.core import errors, pages
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import PinsError
 from sparkforge.core.log import human_bytes, log
-from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
+from sparkforge.sources.project import Checkout, checkout, store_of
 
 
 @command_options
@@ -25,12 +25,9 @@ class CleanOptions:
 
 
 @command_options
-class DocsOptions:
+class DocsOptions(CheckoutOptions):
     check: bool = False
     """fail if one is stale; write nothing"""
-    # not inherited: cyclopts looks up the types of all fields in this module
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
 
 
 def check_pins(options: CheckoutOptions = CheckoutOptions()) -> int:
@@ -67,11 +64,8 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
 def docs(options: DocsOptions = DocsOptions()) -> int:
     """Write the generated pages, or compare them with the files."""
     wanted = pages_of(checkout(options.pins))
-    stale = [
-        path
-        for path, text in wanted.items()
-        if not path.is_file() or path.read_bytes() != text.encode()
-    ]
+    present = {path: path.read_bytes() if path.is_file() else b"" for path in wanted}
+    stale = [path for path in wanted if present[path] != wanted[path].encode()]
     if options.check and stale:
         msg = f"out of date: {', '.join(map(str, stale))}"
         raise PinsError(msg, f"update it: build.py {pages.COMMAND}")
@@ -88,8 +82,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
     from sparkforge.check import accept, report, roofline
     from sparkforge.series import exporting
 
-    root, all_pins = here.root, here.pins
-    folder = root / "docs"
+    root, folder, all_pins = here.root, here.root / "docs", here.pins
     patches = chosen_series(None, root, all_pins)
     kernels = roofline.markdown(all_pins.target("spark"))
     return {
@@ -120,15 +113,13 @@ def version(options: CheckoutOptions = CheckoutOptions()) -> int:
     """Print the versions of sparkforge and of its targets."""
     here = checkout(options.pins)
     python, sha256 = platform.python_version(), sha256_file(here.pins_path)
-    releases = {
-        name: release_name(here.pins, target) for name, target in sorted(here.pins.targets.items())
-    }
+    found = {"sparkforge": __version__, "python": python, "pins_sha256": sha256}
+    targets = sorted(here.pins.targets.items())
+    releases = {name: release_name(here.pins, target) for name, target in targets}
     log.heading(f"sparkforge {__version__} (Python {python})")
     rows = [(f"target {name}", release) for name, release in releases.items()]
     log.table([*rows, (here.pins_path.name, f"sha256 {sha256[:12]}")])
-    log.document(
-        {"sparkforge": __version__, "python": python, "pins_sha256": sha256, "releases": releases}
-    )
+    log.document({**found, "releases": releases})
     return 0
 
 

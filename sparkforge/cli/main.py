@@ -67,8 +67,6 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 """Every command by purpose: its function below ``sparkforge`` ("": a group), and its description.
 Only the module of the command in use is imported."""
-_SHORT_FOR = {"": "build", "bench": "run"}
-"""The command that options without one mean, by the word before them."""
 _HELP = ("-h", "--help")
 _USAGE = """\
 Usage: build.py COMMAND [OPTIONS]
@@ -79,8 +77,7 @@ examples:
   python3 build.py serve --target cpu     # start an OpenAI server from that build
 
 build.py --help lists all commands, build.py COMMAND --help the options of one.
-build, serve and bench pass arguments after -- to `vllm serve`:
-  build.py serve --target cpu -- --mxfp4-layers qkv,o,lm_head
+build, serve and bench pass arguments after -- to `vllm serve`.
 """
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ended: list[int] = []
@@ -114,7 +111,7 @@ def spelled_out(words: Sequence[str]) -> list[str]:
     first = words[at] if len(words) > at else ""
     if not first.startswith("-") or first in _HELP or first in COMMANDS["questions"]:
         return list(words)
-    return [*words[:at], _SHORT_FOR["".join(words[:at])], *words[at:]]
+    return [*words[:at], "run" if at else "build", *words[at:]]
 
 
 def parsed(words: Sequence[str]) -> tuple[Any, Any]:

@@ -1,15 +1,12 @@
 """git, as plain functions on bare repositories; each flag with its reason.
 
-Users' settings change git's output (``diff.noprefix``, ``format.signOff``, hooks …), and a
-repository can name programs in its own: hooks, filters, merge drivers, a file system monitor. So
-every call except a network fetch runs without both. A fetch uses the user's, for proxies,
-certificates and ``url.insteadOf`` mirrors. git itself refuses another user's repository; that check
-stays on.
+Users' settings change git's output (``diff.noprefix``, ``format.signOff`` …), and a repository can
+name programs in its own: hooks, filters, merge drivers, a file system monitor. Every call runs
+without both, except that a network fetch uses the user's proxies, certificates and mirrors.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -132,7 +129,7 @@ def isolated(
         raise _foreign(repo)
     if check and done.returncode:
         error = failure(done)
-        error.remedy = error.remedy or _fetch_again(repo)
+        error.remedy = _fetch_again(repo)
         raise error
     return done
 
@@ -335,14 +332,9 @@ def sparse_worktree(repo: Path, where: Path, commit: str, paths: Iterable[str]) 
 
 def clone_at(repo: Path, where: Path, commit: str) -> None:
     """Create a clone with a commit on its own branch."""
-    where.mkdir(parents=True)
-    try:
-        # --no-hardlinks: changes of the user in the clone must not reach the store
-        clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")
-        call(*clone, repo, where, env=_clean_env())
-        # a clone copies branches and tags only; the series' commit has a ref of its own
-        git(where, "fetch", "--quiet", str(repo), commit)
-        git(where, "checkout", "--quiet", "-B", "sparkforge", commit)
-    except BaseException:
-        shutil.rmtree(where, ignore_errors=True)
-        raise
+    # --no-hardlinks: changes of the user in the clone must not reach the store
+    clone = ("git", "clone", "--quiet", "--no-checkout", "--no-hardlinks", "--template=")
+    call(*clone, repo, where, env=_clean_env())
+    # a clone copies branches and tags only; the series' commit has a ref of its own
+    git(where, "fetch", "--quiet", str(repo), commit)
+    git(where, "checkout", "--quiet", "-B", "sparkforge", commit)

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 def pip_settings() -> dict[str, str]:
     """Return pip's configuration; it is read once in a run, and only if a download is needed."""
     values = {}
+    lines = [line.partition(".") for line in pip_config().splitlines()]
     # variables (:env:) override files, and within files a command's section overrides global
-    rank = {"global": 0, "install": 1, "download": 1, ":env:": 2}
-    for line in sorted(pip_config().splitlines(), key=lambda x: rank.get(x.partition(".")[0], 0)):
-        section, _, rest = line.partition(".")
-        key, _, value = rest.partition("=")
-        # pip ignores an empty variable
-        if section in rank and (text := str(ast.literal_eval(value))):
-            values[key] = text
+    for wanted in ("global", "install", "download", ":env:"):
+        for section, _, rest in lines:
+            key, _, value = rest.partition("=")
+            if section == wanted and (text := str(ast.literal_eval(value))):
+                values[key] = text  # pip ignores an empty variable
     return values
 
 
@@ -138,9 +137,8 @@ def address_of(link: Link) -> str:
 
 def sha256_of(link: Link) -> str | None:
     """Return the sha256 of a file in the index, or None."""
-    if link.hashes and "sha256" in link.hashes:  # the JSON form of the page
-        return str(link.hashes["sha256"])
-    return link.hash if link.hash_name == "sha256" else None
+    found = (link.hash_option or {}).get("sha256")
+    return found[0] if found else None
 
 
 def torch_files(

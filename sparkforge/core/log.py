@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 from sparkforge.core import plain
@@ -57,9 +58,8 @@ class Log:
             stream.flush()
         except OSError as error:
             # the rest of the buffer is written again at the exit
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
             # without a reader (head, less), or with stderr on a full disk, the build continues
             if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
                 self._answered = True  # no document can follow
@@ -124,13 +124,11 @@ class Log:
         finally:
             self._line(f"{mark} {name}  {time.monotonic() - start:.2f}s", colour)
 
-    def progress(self, what: str, done: float, total: float | None, unit: str = "B") -> None:
-        """Report progress in bytes ("B") or another unit; printed every few seconds."""
-        now = time.monotonic()
-        if now - self._progress_at >= _PROGRESS_EVERY_S:
-            self._progress_at = now
-            share = f" of {_amount(total, unit)} {100 * done / total:3.0f}%" if total else ""
-            self._line(f"  {what}: {_amount(done, unit)}{share}")
+    def progress(self, text: str) -> None:
+        """Report progress; printed every few seconds."""
+        if time.monotonic() - self._progress_at >= _PROGRESS_EVERY_S:
+            self._progress_at = time.monotonic()
+            self.info(text)
 
 
 def _tame(text: str) -> str:
@@ -142,10 +140,6 @@ def _tame(text: str) -> str:
     text = plain.escaped(_SECRET.sub("***", text), keep="\n\t")
     text = text.replace("##[", "# #[").replace("\n", "\n  | ")
     return f"  | {text}" if text.lstrip().startswith("::") else text
-
-
-def _amount(value: float, unit: str) -> str:
-    return human_bytes(value) if unit == "B" else f"{value:.0f} {unit}"
 
 
 def human_bytes(size: float) -> str:

@@ -16,8 +16,6 @@ _SPECIAL = re.compile(r"([\\*_<>\[\]])")
 class Markdown(str):
     """Text that is Markdown already."""
 
-    __slots__ = ()
-
 
 def escape(value: object) -> str:
     """Return a value escaped for Markdown, on one line, but for code between backticks."""

@@ -5,7 +5,6 @@ server or compiler stays.
 """
 
 import atexit
-import errno
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
+from sparkforge.core.errors import CommandError, MachineError
 from sparkforge.core.log import log
 
 _TAIL_LINES = 40
@@ -205,16 +204,12 @@ def _unusable(program: str, error: OSError) -> MachineError:
     return MachineError(f"{name}: {why}", f"install {name} and put it on the PATH")
 
 
-def failure(result: subprocess.CompletedProcess[bytes]) -> SparkforgeError:
+def failure(result: subprocess.CompletedProcess[bytes]) -> CommandError:
     """Return the error of a failed command, with the end of its output."""
     lines = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
     tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
-    text = f"{shlex.join(result.args)} failed with exit code {result.returncode}\n{tail}"
-    # git's fast-import reports it differently
-    if os.strerror(errno.ENOSPC) in text or "Out of diskspace" in text:
-        remedy = "free space, or put the store on a larger disk with --store DIR"
-        return StoreError(f"the disk is full:\n{text}", remedy)
-    return CommandError(text)
+    command = shlex.join(result.args)
+    return CommandError(f"{command} failed with exit code {result.returncode}\n{tail}")
 
 
 def in_parallel(

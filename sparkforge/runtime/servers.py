@@ -147,7 +147,7 @@ def wait_ready(
 
     ``tell`` is called repeatedly with the seconds so far; None shows them.
     """
-    tell = tell or (lambda waited: log.progress("loading", waited, None, "s"))
+    tell = tell or (lambda waited: log.progress(f"loading: {waited:.0f} s"))
     start = time.monotonic()
     while (waited := time.monotonic() - start) < timeout_s:
         if (code := server.exited()) is not None:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import FetchError, IntegrityError
-from sparkforge.core.log import log
+from sparkforge.core.log import human_bytes, log
 from sparkforge.store.store import Store
 
 _CHUNK = 1 << 20
@@ -122,6 +122,7 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
         done = have if resumed else 0  # else the server ignored the range: start over
         length = reply.headers.get("Content-Length")
         total = done + int(length) if length else None
+        of_all = f" of {human_bytes(total)}" if total else ""
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
             try:
                 # iter_content would unpack a gzip encoding, which servers declare for a .tar.gz
@@ -132,6 +133,6 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
                         msg = f"{name}: at least {done} bytes, but {size} are pinned"
                         raise IntegrityError(msg, "fix a wrong size in pins.yaml")
                     file.write(chunk)
-                    log.progress(name, done, total)
+                    log.progress(f"{name}: {human_bytes(done)}{of_all}")
             except HTTPError as error:
                 raise requests.ConnectionError(error) from error

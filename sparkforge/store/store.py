@@ -148,17 +148,15 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
                 Path(lock.lock_file).unlink(missing_ok=True)
 
-    def sweep(self) -> int:
-        """Remove folders of killed runs under tmp; returns their number."""
-        gone, ours = 0, (self.root / _TAG).is_file()
+    def sweep(self) -> None:
+        """Remove folders of killed runs under tmp."""
+        ours = (self.root / _TAG).is_file()
         for lock in (self.root / "tmp").glob("sparkforge-*.lock") if ours else ():
             from filelock import FileLock, Timeout
 
             with suppress(Timeout), FileLock(lock, timeout=0):  # else it is at work
                 shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
                 lock.unlink(missing_ok=True)
-                gone += 1
-        return gone
 
     def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
         """Return a store in a new folder that shares what does not depend on a series."""

@@ -72,7 +72,9 @@ def test_killed_process_releases_lock(store: Store, tmp_path: Path) -> None:
     child.kill()
     child.communicate()
     assert not list((store.root / "artefacts").rglob("*"))
-    assert store.sweep() == 1
+    assert list((store.root / "tmp").iterdir())
+    store.sweep()
+    assert not list((store.root / "tmp").iterdir())
     made = store.build("wheels", INPUTS, WheelhouseResult, lambda folder: WheelhouseResult(0))
     assert made.result == WheelhouseResult(0)
 

@@ -52,15 +52,17 @@ def test_a_target_is_pins_and_a_lock(copy: Path) -> None:
     assert run(copy, "doctor", "--target", "mine")["target"] == "mine"
 
 
-def test_a_check_of_doctor_is_one_function(copy: Path) -> None:
+def test_a_check_of_doctor_is_a_function_and_its_line(copy: Path) -> None:
     path = copy / "sparkforge/check/doctor/checks.py"
-    added = '''
-
-@check()
-def mine(seen: Machine, want: Want) -> Finding:
+    added = '''def mine(seen: Machine, want: Want) -> Finding:
     """The reason for it."""
     return ok(f"for {want.name}")
-'''
-    path.write_text(path.read_text() + added)
+
+
+# -- all checks'''
+    text = path.read_text().replace("# -- all checks", added, 1)
+    path.write_text(
+        text.replace('    "machine": (', '    "mine": ("", mine),\n    "machine": (', 1)
+    )
     found = {one["name"]: one for one in run(copy, "doctor", "--target", "cpu")["findings"]}
     assert (found["mine"]["state"], found["mine"]["seen"]) == ("ok", "for cpu")

@@ -80,7 +80,7 @@ def libraries(
     made = in_parallel(compiled, list(inputs), jobs or width(gib))
     for unit, path in zip(inputs, made, strict=True):
         objects[unit] = path
-        log.progress(Path(unit.source).name, len(objects), len(inputs), "units")
+        log.progress(f"{Path(unit.source).name}: {len(objects)} of {len(inputs)} units")
     libraries = {module.name: tree / f"{module.name}.so" for module in modules}
     for one in modules:
         recipe.link(tree, host, one, [objects[unit] for unit in one.units], libraries[one.name])

@@ -90,7 +90,7 @@ def test_control_characters_are_shown_as_text(log: Log, capsys: pytest.CaptureFi
         say(hostile)
     log.table([(hostile, "x")])
     with log.step(hostile):
-        log.progress(hostile, 1, 2)
+        log.progress(hostile)
     for shown in capsys.readouterr():
         assert r"a\x1b[2Jb\rc\x9bd\u202ee\x1b]0;title\x07" in shown
         assert not set(shown) & set("\x1b\r\x9b\u202e\x07")

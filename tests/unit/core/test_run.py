@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.core.errors import CommandError, MachineError, SparkforgeError, StoreError
+from sparkforge.core.errors import CommandError, MachineError, SparkforgeError
 from sparkforge.core.log import log
 from sparkforge.core.run import background, call
 from tests.support import alive, wait_for
@@ -58,7 +58,6 @@ def test_streamed_output_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("no-such-program x", MachineError, "PATH"),
         ("sh -c 'seq 100; echo last words >&2; exit 7'", CommandError, "62\n.*last words"),
-        ("sh -c 'head -c 99999 /dev/zero | cat > /dev/full'", StoreError, "disk is full"),
     ],
 )
 def test_a_failure_is_an_error_with_the_output(
