@@ -44,6 +44,15 @@ def pip_config() -> str:
     return call(sys.executable, "-m", "pip", "config", "list").stdout.decode()
 
 
+def uv_variables() -> dict[str, str]:
+    """Return the variables with which uv finds what pip finds (scripts/lock.sh)."""
+    settings = pip_settings()
+    found = {"UV_FIND_LINKS": ",".join(settings.get("find-links", "").split())}
+    if "UV_INDEX_URL" not in os.environ:  # the older name of the same
+        found["UV_DEFAULT_INDEX"] = settings.get("index-url", "")
+    return {name: value for name, value in found.items() if value and name not in os.environ}
+
+
 def _indexes() -> list[str]:
     """Return the index URLs; FetchError for one that is no URL (its text may have a password)."""
     settings = pip_settings()

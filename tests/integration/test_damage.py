@@ -181,7 +181,7 @@ def test_programs_of_a_work_tree_do_not_run(project: Project, tmp_path: Path) ->
         hook.chmod(0o755)
     (work / "demo" / "mod.py").write_bytes(PATCHED + b"more = 1\n")
     names = {f"core.hooksPath={os.devnull}", "core.fsmonitor=false"}
-    names |= {"filter.evil.process=", "filter.evil.clean="}
+    names |= {"filter.evil.process=", "filter.evil.clean=", "user.name=Me", "user.email=me@x"}
     quiet = [word for name in names for word in ("-c", name)]
     subprocess.run(["git", *quiet, "add", "demo/mod.py"], cwd=work, check=True)
     assert list(canary.iterdir()) == []
