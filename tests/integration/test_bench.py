@@ -42,6 +42,7 @@ run = {{
     "prompt_size": 512, "response_size": 32, "context_size": 0, "concurrency": 1,
     "is_context_prefill_phase": False, "tg_throughput": metric(float(os.environ["FAKE_SPEED"])),
     "pp_throughput": metric(4000.0), "e2e_ttft": metric(100.0),
+    "requests_throughput_over_time": [[[[0.0, 1.0]] * 32]],
 }}
 with open(value("--save-result"), "w") as file:
     json.dump({{"version": "0.4.0", "benchmarks": [run]}}, file)

@@ -16,6 +16,7 @@ from typing import Any
 from sparkforge.core import plain
 from sparkforge.core.disk import read_json, write_file
 from sparkforge.core.errors import ServerError
+from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.runtime.client import Place
 
@@ -23,6 +24,7 @@ LOCK, FILE = "requirements/bench.txt", "result.json"
 _BOOK = "sparkforge-text"
 """Name of the text in llama-benchy's cache, instead of a book's address."""
 _KEY = "LLAMA_BENCHY_KEY"
+_FULL = 0.75  # of the tokens asked for: those of Harmony's frame are no text, and not counted
 # The key is not an argument, since all users of the machine can read those. llama-benchy keeps idle
 # connections for 600 s. Servers close them sooner (vLLM after 5 s): a request at that moment would
 # end the run.
@@ -83,6 +85,7 @@ class Call:
         words = ["--base-url", place.url, "--model", model, "--tokenizer", str(tokenizer)]
         words += ["--book-url", _BOOK, "--exit-on-first-fail", "--format", "json", *self.options]
         words += ["--save-result", str(file), *([] if self.coherent else ["--skip-coherence"])]
+        words += ["--save-all-throughput-timeseries"]  # a point for each token that came
         lines: list[str] = []
         command: list[str | Path] = [self.python, "-u", "-P", "-c", _START, *words]
         log_path = file.with_suffix(".log")
@@ -104,6 +107,8 @@ class Result:
     identity: dict[str, Any]
     """Server, model, machine and tool, as ``command.py`` names them."""
     tests: dict[str, list[float]] = field(default_factory=dict)
+    short: dict[str, float] = field(default_factory=dict)
+    """Mean tokens of an answer, by test, where the model ended long before ``--tg``."""
 
     def add(self, file: Path) -> None:
         """Add what llama-benchy wrote."""
@@ -113,6 +118,12 @@ class Result:
             name += f" @ d{run['context_size']}" if run["context_size"] else ""
             name += f" (c{run['concurrency']})"
             name += ", loading the context" * run["is_context_prefill_phase"]
+            series = run["requests_throughput_over_time"]
+            answers = [len(each) for batch in series for each in batch]
+            came, asked = fmean(answers or [0]), run["response_size"]
+            if came < _FULL * asked:
+                self.short[name] = came
+                log.warning(f"{name}: answers ended after {came:.0f} of {asked} tokens (mean)")
             for metric, source in METRICS.items():
                 values = (run[source] or {"values": []})["values"]
                 if source == "e2e_ttft" and len(values) % run["concurrency"] == 0:

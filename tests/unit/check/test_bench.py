@@ -37,6 +37,7 @@ def theirs(**changes: Any) -> dict[str, Any]:
         "pp_throughput": {"values": [4500.0]},
         "tg_throughput": {"values": [59.0, 60.0, 61.0]},
         "e2e_ttft": {"values": [100.0, 110.0, 120.0]},
+        "requests_throughput_over_time": [[[[0.0, 1.0]] * 29]] * 3,
         **changes,
     }
 
@@ -70,6 +71,15 @@ def test_values_that_are_read_in_another_way(tmp_path: Path) -> None:
     for none in nothing:
         found = read(tmp_path, theirs(tg_throughput=none))
         assert ONE not in found.tests and FIRST in found.tests
+
+
+def test_answers_that_end_early_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = [[0.0, 1.0]] * 3
+    found = read(tmp_path, theirs(), theirs(requests_throughput_over_time=[[three], [three]]))
+    assert found.short == {"pp512 tg32 (c1)": 3}
+    assert capsys.readouterr().out.count("answers ended after 3 of 32 tokens (mean)") == 1
 
 
 # -- the servers --------------------------------------------------------------------------------
