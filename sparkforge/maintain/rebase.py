@@ -58,6 +58,7 @@ def run(options: Options) -> int:
         "--onto, --continue, --skip and --abort exclude each other": sum(answers) > 1,
         "give --dry-run or --with-companions with --onto": options.dry_run + options.companions
         > (options.onto is not None),
+        "--mirror: a rebase takes release files": bool(options.project.mirror),
         "--skip needs a reason": options.skip is not None and not options.skip.strip(),
     }
     for what, found in wrong.items():
