@@ -15,6 +15,7 @@ from sparkforge.store.store import Store
 _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
 _ATTEMPTS = 5
+_MOST_BYTES = 4 << 30  # of a file without a pinned size, so that no answer fills the disk
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
 _NETWORK = "check the network, proxy and certificates, then run again: it continues"
 
@@ -128,10 +129,11 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
                 # iter_content would unpack a gzip encoding, which servers declare for a .tar.gz
                 for chunk in reply.raw.stream(_CHUNK, decode_content=False):
                     done += len(chunk)
-                    if size is not None and done > size:
+                    if done > (size or _MOST_BYTES):
                         partial.unlink()  # the next run starts over
-                        msg = f"{name}: at least {done} bytes, but {size} are pinned"
-                        raise IntegrityError(msg, "fix a wrong size in pins.yaml")
+                        limit = f"{size} are pinned" if size else f"{_MOST_BYTES} is the limit"
+                        msg = f"{name}: at least {done} bytes, but {limit}"
+                        raise IntegrityError(msg, "fix a wrong size in pins.yaml, or the index")
                     file.write(chunk)
                     log.progress(f"{name}: {human_bytes(done)}{of_all}")
             except HTTPError as error:

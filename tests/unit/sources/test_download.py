@@ -44,8 +44,14 @@ def test_download_is_stored_and_offline_uses_no_network(store: Store, server: Se
     assert len(server.requests) == 1
 
 
-def test_more_bytes_than_pinned_are_refused(store: Store, server: Server) -> None:
+def test_more_bytes_than_pinned_are_refused(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = server.add("/f", Page(DATA))
+    with monkeypatch.context() as one, pytest.raises(IntegrityError, match="5 is the limit"):
+        one.setattr(download, "_MOST_BYTES", 5)  # a third-party wheel has no pinned size
+        get(store, url)
+    server.requests.clear()
     with pytest.raises(IntegrityError, match="are pinned"):
         fetch(store, name=NAME, sha256=SHA, locate=lambda: url, size=len(DATA) - 5)
     assert get(store, url).read_bytes() == DATA
