@@ -72,7 +72,7 @@ lock bench.in bench.txt --universal --python-version 3.11 --only-binary :all: \
 lock kernels.in kernels.txt --universal --python-version 3.11 --only-binary :all:
 # the compiler of `build.py packs`, on either platform
 lock packs.in packs.txt --universal --python-version 3.11 --only-binary :all:
-# what wheels are compiled with (--wheels compile), in the builder image
+# what wheels are compiled with (--wheels compile), in the Dockerfile's stage builder
 lock builder-cpu.in builder-cpu-linux-amd64.txt --python-version 3.11 \
   --python-platform x86_64-manylinux_2_36 --only-binary :all:
 builder() { # builder OUTPUT PLATFORM
