@@ -221,7 +221,7 @@ def read(engine: Engine, name: str) -> Image:
         attrs = engine.client.images.get(name).attrs
     except APIError as error:
         msg = f"{name}: no such image in the engine: {error.explanation or error}"
-        raise BuildError(msg, "give a receipt.json, or a name from build.py images") from None
+        raise BuildError(msg, "give a name from build.py images") from None
     labels = (attrs.get("Config") or {}).get("Labels") or {}
     if image.TARGET_LABEL not in labels:
         msg = f"{name}: not built by sparkforge: no label {image.TARGET_LABEL}"
