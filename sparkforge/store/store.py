@@ -1,9 +1,9 @@
 """The store: downloads, git repositories and finished results; the only module that touches it.
 
 ``artefacts/STAGE/KEY/`` has finished results, ``last/TARGET/LABEL.json`` the inputs of a target's
-newest build, ``tmp/NAME`` work in progress with ``NAME.lock``, and ``unpacked``, ``ccache`` and
-``serve`` the caches of uv, of compilers and of servers. Nothing gets its final name before it is
-complete and checked, so ``kill -9`` at any point leaves only files under ``partial`` and ``tmp``.
+newest build, ``tmp/NAME`` work in progress with ``NAME.lock``, and ``unpacked`` and ``serve`` the
+caches of uv and of servers. Nothing gets its final name before it is complete and checked, so
+``kill -9`` at any point leaves only files under ``partial`` and ``tmp``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 INTERPRETERS = "interpreters"
-_RESULTS = ("artefacts", "last", "compile", "unpacked")
+_RESULTS = ("artefacts", "last", "unpacked")
 # of ``smoke`` a borrowed store uses only the unpatched release
 _SHARED = (
     *("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS),
