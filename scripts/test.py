@@ -162,8 +162,6 @@ def main() -> int:
         def patches() -> None:
             check = (sys.executable, "build.py", "patches", "check")
             steps.run("patch lint and exact application", *check)
-            # while the code that makes them is rewritten
-            steps.run("the same wheels", sys.executable, "scripts/bytes.py")
             steps.run("patches", *pytest(*_BY_GROUP, "tests/patches"))
 
         def builds() -> None:

@@ -142,7 +142,7 @@ def resolve(reference: str, engine: Engine | None) -> BaseImage:
     if not at and engine is not None:
         found = engine.image_id(reference)
     if found is None:
-        msg = f"--base {reference}: no image with a digest, and none of the engine"
+        msg = f"--base {reference}: no such image in the engine, and no digest"
         raise MachineError(msg, "give NAME@sha256:…, or build one first: scripts/make-base.sh NAME")
     return BaseImage(reference, found)
 

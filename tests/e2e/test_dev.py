@@ -115,7 +115,7 @@ echo done"""
     assert (tmp_path / "main.o").stat().st_uid == os.getuid()
     changed = export(checkout, tree, "--check")
     assert changed.returncode == 3
-    assert "added: mark-the-package-as-edited.patch" in changed.stderr
+    assert "would change mark-the-package-as-edited.patch" in changed.stderr
     status = subprocess.run(
         ["git", "-C", tree, "status", "--porcelain", "--ignored"],
         capture_output=True,
