@@ -84,7 +84,7 @@ def problems(folder: Path, built: Receipt | None = None) -> list[str]:
     return [
         f"{name}: missing, or differs from {NAME}"
         for name, sha256 in {SUMS: listed, **built.files}.items()
-        if "/" in name or not intact(folder / name, sha256)
+        if name != Path(name).name or not intact(folder / name, sha256)
     ]
 
 

@@ -54,7 +54,7 @@ def run(options: Options) -> int:
             counts=accepted.get("counts", {}),
             speed=measured.get("tests", {}),
         )
-    except (OSError, ValueError, AttributeError, TemplateError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError, TemplateError) as error:
         msg = f"a result in {folder}/accept or /bench is damaged: {error}"
         raise UsageError(msg, "remove it, and run accept or bench again") from None
     out = folder / "report.html"

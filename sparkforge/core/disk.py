@@ -59,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON file's object; None if the file is missing or has no JSON object."""
     try:
         value = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None  # cut off by a power failure, or damaged
     return value if isinstance(value, dict) else None
 
@@ -83,7 +83,7 @@ def intact(path: Path, sha256: str) -> bool:
     """
     try:
         now = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # a name with NUL
         return False
     state = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
     if state not in _READ:

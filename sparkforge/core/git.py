@@ -87,6 +87,7 @@ def _clean_env(settings: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
         **{f"GIT_CONFIG_VALUE_{at}": value for at, (_, value) in enumerate(pairs)},
         "GIT_ALLOW_PROTOCOL": "file",  # no network, regardless of settings
         "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",  # refs/replace would give other bytes under the same id
         "GIT_DIFF_OPTS": "",
         "GIT_DEFAULT_HASH": "sha1",
         "GIT_TERMINAL_PROMPT": "0",  # fail instead of asking for a password

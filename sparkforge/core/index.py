@@ -105,14 +105,16 @@ class Index:
         """
         from logging.handlers import BufferingHandler
 
-        finder, links, said = self._finder, [], []
+        links, said = [], []
         # unearth's only sign of an unusable answer
         logger, warnings = logging.getLogger("unearth.collector"), BufferingHandler(1 << 20)
         warnings.setLevel(logging.WARNING)
         logger.addHandler(warnings)
         try:
-            found = finder.find_all_packages(project, allow_yanked=True)
+            found = self._finder.find_all_packages(project, allow_yanked=True)
             links = [package.link for package in found]
+        except FetchError:
+            raise
         except Exception as error:  # httpx's, unearth's and parser errors share no base class
             said.append(f"{type(error).__name__}: {error}")
         finally:
@@ -134,10 +136,10 @@ class Index:
 
 
 def address_of(link: Link) -> str:
-    """Return a file's address, with the user and password of an index URL of the same host."""
+    """Return a file's address, with the user and password that pip's settings have for the host."""
     url = str(link.normalized)
     parts = urlsplit(url)
-    for known in map(urlsplit, _indexes()):
+    for known in map(urlsplit, (*_indexes(), *pip_settings().get("find-links", "").split())):
         user, at, host = known.netloc.rpartition("@")
         if at and (known.scheme, host) == (parts.scheme, parts.netloc):
             return urlunsplit(parts._replace(netloc=f"{user}@{host}"))

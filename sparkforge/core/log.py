@@ -24,6 +24,8 @@ _PROGRESS_EVERY_S = 5.0
 _SECRET = re.compile(
     r"(?<=://)(?:[^/\s\"'<>]+|[^/@:\s\"'<>]+:(?!\d{1,5}/)[^\s\"'<>]*)(?=@)"
     r"|(?<=\bpin-value=)[^&\s\"'<>]+"
+    # what httpx and urllib call the port of an address whose password has a slash
+    r"|(?<=Invalid port: ')[^']*|(?<=integer value as ')[^']*"
 )
 
 

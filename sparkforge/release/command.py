@@ -157,7 +157,11 @@ def check_folder(folder: Path, key: str) -> list[str]:
         msg = f"{folder}: has no valid {receipt.NAME}"
         raise UsageError(msg, "give the folder of a release, or REGISTRY/NAME@sha256:…")
     files = {*SIGNED, *built.files}
-    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    there = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
     there -= {*files, *(name + SUFFIX for name in SIGNED)}
     problems = receipt.problems(folder, built)  # whose hashes are signed themselves
     problems += [f"{name}: not signed" for name in sorted(there)]

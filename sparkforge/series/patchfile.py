@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from email.errors import MessageError
 from email.header import decode_header, make_header
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def _decoded(header: str) -> str:
     unfolded = re.sub(r"\n[ \t]", " ", header)
     try:
         return str(make_header(decode_header(unfolded)))
-    except (LookupError, UnicodeDecodeError):  # an unknown encoding: unchanged
+    except (LookupError, ValueError, MessageError):  # an unknown encoding: unchanged
         return unfolded
 
 

@@ -40,7 +40,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     signals = Signals()
     health.forget()
     # Compose passes on what .env lists; the libraries take no empty value
-    unset = ("HF_", "NCCL_", "GLOO_")
+    unset = ("HF_", "NCCL_", "GLOO_", "VLLM_LOGGING_", "VLLM_FASTSAFETENSORS_", "FASTSAFETENSORS_")
     given = {name: text for name, text in environment.items() if text or not name.startswith(unset)}
     reason, launch = "its log gives the reason", None
     try:

@@ -130,6 +130,7 @@ def for_plugin(words: Sequence[str]) -> list[str]:
 def shown(text: object) -> str:
     """Return another program's message in one line, without passwords of URLs and the token."""
     line = IN_URL.sub("***@", " ".join(str(text).split()))
+    line = re.sub(r"(?<=port: ')[^']*", "***", line)  # httpx's, of a password with a slash
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if len(secret := os.environ.get(name, "").strip()) > 3:
             line = line.replace(secret, "***")

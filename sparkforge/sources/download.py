@@ -84,6 +84,7 @@ def _local(url: str, name: str) -> Path | None:
 
 def _download(url: str, partial: Path, name: str, size: int | None) -> None:
     import requests
+    from urllib3.exceptions import HTTPError
 
     if local := _local(url, name):
         with disk_errors(partial):
@@ -95,8 +96,9 @@ def _download(url: str, partial: Path, name: str, size: int | None) -> None:
         try:
             _stream(url, partial, name, size)
             return
-        except requests.RequestException as error:
-            status = 500 if error.response is None else error.response.status_code
+        except (requests.RequestException, HTTPError, ValueError) as error:  # of odd redirects, too
+            response = getattr(error, "response", None)
+            status = 500 if response is None else response.status_code
             retries = status >= 500 or status in (408, 429)
             # ValueError: requests' errors for an invalid URL
             if attempt == _ATTEMPTS or not retries or isinstance(error, ValueError):
@@ -121,8 +123,8 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
         reply.raise_for_status()
         resumed = reply.status_code == requests.codes.partial_content
         done = have if resumed else 0  # else the server ignored the range: start over
-        length = reply.headers.get("Content-Length")
-        total = done + int(length) if length else None
+        length = reply.headers.get("Content-Length", "")[:19]
+        total = done + int(length) if length.isdecimal() else None
         of_all = f" of {human_bytes(total)}" if total else ""
         with disk_errors(partial), partial.open("ab" if resumed else "wb") as file:
             try:

@@ -43,11 +43,11 @@ def store_of(named: str | Path | None) -> Store:
     """Return the store of --store, else of SPARKFORGE_STORE, else in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparkforge")
     try:
-        root = Path(named or os.environ.get("SPARKFORGE_STORE") or default).expanduser()
-    except RuntimeError as error:  # no HOME, and an unknown user
+        root = Path(named or os.environ.get("SPARKFORGE_STORE") or default).expanduser().resolve()
+    except RuntimeError as error:  # no HOME, and an unknown user; a loop of links
         raise UsageError(f"no folder for the store: {error}", "give one with --store DIR") from None
-    git.check_owner(root.resolve())  # its files are installed and served
-    return Store(root.resolve())
+    git.check_owner(root)  # its files are installed and served
+    return Store(root)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ class Checkout:
 
 def checkout(named: Path | None) -> Checkout:
     """Return the checkout of --pins, or sparkforge's own; raises as ``pins.load``."""
-    path = (named or ROOT / "pins.yaml").resolve()
+    try:
+        path = (named or ROOT / "pins.yaml").resolve()
+    except RuntimeError as error:
+        raise UsageError(f"--pins {named}: a loop of links", "give another file") from error
     return Checkout(path, pins.load(path))
 
 

@@ -70,7 +70,7 @@ class Wanted:
 def read_lock(path: Path) -> list[Locked]:
     """Read a requirements file; PinsError: a line is not NAME==VERSION with hashes."""
     result = []
-    text = re.sub(r"(^|\s)#.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = re.sub(r"(^|\s)#.*$", "", path.read_text("utf-8", "replace"), flags=re.MULTILINE)
     for line in filter(str.strip, re.sub(r"\\[ \t]*\n", " ", text).splitlines()):
         try:
             wanted = Requirement(line.partition(" --")[0])
@@ -78,7 +78,10 @@ def read_lock(path: Path) -> list[Locked]:
             hashes = frozenset(_HASH.findall(line))
             if pin.operator != "==" or not hashes:
                 raise ValueError(line)
-        except (InvalidRequirement, ValueError):
+            Version(pin.version)
+            if wanted.marker is not None:
+                wanted.marker.evaluate(markers("3.11", "linux/amd64"))
+        except (InvalidRequirement, LookupError, ValueError):  # of markers and versions, too
             msg = f"{path}: {line.strip()[:60]!r} is not NAME==VERSION with --hash=sha256"
             raise PinsError(msg, "update the lock with scripts/lock.sh") from None
         name = str(canonicalize_name(wanted.name))

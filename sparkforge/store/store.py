@@ -271,7 +271,9 @@ class Store:
 
     def last(self, target: str, label: str) -> Mapping[str, Any] | None:
         """Return ``{"key", "inputs"}`` of the newest artefact of a label, or None."""
-        return read_json(self.root / "last" / target / f"{label}.json")
+        note = read_json(self.root / "last" / target / f"{label}.json") or {}
+        whole = isinstance(note.get("key"), str) and isinstance(note.get("inputs"), dict)
+        return note if whole else None
 
     def clean(self, *, superseded: bool = False) -> int:
         """Remove all results once no build is at work; returns the bytes freed.
@@ -285,7 +287,7 @@ class Store:
             doomed = [self.root / name for name in _RESULTS]
             if superseded:
                 notes = (read_json(path) or {} for path in (self.root / "last").rglob("*.json"))
-                newest = {note.get("key", "")[:32] for note in notes}
+                newest = {str(note.get("key"))[:32] for note in notes}
                 doomed = [p for p in (self.root / "artefacts").glob("*/*") if p.name not in newest]
                 # uv removes no wheel by itself: the newest environment is linked to its wheels
                 doomed.append(self.root / "unpacked")

@@ -101,7 +101,7 @@ def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]
         return archive.namelist()
 
 
-_NAME = rf"[\w.-]*{SECRET_NAME}[\w.-]*"
+_NAME = rf"{SECRET_NAME}[\w.-]{{0,60}}"
 _PATTERNS = (
     (r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)", "***"),
     (IN_URL.pattern, "***@"),
@@ -110,9 +110,11 @@ _PATTERNS = (
     (r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}", r"\1 ***"),
     # a name and its value in quotes, which may be escaped: "name": "…", 'name': '…', name="…"
     (rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*", r"\1\2***"),
+    # a list of them: name=[…], 'name': […]
+    (rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)\[[^\]\n]*", r"\1[***"),
     # name=…, name: …, and --name … with several values
     (rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+", r"\1***"),
-    (rf"(?i)(--{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+", r"\1 ***"),
+    (rf"(?i)(--[\w.-]{{0,60}}{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+", r"\1 ***"),
     (r"(<(?:serial|board_id|uuid|pdi)>)[^<]*", r"\1***"),
     (r"(?i)\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", "xx:xx:xx:xx:xx:xx"),
 )

@@ -240,6 +240,8 @@ PEM = "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"
         ("{'token': 'SECRET', 'port': 8000}", "'port': 8000}"),
         ('{"api_key": "SEC SECRET\\"SECRET", "tokens": 5}', '"tokens": 5}'),
         (json.dumps({"log": json.dumps({"hf_token": "SECRET", "port": 1})}), 'port\\": 1'),
+        ("{'api_key': ['SECRET', 'SECRET'], 'port': 1} api_key=['SECRET']", "'port': 1}"),
+        ("token_" * 5000, "token_"),  # in linear time
         ("MY_CREDENTIAL=SECRET api-key=SECRET;", "MY_CREDENTIAL="),
         (f"nvapi-{'SECRET' * 4} glpat-{'SECRET' * 4} gho_{'SECRET' * 4} end", " end"),
         (f"{PEM} end", " end"),

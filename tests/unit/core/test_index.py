@@ -8,6 +8,7 @@ import pytest
 from sparkforge.core import index
 from sparkforge.core.errors import FetchError
 from sparkforge.core.index import Index, pip_settings, torch_files
+from sparkforge.core.log import log
 from tests.support import Page, Server, add_project, make_wheel
 
 _pip_config = index.pip_config
@@ -135,3 +136,18 @@ def test_a_malformed_index_url_is_one_error_without_its_text(
     with pytest.raises(FetchError) as caught:
         Index().links("demo")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_proxy_with_a_wrong_port_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple/")
+    monkeypatch.setenv("PIP_PROXY", "http://u:hunter2/x@127.0.0.1:1")
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    pip_settings.cache_clear()
+    with pytest.raises(FetchError) as caught:
+        Index().links("demo")
+    log.failure(caught.value)
+    assert "hunter2" not in capsys.readouterr().err

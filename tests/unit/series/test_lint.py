@@ -193,7 +193,14 @@ def test_a_new_file_that_hides_a_module_is_refused(new: str, there: str) -> None
 
 ODD = ["\n", "\n\n", "diff --git ", '"', "\\", "\\377", "a/", "b/", "../", "--- ", "+++ ", "@@ "]
 ODD += ["rename from x\n", "old mode 100644\n", "new file mode 120000\n", "index ", "0" * 40]
-ODD += ["..", "From ", "Subject: =?utf-8?q?=ff?=\n", "Subject: =?x?b?!?=\n", "GIT binary patch\n"]
+ODD += [
+    "..",
+    "From ",
+    "Subject: =?utf-8?q?=ff?=\n",
+    "Subject: =?x?b?!?=\n",
+    "Subject: =?utf-8?b?a?=\n",
+    "GIT binary patch\n",
+]
 ODD += ["\r", "Test: "]
 PIECES = st.one_of(st.text(max_size=20), st.sampled_from(ODD))
 

@@ -276,12 +276,13 @@ def test_a_variable_that_cannot_be_used_is_named(
 def test_empty_variables_mean_the_defaults(monkeypatch: Patch, tmp_path: Path) -> None:
     for name in ("EXTRA_ARGS", "CHECKS", "ALLOW_OPEN"):
         monkeypatch.setenv(f"SPARKFORGE_{name}", "")
-    for name in ("HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+    for name in ("HF_ENDPOINT", "HF_HUB_ETAG_TIMEOUT", "VLLM_FASTSAFETENSORS_QUEUE_SIZE"):
         monkeypatch.setenv(name, "")
     assert plan_of(monkeypatch, ["--disable-log-stats"]).hang_s == 0  # a busy one would look hung
     plan = plan_of(monkeypatch, [])
     assert plan.hang_s == 60
-    assert not [name for name, value in plan.variables.items() if name[:3] == "HF_" and not value]
+    empty = {name for name, value in plan.variables.items() if not value}
+    assert not [name for name in empty if name.startswith(("HF_", "VLLM_"))]
     monkeypatch.setenv("SPARKFORGE_MODEL", "")
     assert main([]) == EX_NOINPUT  # /model does not exist
 

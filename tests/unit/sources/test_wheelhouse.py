@@ -53,6 +53,9 @@ marked==3 ; python_full_version < '3.12' and sys_platform == "linux" \\
     "text",
     [
         "a==1\n",
+        f"a==1.* --hash=sha256:{HASH}\n",
+        f"a==1 ; python_version ~= 'abc' --hash=sha256:{HASH}\n",
+        f"a==1 ; 'a' in dependency_groups --hash=sha256:{HASH}\n",
         f"a==1 \\\n  --hash=sha256:{HASH}\nb==2 \\\n  --hash=md5:{HASH}\n",
         "--index-url http://127.0.0.1/\n",
         "a @ http://127.0.0.1/a.whl\n",
