@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Problem = tuple[Where, str]
 
+_NOT_HERE = ("--api-key", "--hf-token", "--host")
+
 
 def cross_check(pins: Pins, root: Path) -> Iterator[Problem]:
     """Yield every problem; file names in pins.yaml are relative to ``root``."""
@@ -89,8 +91,9 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
     builders = {(*here, "builder", key): lock for key, lock in target.builder.items()}
     yield from _locks({**locks, **builders}, root)
     for i, word in enumerate(target.serve):
-        if word.partition("=")[0] in ("--api-key", "--hf-token", "--host"):
-            what = f"{word.partition('=')[0]} does not belong in a committed file: docs/serving.md"
+        option = word.partition("=")[0].replace("_", "-")  # vLLM takes abbreviations, too
+        if len(option) > 3 and any(one.startswith(option) for one in _NOT_HERE):
+            what = f"{option} does not belong in a committed file: docs/serving.md"
             yield (*here, "serve", i), what
     for name, plan in target.wheels.items():
         where = (*here, "wheels", name)

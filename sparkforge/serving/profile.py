@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from sparkforge.serving.options import SettingError, StartError, has, value
 
@@ -33,7 +40,17 @@ Truth = Annotated[
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")]
 _LAYER = "((qkv|o|lm_head)(=mxfp[48])?|moe(=mxfp4)?)"
-LayerList = Annotated[str, Field(pattern=f"^{_LAYER}(,{_LAYER})*$")]
+
+
+def _once(text: str) -> str:
+    """Refuse a layer that occurs twice, as the plugin does."""
+    names = [one.partition("=")[0] for one in text.split(",")]
+    if len(set(names)) < len(names):
+        raise ValueError("a layer occurs twice")
+    return text
+
+
+LayerList = Annotated[str, Field(pattern=f"^{_LAYER}(,{_LAYER})*$"), AfterValidator(_once)]
 
 
 class MemoryPlan(BaseModel, frozen=True, extra="forbid"):

@@ -121,6 +121,7 @@ upstreams.demo.files.wheel.sha256 |         sha256: {HASH}\n |
 profiles.full.model | model: tiny | model: huge
 profiles.full.prefix_caching | caching: true | caching: yes
 choices.quick.mxfp4_layers | "qkv,o" | "qkv,zzz"
+choices.quick.mxfp4_layers | "qkv,o" | "qkv,qkv=mxfp8"
 upstreams.demo.source_file | source_file: sdist | source_file: sdisd
 targets.here.wheels.demo.files.linux/amd64 | linux/amd64: wheel | linux/amd64: whele
 targets.here.wheels.demo.files.linux/amd64 | none-any.whl | none-linux_aarch64.whl
@@ -131,6 +132,7 @@ targets.here.base |     serve: |     base: nowhere\n    serve:
 targets.here.source | source: release | source: svn
 targets.here.platforms | platforms: [linux/amd64] | platforms: []
 targets.here.serve[0] | [--port, "1"] | [--api-key, k]
+targets.here.serve[0] | [--port, "1"] | [--hf_tok=k]
 release.counter | counter: 1 | counter: 0
 schema | schema: 1 | schema: 2
 upstreams.Demo |   demo:   # our |   Demo:   # our
