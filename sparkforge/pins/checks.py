@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkforge.pins.types import loads
 from sparkforge.pins.yamlfile import Where
+from sparkforge.serving.options import meant
 
 if TYPE_CHECKING:
     from sparkforge.pins.pins import Pins, Target, Upstream
@@ -91,8 +92,8 @@ def _target(here: Where, target: Target, pins: Pins, root: Path) -> Iterator[Pro
     builders = {(*here, "builder", key): lock for key, lock in target.builder.items()}
     yield from _locks({**locks, **builders}, root)
     for i, word in enumerate(target.serve):
-        option = word.partition("=")[0].replace("_", "-")  # vLLM takes abbreviations, too
-        if len(option) > 3 and any(one.startswith(option) for one in _NOT_HERE):
+        option = word.partition("=")[0]
+        if meant(option, _NOT_HERE):
             what = f"{option} does not belong in a committed file: docs/serving.md"
             yield (*here, "serve", i), what
     for name, plan in target.wheels.items():

@@ -78,13 +78,13 @@ def positive(words: Sequence[str], option: str, default: int) -> int:
 def check(words: Sequence[str]) -> None:
     """Refuse options that would open the server another way than by the front door."""
     for name in (word.partition("=")[0] for word in words):
-        if _meant(name, _REFUSED) or name.startswith("--ssl"):
+        if meant(name, _REFUSED) or name.startswith("--ssl"):
             msg = f"the option {name} is not possible here: the front door has key, address and"
             msg += " web pages (SPARKFORGE_API_KEY_FILE, _BIND, _PORT, _ORIGINS), a proxy has TLS"
             raise StartError(f"{msg}; write options as words, not into a --config")
 
 
-def _meant(word: str, options: Iterable[str]) -> str:
+def meant(word: str, options: Iterable[str]) -> str:
     """Return the option that vLLM's parser could take a word for, abbreviated or not, or ""."""
     plain = word.replace("_", "-")
     return next((one for one in options if len(plain) > 2 and one.startswith(plain)), "")
@@ -143,7 +143,7 @@ def redacted(words: Sequence[str]) -> list[str]:
     secret = False
     for word in words:
         option, equals, _ = word.partition("=")
-        if _meant(option, ("--api-key", "--hf-token")) or _IN_DOTTED.match(option):
+        if meant(option, ("--api-key", "--hf-token")) or _IN_DOTTED.match(option):
             secret = not equals
             found.append(f"{option}=***" if equals else option)
         elif secret and not word.startswith("--"):  # --api-key takes several values
