@@ -91,6 +91,11 @@ class ServerOptions:
     """time limit of the server's start in seconds (default: 300; serve: none)"""
 
 
+def usual_target() -> str:
+    """The target that fits this machine, where no command names one."""
+    return "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
+
+
 def platform_of(target: Target) -> Platform:
     """The target's platform: this machine's where it is among them, else its first."""
     here = MACHINES.get(platform.machine())

@@ -6,7 +6,6 @@ Words are checked only if the profile has ``answers``, so with the real weights.
 """
 
 import json
-import platform
 import re
 import time
 from collections import Counter
@@ -22,13 +21,12 @@ from cyclopts.types import PositiveInt
 from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.context import profile_of
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import OutputOptions, command_options, usual_target
 from sparkforge.core import pages, plain
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse, in_parallel
-from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Model, Place, Said
 from sparkforge.serving.profile import Profile, Watch
@@ -354,8 +352,9 @@ def run(options: Options = Options()) -> int:
     here = checkout(options.pins)
     variables = composing.seen(here.root / ".env")
     named = (variables.get("COMPOSE_PROFILES") or "").replace(" ", "").split(",")
-    likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
-    target = options.target or next((one for one in named if one in here.pins.targets), likely)
+    target = options.target or next(
+        (one for one in named if one in here.pins.targets), usual_target()
+    )
     profile = profile_of(here.pins, target)
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")

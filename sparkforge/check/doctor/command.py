@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import platform
 import re
 import shlex
 import socket
@@ -14,13 +13,12 @@ from pathlib import Path
 
 from sparkforge import __version__
 from sparkforge.build import composing, receipt
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import OutputOptions, command_options, usual_target
 from sparkforge.check.doctor.checks import Machine, judge, want_of
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CheckError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
-from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import client
 from sparkforge.serving.options import IN_URL, SECRET_NAME
 from sparkforge.sources.project import PinsFile, checkout, store_of
@@ -44,8 +42,7 @@ class Options:
 def run(options: Options = Options()) -> int:
     """Judge this machine; CheckError's code if the target cannot work, but 0 with a report."""
     here = checkout(options.pins)
-    likely = "spark" if MACHINES.get(platform.machine()) == "linux/arm64" else "cpu"
-    want = want_of(here.pins, options.target or likely)
+    want = want_of(here.pins, options.target or usual_target())
     seen = Machine(here.root, store_of(options.store).root)
     findings = judge(seen, want)
     stops = [finding.name for finding in findings if finding.state == "error"]
