@@ -61,7 +61,12 @@ def environment(**variables: str) -> dict[str, str]:
 
 def run(clients: Path, name: str, *words: str) -> list[Any]:
     """Return what a client says of each of its ways through the conversation."""
-    command = [clients / "python", "-m", f"tests.patches.clients.use_{name}", *words]
+    command: list[str | Path] = [
+        clients / "python",
+        "-m",
+        f"tests.patches.clients.use_{name}",
+        *words,
+    ]
     done = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=600, check=False
     )

@@ -1,6 +1,7 @@
 """The tools of the clients that tests run, and what was called."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 CALLED: list[list[Any]] = []
@@ -18,7 +19,7 @@ def add(a: int, b: int) -> str:
     return str(a + b)
 
 
-FUNCTIONS = {"weather": weather, "add": add}
+FUNCTIONS: dict[str, Callable[..., str]] = {"weather": weather, "add": add}
 
 
 def _schema(kind: str, *names: str) -> dict[str, Any]:
