@@ -51,7 +51,7 @@ _SHARED = {
 _GROUPS = {f"test_{name}": group for group, names in _SHARED.items() for name in names.split()}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
-_LONGEST = ("forks", "test_chat", "flashinfer", "test_serving")
+_LONGEST = ("forks", "test_chat", "scripting", "flashinfer", "test_serving")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks

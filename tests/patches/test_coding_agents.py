@@ -79,7 +79,8 @@ def run(
     """Run an agent beside the note; return its events too."""
     home = note.parents[1] / "home"
     home.mkdir(exist_ok=True)
-    env = {"PATH": os.environ["PATH"], "HOME": str(home), **NO_NETWORK, **variables}
+    places = dict.fromkeys(("HOME", "TMPDIR"), str(home))
+    env = {"PATH": os.environ["PATH"], **places, **NO_NETWORK, **variables}
     done = subprocess.run(
         command,
         env=env,
