@@ -51,6 +51,22 @@ ENDS = [
     [f"{CALL}<|call|>", "stop"],
 ]
 
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
+STRICT = {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+GRAMMARS = [
+    STRICT,
+    {**STRICT, "parallel_tool_calls": False},
+    {"tools": [{"type": "function", "function": FUNCTION}], "response_format": SCHEMA},
+]
+THOUGHT = "<|channel|>analysis<|message|>Why?<|end|><|start|>assistant"
+ONE = CALL.removeprefix("<|start|>assistant") + "{}"
+OUTPUTS = [
+    f"{THOUGHT}{ONE}",
+    f"{THOUGHT}{ONE}<|end|>{CALL}{{}}",
+    f"{THOUGHT}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{THOUGHT}{ONE}",
+]
+
 
 @pytest.fixture(scope="module")
 def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -58,7 +74,7 @@ def answers(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
     cases: list[list[Any]] = [*CUT, [UNASKED, None], *([frame, None] for frame in FRAMES)]
     cases += [[output, [stop, "xxxxxxxx"]] for output, stop, _ in STOPS]
     folder = tmp_path_factory.mktemp("agents")
-    asked = {"cases": cases, "responses": ENDS}
+    asked = {"cases": cases, "responses": ENDS, "outputs": OUTPUTS, "grammars": GRAMMARS}
     answer = ask(patched_python, "probe_agents", asked, folder=folder)
     found, first, second = answer["answers"], len(CUT) + 1, len(CUT) + 1 + len(FRAMES)
     return answer | {
@@ -103,3 +119,7 @@ def test_the_stream_of_responses_says_what_was_cut(answers: Any) -> None:
         [["function_call", '{"a', "incomplete"]],
         [["function_call", "", "completed"]],
     ]
+
+
+def test_strict_tools_may_be_called_in_parallel(answers: Any) -> None:
+    assert answers["admitted"] == [[True] * 3, [True, False, True], [True] * 3]

@@ -80,3 +80,8 @@ def test_tools_of_a_server_are_left_out(answers: Answers) -> None:
     for name in ("server tool", "chat tool"):
         assert "type f = " in answers["patched"][name]
         assert "Error" in answers["stock"][name]
+
+
+def test_a_cut_call_is_answered_in_messages(answers: Answers) -> None:
+    assert answers["patched"]["cut call"] == ["f", {}, "max_tokens"]
+    assert answers["stock"]["cut call"] != answers["patched"]["cut call"]

@@ -2,7 +2,8 @@
 
 Arguments: a JSON file with ``cases`` (output of a model, stop strings or none), and the file for
 the answers: for each case and each cut of it (or the end by a stop string) whole and streamed ones;
-what Responses stream of each answer of ``responses``, a pair with the engine's finish reason.
+what Responses stream of each answer of ``responses``, a pair with the engine's finish reason; which
+of ``outputs`` are admitted under the options of ``grammars``.
 """
 
 import asyncio
@@ -19,6 +20,8 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.parser_manager import ParserManager
+from xgrammar import Grammar
+from xgrammar.testing import _is_grammar_accept_string as accepts
 
 Parsed = tuple[str | None, str | None, list[list[str]]]
 
@@ -52,6 +55,16 @@ def items(parser: Any, ids: list[int], reason: str) -> list[list[Any]]:
         return [[item.type, item.arguments, item.status] for item in done]
 
     return asyncio.run(found())
+
+
+def admitted(parser: Any, texts: list[str], **options: Any) -> list[bool]:
+    """Return which outputs a request's grammar lets the model write."""
+    request = ChatCompletionRequest.model_validate(
+        {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], **options}
+    )
+    parser(_Tokenizer(), request.tools).adjust_request(request)
+    grammar = Grammar.from_structural_tag(request.structured_outputs.structural_tag)
+    return [accepts(grammar, text) for text in texts]
 
 
 def main(asked: Path, out: Path) -> None:
@@ -108,7 +121,9 @@ def main(asked: Path, out: Path) -> None:
         refused = ""
     except ValueError as error:
         refused = str(error)
-    out.write_text(json.dumps({"answers": answers, "responses": streams, "refused": refused}))
+    grammars = [admitted(kind, given["outputs"], **options) for options in given["grammars"]]
+    said = {"answers": answers, "responses": streams, "refused": refused, "admitted": grammars}
+    out.write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from typing import Any
 from openai_harmony import Message, Role
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+)
 from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 from vllm.entrypoints.openai.responses import serving
 from vllm.entrypoints.openai.responses.harmony import harmony_to_response_output
@@ -108,6 +111,21 @@ def server_tool() -> str:
     return outcome(lambda: asyncio.run(online().render_chat(convert(messages(tools=TOOLS)))))
 
 
+def cut_call() -> list[Any]:
+    """Return the last block and the stop reason of a call that max_tokens ended."""
+    function = {"name": "f", "arguments": '{"a": "b'}
+    message = {"role": "assistant", "tool_calls": [{"function": function}]}
+    choice = {"index": 0, "message": message, "finish_reason": "length"}
+    usage = {"prompt_tokens": 1, "total_tokens": 2, "completion_tokens": 1}
+    response = ChatCompletionResponse(model="m", choices=[choice], usage=usage)
+    one: Any = AnthropicServingMessages.__new__(AnthropicServingMessages)
+    try:
+        found = one.messages_full_converter(response)
+    except ValueError as error:
+        return [str(error)]
+    return [found.content[-1].name, found.content[-1].input, found.stop_reason]
+
+
 def calls() -> list[Any]:
     """Return the items of calls, as a response has them."""
     named = [{"type": "custom", "name": "patch"}, *CODEX[1:]]
@@ -145,6 +163,7 @@ ANSWERS: dict[str, Any] = {
     "codex": responses(tools=CODEX),
     "codex again": responses(USER, PATCH, DONE, {**READ, "namespace": "mcp"}, READ_DONE),
     "calls": calls(),
+    "cut call": cut_call(),
     "effort": chat(chat_template_kwargs={"reasoning_effort": "high"}),
     "continue": chat(continue_final_message=True, add_generation_prompt=False),
     "prefill": prefill(),
