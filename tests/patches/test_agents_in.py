@@ -45,7 +45,7 @@ def test_tools_of_codex_are_functions(answers: Answers) -> None:
         found["codex"], "// start: LINE+", "apply_patch = (_", "input: string", "mcp__read"
     )
     assert "web_search" not in found["codex"]
-    again = ('functions.apply_patch<|channel|>commentary json<|message|>{"input": "a \\"b\\""}',)
+    again = ('functions.apply_patch<|channel|>commentary json<|message|>{"input":"a \\"b\\""}',)
     assert in_order(found["codex again"], *again, "Done", "to=functions.mcp__read", "one\ntwo")
     custom = ["custom_tool_call", "patch", None]
     assert found["calls"] == [custom, ["function_call", "read", "mcp"]]

@@ -132,7 +132,10 @@ def itself(messages: list[Message]) -> list[int]:
             config=RenderConversationConfig(auto_drop_analysis=False),
         )
     )
-    return tokens
+    # of another patch, which may be left out
+    goes_on: Callable[[list[int]], list[int]]
+    goes_on = getattr(harmony_utils, "_go_on_after_calls", list)
+    return goes_on(tokens)
 
 
 def outcome(render: Callable[[list[Message]], list[int]], messages: list[Message]) -> Any:
