@@ -51,6 +51,10 @@ def thought(text: str) -> str:
     return f"<|channel|>analysis<|message|>{text}<|end|>"
 
 
+def preamble(text: str) -> str:
+    return f"<|channel|>commentary<|message|>{text}<|end|>"
+
+
 def call(name: str, arguments: str) -> str:
     return (
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
