@@ -33,7 +33,7 @@ class Message:
     text: str
     name: str = ""
     end: str = ""
-    """Without one the last message has the stop token of its kind, others ``<|end|>``."""
+    """Empty: the last message has the stop token of its kind, others ``<|end|>``."""
 
 
 def think(text: str) -> Message:
@@ -72,6 +72,17 @@ class Reply:
     stop: str = ""
     loose: bool = False
     """What is to be seen of it before its end is not said."""
+    endpoints: tuple[str, ...] = ENDPOINTS
+
+    def written(self) -> list[tuple[Message, str, str]]:
+        """Return each message with its whole header and its end."""
+        found = []
+        for place, one in enumerate(self.messages, 1):
+            start = "<|start|>assistant" if place > 1 else ""
+            stop = "<|call|>" if one.kind == "call" else "<|return|>"
+            end = one.end or (stop if place == len(self.messages) else "<|end|>")
+            found.append((one, f"{start}{one.header}", end))
+        return found
 
     def tokens(self, encode: Encode) -> list[int]:
         return [token for *_, tokens in self._frames(encode) for token in tokens]
@@ -79,12 +90,9 @@ class Reply:
     def _frames(self, encode: Encode) -> list[tuple[Message, int, list[int]]]:
         """Return each message with the length of its header and its tokens."""
         found = []
-        for place, one in enumerate(self.messages):
-            header = encode(f"{'<|start|>assistant' if place else ''}{one.header}")
-            last = place == len(self.messages) - 1
-            stop = "<|call|>" if one.kind == "call" else "<|return|>"
-            end = encode(one.end or (stop if last else "<|end|>"))
-            found.append((one, len(header), [*header, *encode(one.text), *end]))
+        for one, start, end in self.written():
+            header = encode(start)
+            found.append((one, len(header), [*header, *encode(one.text), *encode(end)]))
         return found
 
     def expected(self, encode: Encode, decode: Callable[[list[int]], str], cut: int) -> list[Part]:
@@ -116,7 +124,7 @@ class Reply:
     def made(self, encode: Encode, decode: Callable[[list[int]], str], cut: int) -> int:
         """Return how many tokens the engine makes of the first ``cut``."""
         done = 0
-        for one, begin, tokens in self._frames(encode):
+        for _, begin, tokens in self._frames(encode):
             texts = (decode(tokens[begin : begin + n]) for n in range(len(tokens) - begin))
             ends = [done + begin + n for n, text in enumerate(texts) if self.stop in text]
             if self.stop and ends:
@@ -124,9 +132,9 @@ class Reply:
             done += len(tokens)
         return min(cut, done)
 
-    def body(self, endpoint: str) -> dict[str, Any]:
+    def body(self, endpoint: str, question: str) -> dict[str, Any]:
         """Return the request, without its limit."""
-        asked = {"role": "user", "content": "Hello"}
+        asked = {"role": "user", "content": question}
         body: dict[str, Any] = {"model": "tiny"}
         body["input" if endpoint == RESPONSES else "messages"] = [asked]
         if self.tools:
@@ -145,18 +153,19 @@ def _tool(endpoint: str, name: str) -> dict[str, Any]:
     return {"type": "function", **function}
 
 
-NAMED = {
+Options = Mapping[str, Mapping[str, Any]]
+NAMED: Options = {
     CHAT: {"tool_choice": {"type": "function", "function": {"name": "f"}}},
     RESPONSES: {"tool_choice": {"type": "function", "name": "f"}},
     MESSAGES: {"tool_choice": {"type": "tool", "name": "f"}},
 }
-REQUIRED = {
+REQUIRED: Options = {
     CHAT: {"tool_choice": "required"},
     RESPONSES: {"tool_choice": "required"},
     MESSAGES: {"tool_choice": {"type": "any"}},
 }
 _JSON = {"type": "json_schema", "name": "x", "schema": SCHEMA}
-IN_SCHEMA = {
+IN_SCHEMA: Options = {
     CHAT: {"response_format": {"type": "json_schema", "json_schema": _JSON}},
     RESPONSES: {"text": {"format": _JSON}},
     MESSAGES: {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
@@ -203,7 +212,25 @@ ODD = {
     "unknown channel": Reply((answer("Hi.", "<|channel|>Final<|message|>"),), tools=False),
     "no header": Reply((think("Why?"), answer("Hi.", "")), tools=False, loose=True),
 }
-REPLIES = {**KINDS, **ODD}
+# as Codex has them; the client's own form of a call is not a function's
+_CUSTOM = {RESPONSES: {"tools": [{"type": "custom", "name": "patch", "description": "D"}]}}
+_READ = {"type": "function", "name": "read", "description": "D", "parameters": ANYTHING}
+_SPACE = {"type": "namespace", "name": "mcp", "description": "D", "tools": [_READ]}
+_IN_SPACE = {RESPONSES: {"tools": [_SPACE]}}
+CODEX = {
+    "custom": Reply(
+        (think("Why."), call('{"input":"a \\"b\\"\\n\u00e9"}', "patch")),
+        _CUSTOM,
+        loose=True,
+        endpoints=(RESPONSES,),
+    ),
+    "namespace": Reply(
+        (call('{"a":1}', "mcp__read"), call('{"a":2}', "mcp__read", CONSTRAINED)),
+        _IN_SPACE,
+        endpoints=(RESPONSES,),
+    ),
+}
+REPLIES = {**KINDS, **ODD, **CODEX}
 
 
 def as_json(text: str) -> Any:

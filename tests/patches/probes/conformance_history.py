@@ -1,16 +1,35 @@
 """What a client sends back of an answer, and what the model reads of it: what it wrote."""
 
+import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 
-from tests.patches.conformance import CHAT, LIMITS, MESSAGES, PLAIN, RENDERED, RESPONSES, Reply, as_json
+from tests.patches.conformance import (
+    CHAT,
+    LIMITS,
+    MESSAGES,
+    PLAIN,
+    RENDERED,
+    RESPONSES,
+    Message,
+    Reply,
+    answer,
+    as_json,
+    think,
+)
 
 _FRAME = re.compile(r"<\|start\|>(.*?)<\|message\|>(.*?)<\|(?:end|call|return)\|>", re.DOTALL)
 _TO = re.compile(r" to=([\w.-]+)")
+_ANSWER = Reply((think("Good."), answer("Yes.")))
 Frame = tuple[str, str, str, str]
+
+
+def _encode(text: str) -> list[int]:
+    found: list[int] = get_encoding().encode(text, allowed_special="all")
+    return found
 
 
 def frames(text: str) -> list[Frame]:
@@ -20,7 +39,8 @@ def frames(text: str) -> list[Frame]:
         to = _TO.search(header)
         channel = re.search(r"<\|channel\|>(\w+)", header)
         role = re.split(r"[ <]", header)[0]
-        found.append((role, to[1] if to else "", channel[1] if channel else "", body))
+        name = "commentary" if to else channel[1] if channel else ""
+        found.append((role, to[1] if to else "", name, body))
     return found
 
 
@@ -28,9 +48,11 @@ def sent_back(endpoint: str, body: dict[str, Any], document: dict[str, Any]) -> 
     """Return the next request, with results of the calls or another question."""
     if endpoint == RESPONSES:
         output = document["output"]
-        calls = [item["call_id"] for item in output if item["type"] == "function_call"]
-        kind = "function_call_output"
-        more = [{"type": kind, "call_id": call, "output": "21"} for call in calls]
+        calls = [item for item in output if "call_id" in item]
+        more = [
+            {"type": f"{one['type']}_output", "call_id": one["call_id"], "output": "21"}
+            for one in calls
+        ]
         more = more or [{"role": "user", "content": "More"}]
         return {**body, "input": [*body["input"], *output, *more]}
     if endpoint == CHAT:
@@ -53,7 +75,7 @@ def sent_back(endpoint: str, body: dict[str, Any], document: dict[str, Any]) -> 
 
 def fits(endpoint: str, reply: Reply) -> bool:
     """Return whether the endpoint's form has a place for all that was written, in its order."""
-    if reply.loose or reply.stop:
+    if reply.stop or not reply.tools and reply.loose:
         return False
     kinds = [one.kind for one in reply.messages]
     texts = [kind for kind in kinds if kind != "call"]
@@ -68,40 +90,62 @@ def fits(endpoint: str, reply: Reply) -> bool:
     return one_of_each and (endpoint == CHAT or objects)
 
 
+def _written(messages: Sequence[Message]) -> str:
+    """Return messages as the model wrote them, each in a channel that there is."""
+    found = ""
+    for place, one in enumerate(messages, 1):
+        end = "call" if one.kind == "call" and place == len(messages) else "end"
+        known = one.kind == "call" or any(name in one.header for name in ("final", "comm", "anal"))
+        header = one.header if known else PLAIN[-1]
+        found += f"<|start|>assistant{header}{one.text}<|{end}|>"
+    return found
+
+
 async def faults_of_history(
-    asked: Any, core: Any, endpoint: str, reply: Reply, document: dict[str, Any], first: list[int]
-) -> AsyncIterator[str]:
+    http: Any, core: Any, endpoint: str, reply: Reply, document: dict[str, Any], first: list[int]
+) -> list[str]:
+    """Return what is wrong with the next prompt, and after an answer with the one after it."""
     if not fits(endpoint, reply):
-        return
-    body = {**reply.body(endpoint), LIMITS[endpoint]: 50}
-    body.pop("tool_choice", None)
-    again = await asked.post(endpoint, sent_back(endpoint, body, document))
-    if again.status_code != 200:
-        yield f"history: {again.status_code}: {again.text[:200]}"
-        return
+        return []
     decode = get_encoding().decode
-    drops = any("final" in one.header for one in reply.messages)
-    kept = [one for one in reply.messages if not (drops and one.kind == "reasoning")]
-    wrote = "".join(
-        f"<|start|>assistant{one.header}{one.text}<|{'call' if one.kind == 'call' else 'end'}|>"
-        for one in kept
-    )
-    before = decode(first).removesuffix("<|start|>assistant")
-    wanted, found = frames(f"{before}{wrote}"), frames(decode(core.prompt))[: len(frames(before)) + len(kept)]
-    if endpoint == MESSAGES:
-        compact = all(_compact(one.text) for one in kept if one.kind == "call")
-        if not compact:
-            wanted, found = ([(*one[:3], as_json(one[3]) or one[3]) for one in each] for each in (wanted, found))
+    core.reply, core.size = _ANSWER.tokens(_encode), 100
+    body = {**reply.body(endpoint, "Hello"), LIMITS[endpoint]: 50}
+    body.pop("tool_choice", None)
+    body = sent_back(endpoint, body, document)
+    again = await http.post(endpoint, json=body)
+    if again.status_code != 200:
+        return [f"history: {again.status_code}: {again.text[:200]}"]
+    answered = any(one.kind == "content" and "comm" not in one.header for one in reply.messages)
+    acted = [one for one in reply.messages if one.kind != "reasoning"]
+    kept = acted if answered else reply.messages
+    before, wrote = decode(first).removesuffix("<|start|>assistant"), _written(kept)
+    wanted = frames(f"{before}{wrote}")
+    found = frames(decode(core.prompt))
+    results = found[len(wanted) :]
+    faults = list(_differ(endpoint, reply, found[: len(wanted)], wanted))
+    exact = all(one.header in (RENDERED.format(one.name), *PLAIN) for one in kept)
+    text = decode(core.prompt).removeprefix(before)
+    if exact and endpoint != MESSAGES and not text.startswith(wrote):
+        faults.append(f"history exactly: {text!r} does not begin with {wrote!r}")
+    await http.post(endpoint, json=sent_back(endpoint, body, again.json()))
+    wanted = frames(f"{before}{_written(acted)}") + results + [("assistant", "", "final", "Yes.")]
+    found = frames(decode(core.prompt))[: len(wanted)]
+    return faults + [f"later {fault}" for fault in _differ(endpoint, reply, found, wanted)]
+
+
+def _differ(endpoint: str, reply: Reply, found: list[Frame], wanted: list[Frame]) -> Iterator[str]:
+    calls = [one.text for one in reply.messages if one.kind == "call"]
+    if endpoint == MESSAGES and not all(map(_compact, calls)):
+        # arguments are an object there, without the spaces of a text
+        found, wanted = _meant(found), _meant(wanted)
     if found != wanted:
-        differ = next(([a, b] for a, b in zip(found, wanted, strict=False) if a != b), [len(found), len(wanted)])
-        yield f"history: {differ[0]}, not {differ[1]}"
-    elif all(one.header in (RENDERED.format(one.name), *PLAIN) for one in kept):
-        text = f"{before}{wrote}"
-        if endpoint != MESSAGES and not decode(core.prompt).startswith(text):
-            yield f"history: {decode(core.prompt)!r} does not begin with {text!r}"
+        differ = [[a, b] for a, b in zip(found, wanted, strict=False) if a != b]
+        yield f"history: {differ[:1] or [len(found), len(wanted)]}"
 
 
 def _compact(text: str) -> bool:
-    import json
-
     return json.dumps(as_json(text), ensure_ascii=False, separators=(",", ":")) == text
+
+
+def _meant(found: list[Frame]) -> list[Any]:
+    return [(*one[:3], as_json(one[3] or "{}") if one[1] else one[3]) for one in found]

@@ -86,7 +86,10 @@ def view(endpoint: str, document: Document) -> dict[str, Any]:
 
 def _item(item: Document) -> list[Any]:
     if item["type"] == "function_call":
-        return ["call", item["name"], item["arguments"], item["status"]]
+        name = "__".join(filter(None, (item.get("namespace"), item["name"])))
+        return ["call", name, item["arguments"], item["status"]]
+    if item["type"] == "custom_tool_call":
+        return ["call", item["name"], item["input"], item.get("status")]
     kind = {"reasoning": "reasoning", "message": "content"}[item["type"]]
     text = "".join(one["text"] for one in item["content"] or ())
     # a status is optional here
@@ -169,7 +172,7 @@ def _items(found: list[Document]) -> Iterator[str]:
             yield f"{kind}: output_index {event.get('output_index')} of item {len(done)}"
         if kind == "output_item.added":
             current, text = event["item"], {}
-            if current["status"] != "in_progress":
+            if current.get("status", "in_progress") != "in_progress":
                 yield f"{kind}: status {current['status']}"
             continue
         if current is None:
@@ -194,11 +197,15 @@ def _items(found: list[Document]) -> Iterator[str]:
             text["done"] = event["text"]
         elif kind == "function_call_arguments.done":
             text["done"] = event["arguments"]
+        elif kind == "custom_tool_call_input.done":
+            text["done"] = event["input"]
     if current is not None:
         yield f"no end of {current['type']}"
     if last["output"] != done:
         pairs = zip(last["output"], done, strict=False)
-        differ = [[n, a.get(n), b.get(n)] for a, b in pairs for n in {*a, *b} if a.get(n) != b.get(n)]
+        differ = [
+            [n, a.get(n), b.get(n)] for a, b in pairs for n in {*a, *b} if a.get(n) != b.get(n)
+        ]
         count = [len(last["output"]), len(done)]
         yield f"output of the response is not what was streamed: {differ or count}"
 

@@ -54,7 +54,9 @@ class Core:
 
     async def add_request_async(self, request: Any) -> None:
         self.prompt = list(request.prompt_token_ids)
-        self._running = asyncio.create_task(self._run(Request.from_engine_core_request(request, None)))
+        self._running = asyncio.create_task(
+            self._run(Request.from_engine_core_request(request, None))
+        )
 
     def shutdown(self, timeout: float | None = None) -> None:
         pass

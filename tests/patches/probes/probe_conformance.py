@@ -1,14 +1,17 @@
-"""Ask for each reply of the table, cut at every token, whole and streamed, and check the answers.
+"""Ask for replies of the table, cut, whole and streamed, and check the answers.
 
-Arguments: a JSON file with ``model``, the folder of a checkpoint, and ``replies``, names of the
-table; the file for what is wrong, by reply and endpoint: lists of one line each.
+Arguments: a JSON file; the file for what is wrong, by reply and endpoint: lines that begin with the
+cut. The first has ``replies``, names of the table with their cuts (none: every one), and where to
+ask: ``model``, the folder of a checkpoint, for a server without an engine; or ``url``, ``key`` and
+``words``, what calls each reply in a prompt, for one that runs.
 """
 
 import asyncio
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,6 @@ from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 
 from tests.patches.conformance import (
     CHAT,
-    ENDPOINTS,
     LIMITS,
     MESSAGES,
     NAMED,
@@ -25,15 +27,13 @@ from tests.patches.conformance import (
     RESPONSES,
     Part,
     Reply,
-    answer,
     as_json,
 )
 from tests.patches.probes import conformance_views as views
 from tests.patches.probes.conformance_history import faults_of_history
 from tests.patches.probes.engineless import Core, application
 
-_HARMONY = re.compile(r"<\||functions|\bto=|commentary|analysis|assistant")
-_MOST = 3  # lines of a kind
+_HARMONY = re.compile(r"<\||functions|\bto\b|commentary|analysis|assistant")
 
 
 def encode(text: str) -> list[int]:
@@ -46,20 +46,24 @@ def decode(tokens: list[int]) -> str:
     return found
 
 
-def expected(endpoint: str, parts: list[Part]) -> list[list[Any]]:
+def expected(endpoint: str, reply: Reply, parts: list[Part]) -> list[list[Any]]:
     """Return the parts of a view that these messages have."""
     if endpoint == RESPONSES:
-        return [[*part[:3], "completed" if part[3] else "incomplete"] for part in parts]
+        found = []
+        for kind, name, text, whole in parts:
+            given = as_json(text)["input"] if name == "patch" and whole else text
+            found.append([kind, name, given, "completed" if whole else "incomplete"])
+        return found
+    if not reply.tools:  # a call that nobody asked for is the answer
+        parts = [("content", "", *part[2:]) if part[0] == "call" else part for part in parts]
     texts: dict[str, list[str]] = {"reasoning": [], "content": []}
     calls: list[list[Any]] = []
-    for kind, name, text, whole in parts:
+    for kind, name, text, _ in parts:
         if kind == "call":
-            # what a client makes of half the arguments is its own matter
-            meant = as_json(text or "{}") if whole else None
-            calls.append([kind, name, text if endpoint == CHAT else meant, ""])
+            calls.append([kind, name, text if endpoint == CHAT else as_json(text), ""])
         elif text:
             texts[kind].append(text)
-    return [[kind, "", "\n".join(found), ""] for kind, found in texts.items()] + calls
+    return [[kind, "", "\n".join(some), ""] for kind, some in texts.items()] + calls
 
 
 def comparable(endpoint: str, parts: list[list[Any]], cut: Part | None) -> list[list[Any]]:
@@ -68,21 +72,25 @@ def comparable(endpoint: str, parts: list[list[Any]], cut: Part | None) -> list[
     """
     found: list[list[Any]] = []
     for kind, name, text, status in parts:
-        if endpoint == MESSAGES and kind != "call" and found and found[-1][0] == kind:
-            found[-1][2] += text
+        same = [part for part in found if part[0] == kind != "call"]
+        if endpoint == MESSAGES and same:
+            same[0][2] += text
+        elif endpoint == MESSAGES and kind == "call":
+            # its form has no place for arguments that are no object
+            found.append([kind, name, text if isinstance(text, dict) else {}, status])
         elif kind == "call" or text:
             found.append([kind, name, text, status])
     if cut is not None and found and found[-1][0] == cut[0]:
         last = found[-1]
-        if cut[0] != "call":
+        if isinstance(last[2], str):
             last[2] = last[2].rstrip("\ufffd")
-        if not last[2] or (endpoint == MESSAGES and cut[0] == "call"):
+        if not last[2] or not isinstance(last[2], str):
             found.pop()
     return found
 
 
 def ends(endpoint: str, reply: Reply, parts: list[Part], *, cut: bool) -> list[Any]:
-    called = any(part[0] == "call" for part in parts)
+    called = reply.tools and any(part[0] == "call" for part in parts)
     named = reply.options == NAMED
     if endpoint == CHAT:
         return ["length" if cut else "tool_calls" if called and not named else "stop"]
@@ -96,107 +104,109 @@ def ends(endpoint: str, reply: Reply, parts: list[Part], *, cut: bool) -> list[A
 
 
 def faults_of_view(
-    endpoint: str, reply: Reply, cut: int, prompt: int, seen: dict[str, Any]
+    endpoint: str, reply: Reply, cut: int, prompt: int | None, seen: Mapping[str, Any]
 ) -> Iterator[str]:
+    """Yield what is wrong with a view; ``prompt`` is the number of its tokens, if it is known."""
     parts = reply.expected(encode, decode, cut)
     is_cut = cut < reply.made(encode, decode, len(reply.tokens(encode)))
     for part in seen["parts"]:
         if found := _HARMONY.search(f"{part[1]} {part[2]}"):
             yield f"Harmony: {found[0]!r} in {part}"
-    if not is_cut and not any(part[0] != "reasoning" for part in seen["parts"]):
+    if not is_cut and not any(part[0] == "call" or part[2] for part in seen["parts"]):
         yield f"nothing is seen of {parts}"
-    if not reply.loose:
+    if not (reply.loose and is_cut):
         half = next((part for part in parts[-1:] if is_cut and not part[3]), None)
-        wanted = comparable(endpoint, expected(endpoint, parts), half)
+        wanted = comparable(endpoint, expected(endpoint, reply, parts), half)
         found_parts = comparable(endpoint, seen["parts"], half)
         if found_parts != wanted:
             yield f"parts: {found_parts}, not {wanted}"
         if seen["end"] != (end := ends(endpoint, reply, parts, cut=is_cut)):
             yield f"end: {seen['end']}, not {end}"
-    thought = None if endpoint == MESSAGES else reply.thought(encode, cut)
-    usage = [prompt, reply.made(encode, decode, cut), thought]
+    made = reply.made(encode, decode, cut)
+    thought = None if endpoint == MESSAGES else reply.thought(encode, made)
+    usage = [seen["usage"][0] if prompt is None else prompt, made, thought]
     if seen["usage"] != usage:
         yield f"usage: {seen['usage']}, not {usage}"
 
 
+@dataclass(frozen=True)
 class Asked:
-    def __init__(self, http: httpx2.AsyncClient, core: Core) -> None:
-        self._http, self._core = http, core
+    http: httpx2.AsyncClient
+    core: Core | None = None
 
-    async def post(self, endpoint: str, body: dict[str, Any]) -> httpx2.Response:
-        return await self._http.post(endpoint, json=body)
-
-    async def faults(self, endpoint: str, reply: Reply, cut: int) -> list[str]:
+    async def faults(self, endpoint: str, reply: Reply, cut: int, question: str) -> list[str]:
         """Return what is wrong with the answers at a cut."""
-        core, tokens = self._core, reply.tokens(encode)
-        core.reply = tokens
-        body = {**reply.body(endpoint), LIMITS[endpoint]: cut}
-        found: list[str] = []
-        core.size = 1 + cut % 3
-        whole = await self.post(endpoint, body)
+        tokens = reply.tokens(encode)
+        if self.core is not None:
+            self.core.reply, self.core.size = tokens, 1 + cut % 3
+        body = {**reply.body(endpoint, question), LIMITS[endpoint]: cut}
         options: dict[str, Any] = {"stream": True}
         if endpoint == CHAT:
             options["stream_options"] = {"include_usage": True}
-        stream = await self.post(endpoint, body | options)
-        prompt = len(core.prompt)
+        whole = await self.http.post(endpoint, json=body)
+        stream = await self.http.post(endpoint, json=body | options)
+        found: list[str] = []
         documents = {}
-        try:
-            if whole.status_code != 200:
-                found.append(f"whole: {whole.status_code}: {whole.text[:200]}")
-            else:
-                documents["whole"] = whole.json()
-                found += views.faults_of_whole(endpoint, documents["whole"])
-        except Exception as error:
-            found.append(f"whole: {type(error).__name__}: {error}")
+        if whole.status_code == 200:
+            documents["whole"] = whole.json()
+            found += views.faults_of_whole(endpoint, documents["whole"])
+        else:
+            found.append(f"whole: {whole.status_code}: {whole.text[:200]}")
         try:
             found += views.faults_of_stream(endpoint, views.events(stream.content))
             documents["streamed"] = views.assembled(endpoint, stream.content)
-        except Exception as error:
-            found.append(f"streamed: {type(error).__name__}: {error}")
+        except Exception as error:  # whatever a package says of it
+            found.append(f"streamed: {type(error).__name__}: {error}: {stream.text[-200:]}")
+        prompt = None if self.core is None else len(self.core.prompt)
         seen = {name: views.view(endpoint, document) for name, document in documents.items()}
         for name, one in seen.items():
-            found += [
-                f"{name}: {fault}" for fault in faults_of_view(endpoint, reply, cut, prompt, one)
-            ]
-        if reply.loose and len(seen) == 2:
-            whole_parts, streamed_parts = (
-                comparable(endpoint, one["parts"], None) for one in seen.values()
-            )
-            if whole_parts != streamed_parts:
-                found.append(f"whole {whole_parts}, streamed {streamed_parts}")
-        if cut == len(tokens):
-            first = core.prompt
-            core.reply, core.size = answer_tokens(), 100
+            faults = faults_of_view(endpoint, reply, cut, prompt, one)
+            found += [f"{name}: {fault}" for fault in faults]
+        parts = [comparable(endpoint, one["parts"], None) for one in seen.values()]
+        if reply.loose and len(parts) == 2 and parts[0] != parts[1]:
+            found.append(f"whole {parts[0]}, streamed {parts[1]}")
+        if self.core is not None and cut == len(tokens):
+            first = self.core.prompt
             for name, document in documents.items():
-                again = faults_of_history(self, core, endpoint, reply, document, first)
-                found += [f"{name}: {fault}" async for fault in again]
+                given = (endpoint, reply, document, first)
+                faults_again = await faults_of_history(self.http, self.core, *given)
+                found += [f"{name}: {fault}" for fault in faults_again]
         return found
 
 
-def answer_tokens() -> list[int]:
-    return Reply((answer("Yes."),)).tokens(encode)
+async def run(given: dict[str, Any]) -> dict[str, dict[str, list[str]]]:
+    if "model" in given:
+        app, core = await application(given["model"])
+        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+        http = httpx2.AsyncClient(transport=transport, base_url="http://t")
+        asked, at_once = Asked(http, core), asyncio.Semaphore(1)
+    else:
+        headers = {"Authorization": f"Bearer {given['key']}"}
+        http = httpx2.AsyncClient(base_url=given["url"], headers=headers, timeout=120)
+        asked, at_once = Asked(http), asyncio.Semaphore(4)
+    words = given.get("words", {})
 
+    async def faults(name: str, endpoint: str, cut: int) -> list[str]:
+        async with at_once:
+            question = words.get(name, "Hello")
+            found = await asked.faults(endpoint, REPLIES[name], cut, question)
+        return [f"{cut}: {one}" for one in found]
 
-async def run(model: str, names: list[str]) -> dict[str, dict[str, list[str]]]:
-    app, core = await application(model)
-    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
-    found: dict[str, dict[str, list[str]]] = {}
-    async with httpx2.AsyncClient(transport=transport, base_url="http://t") as http:
-        asked = Asked(http, core)
-        for name in names:
-            reply = REPLIES[name]
-            found[name] = {}
-            for endpoint in ENDPOINTS:
-                lines: list[str] = []
-                for cut in range(1, len(reply.tokens(encode)) + 1):
-                    lines += [f"{cut}: {one}" for one in await asked.faults(endpoint, reply, cut)]
-                found[name][endpoint] = lines
-    return found
+    async def of(name: str, cuts: list[int] | None, endpoint: str) -> list[str]:
+        every = range(1, len(REPLIES[name].tokens(encode)) + 1)
+        found = await asyncio.gather(*(faults(name, endpoint, cut) for cut in cuts or every))
+        return [line for lines in found for line in lines]
+
+    async with http:
+        return {
+            name: {endpoint: await of(name, cuts, endpoint) for endpoint in REPLIES[name].endpoints}
+            for name, cuts in given["replies"].items()
+        }
 
 
 def main(request: Path, out: Path) -> None:
-    asked = json.loads(request.read_text(encoding="utf-8"))
-    out.write_text(json.dumps(asyncio.run(run(asked["model"], asked["replies"]))))
+    given = json.loads(request.read_text(encoding="utf-8"))
+    out.write_text(json.dumps(asyncio.run(run(given))))
 
 
 if __name__ == "__main__":
