@@ -57,6 +57,7 @@ BARE = "<|channel|>commentary to=functions.{}<|message|>"
 IN_ROLE = " to=functions.{}<|channel|>commentary <|constrain|>json<|message|>"
 TWICE = " to=functions.{0}<|channel|>commentary to=functions.{0} <|constrain|>json<|message|>"
 ANALYSIS = "<|channel|>analysis to=functions.{} <|constrain|>json<|message|>"
+GARBLED = "final<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
 
 
 def call(arguments: str, name: str = "f", header: str = RENDERED) -> Message:
@@ -198,6 +199,8 @@ ODD = {
     "call in role": Reply((call('{"a":1}', header=IN_ROLE),)),
     "call twice": Reply((think("Why."), call('{"a":1}', header=TWICE))),
     "call in analysis": Reply((think("Why."), call('{"a":1}', header=ANALYSIS))),
+    "garbled role": Reply((think("Why."), call('{"a":1}', header=GARBLED)), loose=True),
+    "empty thought": Reply((think(""), answer("Hi.")), tools=False),
     "two thoughts": Reply((think("First."), think("Second."), call('{"a":1}'))),
     "thought after preamble": Reply((think("One."), say("I look."), think("Two."), call("{}"))),
     "preamble, then answer": Reply((think("One."), say("I look."), answer("Done."))),

@@ -38,7 +38,7 @@ def frames(text: str) -> list[Frame]:
     for header, body in _FRAME.findall(text):
         to = _TO.search(header)
         channel = re.search(r"<\|channel\|>(\w+)", header)
-        role = re.split(r"[ <]", header)[0]
+        role = "assistant" if header.startswith("assistant") else re.split(r"[ <]", header)[0]
         name = "commentary" if to else channel[1] if channel else ""
         found.append((role, to[1] if to else "", name, body))
     return found
@@ -75,7 +75,7 @@ def sent_back(endpoint: str, body: dict[str, Any], document: dict[str, Any]) -> 
 
 def fits(endpoint: str, reply: Reply) -> bool:
     """Return whether the endpoint's form has a place for all that was written, in its order."""
-    if reply.stop or not reply.tools and reply.loose:
+    if reply.stop or (not reply.tools and reply.loose):
         return False
     kinds = [one.kind for one in reply.messages]
     texts = [kind for kind in kinds if kind != "call"]

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.patches.probes.engineless import Core, application
 _HARMONY = re.compile(r"<\||functions|\bto\b|commentary|analysis|assistant")
 
 
+@cache
 def encode(text: str) -> list[int]:
     found: list[int] = get_encoding().encode(text, allowed_special="all")
     return found
