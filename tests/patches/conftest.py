@@ -46,12 +46,12 @@ _SHARED = {
         "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
         "profiles selection stock unified_memory"
     ),
-    "scripting": "clients conformance",
+    "scripting": "clients coding_agents conformance",
 }
 _GROUPS = {f"test_{name}": group for group, names in _SHARED.items() for name in names.split()}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
-_LONGEST = ("forks", "test_chat", "flashinfer", "test_serving")
+_LONGEST = ("forks", "test_chat", "scripting", "flashinfer", "test_serving")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks

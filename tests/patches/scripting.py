@@ -11,6 +11,8 @@ from tests.patches.served import READY_S, Served, serving
 
 # of the Spark's profile
 _TAKEN = "reasoning_parser tool_call_parser exclude_tools_when_none prefix_caching vocabulary"
+MOST_TOKENS = 500
+"""Of any reply: for clients that send no limit."""
 
 
 class Scripts:
@@ -36,7 +38,8 @@ def served(python: Path, folder: Path) -> Iterator[Scripts]:
     scripts.mkdir()
     variables = {
         "SCRIPTS": str(scripts),
-        "SPARKFORGE_EXTRA_ARGS": "--logits-processors tests.patches.scripted:Scripted",
+        "SPARKFORGE_EXTRA_ARGS": "--logits-processors tests.patches.scripted:Scripted"
+        f" --override-generation-config.max_new_tokens {MOST_TOKENS}",
     }
     model = chat_model(folder, in_environment(python))
     with serving(python, folder, variables, model=model, **changes) as one:

@@ -8,6 +8,7 @@ what gpt-oss would send: tokens that vLLM's own parser and endpoints turn into r
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 import requests
 import yaml
 
-from sparkforge.build.context import Context
-from sparkforge.build.stages import thirdparty
+from sparkforge.core import run as programs
+from sparkforge.core.index import uv_variables
+from sparkforge.runtime.environment import uv_program
 from sparkforge.runtime.servers import free_port
 from tests.patches.scripting import Scripts, answer, call, preamble, reply, thought
 from tests.patches.served import NO_NETWORK
@@ -32,10 +34,15 @@ CUT_CHAT, CUT_RESPONSES = ["length"] * 2, [["incomplete", "max_output_tokens"]] 
 
 
 @pytest.fixture(scope="module")
-def clients(cpu_context: Context) -> Path:
-    """Folder of the programs of requirements/clients.txt."""
-    lock = ROOT / "requirements" / "clients.txt"
-    return thirdparty.install(cpu_context, lock, "litellm")[0] / "bin"
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the programs of requirements/clients.txt; 2 s where uv has the wheels."""
+    folder, uv = tmp_path_factory.mktemp("clients") / "venv", uv_program()
+    found = uv_variables()
+    programs.call(uv, "venv", "--quiet", "--python", sys.executable, folder, env=found)
+    words = ["--no-deps", "--require-hashes", "-r", str(ROOT / "requirements" / "clients.txt")]
+    python = folder / "bin" / "python"
+    programs.call(uv, "pip", "install", "--quiet", "--python", python, *words, env=found)
+    return python.parent
 
 
 @pytest.fixture(scope="module")
