@@ -76,7 +76,7 @@ def ids_of_responses(subject: Subject) -> str:
     found = _events(subject)
     need(found[-1]["type"] == "response.completed", "response.completed", found[-1]["type"])
     done = [one["item"] for one in found if one["type"] == "response.output_item.done"]
-    names = ("type", "id", "call_id", "status")
+    names = ("type", "id", "call_id")
     streamed, kept = (
         [[item.get(name) for name in names] for item in items]
         for items in (done, found[-1]["response"]["output"])
