@@ -80,6 +80,14 @@ builder() { # builder OUTPUT PLATFORM
 }
 builder builder-spark-linux-arm64.txt aarch64-manylinux_2_39
 builder builder-rtx-linux-amd64.txt x86_64-manylinux_2_39
+# the clients of tests/patches/test_clients.py
+lock clients.in clients.txt --universal --python-version 3.11 --only-binary :all:
+# the agents of tests/patches/test_coding_agents.py, only by this name: package.json has their versions
+made+='agents '
+if [[ $wanted == *' agents '* ]]; then
+  npm --prefix requirements/agents install --package-lock-only --ignore-scripts \
+    --omit-lockfile-registry-resolved --before "$(date --date '7 days ago' +%F)"
+fi
 for name in $wanted; do
   if [[ $made != *" $name "* ]]; then
     printf '%s: no lock of that name; there are:%s\n' "$name" "$made" >&2

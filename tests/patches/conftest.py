@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparkforge.checkpoints import gptoss as reference
 from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from sparkforge.core.run import call
 from sparkforge.runtime.environment import python_path
-from tests.patches import dequant_probe, probing, stock
+from tests.patches import dequant_probe, probing, scripting, stock
 from tests.patches.checkout import CHECKOUT, ROOT, context
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
@@ -45,6 +46,7 @@ _SHARED = {
         "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
         "profiles selection stock unified_memory"
     ),
+    "scripting": "clients coding_agents conformance",
 }
 _GROUPS = {f"test_{name}": group for group, names in _SHARED.items() for name in names.split()}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
@@ -195,3 +197,12 @@ def dequantized(
     # not forked, since a fork has no AMX
     run = dequant_probe.make(tiny, tmp_path_factory.mktemp("dequantized"), {})
     return run(patched_python, dequant_probe.STEPS)
+
+
+@pytest.fixture(scope="session")
+def scripted(
+    patched_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[scripting.Scripts]:
+    """A server behind its front door that says what a test wrote; see scripted.py."""
+    with scripting.served(patched_python, tmp_path_factory.mktemp("scripted")) as one:
+        yield one

@@ -26,6 +26,15 @@ from tests.support import ROOT
 
 READY_S = 900  # some 40 on a quiet machine
 HANG_S = 20
+# nothing listens on the discard port: whoever asks another machine fails
+DEAD = "http://127.0.0.1:9"
+NO_NETWORK = {
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD),
+    **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), DEAD),
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+    "HF_HUB_OFFLINE": "0",
+}
 
 
 class Served:

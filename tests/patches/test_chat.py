@@ -28,7 +28,7 @@ from sparkforge.runtime import client
 from sparkforge.serving import preflight
 from sparkforge.serving.profile import Watch
 from tests.patches.checkout import PINS
-from tests.patches.served import READY_S, Served, serving
+from tests.patches.served import NO_NETWORK, READY_S, Served, serving
 from tests.support import PATIENCE_S, ROOT, linked_checkout
 
 CHAT = "/v1/chat/completions"
@@ -48,15 +48,6 @@ SCHEMA = {
 TAKEN = (
     "reasoning_parser tool_call_parser exclude_tools_when_none prefix_caching warm_up vocabulary"
 )
-# nothing listens on the discard port: whoever asks another machine fails
-DEAD = "http://127.0.0.1:9"
-NO_NETWORK = {
-    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD),
-    **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), DEAD),
-    "NO_PROXY": "127.0.0.1,localhost",
-    "no_proxy": "127.0.0.1,localhost",
-    "HF_HUB_OFFLINE": "0",
-}
 
 
 def ask_target(python: Path, code: str, *arguments: str) -> bytes:
