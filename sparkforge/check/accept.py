@@ -244,14 +244,12 @@ _HINTS: Mapping[Callable[[Subject], str], str] = {
     long_prompt: "see the server's log; a lower --max-model-len needs less memory",
     limits: "a proxy in front of the server may change answers",
     eight_at_once: "vllm#37030 showed first with requests at once: try another --moe-backend",
+    **agents.HINTS,
     idle_afterwards: "other clients? otherwise requests leak: doctor --report",
     backends: "SPARKFORGE_EXTRA_ARGS may choose another; else the wheel lacks the kernel",
     decode_kernels: "the log has the reason (docs/kernels.md)",
 }
-CHECKS = {
-    read.__name__.replace("_", " "): (hint, read)
-    for read, hint in [*_HINTS.items(), *agents.HINTS.items()]
-}
+CHECKS = {read.__name__.replace("_", " "): (hint, read) for read, hint in _HINTS.items()}
 """The checks by name, in their order, each with the hint for a failure."""
 
 
