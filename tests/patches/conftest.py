@@ -46,7 +46,7 @@ _SHARED = {
         "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
         "profiles selection stock unified_memory"
     ),
-    "scripting": "clients coding_agents conformance",
+    "scripting": "clients coding_agents conformance prefix_cache",
 }
 _GROUPS = {f"test_{name}": group for group, names in _SHARED.items() for name in names.split()}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
