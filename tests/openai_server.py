@@ -102,12 +102,20 @@ class Handler(BaseHTTPRequestHandler):
             self._end(404, {"error": "no such model"})
         elif body.get("max_tokens", 1) < 0:
             self._end(400, {"error": "max_tokens"})
+        elif b"image" in data and fault != "drops images":
+            self._end(400, {"error": "no images"})
+        elif body.get("continue_final_message") and fault != "ignores options":
+            self._end(400, {"error": "continue_final_message"})
+        elif b"web_search" in data and fault == "refuses other tools":
+            self._end(400, {"error": "web_search"})
         else:
             with fake.lock:
                 fake.running += 1
                 fake.answered += 1
             try:
-                (self._chat if self.path.endswith("/chat/completions") else self._endless)(body)
+                answers = (self._chat, self._responses, self._messages, self._endless)
+                paths = ("chat/completions", "responses", "messages", "completions")
+                answers[paths.index(self.path.removeprefix("/v1/"))](body)
             finally:
                 with fake.lock:
                     fake.running -= 1
@@ -115,16 +123,24 @@ class Handler(BaseHTTPRequestHandler):
     def _chat(self, body: Json) -> None:
         fault = self.server.fault
         message, finish = self._message(body)
+        for stop in body.get("stop", []) if fault != "keeps stop strings" else []:
+            message["content_"] = ["".join(message["content_"]).partition(stop)[0]]
+        if body.get("ignore_eos") and fault != "ends for ever":
+            message["content_"] += [" on"] * body["max_tokens"]
         words = [*message["reasoning_"], *message["content_"]]
         frame = [] if message.get("tool_calls") else ["<|channel|>", "<|end|>"]
         tokens = [*frame, *words]
         most = body["max_tokens"]
         if len(tokens) > most and fault != "ignores max_tokens":
-            tokens, finish = tokens[:most], "length"
-            message |= {"reasoning_": tokens[2:], "content_": []}
+            tokens = tokens[:most]
+            finish = finish if fault == "ends a cut call" else "length"
+            message |= {"reasoning_": tokens[2:], "content_": [], "tool_calls": []}
+            if fault == "leaks a header":
+                message["content_"] = ["<|start|>assistant"]
         prompt = sum(len(str(one.get("content") or "").split()) for one in body["messages"])
         prompt = min(prompt, 90) if fault == "cuts prompts" else prompt
-        usage = {"prompt_tokens": prompt, "completion_tokens": len(tokens)}
+        usage: Json = {"prompt_tokens": prompt, "completion_tokens": len(tokens)}
+        usage["completion_tokens_details"] = {"reasoning_tokens": len(message["reasoning_"])}
         if body.get("stream"):
             self._stream_chat(body, message, finish, usage)
             return
@@ -135,7 +151,31 @@ class Handler(BaseHTTPRequestHandler):
             "tool_calls": calls,
         }
         choice = {"message": said, "finish_reason": finish}
-        self._end(200, {"choices": [choice], "usage": usage})
+        of_template = body.get("chat_template_kwargs", {}) if fault != "ignores options" else {}
+        effort = body["reasoning_effort"] or of_template.get("reasoning_effort", "medium")
+        self._end(200, {"choices": [choice], "usage": usage, "prompt_token_ids": [effort]})
+
+    def _responses(self, body: Json) -> None:
+        fault, tokens = self.server.fault, min(20, body["max_output_tokens"])
+        status = "completed" if tokens == 20 or fault == "completes a cut" else "incomplete"
+        items: list[Json] = [
+            {"type": "reasoning", "id": "r", "status": "completed"},
+            {"type": "function_call", "id": "f", "call_id": "c", "status": status},
+        ]
+        found = {"status": status, "output": items, "usage": {"output_tokens": tokens}}
+        if not body.get("stream"):
+            self._end(200, found)
+            return
+        kind, again = "response.output_item.done", {}
+        if fault == "makes ids twice":
+            again = {"call_id": "d"}
+        events: list[Json] = [{"type": kind, "item": item | again} for item in items]
+        self._events([*events, {"type": f"response.{status}", "response": found}], done=False)
+
+    def _messages(self, body: Json) -> None:
+        ends = self.server.fault == "ends a turn with a call"
+        stop = "end_turn" if ends else "tool_use"
+        self._end(200, {"content": [{"type": "tool_use"}], "stop_reason": stop})
 
     def _message(self, body: Json) -> tuple[Json, str]:
         """Return what the model says, as words, and why it ends."""
@@ -148,11 +188,13 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "calls no tool" or (fault == "streams no call" and body.get("stream")):
                 return {"reasoning_": thought, "content_": ["No", " tool"]}, "stop"
             written = '{"city": ' if fault == "cuts arguments" else '{"city": "Paris"}'
+            every = fault == "allows all tools"
+            name = body["tools"][0]["function"]["name"] if every else "weather"
             call = {
                 "id": "call-1",
                 "index": 0,
                 "type": "function",
-                "function": {"name": "weather", "arguments": written},
+                "function": {"name": name, "arguments": written},
             }
             return {"reasoning_": thought, "content_": [], "tool_calls": [call]}, "tool_calls"
         elif "response_format" in body:

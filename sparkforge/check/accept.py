@@ -9,8 +9,8 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,29 +22,35 @@ from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions, command_options, usual_target
-from sparkforge.core import pages, plain
+from sparkforge.check import agents
+from sparkforge.check.subject import (
+    ASK_S,
+    TOOLS,
+    WEATHER,
+    Container,
+    Subject,
+    Unmet,
+    Unseen,
+    need,
+    shown,
+)
+from sparkforge.core import pages
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse, in_parallel
 from sparkforge.runtime import client
-from sparkforge.runtime.client import Model, Place, Said
-from sparkforge.serving.profile import Profile, Watch
+from sparkforge.runtime.client import Place, Said
+from sparkforge.serving.profile import Watch
 from sparkforge.sources.project import PinsFile, checkout
 
 _STATES = {"ok": ("32", "✓"), "fail": ("31;1", "✗"), "not checked": ("2", "·")}
-_ASK_S = 60.0  # for a look at /metrics, or one call of docker
 IDLE_S = 60.0
 """Time for the gauges to reach 0: the engine handles an abort between two steps."""
-_TOKENS = 512  # of an answer: reasoning of low effort takes tens, the rest is a reserve
 _FEW = 5  # tokens: less than the shortest answer, whose frame alone has that many
 _LINE_TOKENS = 8  # minimum for a line of the long text; 14 by o200k's vocabulary
 _RESERVE = 600  # tokens for the answer to the long prompt, and for the frame of messages
 _SUM, _RESULT, _WORD, _DEGREES = "What is 17 + 25?", r"(?<!\d)42(?!\d)", "kingfisher", 21
-_WEATHER = {"role": "user", "content": "What is the weather in Paris? Use the tool."}
-_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-_FUNCTION = {"name": "weather", "description": "Weather of a city", "parameters": _CITY}
-_TOOLS = [{"type": "function", "function": _FUNCTION}]
 _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"temperature": {"type": "integer"}}}
 _SCHEMA |= {"required": ["temperature"], "additionalProperties": False}
 _IN_JSON = f"In Paris it is {_DEGREES} degrees. How warm is Paris? Answer in JSON with temperature."
@@ -52,62 +58,6 @@ _PARSER = "see --reasoning-parser and --tool-call-parser in the server's log (do
 
 
 # -- the server --------------------------------------------------------------------------
-
-
-Asked = str | Sequence[Mapping[str, Any]]  # one question, or messages
-
-
-class Unmet(Exception):
-    """A check failed; the message says what was expected, and what came."""
-
-
-class Unseen(Exception):
-    """A check is not possible here; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Container:
-    """A server's output since its last start, and its image."""
-
-    log: str = ""
-    image: str = ""
-    problem: str = ""  # why none was found
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The server under test."""
-
-    place: Place
-    model: Model
-    profile: Profile = field(default_factory=Profile)
-    container: Container = field(default_factory=Container)
-    options: Sequence[str] = ()  # the user's own of ``vllm serve``
-    long_tokens: int = 100_000
-
-    def body(self, asked: Asked, **options: Any) -> dict[str, Any]:
-        """Return a chat at temperature 0."""
-        return {
-            "model": self.model.name,
-            "messages": [{"role": "user", "content": asked}] if isinstance(asked, str) else asked,
-            "temperature": 0,
-            "reasoning_effort": "low",
-            "max_tokens": min(_TOKENS, max(1, self.model.max_len // 2)),
-            **options,
-        }
-
-    def chat(self, asked: Asked, *, stream: bool = False, **options: Any) -> Said:
-        """Ask, with or without streaming."""
-        ask = client.streamed if stream else client.chat
-        return ask(self.place, self.body(asked, **options))
-
-    def metrics(self, name: str) -> dict[str, float]:
-        """Return the values of a metric in /metrics, by labels; raises Unseen."""
-        text = client.look(self.place, "/metrics", _ASK_S).text
-        found = re.findall(rf"(?m)^{name}(?:\{{(.*)\}})? (\S+)$", text)
-        if not found:
-            raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
-        return {labels: float(value) for labels, value in found}
 
 
 def container_of(place: Place) -> Container:
@@ -129,25 +79,13 @@ def container_of(place: Place) -> Container:
 
 
 def _docker(*words: str) -> str:
-    seen = glimpse("docker", *words, timeout_s=_ASK_S)
+    seen = glimpse("docker", *words, timeout_s=ASK_S)
     if seen.code != 0:
         raise Unseen(f"docker {words[0]}: {shown(seen.problem or seen.err)}")
     return seen.out + (seen.err if words[0] == "logs" else "")
 
 
 # -- the checks --------------------------------------------------------------------------
-
-
-def need(truth: object, expected: str, got: object) -> None:
-    """Raise Unmet unless ``truth`` is true."""
-    if not truth:
-        raise Unmet(f"expected {expected}, got {shown(got)}")
-
-
-def shown(value: object) -> str:
-    """Return a value on one short line."""
-    line = plain.escaped(" ".join((value if isinstance(value, str) else repr(value)).split()))
-    return (line if len(line) <= 160 else f"{line[:160]}…") or "nothing"
 
 
 def _word(subject: Subject, pattern: str, text: str) -> None:
@@ -201,11 +139,11 @@ def _called(subject: Subject, said: Said) -> Mapping[str, Any]:
 
 def tool_call(subject: Subject) -> str:
     """A call, also streamed; its result is answered."""
-    back = _called(subject, subject.chat([_WEATHER], tools=_TOOLS))
-    _called(subject, subject.chat([_WEATHER], tools=_TOOLS, stream=True))
+    back = _called(subject, subject.chat([WEATHER], tools=TOOLS))
+    _called(subject, subject.chat([WEATHER], tools=TOOLS, stream=True))
     (call,) = back["tool_calls"]
     result = {"role": "tool", "tool_call_id": call["id"], "content": f'{{"degrees": {_DEGREES}}}'}
-    said = subject.chat([_WEATHER, back, result], tools=_TOOLS)
+    said = subject.chat([WEATHER, back, result], tools=TOOLS)
     need(said.content.strip(), "content after the tool's result", said.reasoning)
     _word(subject, str(_DEGREES), said.content)
     return f"{call['function']['arguments']}; then {shown(said.content)}"
@@ -306,6 +244,7 @@ _HINTS: Mapping[Callable[[Subject], str], str] = {
     long_prompt: "see the server's log; a lower --max-model-len needs less memory",
     limits: "a proxy in front of the server may change answers",
     eight_at_once: "vllm#37030 showed first with requests at once: try another --moe-backend",
+    **agents.HINTS,
     idle_afterwards: "other clients? otherwise requests leak: doctor --report",
     backends: "SPARKFORGE_EXTRA_ARGS may choose another; else the wheel lacks the kernel",
     decode_kernels: "the log has the reason (docs/kernels.md)",

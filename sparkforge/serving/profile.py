@@ -28,7 +28,7 @@ _LAYERS = "--mxfp4-layers"
 _OPTIONS = (
     *("moe_backend", "attention_backend", "kv_cache_dtype", "load_format", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "reasoning_parser", "cudagraph_capture_sizes"),
-    *("tool_call_parser", "enforce_eager"),
+    *("tool_call_parser", "enforce_eager", "prefix_cache_retention_interval"),
 )
 
 Count = Annotated[int, Field(gt=0)]
@@ -82,6 +82,9 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
     max_num_batched_tokens: Count | None = None
     cudagraph_capture_sizes: tuple[Count, ...] = ()  # batch sizes: tokens of one step
     prefix_caching: Truth | None = None
+    prefix_cache_retention_interval: Count | None = None
+    """Tokens between two places of a sliding window that a later request can go on from. By
+    vLLM's default these are ends of prompts only, so what was generated is computed again."""
     enforce_eager: Truth = False
     reasoning_parser: Name | None = None
     tool_call_parser: Name | None = None

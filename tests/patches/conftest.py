@@ -41,12 +41,12 @@ _SHARED = {
     ),
     # what forks.py starts for one of them is there for the others
     "forks": (
-        "agents agents_in bf16_dequant cpu_isa decode_choice decode_half "
+        "agents agents_in agents_time bf16_dequant cpu_isa decode_choice decode_half "
         "decode_kernels decode_parts decode_rotary decode_row_major fastsafetensors harmony_text "
         "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
         "profiles selection stock unified_memory"
     ),
-    "scripting": "clients coding_agents conformance",
+    "scripting": "clients coding_agents conformance prefix_cache",
 }
 _GROUPS = {f"test_{name}": group for group, names in _SHARED.items() for name in names.split()}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker

@@ -10,7 +10,10 @@ from tests.patches.checkout import PINS
 from tests.patches.served import READY_S, Served, serving
 
 # of the Spark's profile
-_TAKEN = "reasoning_parser tool_call_parser exclude_tools_when_none prefix_caching vocabulary"
+_TAKEN = (
+    "reasoning_parser tool_call_parser exclude_tools_when_none prefix_caching vocabulary"
+    " prefix_cache_retention_interval"
+)
 MOST_TOKENS = 500
 """Of any reply: for clients that send no limit."""
 

@@ -19,7 +19,7 @@ import requests
 
 from sparkforge.build.context import profile_of
 from sparkforge.build.serve import chat_model, in_environment
-from sparkforge.check import accept
+from sparkforge.check import accept, subject
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
 from sparkforge.cli.main import main
 from sparkforge.core.run import group_alive
@@ -308,7 +308,7 @@ def test_accept_finds_every_promise_kept(
     profile = profile_of(loaded, "cpu")
     place = client.Place(f"{url}/v1", "the-key")
     answering = profile.model_copy(update={"answers": True})
-    real = accept.Subject(place, client.served_model(place), answering)
+    real = subject.Subject(place, client.served_model(place), answering)
     assert accept.judge("chat", real)["state"] == "fail"
 
 

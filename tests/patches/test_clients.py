@@ -153,5 +153,6 @@ def test_litellm(litellm: str, clients: Path, prompts: tuple[str, str]) -> None:
     """It translates Messages to Responses or chats, and the answers back."""
     said = run(clients, "openai", f"{litellm}/v1", "sk-proxy", "ours", *prompts)
     assert cuts(said) == [*CUT_CHAT, *CUT_RESPONSES]
-    said = run(clients, "anthropic", litellm, "sk-proxy", "ours", *prompts)
+    # it forgets threads without a word, where the server refuses them
+    said = run(clients, "anthropic", litellm, "sk-proxy", "ours", *prompts, "no thread")
     assert cuts(said) == ["max_tokens"] * 3

@@ -14,7 +14,7 @@ URL, KEY, MODEL, JOB, CUT = sys.argv[1:]
 
 async def work(model: agents.Model, *, streamed: bool) -> None:
     # strict tools are the default there, and vLLM's grammar for them allows one call in a turn
-    tools = [agents.function_tool(tool, strict_mode=False) for tool in FUNCTIONS.values()]
+    tools = [agents.function_tool(tool) for tool in FUNCTIONS.values()]
 
     async def ask(content: str, **settings: Any) -> Any:
         options = agents.ModelSettings(**settings)

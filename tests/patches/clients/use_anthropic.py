@@ -7,7 +7,7 @@ import anthropic
 
 from tests.patches.clients.tools import FUNCTIONS, SCHEMAS, report, run
 
-URL, KEY, MODEL, JOB, CUT = sys.argv[1:]
+URL, KEY, MODEL, JOB, CUT, *MORE = sys.argv[1:]
 CLIENT = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
 TOOLS = [
     {"name": name, "description": tool.__doc__, "input_schema": SCHEMAS[name]}
@@ -52,8 +52,9 @@ def runner() -> None:
     def ask(content: str, tokens: int) -> Any:
         asked: Any = [{"role": "user", "content": content}]
         words: Any = {"model": MODEL, "max_tokens": tokens, "tools": tools}
-        # the default, threads that the server keeps, is the hosted service's alone
-        return CLIENT.beta.messages.tool_runner(messages=asked, thread=False, **words).until_done()
+        if MORE == ["no thread"]:
+            words["thread"] = False
+        return CLIENT.beta.messages.tool_runner(messages=asked, **words).until_done()
 
     answer = text(ask(JOB, 1000))
     report(answer, ask(CUT, 20).stop_reason)

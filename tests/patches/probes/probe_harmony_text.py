@@ -245,7 +245,7 @@ def main() -> None:
     count, rendered = int(sys.argv[1]), 0
     for seed in range(count):
         rng = random.Random(seed)
-        messages = [message(rng) for _ in range(rng.choice([1, 1, 2, 4]))]
+        messages = [message(rng) for _ in range(rng.choice([1, 1, 2, 4, 20]))]
         # every other one as it is, which is as short as many are
         harmony_utils.MAX_SHORT_TEXT = seed % 2 * harmony_text.MAX_SHORT_TEXT
         ours = outcome(harmony_utils.render_for_completion, messages)

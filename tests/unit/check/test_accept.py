@@ -9,7 +9,8 @@ import pytest
 
 from sparkforge.build.context import profile_of
 from sparkforge.check import accept
-from sparkforge.check.accept import CHECKS, Container, Subject, container_of, judge
+from sparkforge.check.accept import CHECKS, container_of, judge
+from sparkforge.check.subject import Container, Subject
 from sparkforge.cli import main
 from sparkforge.core.errors import ServerError
 from sparkforge.pins import pins
@@ -46,6 +47,17 @@ FAULTS = {
     "is empty at once": "eight at once",
     "leaks a request": "idle afterwards",
     "a kernel is off": "decode kernels",
+    "leaks a header": "cut chat",
+    "ends a cut call": "cut call",
+    "completes a cut": "cut call",
+    "keeps stop strings": "stop string",
+    "ends for ever": "ignore eos",
+    "makes ids twice": "ids of responses",
+    "refuses other tools": "tools of codex",
+    "drops images": "images",
+    "ignores options": "options of templates",
+    "ends a turn with a call": "tool of messages",
+    "allows all tools": "allowed tools",
 }
 """Each fault of the stand-in, and the check that sees it."""
 
