@@ -276,7 +276,7 @@ def test_a_tool_s_result_has_the_header_that_the_model_knows(
     # as openai-harmony 0.0.8 renders both, the library that came with the model
     assert text.endswith(
         "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
-        '{"city": "Paris"}<|call|>'
+        '{"city":"Paris"}<|call|>'
         "<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"
         "<|start|>x<|channel|>y to=assistant<|message|>z<|end|><|start|>assistant\n"
     )
