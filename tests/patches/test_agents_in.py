@@ -49,11 +49,14 @@ def test_tools_of_codex_are_functions(answers: Answers) -> None:
     assert in_order(found["codex again"], *again, "Done", "to=functions.mcp__read", "one\ntwo")
     custom = ["custom_tool_call", "patch", None]
     assert found["calls"] == [custom, ["function_call", "read", "mcp"]]
-    assert "Error" in answers["stock"]["codex"]
+    assert "type f = " in answers["patched"]["new tool"]
+    for name in ("codex", "new tool"):
+        assert "Error" in answers["stock"][name]
 
 
 def test_text_is_read_and_other_parts_are_refused(answers: Answers) -> None:
     assert "Look\nhere" in answers["patched"]["texts"]
+    assert in_order(answers["patched"]["one id"], "functions.f to=assistant", "functions.g to=")
     for name in ("image", "input image"):
         assert "reads text only, not content of type" in answers["patched"][name]
         assert "<|start|>user" in answers["stock"][name]
@@ -66,6 +69,7 @@ def test_options_work_or_are_refused(answers: Answers) -> None:
     assert answers["stock"]["continue"].endswith("<|start|>assistant")
     assert "cannot continue" in answers["patched"]["prefill"]
     assert "cannot continue" not in answers["stock"]["prefill"]
+    assert answers["patched"]["nulls"].endswith("Hi<|end|><|start|>assistant")
 
 
 def test_only_allowed_tools_are_there(answers: Answers) -> None:

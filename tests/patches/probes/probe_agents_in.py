@@ -146,6 +146,8 @@ FIELDS = {
     "how": {"enum": ["fast", 1, None]},
 }
 TURN = {"role": "assistant", "reasoning": "Why", "content": "Wait", "tool_calls": [CALL]}
+OTHER_CALL = {**CALL, "function": {"name": "g", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "21"}
 TEXT = {"type": "text", "text": "Look"}
 WHY = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Why"}]}
 BOTH = [function("f"), function("g")]
@@ -158,7 +160,7 @@ TOOLS = [
 
 ANSWERS: dict[str, Any] = {
     "schema": chat(tools=in_chat(function("f", FIELDS, **{"$defs": {"Place": PLACE}}))),
-    "turn": chat(USER, TURN, {"role": "tool", "tool_call_id": "1", "content": "21"}),
+    "turn": chat(USER, TURN, RESULT),
     "items": responses(USER, WHY, {"role": "assistant", "content": "Wait"}, READ, READ_DONE),
     "codex": responses(tools=CODEX),
     "codex again": responses(USER, PATCH, DONE, {**READ, "namespace": "mcp"}, READ_DONE),
@@ -174,6 +176,9 @@ ANSWERS: dict[str, Any] = {
         tools=in_chat(*BOTH), tool_choice={"type": "allowed_tools", "allowed_tools": ONLY_F_CHAT}
     ),
     "allowed item": responses(tools=BOTH, tool_choice={"type": "allowed_tools", **ONLY_F}),
+    "one id": chat(USER, {**TURN, "tool_calls": [CALL, OTHER_CALL]}, RESULT, RESULT),
+    "nulls": responses(background=None, truncation=None, tools=None, tool_choice=None),
+    "new tool": responses(tools=[function("f"), {"type": "of-tomorrow"}]),
     "server tool": server_tool(),
     "chat tool": chat(tools=[*in_chat(function("f")), {"type": "mcp", "server_label": "x"}]),
 }
