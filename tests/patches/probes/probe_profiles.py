@@ -47,6 +47,7 @@ def parsed(options: list[str]) -> dict[str, Any]:
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "cudagraph_capture_sizes": engine.cudagraph_capture_sizes,
         "prefix_caching": engine.enable_prefix_caching,
+        "prefix_cache_retention_interval": engine.prefix_cache_retention_interval,
         "enforce_eager": engine.enforce_eager,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "mxfp4_layers": ours.get("mxfp4_layers"),
