@@ -30,6 +30,8 @@ DENSE(mxfp4, Mxfp4, 4, 5, 8, 3)
 DENSE(mxfp4, Mxfp4, 4, 3, 16, 2)
 DENSE(mxfp8, Mxfp8, 2, 3, 8, 3)
 DENSE(mxfp8, Mxfp8, 2, 2, 16, 1)
+DENSE(int8, Int8, 2, 3, 8, 3)
+DENSE(int8, Int8, 2, 2, 16, 1)
 DENSE(bf16, Bf16, 2, 2, 8, 2)
 DENSE(bf16, Bf16, 2, 2, 16, 1)
 
@@ -38,6 +40,9 @@ extern "C" __global__ void __launch_bounds__(256) expand_mxfp4(dense::Expanded o
 }
 extern "C" __global__ void __launch_bounds__(256) expand_mxfp8(dense::Expanded o) {
   dense::expand<dense::Mxfp8>(o);
+}
+extern "C" __global__ void __launch_bounds__(256) expand_int8(dense::Expanded o) {
+  dense::expand<dense::Int8>(o);
 }
 
 #define EXPERTS(ROWS, TILES, BLOCKS)                                                                        \
