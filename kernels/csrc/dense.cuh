@@ -103,19 +103,26 @@ struct Mxfp8 : E8m0 {
   }
 };
 
-// INT8: sign and magnitude in a byte, in the order of E4M3. The magnitude is a BF16's mantissa: a subnormal,
-// m * 2^-133.
+// INT8, signs and magnitudes, in the order of E4M3. The magnitude is a BF16's mantissa: a subnormal, m * 2^-133.
+// Of two bytes in half a word each has the other's sign: one pair needs a mask, the other has its bytes swapped.
 struct Int8 : Bf16Scale {
   static constexpr int kParts = 2;
   static constexpr float kBack = 2097152.f;  // 133 - 48 - 64 = 21
 
   __host__ __device__ static void put(unsigned* words, unsigned code, int n, int k, int tiles) {
-    Mxfp8::put(words, code, n, k, tiles);
+    const int sign = k % 4 / 2 ? k - 2 : k + 2;
+    Mxfp8::put(words, code & 127, n, k, tiles);
+    Mxfp8::put(words, code & 128, n, sign, tiles);
   }
 
   __host__ __device__ static void pairs(unsigned w, unsigned& first, unsigned& second) {
-    first = ((w << 8) & 0x80008000u) | (w & 0x007f007fu);
-    second = (w & 0x80008000u) | ((w >> 8) & 0x007f007fu);
+    first = w & 0x807f807fu;
+#ifdef __CUDA_ARCH__
+    w = __byte_perm(w, 0, 0x2301);
+#else
+    w = ((w << 8) & 0xff00ff00u) | ((w >> 8) & 0x00ff00ffu);
+#endif
+    second = w & 0x807f807fu;
   }
   __device__ static void half(const uint4 (&v)[2], int h, unsigned (&low)[4], unsigned (&high)[4]) {
     pairs(v[h].x, low[0], low[1]);

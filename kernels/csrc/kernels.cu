@@ -14,15 +14,17 @@
 #define BLOCKS_OF(BLOCKS) BLOCKS
 #endif
 
+// narrow_16 with 16 rows: one block fits a multiprocessor anyway, so ptxas need not spill to fit two.
 #define DENSE(NAME, FORMAT, NARROW, WIDE, ROWS, BLOCKS)                                                     \
   extern "C" __global__ void __launch_bounds__(384, BLOCKS_OF(BLOCKS))                                      \
       dense_##NAME##_narrow_12_##ROWS(dense::Operands o) {                                                  \
     dense::narrow<dense::FORMAT, 12, NARROW, ROWS>(o);                                                      \
   }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(512) dense_##NAME##_narrow_16_##ROWS(dense::Operands o) {   \
+  extern "C" __global__ void __launch_bounds__(512, ROWS == 16)                                             \
+      dense_##NAME##_narrow_16_##ROWS(dense::Operands o) {                                                  \
     dense::narrow<dense::FORMAT, 16, NARROW, ROWS>(o);                                                      \
   }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(640) dense_##NAME##_wide_##ROWS(dense::Operands o) {        \
+  extern "C" __global__ void __launch_bounds__(640) dense_##NAME##_wide_##ROWS(dense::Operands o) {         \
     dense::wide<dense::FORMAT, 20, WIDE, ROWS>(o);                                                          \
   }
 

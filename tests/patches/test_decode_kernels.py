@@ -33,12 +33,14 @@ def test_weights_are_packed_where_the_kernels_read_them(computed: Any) -> None:
 
 @needs_nvcc
 def test_int8_is_exact_in_bf16(decode_layout: Any) -> None:
-    """Of bytes that follow one another: first k 0 and 1, then 2 and 3."""
+    """Of bytes that follow one another, with the magnitudes of k 0, 2, 1, 3 and the signs of 2, 0,
+    3, 1: first k 0 and 1, then 2 and 3."""
     pairs = np.array(decode_layout["int8_pairs"], np.uint32)
     low, high = pairs << np.uint32(16), pairs & np.uint32(0xFFFF0000)
     found = np.stack([low, high], -1).view(np.float32).astype(np.float64).reshape(256, 4)
-    code = (np.arange(256)[:, None] + [0, 2, 1, 3]) % 256
-    np.testing.assert_array_equal(found, np.where(code > 127, 128 - code, code) * 2.0**-133)
+    byte = np.arange(256)[:, None]
+    sign = np.where((byte + [1, 3, 0, 2]) % 256 > 127, -1, 1)
+    np.testing.assert_array_equal(found, sign * ((byte + [0, 2, 1, 3]) % 128) * 2.0**-133)
 
 
 @needs_nvcc

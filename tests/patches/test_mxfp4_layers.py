@@ -181,13 +181,13 @@ def test_the_definition_itself() -> None:
     assert mx.mxfp8(np.full(32, -449.0)).codes[0] == 0xF6  # 1.75 * 2**7, less two
     assert mx.mxfp8(np.full(32, -449.0)).values[0] == -448
     # 127 is exact under one; 1.5 and 2.5 take the even neighbour
-    block = np.zeros(64)
+    block = np.full(64, 40.0)
     block[:4] = [127, -1.5, 2.5, 2.51]
     found = mx.int8(block)
     assert found.scales.tolist() == [1]
     assert found.codes[:4].tolist() == [127, -2, 2, 3]
     # a 127th of the largest rounds to one, but under the next number the other is exact
-    block[:4] = [127.3, 100 + 100 / 128, 0, 0]
+    block[:4], block[4:] = [127.3, 100 + 100 / 128, 0, 0], 0
     assert mx.int8(block).scales.tolist() == [1 + 1 / 128]
     assert mx.int8(block).codes[:2].tolist() == [126, 100]
     assert mx.int8(np.zeros(64)).scales.tolist() == [0]

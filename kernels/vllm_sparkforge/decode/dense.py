@@ -82,15 +82,19 @@ def _pack_mxfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
 
 def _pack_mxfp8(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     # row 8r + g, column 64t + 32h + 8q + 4c + i
-    code = weight.view(-1, 2, 8, tiles, 2, 4, 2, 4)[..., [0, 2, 1, 3]]
-    # block t h g q r c, then the bytes of a word
-    return code.permute(0, 3, 4, 2, 5, 1, 6, 7).contiguous().view(torch.int32)
+    return _pack_bytes(weight.view(-1, 2, 8, tiles, 2, 4, 2, 4)[..., [0, 2, 1, 3]])
 
 
 def _pack_int8(weight: torch.Tensor, tiles: int) -> torch.Tensor:
-    # sign and magnitude
-    signed = weight.view(torch.int8)
-    return _pack_mxfp8((signed.abs() | (signed & -128)).view(torch.uint8), tiles)
+    # as MXFP8, but for the signs: two bytes have each other's
+    some = weight.view(torch.int8).view(-1, 2, 8, tiles, 2, 4, 2, 4)
+    signs = some[..., [2, 0, 3, 1]] & -128
+    return _pack_bytes((some[..., [0, 2, 1, 3]].abs() | signs).view(torch.uint8))
+
+
+def _pack_bytes(code: torch.Tensor) -> torch.Tensor:
+    # block t h g q r c, then the bytes of a word
+    return code.permute(0, 3, 4, 2, 5, 1, 6, 7).contiguous().view(torch.int32)
 
 
 def columns(weight: torch.Tensor) -> int:

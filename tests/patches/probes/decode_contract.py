@@ -48,9 +48,11 @@ def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
         return E2M1[sign << 3 | exponent << 1 | mantissa]
     at = ((tile * 2 + h) * 32 + g * 4 + q) * 4 + 2 * r + column % 8 // 4
     byte = column % 2 * 2 + column % 4 // 2
-    codes = words.to(torch.int64)[at] >> 8 * byte & 255
-    if kind == "int8":
-        return torch.where(codes > 127, 128 - codes, codes).to(torch.float64)
+    word = words.to(torch.int64)[at]
+    codes = word >> 8 * byte & 255
+    if kind == "int8":  # the sign is the other byte's
+        sign = word >> 8 * (byte ^ 1) + 7 & 1
+        return ((codes & 127) * (1 - 2 * sign)).to(torch.float64)
     return codes.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
 
 
