@@ -38,9 +38,9 @@ def test_int8_is_exact_in_bf16(decode_layout: Any) -> None:
     pairs = np.array(decode_layout["int8_pairs"], np.uint32)
     low, high = pairs << np.uint32(16), pairs & np.uint32(0xFFFF0000)
     found = np.stack([low, high], -1).view(np.float32).astype(np.float64).reshape(256, 4)
-    byte = np.arange(256)[:, None]
-    sign = np.where((byte + [1, 3, 0, 2]) % 256 > 127, -1, 1)
-    np.testing.assert_array_equal(found, sign * ((byte + [0, 2, 1, 3]) % 128) * 2.0**-133)
+    sign = np.where(np.add.outer(np.arange(256), [1, 3, 0, 2]) % 256 > 127, -1, 1)
+    magnitude = np.add.outer(np.arange(256), [0, 2, 1, 3]) % 128
+    np.testing.assert_array_equal(found, sign * magnitude * 2.0**-133)
 
 
 @needs_nvcc
@@ -119,6 +119,10 @@ def test_the_compile_cache_knows_which_layers_marlin_computes(computed: Any, for
     assert computed["cache"][f"{form} passes again"] == starts["passes"]
     others = (computed["cache"][f"{form} {which} layer fails"] for which in ("one", "other"))
     assert len({starts["passes"]["key"], *(start["key"] for start in others)}) == 3
+
+
+def test_the_compile_cache_knows_which_int8_layers_are_kept_in_bf16(computed: Any) -> None:
+    assert computed["cache"]["int8 passes"] != computed["cache"]["int8 fails"]
 
 
 # -- launches ------------------------------------------------------------------------------------

@@ -337,6 +337,7 @@ REFUSED = {
     ("refusals", "not finite"): (
         "model.layers.1.attn.qkv_proj.weight has elements that are not finite"
     ),
+    ("refusals", "96 columns"): "INT8 requires input_size_per_partition (96) to be divisible by 64",
     # the option
     ("layers", "qkv,"): "unknown layer kind ''",
     ("layers", "q_proj"): "unknown layer kind 'q_proj'",

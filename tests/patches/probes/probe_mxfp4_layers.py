@@ -244,6 +244,7 @@ def head_form(config: Any) -> str:
 def refusals(request: dict[str, Any], out: Path) -> Any:
     """Heads that something else relies on, and two that look similar and are fine."""
     import torch
+    from vllm_sparkforge.mx.linear import MxLinearMethod
 
     checkpoint = request["checkpoint"]
 
@@ -274,6 +275,11 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
         "eagle with": changed(speculative_config=drafter("eagle3", drafts["with"])),
         "mtp": changed(speculative_config=drafter("mtp", drafts["with"])),
     }
+    results["96 columns"] = attempt(
+        lambda: MxLinearMethod("int8").create_weights(
+            torch.nn.Module(), 96, [16], 96, 16, torch.bfloat16
+        )
+    )
     overrides = {"head_dtype": "float32"}
     with engine_config(checkpoint, "lm_head", hf_overrides=overrides) as config:
         assert config.model_config.head_dtype == torch.float32
